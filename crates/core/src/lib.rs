@@ -1,0 +1,12 @@
+//! Downbeat's decisions, and the vocabulary they are made in.
+//!
+//! This crate never reads a clock, never spawns, locks or waits, never opens a file or a
+//! socket, never draws a random number. Time comes in with each event, decisions go out.
+//! The same code runs in the server and in the simulator.
+
+pub mod profile;
+pub mod tensor;
+pub mod time;
+
+pub use profile::LatencyProfile;
+pub use time::{Duration, Time};

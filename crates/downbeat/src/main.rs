@@ -1,0 +1,3 @@
+//! The `downbeat` command.
+
+fn main() {}

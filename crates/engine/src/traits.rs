@@ -1,0 +1,111 @@
+//! What an engine must be able to do.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use downbeat_core::tensor::Signature;
+
+use crate::tensor::Tensor;
+
+/// An engine: knows a model format and a kind of device.
+pub trait Engine: Send + Sync {
+    /// Name, version and device, for the start-up line and the metadata.
+    fn info(&self) -> EngineInfo;
+
+    /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request path.
+    ///
+    /// # Errors
+    /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder.
+    fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
+}
+
+/// Who an engine is.
+#[derive(Clone, Debug)]
+pub struct EngineInfo {
+    /// `rten`, `onnxruntime` or `emulated`.
+    pub name: &'static str,
+    /// Version of the library in use.
+    pub version: String,
+    /// Kind of device it runs on (`cpu`).
+    pub device: String,
+    /// Where the library was found, if it is not built in.
+    pub library: Option<PathBuf>,
+}
+
+/// What to load and how.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The model file.
+    pub path: PathBuf,
+    /// Threads inside one run; 0: one a core.
+    pub threads: usize,
+}
+
+/// A loaded model: its weights, once, however many lanes run it.
+pub trait Model: Send + Sync {
+    /// Inputs and outputs.
+    fn signature(&self) -> &Signature;
+
+    /// Into how many segments the model is cut; 1: whole.
+    fn segments(&self) -> usize {
+        1
+    }
+
+    /// A lane on this model: activations and scratch memory of its own, the weights shared.
+    ///
+    /// # Errors
+    /// If the engine is out of memory.
+    fn lane(&self) -> Result<Box<dyn Lane>, LoadError>;
+}
+
+/// An in-order stream of launches of one model. Used by one thread at a time.
+pub trait Lane: Send {
+    /// Runs the segments `range` on the batch in `state`: the inputs in signature order before the first segment,
+    /// the live tensors between two, the outputs in signature order after the last.
+    /// After an error the lane is usable and `state` is empty.
+    ///
+    /// # Errors
+    /// If the engine fails: shapes the model cannot take, out of memory.
+    fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
+}
+
+/// The tensors of a batch on its way through a model.
+#[derive(Default)]
+pub struct State {
+    /// See [`Lane::run`] for which.
+    pub tensors: Vec<Tensor>,
+}
+
+/// Why a model was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read.
+    #[error("{path}: {reason}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// The file is read, but it is not a model that this engine can run.
+    #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// The engine.
+        engine: &'static str,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+}
+
+/// Why a run failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{engine}: {reason}")]
+pub struct RunError {
+    /// The engine.
+    pub engine: &'static str,
+    /// The engine's own words.
+    pub reason: String,
+}

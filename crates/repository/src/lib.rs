@@ -1,0 +1,1 @@
+//! The model repository: layout, `config.pbtxt`, and what a model needs to be served.

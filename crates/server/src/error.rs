@@ -1,0 +1,43 @@
+//! The errors a client can be answered with; the one place that knows their HTTP and gRPC status.
+
+use downbeat_core::Duration;
+
+/// Why a request got no result. The message says what was wrong and what was expected.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ServiceError {
+    /// The request cannot be understood or does not fit the model: HTTP 400, `INVALID_ARGUMENT`.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// No such model, version or region: HTTP 404, `NOT_FOUND`.
+    #[error("{0}")]
+    NotFound(String),
+    /// The name is taken: HTTP 409, `ALREADY_EXISTS`.
+    #[error("{0}")]
+    AlreadyExists(String),
+    /// The body is larger than the server takes: HTTP 413, `RESOURCE_EXHAUSTED`.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The queue is full (rejected at admission): HTTP 503 with `Retry-After`, `RESOURCE_EXHAUSTED`.
+    #[error("{message}")]
+    QueueFull {
+        /// Which queue, its bound.
+        message: String,
+        /// When there should be room again.
+        retry_after: Duration,
+    },
+    /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504, `DEADLINE_EXCEEDED`.
+    #[error("{0}")]
+    DeadlineExceeded(String),
+    /// The client went away: HTTP 499, `CANCELLED`.
+    #[error("{0}")]
+    Cancelled(String),
+    /// The model is there but not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Something the protocol has and this server does not: HTTP 501, `UNIMPLEMENTED`.
+    #[error("{0}")]
+    Unimplemented(String),
+    /// The engine or the server failed: HTTP 500, `INTERNAL`.
+    #[error("{0}")]
+    Internal(String),
+}

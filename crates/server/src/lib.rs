@@ -1,0 +1,4 @@
+//! Frontends, drivers (the only clock), model life cycle, metrics.
+
+pub mod error;
+pub mod service;

@@ -1,0 +1,101 @@
+//! What a frontend needs of the server behind it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+
+use bytes::Bytes;
+use downbeat_core::tensor::Signature;
+use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
+use downbeat_protocol::{InferRequest, InferResponse, Parameters};
+
+use crate::error::ServiceError;
+
+/// The server as its frontends see it. One implementation serves models; tests of the
+/// frontends have their own.
+pub trait Service: Send + Sync + 'static {
+    /// Whether every model that was asked for is ready, and the server does not drain.
+    fn is_ready(&self) -> bool;
+
+    /// Whether the model (any version if `version` is empty) can answer now. False if there is no such model.
+    fn is_model_ready(&self, name: &str, version: &str) -> bool;
+
+    /// Name, inputs and outputs of a model.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError>;
+
+    /// The completed configuration of a model.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn model_config(&self, name: &str, version: &str) -> Result<ModelConfig, ServiceError>;
+
+    /// Statistics of one model, or of all if `name` is empty.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, ServiceError>;
+
+    /// Every model in the repository, loaded or not; only the ready ones if `ready_only`.
+    fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry>;
+
+    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it is done.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; what served before goes on serving).
+    fn load(&self, name: &str, overrides: LoadOverrides) -> impl Future<Output = Result<(), ServiceError>> + Send;
+
+    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded is no error.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    fn unload(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send;
+
+    /// Runs an inference. Dropping the future cancels the request: it leaves its queue.
+    /// Shared memory is resolved before, classification applied after: here tensors are bytes.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    fn infer(&self, request: InferRequest) -> impl Future<Output = Result<InferResponse, ServiceError>> + Send;
+
+    /// The labels of an output's classes (`label_filename` in the configuration), in class order; empty if there are none.
+    fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String>;
+}
+
+/// Name, versions, inputs and outputs of a model.
+#[derive(Clone, Debug)]
+pub struct ModelMetadata {
+    /// Model name.
+    pub name: String,
+    /// Ready versions, ascending.
+    pub versions: Vec<String>,
+    /// `onnxruntime_onnx`, or what the configuration says.
+    pub platform: String,
+    /// Inputs and outputs; the batch dimension is -1.
+    pub signature: Signature,
+}
+
+/// A line of the repository index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelIndexEntry {
+    /// Model name.
+    pub name: String,
+    /// Version; empty if no version was ever tried.
+    pub version: String,
+    /// `READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE` or empty.
+    pub state: String,
+    /// Why it is not ready.
+    pub reason: String,
+}
+
+/// What a load request carries besides the name.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOverrides {
+    /// A model configuration (JSON) instead of the one in the repository.
+    pub config: Option<String>,
+    /// Files (`1/model.onnx`) instead of those in the repository.
+    pub files: BTreeMap<String, Bytes>,
+    /// Other parameters, for the warning that names them.
+    pub parameters: Parameters,
+}

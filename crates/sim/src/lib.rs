@@ -1,0 +1,1 @@
+//! Downbeat under virtual time: production code of `downbeat-core`, emulated devices, outside checkers.

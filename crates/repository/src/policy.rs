@@ -1,0 +1,33 @@
+//! The policies a model can be batched by, by name. What they do is in `downbeat-core`.
+
+use crate::named;
+
+named! {
+    /// When a batch leaves its queue for a device (Symphony §3).
+    ///
+    /// `Eager` is the default: on one local device it has the lowest latency at low load, and under load the device
+    /// is never idle, so batches grow while it works and the capacity is about that of `Deferred`. Deferral pays on
+    /// pools of devices: larger batches on fewer of them, the others free for other models.
+    DispatchPolicy as "dispatch policy" {
+        /// When a device is free and as late as the deadlines allow, so that batches are large (Symphony §3.2).
+        Deferred = "deferred",
+        /// As soon as a device is free.
+        Eager = "eager",
+        /// When the batch is full or its first request has waited `max_queue_delay_microseconds`.
+        Timeout = "timeout",
+        /// At the latest moment that still makes the deadline.
+        Latest = "latest",
+    }
+}
+
+named! {
+    /// Which requests of a queue are given up when not all can make their deadlines.
+    DropPolicy as "drop policy" {
+        /// Those before the window that gives the largest feasible batch (Symphony §3.3).
+        Window = "window",
+        /// Those at the head that cannot make their deadline.
+        Head = "head",
+        /// None: late requests are answered late. Queue timeouts still apply.
+        None = "none",
+    }
+}

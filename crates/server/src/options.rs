@@ -1,0 +1,222 @@
+//! What `downbeat serve` was asked for: plain data, resolved from defaults, `downbeat.toml`, environment and flags.
+//!
+//! Nothing here reads a file or the environment; the binary does, and hands the result over.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use downbeat_core::Duration;
+use downbeat_repository::named;
+pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
+
+/// Everything the server can be told.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ServerOptions {
+    /// The model repository's folder.
+    pub repository: PathBuf,
+    /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
+    pub host: IpAddr,
+    /// HTTP port; 0: chosen by the operating system; `None`: no HTTP.
+    pub http_port: Option<u16>,
+    /// gRPC port; 0: chosen by the operating system; `None`: no gRPC.
+    pub grpc_port: Option<u16>,
+    /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
+    pub metrics_port: Option<u16>,
+    /// Which engine runs ONNX models.
+    pub engine: EngineChoice,
+    /// Threads inside one run of a model; 0: the cores divided by `devices`.
+    pub threads: usize,
+    /// Executors on the CPU, at least 1: each runs one batch at a time.
+    pub devices: usize,
+    /// When a batch leaves.
+    pub dispatch: DispatchPolicy,
+    /// Which requests of a queue that cannot make their deadline are given up.
+    pub drop: DropPolicy,
+    /// SLO of models without one of their own; `None`: no deadline unless the request has one.
+    pub default_slo: Option<Duration>,
+    /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
+    pub models: BTreeMap<String, ModelOptions>,
+    /// Bound of a model's queue where its configuration has none; 0: unbounded.
+    pub max_queue_size: u32,
+    /// Largest batch of a model without a configuration whose dimensions allow batches.
+    pub default_max_batch_size: u32,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// How long a stopping server lets queued requests finish.
+    pub drain_timeout: Duration,
+    /// Which models are loaded, and when.
+    pub model_control: ModelControl,
+    /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
+    pub strict_readiness: bool,
+    /// Whether a model's configuration is completed from its file.
+    pub auto_complete_config: bool,
+    /// Stop at start if a model does not load, instead of serving the others.
+    pub exit_on_error: bool,
+    /// Measuring latency profiles.
+    pub profiling: ProfilingOptions,
+    /// What the server says about itself.
+    pub log: LogOptions,
+}
+
+impl ServerOptions {
+    /// The defaults, on a repository.
+    pub fn new(repository: PathBuf) -> Self {
+        ServerOptions {
+            repository,
+            host: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            http_port: Some(8000),
+            grpc_port: Some(8001),
+            metrics_port: Some(8002),
+            engine: EngineChoice::Auto,
+            threads: 0,
+            devices: 1,
+            dispatch: DispatchPolicy::Eager,
+            drop: DropPolicy::Window,
+            default_slo: None,
+            models: BTreeMap::new(),
+            max_queue_size: 4096,
+            default_max_batch_size: 32,
+            max_body_bytes: 64 << 20,
+            drain_timeout: Duration::from_millis(30_000),
+            model_control: ModelControl::None,
+            strict_readiness: true,
+            auto_complete_config: true,
+            exit_on_error: false,
+            profiling: ProfilingOptions::default(),
+            log: LogOptions::default(),
+        }
+    }
+
+    /// The SLO of a model: what `downbeat.toml` or a flag says, else what its configuration says
+    /// (`slo_ms`), else the default.
+    pub fn slo(&self, model: &str, configured: Option<Duration>) -> Option<Duration> {
+        self.models.get(model).and_then(|m| m.slo).or(configured).or(self.default_slo)
+    }
+
+    /// The dispatch policy of a model, by the same order as [`ServerOptions::slo`].
+    pub fn dispatch(&self, model: &str, configured: Option<DispatchPolicy>) -> DispatchPolicy {
+        self.models.get(model).and_then(|m| m.dispatch).or(configured).unwrap_or(self.dispatch)
+    }
+
+    /// The drop policy of a model, by the same order as [`ServerOptions::slo`].
+    pub fn drop(&self, model: &str, configured: Option<DropPolicy>) -> DropPolicy {
+        self.models.get(model).and_then(|m| m.drop).or(configured).unwrap_or(self.drop)
+    }
+}
+
+/// What is said about one model outside its `config.pbtxt`.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ModelOptions {
+    /// The model's SLO.
+    pub slo: Option<Duration>,
+    /// Its dispatch policy.
+    pub dispatch: Option<DispatchPolicy>,
+    /// Its drop policy.
+    pub drop: Option<DropPolicy>,
+    /// Bound of its queue; 0: unbounded.
+    pub max_queue_size: Option<u32>,
+}
+
+/// Latency profiles: whether and for how long they are measured, where they are kept.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProfilingOptions {
+    /// Measure a model at load if there is no stored profile.
+    pub enabled: bool,
+    /// Most time spent on measuring one model at load.
+    pub budget: Duration,
+    /// Folder of stored profiles; `None`: `downbeat/profiles` in the user's cache folder.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl Default for ProfilingOptions {
+    fn default() -> Self {
+        ProfilingOptions { enabled: true, budget: Duration::from_millis(3_000), cache_dir: None }
+    }
+}
+
+/// Log lines.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LogOptions {
+    /// Their form.
+    pub format: LogFormat,
+    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`.
+    pub level: String,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        LogOptions { format: LogFormat::Text, level: "info".to_owned() }
+    }
+}
+
+/// Which models are loaded, and when (Triton's model control modes).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ModelControl {
+    /// All of the repository at start; load and unload requests are refused.
+    None,
+    /// These at start (`*`: all), others when a client asks.
+    Explicit {
+        /// Model names.
+        load: Vec<String>,
+    },
+    /// All of the repository; changes on disk are followed.
+    Poll {
+        /// How often the folder is looked at.
+        every: Duration,
+    },
+}
+
+named! {
+    /// Which engine runs ONNX models. Emulated models run on the emulated engine whatever is chosen here.
+    EngineChoice as "engine" {
+        /// ONNX Runtime if its library is found, else rten.
+        Auto = "auto",
+        /// The embedded one.
+        Rten = "rten",
+        /// ONNX Runtime; an error if its library is not found.
+        OnnxRuntime = "onnxruntime",
+        /// Only the emulated engine: ONNX models do not load.
+        Emulated = "emulated",
+    }
+}
+
+named! {
+    /// The form of log lines.
+    LogFormat as "log format" {
+        /// For people.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_models_own_slo_wins_over_its_configuration_and_that_over_the_default() {
+        let mut options = ServerOptions::new("models".into());
+        let ms = Duration::from_millis;
+        assert_eq!(options.slo("a", None), None);
+        options.default_slo = Some(ms(100));
+        assert_eq!(options.slo("a", None), Some(ms(100)));
+        assert_eq!(options.slo("a", Some(ms(50))), Some(ms(50)));
+        options.models.insert("a".into(), ModelOptions { slo: Some(ms(10)), ..Default::default() });
+        assert_eq!(options.slo("a", Some(ms(50))), Some(ms(10)));
+        assert_eq!(options.slo("b", Some(ms(50))), Some(ms(50)));
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let error = "egaer".parse::<DispatchPolicy>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, latest"
+        );
+        for policy in DispatchPolicy::ALL {
+            assert_eq!(policy.name().parse(), Ok(*policy));
+        }
+    }
+}

@@ -1,0 +1,56 @@
+# Commands for work on Downbeat. `just` lists them; each is also plain shell that can be copied from here.
+
+venv := justfile_directory() / "target/clients-venv"
+
+_default:
+    @just --list
+
+# Serve the example models on ports 8000, 8001 and 8002.
+serve *arguments:
+    cargo run --release -- serve examples/models {{arguments}}
+
+# Format the code.
+fmt:
+    cargo fmt --all
+
+# What CI checks before it runs tests.
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# The Rust tests.
+test *arguments:
+    cargo test --workspace {{arguments}}
+
+# The documentation of every crate, warnings as errors.
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
+
+# The tests with real clients (Python) against a release build.
+clients *arguments: (_venv "tests/clients/requirements.txt")
+    cargo build --release -p downbeat
+    {{venv}}/bin/python -m pytest tests/clients {{arguments}}
+
+# Write the example models again.
+examples: (_venv "tools/requirements.txt")
+    {{venv}}/bin/python tools/make_examples.py
+
+# Write the larger graphs to target/zoo.
+zoo *models: (_venv "tools/requirements.txt")
+    {{venv}}/bin/python tools/zoo.py --check target/zoo {{models}}
+
+# Load on a running server: `just bench --help`.
+bench *arguments:
+    cargo run --release -- bench {{arguments}}
+
+# Licences, advisories and sources of the dependencies (needs cargo-deny).
+deny:
+    cargo deny check
+
+# Everything that CI runs.
+ci:
+    .ci/run
+
+_venv requirements:
+    test -x {{venv}}/bin/python || python3 -m venv {{venv}}
+    {{venv}}/bin/pip install --quiet --requirement {{requirements}}

@@ -90,3 +90,53 @@ pub struct InferOutput {
     /// As [`InferInput::data`].
     pub data: Bytes,
 }
+
+/// How many elements a tensor of this shape has; 1 for no dimensions.
+///
+/// # Errors
+/// A size is negative, or the product does not fit.
+pub fn element_count(shape: &[i64]) -> Result<usize, String> {
+    shape.iter().try_fold(1_usize, |count, &size| {
+        let size = usize::try_from(size).map_err(|_| format!("shape {shape:?} has the negative size {size}"))?;
+        count.checked_mul(size).ok_or_else(|| format!("shape {shape:?} has more elements than can be counted"))
+    })
+}
+
+/// Checks that `data`, in the protocol's binary form, is a tensor of this datatype and shape.
+///
+/// # Errors
+/// It is too short, too long or cut off. The message has what is expected and what is there.
+pub fn check_data(datatype: DataType, shape: &[i64], data: &[u8]) -> Result<(), String> {
+    let count = element_count(shape)?;
+    let Some(size) = datatype.size() else {
+        return check_strings(shape, count, data);
+    };
+    if count.checked_mul(size) == Some(data.len()) {
+        return Ok(());
+    }
+    let expected = count as u128 * size as u128;
+    Err(format!("{datatype} of shape {shape:?} is {expected} bytes, got {} bytes", data.len()))
+}
+
+fn check_strings(shape: &[i64], count: usize, data: &[u8]) -> Result<(), String> {
+    let mut rest = data;
+    let mut found = 0_usize;
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length);
+        rest = usize::try_from(length).ok().and_then(|length| after.get(length..)).ok_or_else(|| {
+            format!(
+                "BYTES element {found} says that it has {length} bytes, but only {} are left; expected each element \
+                 after its length as a little-endian 32-bit number",
+                after.len()
+            )
+        })?;
+        found += 1;
+    }
+    if !rest.is_empty() {
+        return Err(format!("{} bytes are left after BYTES element {found}; expected a length of 4 bytes", rest.len()));
+    }
+    if found != count {
+        return Err(format!("BYTES of shape {shape:?} has {count} elements, got {found}"));
+    }
+    Ok(())
+}

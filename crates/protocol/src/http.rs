@@ -1,0 +1,47 @@
+//! The HTTP form of the protocol: JSON, with tensors in the JSON or, by the binary tensor extension, in bytes after it.
+//!
+//! Pure functions used by the server and by clients alike:
+//!
+//! | | server | client |
+//! |---|---|---|
+//! | request | [`parse_request`] | [`write_request`] |
+//! | response | [`write_response`] | [`parse_response`] |
+//!
+//! A body is `JSON` or `JSON ++ tensor bytes ++ tensor bytes ...`; in the second form the header
+//! [`INFERENCE_HEADER_CONTENT_LENGTH`] tells how long the JSON is, and each tensor with bytes has the parameter
+//! `binary_data_size`.
+//!
+//! Where Triton refuses, this takes more: `FP16` and `BF16` in JSON are numbers, rounded to the datatype. What JSON
+//! cannot write (NaN, infinities) is `null` in a response.
+
+mod error;
+mod header;
+mod json_writer;
+mod management;
+mod parameter;
+mod request;
+mod response;
+mod tensor_json;
+
+pub use error::CodecError;
+pub use management::{
+    ErrorBody, IndexRequest, LiveBody, LoadRequest, ModelMetadataBody, ModelReadyBody, ReadyBody, RegionBody,
+    RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, UnloadRequest, config_to_json, statistics_from_json,
+    statistics_to_json,
+};
+pub use request::{OutputForms, RequestForm, parse_request, write_request};
+pub use response::{parse_response, write_response};
+
+use bytes::Bytes;
+
+/// The header with the length in bytes of the JSON at the start of a body that has tensors after it.
+pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-length";
+
+/// An encoded request or response.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EncodedBody {
+    /// The bytes to send.
+    pub bytes: Bytes,
+    /// The value of [`INFERENCE_HEADER_CONTENT_LENGTH`]; `None`: it is all JSON, the header is not sent.
+    pub header_length: Option<usize>,
+}

@@ -1,0 +1,171 @@
+//! The JSON at the start of a body, as serde sees it: names and shapes; tensor data stays text until the datatype is
+//! known, which may come after it.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::error::CodecError;
+use super::parameter::TensorParameters;
+use super::tensor_json;
+use crate::infer::{Parameters, check_data, element_count};
+
+/// The JSON of an inference request.
+#[derive(Deserialize)]
+#[serde(expecting = "an inference request object with `inputs`")]
+pub(super) struct RequestHeader<'a> {
+    pub id: Option<String>,
+    pub parameters: Option<Parameters>,
+    #[serde(borrow)]
+    pub inputs: Vec<TensorHeader<'a>>,
+    pub outputs: Option<Vec<OutputHeader>>,
+}
+
+/// The JSON of an inference response.
+#[derive(Deserialize)]
+#[serde(expecting = "an inference response object with `model_name` and `outputs`")]
+pub(super) struct ResponseHeader<'a> {
+    pub model_name: String,
+    pub model_version: Option<String>,
+    pub id: Option<String>,
+    pub parameters: Option<Parameters>,
+    #[serde(borrow)]
+    pub outputs: Vec<TensorHeader<'a>>,
+}
+
+/// A tensor with its data, or with the place of its data.
+#[derive(Deserialize)]
+#[serde(expecting = "a tensor object with `name`, `datatype` and `shape`")]
+pub(super) struct TensorHeader<'a> {
+    pub name: String,
+    #[serde(borrow)]
+    pub datatype: Cow<'a, str>,
+    pub shape: Vec<i64>,
+    #[serde(default)]
+    pub parameters: TensorParameters,
+    #[serde(borrow)]
+    pub data: Option<&'a RawValue>,
+}
+
+/// An output that is asked for.
+#[derive(Deserialize)]
+#[serde(expecting = "an output object with `name`")]
+pub(super) struct OutputHeader {
+    pub name: String,
+    pub parameters: Option<Parameters>,
+}
+
+/// A body cut into its JSON and the bytes after it, which are given out in order.
+pub(super) struct BodyParts {
+    json: Bytes,
+    tail: Bytes,
+    taken: usize,
+}
+
+impl BodyParts {
+    /// Cuts a body.
+    pub fn new(body: Bytes, header_length: Option<usize>) -> Result<BodyParts, CodecError> {
+        let length = header_length.unwrap_or(body.len());
+        if length > body.len() {
+            return Err(CodecError(format!(
+                "Inference-Header-Content-Length is {length}, but the body has only {} bytes",
+                body.len()
+            )));
+        }
+        let mut json = body;
+        let tail = json.split_off(length);
+        Ok(BodyParts { json, tail, taken: 0 })
+    }
+
+    /// The JSON.
+    pub fn json(&self) -> Bytes {
+        self.json.clone()
+    }
+
+    fn take(&mut self, role: &str, name: &str, size: u64) -> Result<Bytes, CodecError> {
+        let left = self.tail.len() - self.taken;
+        match usize::try_from(size) {
+            Ok(size) if size <= left => {
+                let start = self.taken;
+                self.taken += size;
+                Ok(self.tail.slice(start..start + size))
+            }
+            _ => Err(CodecError(format!(
+                "{role} '{name}': binary_data_size is {size}, but only {left} bytes are left after the JSON; expected \
+                 the tensors' bytes after the JSON, whose length Inference-Header-Content-Length tells"
+            ))),
+        }
+    }
+
+    /// Checks that every byte was somebody's.
+    pub fn finish(self) -> Result<(), CodecError> {
+        let left = self.tail.len() - self.taken;
+        if left > 0 {
+            return Err(CodecError(format!(
+                "{left} bytes at the end of the body belong to no tensor; expected {} bytes after the JSON, the sum of \
+                 binary_data_size, got {}",
+                self.taken,
+                self.tail.len()
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A tensor as read: its data in the binary form.
+pub(super) struct ReadTensor {
+    pub name: String,
+    pub datatype: DataType,
+    pub shape: Vec<i64>,
+    pub parameters: Parameters,
+    pub data: Bytes,
+}
+
+impl TensorHeader<'_> {
+    /// Finds or converts the data. `role` is `input` or `output`, for messages.
+    pub fn read(self, role: &str, nulls: tensor_json::Nulls, body: &mut BodyParts) -> Result<ReadTensor, CodecError> {
+        let TensorHeader { name, datatype, shape, parameters, data } = self;
+        let datatype: DataType = datatype.parse().map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
+        let TensorParameters { binary_data_size, others } = parameters;
+        let elsewhere = others.contains_key("shared_memory_region");
+        let data = match (data, binary_data_size) {
+            (Some(_), Some(_)) => {
+                return Err(CodecError(format!(
+                    "{role} '{name}' has both `data` and the parameter binary_data_size; expected one of them"
+                )));
+            }
+            (Some(_), None) if elsewhere => {
+                return Err(CodecError(format!(
+                    "{role} '{name}' has both `data` and the parameter shared_memory_region; expected one of them"
+                )));
+            }
+            (None, Some(size)) if elsewhere && size > 0 => {
+                return Err(CodecError(format!(
+                    "{role} '{name}' has both binary_data_size and shared_memory_region; expected one of them"
+                )));
+            }
+            (Some(data), None) => {
+                let count = element_count(&shape).map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
+                let data = tensor_json::read(data.get(), datatype, count, nulls)
+                    .map_err(|e| CodecError(format!("{role} '{name}': {datatype} {shape:?}: {e}")))?;
+                Bytes::from(data)
+            }
+            (None, _) if elsewhere => Bytes::new(),
+            (None, Some(size)) => {
+                let data = body.take(role, &name, size)?;
+                check_data(datatype, &shape, &data).map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
+                data
+            }
+            (None, None) => {
+                return Err(CodecError(format!(
+                    "{role} '{name}' has no data; expected `data`, or the parameter binary_data_size or \
+                     shared_memory_region"
+                )));
+            }
+        };
+        Ok(ReadTensor { name, datatype, shape, parameters: others, data })
+    }
+}

@@ -1,0 +1,112 @@
+//! `parameters` objects in JSON.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+use crate::infer::{Parameter, Parameters};
+
+impl Serialize for Parameter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Parameter::Bool(v) => serializer.serialize_bool(*v),
+            Parameter::Int64(v) => serializer.serialize_i64(*v),
+            Parameter::Uint64(v) => serializer.serialize_u64(*v),
+            Parameter::Double(v) => serializer.serialize_f64(*v),
+            Parameter::String(v) => serializer.serialize_str(v),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Parameter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ParameterVisitor;
+
+        impl Visitor<'_> for ParameterVisitor {
+            type Value = Parameter;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a parameter: true, false, a number or a string")
+            }
+
+            fn visit_bool<E>(self, v: bool) -> Result<Parameter, E> {
+                Ok(Parameter::Bool(v))
+            }
+
+            fn visit_i64<E>(self, v: i64) -> Result<Parameter, E> {
+                Ok(Parameter::Int64(v))
+            }
+
+            fn visit_u64<E>(self, v: u64) -> Result<Parameter, E> {
+                Ok(i64::try_from(v).map_or(Parameter::Uint64(v), Parameter::Int64))
+            }
+
+            fn visit_f64<E>(self, v: f64) -> Result<Parameter, E> {
+                Ok(Parameter::Double(v))
+            }
+
+            fn visit_str<E>(self, v: &str) -> Result<Parameter, E> {
+                Ok(Parameter::String(v.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(ParameterVisitor)
+    }
+}
+
+/// The parameters of a tensor: those of the wire form apart, so that the common tensor, which has no others, costs no
+/// map.
+#[derive(Default)]
+pub(super) struct TensorParameters {
+    /// Bytes after the JSON that are this tensor's.
+    pub binary_data_size: Option<u64>,
+    /// The rest.
+    pub others: Parameters,
+}
+
+impl<'de> Deserialize<'de> for TensorParameters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor;
+
+        impl<'de> Visitor<'de> for ObjectVisitor {
+            type Value = TensorParameters;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a parameters object")
+            }
+
+            fn visit_unit<E>(self) -> Result<TensorParameters, E> {
+                Ok(TensorParameters::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorParameters, A::Error> {
+                let mut parameters = TensorParameters::default();
+                while let Some(Key(key)) = map.next_key()? {
+                    if key == "binary_data_size" {
+                        match map.next_value()? {
+                            Parameter::Int64(size) if size >= 0 => {
+                                parameters.binary_data_size = Some(size.unsigned_abs());
+                            }
+                            other => {
+                                return Err(de::Error::custom(format_args!(
+                                    "binary_data_size is {other:?}, expected a number of bytes"
+                                )));
+                            }
+                        }
+                    } else {
+                        parameters.others.insert(key.into_owned(), map.next_value()?);
+                    }
+                }
+                Ok(parameters)
+            }
+        }
+
+        deserializer.deserialize_any(ObjectVisitor)
+    }
+}
+
+/// A key, borrowed from the JSON where it has no escapes.
+#[derive(serde::Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);

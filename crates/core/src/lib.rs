@@ -4,9 +4,12 @@
 //! socket, never draws a random number. Time comes in with each event, decisions go out.
 //! The same code runs in the server and in the simulator.
 
+pub mod cluster;
+pub mod ids;
 pub mod profile;
 pub mod tensor;
 pub mod time;
 
+pub use ids::{BatchId, DeviceId, ModelId, RequestId};
 pub use profile::LatencyProfile;
 pub use time::{Duration, Time};

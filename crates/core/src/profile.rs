@@ -117,4 +117,20 @@ impl LatencyProfile {
     pub fn largest_within(&self, budget: Duration) -> u32 {
         self.table.partition_point(|d| *d <= budget) as u32
     }
+
+    /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does, is at most
+    /// `budget`; zero if none. `O(log max_batch)`.
+    pub fn largest_up_to(&self, limit: u32, budget: Duration) -> u32 {
+        let within = self.largest_within(budget);
+        if within < self.max_batch() || limit <= within {
+            return within.min(limit);
+        }
+        let n = self.table.len() as u64;
+        let (first, last) = (self.table[0].as_nanos(), self.table[self.table.len() - 1].as_nanos());
+        let slope = if n > 1 { (last - first) / (n - 1) } else { 0 };
+        match (budget.as_nanos() - last).checked_div(slope) {
+            None => limit,
+            Some(more) => u32::try_from(n.saturating_add(more)).unwrap_or(u32::MAX).min(limit),
+        }
+    }
 }

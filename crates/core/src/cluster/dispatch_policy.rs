@@ -1,0 +1,67 @@
+//! When a candidate may start: the dispatch policies.
+
+use crate::profile::LatencyProfile;
+use crate::time::{Duration, Time};
+
+/// When a candidate of size `b`, earliest deadline `d` and first arrival `a` may start: `exec`.
+///
+/// | policy | `exec` | used by |
+/// |---|---|---|
+/// | `Deferred` | `max(now, d - l(b+1))` | Symphony (§3.1: *frontrun*) |
+/// | `Latest` | `max(now, d - l(b))` | Symphony §3.1, the alternative it argues against |
+/// | `Eager` | `now` | Nexus, Clockwork, Shepherd (Symphony §2.2); Triton without a queue delay |
+/// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
+///
+/// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its deadline) may start at once
+/// under every policy: waiting could only be for requests that cannot join. Without a deadline `Deferred` and `Latest` have
+/// nothing to count back from and act as `Eager`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum DispatchPolicy {
+    /// Not before one more request could no longer join in time.
+    #[default]
+    Deferred,
+    /// Not before the last moment.
+    Latest,
+    /// As soon as a device is free.
+    Eager,
+    /// Not before the first arrival has waited for some time.
+    Timeout {
+        /// How long the first arrival of a batch waits for others.
+        delay: Duration,
+        /// Sizes that go at once, without the delay: the largest that the queue can fill. Triton's
+        /// `preferred_batch_size`. Past the delay whatever is there goes.
+        preferred: Vec<u32>,
+    },
+}
+
+/// What a dispatch policy looks at.
+pub(crate) struct Forming<'a> {
+    pub now: Time,
+    /// Size of the candidate.
+    pub size: u32,
+    /// Earliest deadline in it.
+    pub deadline: Time,
+    /// Arrival of its first request; only [`DispatchPolicy::Timeout`] looks.
+    pub first_arrival: Time,
+    /// Whether it cannot grow.
+    pub full: bool,
+    pub profile: &'a LatencyProfile,
+}
+
+impl DispatchPolicy {
+    /// The earliest start of the candidate.
+    pub(crate) fn exec(&self, forming: &Forming<'_>) -> Time {
+        let Forming { now, size, deadline, first_arrival, full, profile } = *forming;
+        if full {
+            return now;
+        }
+        let exec = match self {
+            DispatchPolicy::Deferred | DispatchPolicy::Latest if deadline == Time::MAX => now,
+            DispatchPolicy::Deferred => deadline - profile.latency(size.saturating_add(1)),
+            DispatchPolicy::Latest => deadline - profile.latency(size),
+            DispatchPolicy::Eager => now,
+            DispatchPolicy::Timeout { delay, .. } => first_arrival + *delay,
+        };
+        exec.max(now)
+    }
+}

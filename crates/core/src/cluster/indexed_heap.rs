@@ -1,0 +1,127 @@
+//! A binary min-heap of dense ids that can change and remove any of them.
+
+/// A binary min-heap of ids in `0..`, each with a key, ordered by `(key, id)`.
+///
+/// A table of positions makes changing or removing any id `O(log n)`, so that a timer is truly
+/// cancelled: there is no stale entry to be skipped later. Memory is kept, so that a heap of settled size
+/// allocates nothing. Ties go to the smallest id: the order never depends on the history.
+#[derive(Clone, Debug, Default)]
+pub struct IndexedHeap<K> {
+    heap: Vec<(K, u32)>,
+    /// By id: the position in `heap`, or `ABSENT`.
+    position: Vec<u32>,
+}
+
+const ABSENT: u32 = u32::MAX;
+
+impl<K: Ord + Copy> IndexedHeap<K> {
+    /// An empty heap.
+    pub const fn new() -> Self {
+        IndexedHeap { heap: Vec::new(), position: Vec::new() }
+    }
+
+    /// How many ids it holds.
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// The smallest key and its id.
+    pub fn peek(&self) -> Option<(K, u32)> {
+        self.heap.first().copied()
+    }
+
+    /// The key of `id`.
+    pub fn get(&self, id: u32) -> Option<K> {
+        self.find(id).map(|at| self.heap[at].0)
+    }
+
+    /// Adds `id`, or changes its key.
+    pub fn set(&mut self, id: u32, key: K) {
+        match self.find(id) {
+            Some(at) => {
+                let old = std::mem::replace(&mut self.heap[at].0, key);
+                if key < old {
+                    self.sift_up(at);
+                } else {
+                    self.sift_down(at);
+                }
+            }
+            None => {
+                if self.position.len() <= id as usize {
+                    self.position.resize(id as usize + 1, ABSENT);
+                }
+                self.heap.push((key, id));
+                self.sift_up(self.heap.len() - 1);
+            }
+        }
+    }
+
+    /// Removes `id`; its key if it was there.
+    pub fn remove(&mut self, id: u32) -> Option<K> {
+        let at = self.find(id)?;
+        let (key, _) = self.heap.swap_remove(at);
+        self.position[id as usize] = ABSENT;
+        if at < self.heap.len() {
+            // The entry that took the place came from the end: it may have to move either way.
+            self.position[self.heap[at].1 as usize] = at as u32;
+            self.sift_up(at);
+            self.sift_down(at);
+        }
+        Some(key)
+    }
+
+    /// Removes and returns the smallest key and its id.
+    pub fn pop(&mut self) -> Option<(K, u32)> {
+        let (key, id) = self.peek()?;
+        self.remove(id);
+        Some((key, id))
+    }
+
+    fn find(&self, id: u32) -> Option<usize> {
+        match self.position.get(id as usize) {
+            None | Some(&ABSENT) => None,
+            Some(&at) => Some(at as usize),
+        }
+    }
+
+    fn sift_up(&mut self, mut at: usize) {
+        let entry = self.heap[at];
+        while at > 0 {
+            let parent = (at - 1) / 2;
+            if self.heap[parent] <= entry {
+                break;
+            }
+            self.heap[at] = self.heap[parent];
+            self.position[self.heap[at].1 as usize] = at as u32;
+            at = parent;
+        }
+        self.heap[at] = entry;
+        self.position[entry.1 as usize] = at as u32;
+    }
+
+    fn sift_down(&mut self, mut at: usize) {
+        let entry = self.heap[at];
+        loop {
+            let mut child = 2 * at + 1;
+            if child >= self.heap.len() {
+                break;
+            }
+            if child + 1 < self.heap.len() && self.heap[child + 1] < self.heap[child] {
+                child += 1;
+            }
+            if entry <= self.heap[child] {
+                break;
+            }
+            self.heap[at] = self.heap[child];
+            self.position[self.heap[at].1 as usize] = at as u32;
+            at = child;
+        }
+        self.heap[at] = entry;
+        self.position[entry.1 as usize] = at as u32;
+    }
+}

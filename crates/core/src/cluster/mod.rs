@@ -1,0 +1,28 @@
+//! Cluster scheduling: when a batch leaves, and which device takes it (Symphony §3-4).
+//!
+//! Two state machines, as in Symphony §4.2, that talk in messages only:
+//!
+//! | machine | there is | knows | Symphony's name |
+//! |---|---|---|---|
+//! | [`ModelQueue`] | one a model | the queue, the drop policy, the candidate | ModelThread |
+//! | [`Matchmaker`] | one | which candidate may start when, which device is free | RankThread |
+//!
+//! A queue tells the matchmaker its newest [`Candidate`]; the matchmaker answers with a grant of a device; the queue
+//! then takes the batch. [`Scheduler`] runs both on one thread. What a candidate is made of
+//! ([`DropPolicy`]) and when it may start ([`DispatchPolicy`]) are separate choices.
+
+mod batch_policy;
+mod dispatch_policy;
+mod indexed_heap;
+mod matchmaker;
+mod model_queue;
+mod rate_meter;
+mod scheduler;
+
+pub use batch_policy::{DropPolicy, staggered_batch};
+pub use dispatch_policy::DispatchPolicy;
+pub use indexed_heap::IndexedHeap;
+pub use matchmaker::{Candidate, Grant, Matchmaker};
+pub use model_queue::{Dropped, ModelOptions, ModelQueue, PriorityLevel, Request, TimeoutAction};
+pub use rate_meter::RateMeter;
+pub use scheduler::{DropReason, Output, Reject, Scheduler, Stats, TimeoutReason};

@@ -1,0 +1,110 @@
+//! What a model's arrivals have been like lately: their rate and their time budgets.
+
+use crate::time::{Duration, Time};
+
+/// Span of one bucket of the meter.
+const BUCKET: Duration = Duration::from_millis(100);
+/// Buckets remembered: the meter looks back one second.
+const BUCKETS: usize = 10;
+
+/// Rate and mean time budget of the arrivals of the last second, in buckets of 100 ms.
+///
+/// Needs no timer: buckets roll when it is told of an arrival or asked.
+#[derive(Clone, Debug)]
+pub struct RateMeter {
+    /// The bucket that is being filled: `now / BUCKET`.
+    current: u64,
+    /// Buckets that have been lived through, the current one included; at most `BUCKETS + 1`.
+    lived: u64,
+    filling: Bucket,
+    /// Complete buckets, a ring indexed by bucket number.
+    complete: [Bucket; BUCKETS],
+    /// Over `complete`.
+    sum: Bucket,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    /// Requests, weighted by size.
+    items: u64,
+    /// Arrivals with a deadline.
+    bounded: u64,
+    /// Sum of their budgets, nanoseconds.
+    budget: u128,
+}
+
+impl Bucket {
+    fn add(&mut self, other: Bucket) {
+        self.items += other.items;
+        self.bounded += other.bounded;
+        self.budget += other.budget;
+    }
+
+    fn subtract(&mut self, other: Bucket) {
+        self.items -= other.items;
+        self.bounded -= other.bounded;
+        self.budget -= other.budget;
+    }
+}
+
+impl RateMeter {
+    /// A meter that has seen nothing.
+    pub fn new(now: Time) -> Self {
+        RateMeter {
+            current: now.as_nanos() / BUCKET.as_nanos(),
+            lived: 0,
+            filling: Bucket::default(),
+            complete: [Bucket::default(); BUCKETS],
+            sum: Bucket::default(),
+        }
+    }
+
+    /// Counts an arrival of `items` with `budget` until its deadline (`Duration::MAX`: it has none).
+    /// Whether a bucket has been completed, so that [`RateMeter::rate`] may have changed.
+    pub fn arrival(&mut self, now: Time, items: u32, budget: Duration) -> bool {
+        let rolled = self.roll(now);
+        self.filling.items += u64::from(items);
+        if budget != Duration::MAX {
+            self.filling.bounded += 1;
+            self.filling.budget += u128::from(budget.as_nanos());
+        }
+        rolled
+    }
+
+    /// Completes the buckets that `now` has left behind; whether there was one.
+    pub fn roll(&mut self, now: Time) -> bool {
+        let bucket = now.as_nanos() / BUCKET.as_nanos();
+        if bucket <= self.current {
+            return false;
+        }
+        let steps = bucket - self.current;
+        for step in 0..steps.min(BUCKETS as u64 + 1) {
+            let done = std::mem::take(&mut self.filling);
+            let place = ((self.current + step) % BUCKETS as u64) as usize;
+            let old = std::mem::replace(&mut self.complete[place], done);
+            self.sum.add(done);
+            self.sum.subtract(old);
+        }
+        if steps > BUCKETS as u64 + 1 {
+            // Longer ago than the meter looks back: nothing is left.
+            self.complete = [Bucket::default(); BUCKETS];
+            self.sum = Bucket::default();
+        }
+        self.current = bucket;
+        self.lived = self.lived.saturating_add(steps);
+        true
+    }
+
+    /// Requests per second, weighted by size; `None` before the first bucket is complete.
+    pub fn rate(&self) -> Option<f64> {
+        let buckets = self.lived.min(BUCKETS as u64);
+        (buckets > 0).then(|| self.sum.items as f64 / (buckets as f64 * BUCKET.as_secs_f64()))
+    }
+
+    /// Mean time from arrival to deadline of the arrivals that have one, those of the bucket being filled included.
+    pub fn budget(&self) -> Option<Duration> {
+        let bounded = self.sum.bounded + self.filling.bounded;
+        let total = self.sum.budget + self.filling.budget;
+        (bounded > 0).then(|| Duration::from_nanos(u64::try_from(total / u128::from(bounded)).unwrap_or(u64::MAX)))
+    }
+}

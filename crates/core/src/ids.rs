@@ -1,0 +1,41 @@
+//! Identifiers of the things that are scheduled: dense where a table is indexed by them, opaque where not.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($repr:ty), $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $repr);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+id! {
+    /// A model: dense, given out in order from zero, never reused, so that a late message about a removed
+    /// model cannot be taken for one about its successor.
+    ModelId(u32), "m"
+}
+id! {
+    /// A device: dense, given out in order from zero, never reused.
+    DeviceId(u32), "d"
+}
+id! {
+    /// A request: chosen by the driver, unique among the requests it has not yet been answered about.
+    RequestId(u64), "r"
+}
+id! {
+    /// A batch: given out in order from zero by the scheduler, never reused.
+    BatchId(u64), "b"
+}

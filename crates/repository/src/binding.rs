@@ -1,0 +1,83 @@
+//! A tensor as clients know it beside the same tensor as the model knows it.
+
+use std::sync::Arc;
+
+use downbeat_core::tensor::{DataType, TensorSpec};
+
+/// An input or output: what clients send or get, and what the engine gets or gives. The two differ in shape where the
+/// configuration has a `reshape`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorBinding {
+    /// Name and datatype; sizes as clients see them, the batch dimension included (-1).
+    pub client: TensorSpec,
+    /// Place in the engine's signature (`inputs` or `outputs`).
+    pub model_index: usize,
+    /// Sizes as the engine sees them, the batch dimension included (-1).
+    pub model_dims: Vec<i64>,
+    /// Names of the classes (`label_filename`), in class order; empty if there are none.
+    pub labels: Arc<[String]>,
+    /// Whether the first dimension is the batch.
+    pub batched: bool,
+}
+
+impl TensorBinding {
+    /// The datatype.
+    pub fn datatype(&self) -> DataType {
+        self.client.datatype
+    }
+
+    /// Whether the two shapes differ.
+    pub fn is_reshaped(&self) -> bool {
+        self.client.dims != self.model_dims
+    }
+
+    /// The shape the engine is given for a client's input of shape `shape`.
+    ///
+    /// # Errors
+    /// What was expected, if the shape does not fit.
+    pub fn model_shape(&self, shape: &[i64]) -> Result<Vec<usize>, String> {
+        convert(&self.client.dims, &self.model_dims, shape).ok_or_else(|| {
+            format!("'{}' expects shape {}, got {}", self.client.name, show(&self.client.dims), show(shape))
+        })
+    }
+
+    /// The shape a client is given for the engine's output of shape `shape`.
+    ///
+    /// # Errors
+    /// What was expected, if the engine's shape is not what the model declares.
+    pub fn client_shape(&self, shape: &[usize]) -> Result<Vec<usize>, String> {
+        let shape: Vec<i64> = shape.iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
+        convert(&self.model_dims, &self.client.dims, &shape).ok_or_else(|| {
+            format!(
+                "'{}' should have shape {}, the model gave {}",
+                self.client.name,
+                show(&self.model_dims),
+                show(&shape)
+            )
+        })
+    }
+}
+
+/// Checks `shape` against `from` and writes its variable sizes into `to`, in order.
+fn convert(from: &[i64], to: &[i64], shape: &[i64]) -> Option<Vec<usize>> {
+    if shape.len() != from.len() {
+        return None;
+    }
+    let mut variable = Vec::new();
+    for (expected, got) in from.iter().zip(shape) {
+        let size = usize::try_from(*got).ok()?;
+        match *expected {
+            -1 => variable.push(size),
+            expected if expected == *got => {}
+            _ => return None,
+        }
+    }
+    let mut variable = variable.into_iter();
+    to.iter().map(|d| if *d == -1 { variable.next() } else { usize::try_from(*d).ok() }).collect()
+}
+
+/// `[-1,3,224]`.
+pub(crate) fn show(dims: &[i64]) -> String {
+    let dims: Vec<String> = dims.iter().map(i64::to_string).collect();
+    format!("[{}]", dims.join(","))
+}

@@ -1,0 +1,389 @@
+//! The checks of a configuration that need no model file: what is wrong, and what is passed over.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+use downbeat_core::Duration;
+use downbeat_protocol::inference::model_config::SchedulingChoice;
+use downbeat_protocol::inference::model_version_policy::PolicyChoice;
+use downbeat_protocol::inference::{
+    ModelConfig, ModelDynamicBatching, ModelInput, ModelTensorReshape, model_input, model_instance_group,
+};
+
+use crate::batching::MAX_LEVELS;
+use crate::binding::show;
+use crate::config_source::ConfigSource;
+use crate::definition::{ModelFormat, datatype};
+use crate::finding::{Finding, did_you_mean};
+use crate::policy::{DispatchPolicy, DropPolicy};
+
+/// Parameters with a meaning here.
+const PARAMETERS: [&str; 5] = ["slo_ms", "scheduler", "drop", "pixel_scale", "pixel_offset"];
+
+/// Parameters of Triton's onnxruntime backend. They tune that backend; nothing depends on them.
+const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "memory.enable_memory_arena_shrinkage",
+    "session.use_device_allocator_for_initializers",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+];
+
+/// What a configuration says, in the types of a definition.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    /// `None`: the files in the folder decide.
+    pub(crate) format: Option<ModelFormat>,
+    pub(crate) instances: u32,
+    pub(crate) slo: Option<Duration>,
+    pub(crate) dispatch: Option<DispatchPolicy>,
+    pub(crate) drop: Option<DropPolicy>,
+}
+
+/// Findings so far.
+pub(crate) struct Report<'a> {
+    source: &'a ConfigSource,
+    pub(crate) errors: Vec<Finding>,
+    pub(crate) warnings: Vec<Finding>,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(source: &'a ConfigSource) -> Self {
+        Report { source, errors: Vec::new(), warnings: Vec::new() }
+    }
+
+    pub(crate) fn error(&mut self, field: &str, message: impl Into<String>) {
+        self.errors.push(self.source.finding(field, message.into()));
+    }
+
+    pub(crate) fn warn(&mut self, field: &str, message: impl Into<String>) {
+        self.warnings.push(self.source.finding(field, message.into()));
+    }
+
+    /// Checks everything that does not need the model file.
+    pub(crate) fn check(&mut self, model: &str) -> Checked {
+        let config = &self.source.config;
+        if !config.name.is_empty() && config.name != model {
+            self.error(
+                "name",
+                format!(
+                    "is '{}', but the folder is named '{model}'; rename one of them or leave the name out",
+                    config.name
+                ),
+            );
+        }
+        if config.max_batch_size < 0 {
+            self.error(
+                "max_batch_size",
+                format!("is {}; must be 0 (no batch dimension) or larger", config.max_batch_size),
+            );
+        }
+        let format = self.format(config);
+        self.tensors(config);
+        self.version_policy(config);
+        self.scheduling(config);
+        let instances = self.instances(config);
+        let (slo, dispatch, drop) = self.parameters(config);
+        self.unsupported(config);
+        Checked { format, instances, slo, dispatch, drop }
+    }
+
+    fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
+        const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
+        let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
+        let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
+        if !config.backend.is_empty() && backend.is_none() {
+            let mut hint = did_you_mean(&config.backend, FORMATS.map(ModelFormat::backend));
+            if hint.is_empty() {
+                hint = "; Downbeat runs ONNX models (backend: \"onnxruntime\")".to_owned();
+            }
+            self.error("backend", format!("'{}' is not supported{hint}", config.backend));
+        }
+        if !config.platform.is_empty() && platform.is_none() {
+            match config.platform.as_str() {
+                // Reported where the ensemble is.
+                "ensemble" if matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) => {}
+                other => {
+                    let mut hint = did_you_mean(other, FORMATS.map(ModelFormat::platform));
+                    if hint.is_empty() {
+                        hint = "; Downbeat runs ONNX models (platform: \"onnxruntime_onnx\")".to_owned();
+                    }
+                    self.error("platform", format!("'{other}' is not supported{hint}"));
+                }
+            }
+        }
+        if let (Some(backend), Some(platform)) = (backend, platform)
+            && backend != platform
+        {
+            self.error("platform", format!("'{}' contradicts backend '{}'", config.platform, config.backend));
+        }
+        backend.or(platform)
+    }
+
+    fn tensors(&mut self, config: &ModelConfig) {
+        let mut names = BTreeSet::new();
+        for (i, input) in config.input.iter().enumerate() {
+            let path = format!("input[{i}]");
+            self.tensor(&path, &input.name, input.data_type, &input.dims, input.reshape.as_ref());
+            if !input.name.is_empty() && !names.insert(&input.name) {
+                self.error(&format!("{path}.name"), format!("input '{}' is listed twice", input.name));
+            }
+            self.input(&path, input);
+        }
+        let mut names = BTreeSet::new();
+        for (i, output) in config.output.iter().enumerate() {
+            let path = format!("output[{i}]");
+            self.tensor(&path, &output.name, output.data_type, &output.dims, output.reshape.as_ref());
+            if !output.name.is_empty() && !names.insert(&output.name) {
+                self.error(&format!("{path}.name"), format!("output '{}' is listed twice", output.name));
+            }
+            if output.is_shape_tensor {
+                self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
+            }
+            if output.is_non_linear_format_io {
+                self.error(
+                    &format!("{path}.is_non_linear_format_io"),
+                    "non-linear formats exist in TensorRT models only",
+                );
+            }
+        }
+    }
+
+    fn tensor(&mut self, path: &str, name: &str, data_type: i32, dims: &[i64], reshape: Option<&ModelTensorReshape>) {
+        if name.is_empty() {
+            self.error(path, "has no name");
+        }
+        // Zero is "not written": the model file tells.
+        if data_type != 0 && datatype(data_type).is_none() {
+            self.error(&format!("{path}.data_type"), format!("{data_type} is the number of no datatype"));
+        }
+        if let Some(dim) = dims.iter().find(|d| **d == 0 || **d < -1) {
+            self.error(
+                &format!("{path}.dims"),
+                format!("has the size {dim}; sizes are 1 or larger, or -1 for a size that varies"),
+            );
+            return;
+        }
+        let Some(reshape) = reshape else { return };
+        let path = format!("{path}.reshape");
+        let shape = &reshape.shape;
+        if dims.is_empty() {
+            self.error(&path, "needs dims beside it");
+        } else if let Some(dim) = shape.iter().find(|d| **d == 0 || **d < -1) {
+            self.error(&path, format!("has the size {dim}; sizes are 1 or larger, or -1 for a size that varies"));
+        } else {
+            let variable = |dims: &[i64]| dims.iter().filter(|d| **d == -1).count();
+            // The product of hostile sizes may not fit.
+            let elements = |dims: &[i64]| dims.iter().filter(|d| **d > 0).try_fold(1_i64, |n, d| n.checked_mul(*d));
+            if variable(dims) != variable(shape) || elements(dims) != elements(shape) || elements(dims).is_none() {
+                self.error(&path, format!("{} does not hold as many elements as dims {}", show(shape), show(dims)));
+            }
+        }
+    }
+
+    fn input(&mut self, path: &str, input: &ModelInput) {
+        if !matches!(input.format(), model_input::Format::None) && !input.dims.is_empty() && input.dims.len() != 3 {
+            self.error(
+                &format!("{path}.format"),
+                format!("{} needs 3 dims, got {}", input.format().as_str_name(), input.dims.len()),
+            );
+        }
+        if input.is_shape_tensor {
+            self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
+        }
+        if input.is_non_linear_format_io {
+            self.error(&format!("{path}.is_non_linear_format_io"), "non-linear formats exist in TensorRT models only");
+        }
+        if input.allow_ragged_batch {
+            self.warn(
+                &format!("{path}.allow_ragged_batch"),
+                "is not supported: requests of different shapes are not batched with each other",
+            );
+        }
+        if input.optional {
+            self.warn(&format!("{path}.optional"), "is not supported: every request must have this input");
+        }
+    }
+
+    fn version_policy(&mut self, config: &ModelConfig) {
+        match config.version_policy.as_ref().and_then(|p| p.policy_choice.as_ref()) {
+            Some(PolicyChoice::Latest(latest)) if latest.num_versions == 0 => {
+                self.error("version_policy.latest.num_versions", "must be 1 or larger");
+            }
+            Some(PolicyChoice::Specific(specific)) => {
+                if specific.versions.is_empty() {
+                    self.error("version_policy.specific", "names no version");
+                }
+                if let Some(version) = specific.versions.iter().find(|v| **v < 1) {
+                    self.error("version_policy.specific.versions", format!("{version} is no version; they start at 1"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn scheduling(&mut self, config: &ModelConfig) {
+        match &config.scheduling_choice {
+            Some(SchedulingChoice::DynamicBatching(batching)) => self.dynamic_batching(config, batching),
+            Some(SchedulingChoice::SequenceBatching(_)) => self.error(
+                "sequence_batching",
+                "is not supported: requests of a sequence would lose their state; remove it only if the model has none",
+            ),
+            Some(SchedulingChoice::EnsembleScheduling(_)) => {
+                self.error(
+                    "ensemble_scheduling",
+                    "is not supported: load the ensemble's models and call them one by one",
+                );
+            }
+            None => {}
+        }
+    }
+
+    fn dynamic_batching(&mut self, config: &ModelConfig, batching: &ModelDynamicBatching) {
+        let says_max = self.source.says_max_batch_size();
+        if says_max && config.max_batch_size == 0 {
+            self.warn("dynamic_batching", "max_batch_size is 0, so nothing is batched; only its queue policies apply");
+        }
+        for (i, size) in batching.preferred_batch_size.iter().enumerate() {
+            let path = format!("dynamic_batching.preferred_batch_size[{i}]");
+            if *size < 1 {
+                self.error(&path, format!("is {size}; must be 1 or larger"));
+            } else if says_max && config.max_batch_size > 0 && *size > config.max_batch_size {
+                self.error(&path, format!("is {size}, larger than max_batch_size {}", config.max_batch_size));
+            }
+        }
+        let levels = batching.priority_levels;
+        if levels > MAX_LEVELS {
+            self.error("dynamic_batching.priority_levels", format!("is {levels}; at most {MAX_LEVELS} are supported"));
+        }
+        if levels > 0 && !(1..=levels).contains(&batching.default_priority_level) {
+            self.error(
+                "dynamic_batching.default_priority_level",
+                format!("is {}; must be between 1 and priority_levels {levels}", batching.default_priority_level),
+            );
+        }
+        if levels == 0 && batching.default_priority_level != 0 {
+            self.warn("dynamic_batching.default_priority_level", "has no effect without priority_levels");
+        }
+        if levels > 1 && batching.preserve_ordering {
+            self.error("dynamic_batching.preserve_ordering", "allows only one priority level");
+        }
+        for priority in batching.priority_queue_policy.keys() {
+            if !(1..=levels).contains(priority) {
+                let path = format!("dynamic_batching.priority_queue_policy[\"{priority}\"]");
+                self.error(&path, format!("is for priority {priority}; priorities are 1 to priority_levels {levels}"));
+            }
+        }
+    }
+
+    fn instances(&mut self, config: &ModelConfig) -> u32 {
+        let mut instances: u32 = 0;
+        for (i, group) in config.instance_group.iter().enumerate() {
+            let path = format!("instance_group[{i}]");
+            match u32::try_from(group.count) {
+                Ok(count) => instances = instances.saturating_add(count.max(1)),
+                Err(_) => self.error(&format!("{path}.count"), format!("is {}; must be 1 or larger", group.count)),
+            }
+            if group.kind() == model_instance_group::Kind::Gpu {
+                self.warn(
+                    &format!("{path}.kind"),
+                    "KIND_GPU: this server runs models on the CPU; the instances run there",
+                );
+            } else if !group.gpus.is_empty() {
+                self.warn(&format!("{path}.gpus"), "this server runs models on the CPU; the devices are ignored");
+            }
+            for (given, field) in [
+                (group.rate_limiter.is_some(), "rate_limiter"),
+                (!group.secondary_devices.is_empty(), "secondary_devices"),
+                (!group.profile.is_empty(), "profile"),
+                (group.passive, "passive"),
+                (!group.host_policy.is_empty(), "host_policy"),
+            ] {
+                if given {
+                    self.warn(&format!("{path}.{field}"), "is not supported and ignored");
+                }
+            }
+        }
+        instances.max(1)
+    }
+
+    fn parameters(&mut self, config: &ModelConfig) -> (Option<Duration>, Option<DispatchPolicy>, Option<DropPolicy>) {
+        for key in config.parameters.keys() {
+            if PARAMETERS.contains(&key.as_str()) {
+                continue;
+            }
+            let path = format!("parameters[\"{key}\"]");
+            if ONNXRUNTIME_PARAMETERS.contains(&key.as_str()) {
+                self.warn(&path, "tunes Triton's backend and is ignored");
+                continue;
+            }
+            // Parameters are free: clients read them too. Only what looks like one of ours is worth a word.
+            let hint = did_you_mean(key, PARAMETERS);
+            if !hint.is_empty() {
+                self.warn(&path, format!("has no meaning to Downbeat{hint}"));
+            }
+        }
+        let value = |key: &str| config.parameters.get(key).map(|p| p.string_value.trim());
+        let slo = value("slo_ms").and_then(|text| match text.parse::<f64>() {
+            Ok(ms) if ms > 0.0 && ms <= 86_400_000.0 => Some(Duration::from_millis_f64(ms)),
+            _ => {
+                self.error(
+                    "parameters[\"slo_ms\"]",
+                    format!(
+                        "is '{text}'; must be a time in milliseconds, more than 0 and at most a day, such as \"50\""
+                    ),
+                );
+                None
+            }
+        });
+        for key in ["pixel_scale", "pixel_offset"] {
+            if let Some(text) = value(key)
+                && !text.parse::<f64>().is_ok_and(f64::is_finite)
+            {
+                self.error(&format!("parameters[\"{key}\"]"), format!("is '{text}'; must be a number"));
+            }
+        }
+        let dispatch = value("scheduler").and_then(|text| self.named("scheduler", text));
+        let drop = value("drop").and_then(|text| self.named("drop", text));
+        (slo, dispatch, drop)
+    }
+
+    fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, key: &str, text: &str) -> Option<T> {
+        text.parse().map_err(|e: T::Err| self.error(&format!("parameters[\"{key}\"]"), e.to_string())).ok()
+    }
+
+    /// Fields that Triton knows. An error where an answer would be wrong without them, else a warning.
+    fn unsupported(&mut self, config: &ModelConfig) {
+        if config.model_transaction_policy.is_some_and(|p| p.decoupled) {
+            self.error("model_transaction_policy.decoupled", "is not supported: a request has exactly one answer here");
+        }
+        if !config.batch_input.is_empty() {
+            self.error("batch_input", "is not supported: the model would miss these inputs");
+        }
+        if !config.batch_output.is_empty() {
+            self.error("batch_output", "is not supported: outputs would be split wrongly");
+        }
+        if config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty()) {
+            self.error(
+                "model_repository_agents",
+                "is not supported: the model would be served without the agents' checks or changes",
+            );
+        }
+        let operations = config.model_operations.as_ref().is_some_and(|o| !o.op_library_filename.is_empty());
+        for (given, field, message) in [
+            (operations, "model_operations", "is not supported: custom operators do not load"),
+            (config.response_cache.is_some_and(|c| c.enable), "response_cache", "is not supported: every request runs"),
+            (!config.cc_model_filenames.is_empty(), "cc_model_filenames", "is ignored: it is about GPUs"),
+            (!config.metric_tags.is_empty(), "metric_tags", "is not supported and ignored"),
+            (!config.runtime.is_empty(), "runtime", "is not supported and ignored"),
+        ] {
+            if given {
+                self.warn(field, message);
+            }
+        }
+    }
+}

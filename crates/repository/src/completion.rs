@@ -1,0 +1,344 @@
+//! Completing a definition from its model file, and checking it against the file.
+
+use downbeat_core::tensor::{Signature, TensorSpec};
+use downbeat_protocol::inference::model_config::SchedulingChoice;
+use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
+use downbeat_protocol::inference::{
+    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
+    ModelVersionPolicy, model_instance_group,
+};
+
+use crate::binding::{TensorBinding, show};
+use crate::check::Report;
+use crate::definition::{ModelDefinition, config_datatype, datatype};
+use crate::finding::{ConfigError, did_you_mean};
+
+impl ModelDefinition {
+    /// Fills in what the configuration leaves out and checks what it says, from the inputs and outputs of the loaded
+    /// model. Starts from the configuration as written each time, so it may be called for each version (on a clone).
+    ///
+    /// A model without `max_batch_size` is batched if the first dimension of every input and output varies, and then
+    /// also with dynamic batching, as in Triton.
+    ///
+    /// # Errors
+    /// Names, datatypes and sizes that the model does not have.
+    pub fn complete(&mut self, signature: &Signature) -> Result<(), ConfigError> {
+        let source = self.source.clone();
+        let mut config = source.config.clone();
+        let mut report = Report::new(&source);
+
+        let max_batch_size = if source.says_max_batch_size() || !self.completion.enabled {
+            u32::try_from(config.max_batch_size).unwrap_or(0)
+        } else if takes_batches(&config, signature, &mut report) {
+            self.completion.default_max_batch_size
+        } else {
+            0
+        };
+        config.max_batch_size = i32::try_from(max_batch_size).unwrap_or(i32::MAX);
+        let batched = max_batch_size > 0;
+        if !source.says_max_batch_size() {
+            match &config.scheduling_choice {
+                None if max_batch_size > 1 => {
+                    config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
+                }
+                Some(SchedulingChoice::DynamicBatching(batching)) => {
+                    for (i, size) in batching.preferred_batch_size.iter().enumerate() {
+                        if i64::from(*size) > i64::from(max_batch_size) {
+                            report.error(
+                                &format!("dynamic_batching.preferred_batch_size[{i}]"),
+                                format!("is {size}, but without max_batch_size the largest batch is {max_batch_size}"),
+                            );
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+
+        let inputs = self.bind(Side::Input, &mut config, &signature.inputs, batched, &mut report);
+        let outputs = self.bind(Side::Output, &mut config, &signature.outputs, batched, &mut report);
+        for (i, warmup) in self.warmups.iter_mut().enumerate() {
+            warmup.batched = batched;
+            if warmup.batch_size > max_batch_size.max(1) {
+                report.error(
+                    &format!("model_warmup[{i}].batch_size"),
+                    format!("is {}, larger than max_batch_size {max_batch_size}", warmup.batch_size),
+                );
+            }
+            let names = || inputs.iter().map(|b| b.client.name.as_str());
+            for name in warmup.inputs.keys() {
+                if !names().any(|n| n == name) {
+                    report.error(
+                        &format!("model_warmup[{i}].inputs[\"{name}\"]"),
+                        format!("the model has no input '{name}'{}", did_you_mean(name, names())),
+                    );
+                }
+            }
+            for name in names() {
+                if !warmup.inputs.contains_key(name) {
+                    report.error(&format!("model_warmup[{i}].inputs"), format!("lacks the input '{name}'"));
+                }
+            }
+        }
+        if !report.errors.is_empty() {
+            return Err(ConfigError { findings: report.errors });
+        }
+        for warning in report.warnings {
+            if !self.warnings.contains(&warning) {
+                self.warnings.push(warning);
+            }
+        }
+
+        config.name.clone_from(&self.name);
+        config.backend = self.format.backend().to_owned();
+        config.platform = self.format.platform().to_owned();
+        if config.default_model_filename.is_empty()
+            && let Some(file) = self.versions.first().and_then(|(_, file)| file.file_name())
+        {
+            config.default_model_filename = file.to_string_lossy().into_owned();
+        }
+        if config.version_policy.as_ref().is_none_or(|p| p.policy_choice.is_none()) {
+            config.version_policy =
+                Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
+        }
+        if config.instance_group.is_empty() {
+            config.instance_group.push(ModelInstanceGroup {
+                name: self.name.clone(),
+                kind: model_instance_group::Kind::Cpu.into(),
+                count: 1,
+                ..ModelInstanceGroup::default()
+            });
+        }
+        self.batching = ModelDefinition::batching(&config, max_batch_size);
+        self.config = config;
+        self.inputs = inputs;
+        self.outputs = outputs;
+        Ok(())
+    }
+
+    /// Matches the configuration's tensors of one side with the model's, completing the former.
+    fn bind(
+        &self,
+        side: Side,
+        config: &mut ModelConfig,
+        specs: &[TensorSpec],
+        batched: bool,
+        report: &mut Report<'_>,
+    ) -> Vec<TensorBinding> {
+        let word = side.word();
+        let written = side.tensors(config);
+        let mut listed: Vec<(Tensor, Option<usize>)> =
+            written.into_iter().enumerate().map(|(i, tensor)| (tensor, Some(i))).collect();
+        // A model without one of its inputs cannot run; an output that is not listed is not served.
+        if self.completion.enabled && (side == Side::Input || listed.is_empty()) {
+            for spec in specs {
+                if !listed.iter().any(|(tensor, _)| tensor.name == spec.name) {
+                    listed.push((Tensor { name: spec.name.clone(), ..Tensor::default() }, None));
+                }
+            }
+        } else if side == Side::Input {
+            for spec in specs.iter().filter(|s| !listed.iter().any(|(tensor, _)| tensor.name == s.name)) {
+                report.error(word, format!("the model's input '{}' is not listed", spec.name));
+            }
+        }
+        let mut bindings = Vec::with_capacity(listed.len());
+        for (tensor, place) in &mut listed {
+            let path = place.map_or_else(|| word.to_owned(), |i| format!("{word}[{i}]"));
+            let Some((model_index, spec)) = specs.iter().enumerate().find(|(_, s)| s.name == tensor.name) else {
+                let names = specs.iter().map(|s| s.name.as_str());
+                let hint = did_you_mean(&tensor.name, names.clone());
+                let names: Vec<&str> = names.collect();
+                report.error(
+                    &format!("{path}.name"),
+                    format!("the model has no {word} '{}'{hint} (its {word}s: {})", tensor.name, names.join(", ")),
+                );
+                continue;
+            };
+            if let Some(binding) = self.bind_one(tensor, spec, (model_index, &path), batched, report) {
+                bindings.push(binding);
+            }
+        }
+        side.set_tensors(config, listed.into_iter().map(|(tensor, _)| tensor).collect());
+        bindings
+    }
+
+    fn bind_one(
+        &self,
+        tensor: &mut Tensor,
+        spec: &TensorSpec,
+        (model_index, path): (usize, &str),
+        batched: bool,
+        report: &mut Report<'_>,
+    ) -> Option<TensorBinding> {
+        match datatype(tensor.data_type) {
+            Some(datatype) if datatype == spec.datatype => {}
+            Some(datatype) => report.error(
+                &format!("{path}.data_type"),
+                format!(
+                    "is {}, but '{}' is {} in the model",
+                    config_datatype(datatype).as_str_name(),
+                    tensor.name,
+                    config_datatype(spec.datatype).as_str_name()
+                ),
+            ),
+            None if self.completion.enabled => tensor.data_type = config_datatype(spec.datatype).into(),
+            None => report.error(&format!("{path}.data_type"), "is missing"),
+        }
+        let model_dims: &[i64] = match (batched, spec.dims.split_first()) {
+            (false, _) => &spec.dims,
+            (true, Some((-1, rest))) => rest,
+            (true, Some((size, _))) => {
+                report.error(
+                    "max_batch_size",
+                    format!(
+                        "asks for batches, but the first dimension of '{}' is fixed at {size} in the model: set \
+                         max_batch_size: 0, or export the model with a batch dimension that varies",
+                        spec.name
+                    ),
+                );
+                return None;
+            }
+            (true, None) => {
+                report.error(
+                    "max_batch_size",
+                    format!(
+                        "asks for batches, but '{}' is a single element in the model: set max_batch_size: 0",
+                        spec.name
+                    ),
+                );
+                return None;
+            }
+        };
+        if tensor.dims.is_empty() {
+            if !self.completion.enabled {
+                report.error(&format!("{path}.dims"), "is missing");
+                return None;
+            }
+            if model_dims.is_empty() {
+                // A configuration has no empty dims: Triton writes one element, reshaped into none.
+                tensor.dims = vec![1];
+                tensor.reshape = Some(Vec::new());
+            } else {
+                tensor.dims = model_dims.to_vec();
+            }
+        }
+        let expected = tensor.reshape.as_ref().unwrap_or(&tensor.dims);
+        let fits = expected.len() == model_dims.len()
+            && expected.iter().zip(model_dims).all(|(said, model)| *model == -1 || said == model);
+        if !fits {
+            let (field, meaning) = if tensor.reshape.is_some() {
+                ("reshape", "the reshape gives")
+            } else {
+                ("dims", "the configuration says")
+            };
+            let mut message =
+                format!("{meaning} {}, but '{}' is {} in the model", show(expected), tensor.name, show(&spec.dims));
+            if batched {
+                message += " with the batch dimension";
+                if expected.len() == spec.dims.len() {
+                    message += ": leave the batch dimension out of dims";
+                }
+            } else if expected.len() + 1 == spec.dims.len() && spec.dims.first() == Some(&-1) {
+                message += ": with max_batch_size 0, dims hold the first dimension too";
+            }
+            report.error(&format!("{path}.{field}"), message);
+            return None;
+        }
+        let with_batch = |dims: &[i64]| batched.then_some(-1).into_iter().chain(dims.iter().copied()).collect();
+        // The configuration may fix a size that varies in the model.
+        let model_dims: Vec<i64> = with_batch(expected);
+        Some(TensorBinding {
+            client: TensorSpec { name: tensor.name.clone(), datatype: spec.datatype, dims: with_batch(&tensor.dims) },
+            model_index,
+            model_dims,
+            labels: self.labels.get(&tensor.name).filter(|_| path.starts_with("output")).cloned().unwrap_or_default(),
+            batched,
+        })
+    }
+}
+
+/// Whether the first dimension of every tensor varies and the configuration's dims leave it out.
+fn takes_batches(config: &ModelConfig, signature: &Signature, report: &mut Report<'_>) -> bool {
+    let varies = |spec: &TensorSpec| spec.dims.first() == Some(&-1);
+    if signature.inputs.is_empty() || !signature.inputs.iter().all(varies) {
+        return false;
+    }
+    if let Some(output) = signature.outputs.iter().find(|o| !varies(o)) {
+        report.warn(
+            "",
+            format!(
+                "requests are not batched: the first dimension of every input varies, but that of the output '{}' ({}) does not",
+                output.name,
+                show(&output.dims)
+            ),
+        );
+        return false;
+    }
+    let includes_batch = |tensor: &Tensor, specs: &[TensorSpec]| {
+        let dims = tensor.reshape.as_ref().unwrap_or(&tensor.dims);
+        !dims.is_empty() && specs.iter().any(|s| s.name == tensor.name && s.dims.len() == dims.len())
+    };
+    !Side::Input.tensors(config).iter().any(|t| includes_batch(t, &signature.inputs))
+        && !Side::Output.tensors(config).iter().any(|t| includes_batch(t, &signature.outputs))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Input,
+    Output,
+}
+
+/// What inputs and outputs of a configuration have in common.
+#[derive(Default)]
+struct Tensor {
+    name: String,
+    data_type: i32,
+    dims: Vec<i64>,
+    reshape: Option<Vec<i64>>,
+}
+
+impl Side {
+    fn word(self) -> &'static str {
+        match self {
+            Side::Input => "input",
+            Side::Output => "output",
+        }
+    }
+
+    fn tensors(self, config: &ModelConfig) -> Vec<Tensor> {
+        let tensor = |name: &String, data_type, dims: &Vec<i64>, reshape: &Option<ModelTensorReshape>| Tensor {
+            name: name.clone(),
+            data_type,
+            dims: dims.clone(),
+            reshape: reshape.as_ref().map(|r| r.shape.clone()),
+        };
+        match self {
+            Side::Input => config.input.iter().map(|i| tensor(&i.name, i.data_type, &i.dims, &i.reshape)).collect(),
+            Side::Output => config.output.iter().map(|o| tensor(&o.name, o.data_type, &o.dims, &o.reshape)).collect(),
+        }
+    }
+
+    /// Writes completed tensors back: those that were listed stand first, in their order.
+    fn set_tensors(self, config: &mut ModelConfig, tensors: Vec<Tensor>) {
+        match self {
+            Side::Input => {
+                config.input.resize(tensors.len(), ModelInput::default());
+                for (input, tensor) in config.input.iter_mut().zip(tensors) {
+                    input.name = tensor.name;
+                    input.data_type = tensor.data_type;
+                    input.dims = tensor.dims;
+                    input.reshape = tensor.reshape.map(|shape| ModelTensorReshape { shape });
+                }
+            }
+            Side::Output => {
+                config.output.resize(tensors.len(), ModelOutput::default());
+                for (output, tensor) in config.output.iter_mut().zip(tensors) {
+                    output.name = tensor.name;
+                    output.data_type = tensor.data_type;
+                    output.dims = tensor.dims;
+                    output.reshape = tensor.reshape.map(|shape| ModelTensorReshape { shape });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a model needs to be served, resolved from its folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::inference::model_config::SchedulingChoice;
+use downbeat_protocol::inference::{self, ModelConfig};
+
+use crate::batching::Batching;
+use crate::binding::TensorBinding;
+use crate::config_source::ConfigSource;
+use crate::finding::Finding;
+use crate::policy::{DispatchPolicy, DropPolicy};
+use crate::warmup::Warmup;
+
+/// A model's folder, read and checked. [`ModelDefinition::complete`] adds what only the model file knows.
+#[derive(Clone, Debug)]
+pub struct ModelDefinition {
+    /// Name: the folder's.
+    pub name: String,
+    /// The model's folder.
+    pub dir: PathBuf,
+    /// The configuration: as written, and after [`ModelDefinition::complete`] with everything it leaves out.
+    pub config: ModelConfig,
+    /// The versions that `version_policy` selects, ascending, each with its model file. At least one.
+    pub versions: Vec<(u64, PathBuf)>,
+    /// What kind of file the versions are.
+    pub format: ModelFormat,
+    /// Queues and batches. Final after [`ModelDefinition::complete`].
+    pub batching: Batching,
+    /// Copies that may run at the same time (`instance_group`); at least 1.
+    pub instances: u32,
+    /// The SLO (`parameters["slo_ms"]`), from arrival to answer.
+    pub slo: Option<Duration>,
+    /// The dispatch policy (`parameters["scheduler"]`).
+    pub dispatch: Option<DispatchPolicy>,
+    /// The drop policy (`parameters["drop"]`).
+    pub drop: Option<DropPolicy>,
+    /// Requests to send before the model is ready.
+    pub warmups: Vec<Warmup>,
+    /// What the configuration asks for and does not get.
+    pub warnings: Vec<Finding>,
+    /// Inputs in the configuration's order. Empty before [`ModelDefinition::complete`].
+    pub inputs: Vec<TensorBinding>,
+    /// Outputs in the configuration's order: a configuration may leave outputs of the model out, and then clients do not
+    /// see them. Empty before [`ModelDefinition::complete`].
+    pub outputs: Vec<TensorBinding>,
+    pub(crate) source: ConfigSource,
+    pub(crate) labels: BTreeMap<String, Arc<[String]>>,
+    pub(crate) completion: CompletionOptions,
+}
+
+/// What kind of model file a folder holds, hence which engines can load it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ModelFormat {
+    /// An ONNX graph.
+    Onnx,
+    /// A latency profile for the emulated engine.
+    Emulated,
+}
+
+impl ModelFormat {
+    /// The configuration's `backend`.
+    pub const fn backend(self) -> &'static str {
+        match self {
+            ModelFormat::Onnx => "onnxruntime",
+            ModelFormat::Emulated => "downbeat_emulated",
+        }
+    }
+
+    /// The configuration's `platform`, which metadata shows.
+    pub const fn platform(self) -> &'static str {
+        match self {
+            ModelFormat::Onnx => "onnxruntime_onnx",
+            ModelFormat::Emulated => "downbeat_emulated",
+        }
+    }
+
+    /// Names a model file may have where the configuration names none, the preferred first.
+    pub const fn file_names(self) -> &'static [&'static str] {
+        match self {
+            ModelFormat::Onnx => &["model.onnx"],
+            ModelFormat::Emulated => &["model.emulated.toml", "model.emulated.json"],
+        }
+    }
+}
+
+/// How a definition is completed from its model file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CompletionOptions {
+    /// Whether it is completed at all, or only checked.
+    pub(crate) enabled: bool,
+    /// Largest batch where the configuration says nothing and the model's dimensions allow any.
+    pub(crate) default_max_batch_size: u32,
+}
+
+/// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.
+pub(crate) fn datatype(data_type: i32) -> Option<DataType> {
+    Some(match inference::DataType::try_from(data_type).ok()? {
+        inference::DataType::TypeInvalid => return None,
+        inference::DataType::TypeBool => DataType::Bool,
+        inference::DataType::TypeUint8 => DataType::Uint8,
+        inference::DataType::TypeUint16 => DataType::Uint16,
+        inference::DataType::TypeUint32 => DataType::Uint32,
+        inference::DataType::TypeUint64 => DataType::Uint64,
+        inference::DataType::TypeInt8 => DataType::Int8,
+        inference::DataType::TypeInt16 => DataType::Int16,
+        inference::DataType::TypeInt32 => DataType::Int32,
+        inference::DataType::TypeInt64 => DataType::Int64,
+        inference::DataType::TypeFp16 => DataType::Fp16,
+        inference::DataType::TypeFp32 => DataType::Fp32,
+        inference::DataType::TypeFp64 => DataType::Fp64,
+        inference::DataType::TypeString => DataType::Bytes,
+        inference::DataType::TypeBf16 => DataType::Bf16,
+    })
+}
+
+/// The configuration's name of a datatype.
+pub(crate) fn config_datatype(datatype: DataType) -> inference::DataType {
+    match datatype {
+        DataType::Bool => inference::DataType::TypeBool,
+        DataType::Uint8 => inference::DataType::TypeUint8,
+        DataType::Uint16 => inference::DataType::TypeUint16,
+        DataType::Uint32 => inference::DataType::TypeUint32,
+        DataType::Uint64 => inference::DataType::TypeUint64,
+        DataType::Int8 => inference::DataType::TypeInt8,
+        DataType::Int16 => inference::DataType::TypeInt16,
+        DataType::Int32 => inference::DataType::TypeInt32,
+        DataType::Int64 => inference::DataType::TypeInt64,
+        DataType::Fp16 => inference::DataType::TypeFp16,
+        DataType::Fp32 => inference::DataType::TypeFp32,
+        DataType::Fp64 => inference::DataType::TypeFp64,
+        DataType::Bytes => inference::DataType::TypeString,
+        DataType::Bf16 => inference::DataType::TypeBf16,
+    }
+}
+
+impl ModelDefinition {
+    /// Queues and batches of a configuration whose `max_batch_size` is `max_batch_size`.
+    pub(crate) fn batching(config: &ModelConfig, max_batch_size: u32) -> Batching {
+        match &config.scheduling_choice {
+            Some(SchedulingChoice::DynamicBatching(batching)) => Batching::dynamic(max_batch_size, batching),
+            _ => Batching::plain(max_batch_size),
+        }
+    }
+
+    /// A string parameter of the configuration.
+    pub fn parameter(&self, key: &str) -> Option<&str> {
+        self.config.parameters.get(key).map(|p| p.string_value.as_str())
+    }
+
+    /// The file of a version.
+    pub fn version_file(&self, version: u64) -> Option<&Path> {
+        self.versions.iter().find(|(v, _)| *v == version).map(|(_, file)| file.as_path())
+    }
+}

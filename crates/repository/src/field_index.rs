@@ -1,0 +1,317 @@
+//! Where each field of a protobuf text stands.
+//!
+//! The library that parses the text does not keep positions, and takes `input [` only with a colon before the bracket, which
+//! hardly any configuration has. This scan knows no schema: it keeps the place of every name and value, and where a colon
+//! has to go in.
+
+use std::collections::BTreeMap;
+
+use crate::finding::Position;
+
+/// Deeper than any configuration: the schema itself ends at seven.
+const MAX_DEPTH: usize = 32;
+
+/// The fields of a text by path, and the text as the library takes it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FieldIndex {
+    /// Offset of the name, by path with every index written (`input[0].dims[0]`).
+    names: BTreeMap<String, usize>,
+    /// Path of the field whose name stands at an offset.
+    by_name: BTreeMap<usize, String>,
+    /// Path of the field whose value stands at an offset.
+    by_value: BTreeMap<usize, String>,
+    /// Offsets in the text before which a colon is missing, ascending.
+    missing_colons: Vec<usize>,
+    /// Offset of each line's first byte.
+    lines: Vec<usize>,
+    text: String,
+}
+
+/// Text that is not even tokens, or too deep.
+#[derive(Debug)]
+pub(crate) struct ScanError {
+    pub(crate) position: Position,
+    pub(crate) message: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Token<'a> {
+    Word(&'a str),
+    String(&'a str),
+    Mark(u8),
+}
+
+impl FieldIndex {
+    /// Scans a text. What is not valid text format is left to the library to complain about.
+    pub(crate) fn scan(text: &str) -> Result<FieldIndex, ScanError> {
+        let lines = std::iter::once(0).chain(text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1));
+        let mut index = FieldIndex { lines: lines.collect(), text: text.to_owned(), ..FieldIndex::default() };
+        let fail = |index: &FieldIndex, (offset, message): (usize, String)| ScanError {
+            position: index.position(offset),
+            message,
+        };
+        let tokens = tokens(text).map_err(|e| fail(&index, e))?;
+        let mut scanner = Scanner { tokens: &tokens, next: 0, index: &mut index };
+        match scanner.message("", None, 0) {
+            Ok(()) | Err(Stop::NotTextFormat) => {}
+            Err(Stop::Refused(offset, message)) => return Err(fail(&index, (offset, message))),
+        }
+        Ok(index)
+    }
+
+    /// The text with the missing colons put in.
+    pub(crate) fn normalised(&self) -> String {
+        let mut out = String::with_capacity(self.text.len() + self.missing_colons.len());
+        let mut from = 0;
+        for &at in &self.missing_colons {
+            out.push_str(self.text.get(from..at).unwrap_or_default());
+            out.push(':');
+            from = at;
+        }
+        out.push_str(self.text.get(from..).unwrap_or_default());
+        out
+    }
+
+    /// The offset in the text of an offset in [`FieldIndex::normalised`].
+    pub(crate) fn original_offset(&self, normalised: usize) -> usize {
+        let mut inserted = 0;
+        for &at in &self.missing_colons {
+            if at + inserted >= normalised {
+                break;
+            }
+            inserted += 1;
+        }
+        normalised.saturating_sub(inserted).min(self.text.len())
+    }
+
+    /// Line and column of an offset.
+    pub(crate) fn position(&self, offset: usize) -> Position {
+        let line = self.lines.partition_point(|start| *start <= offset).max(1);
+        let start = self.lines.get(line - 1).copied().unwrap_or(0);
+        let column = self.text.get(start..offset).map_or(offset - start, |s| s.chars().count()) + 1;
+        Position { line, column }
+    }
+
+    /// Line and column past the last character.
+    pub(crate) fn end(&self) -> Position {
+        self.position(self.text.trim_end().len())
+    }
+
+    /// Where the field of a path is named, or the nearest field around it that is written.
+    pub(crate) fn find(&self, path: &str) -> Option<Position> {
+        let mut components: Vec<String> = split_path(path)
+            .into_iter()
+            .map(|c| if c.ends_with(']') { c.to_owned() } else { format!("{c}[0]") })
+            .collect();
+        while !components.is_empty() {
+            if let Some(offset) = self.names.get(&components.join(".")) {
+                return Some(self.position(*offset));
+            }
+            components.pop();
+        }
+        None
+    }
+
+    /// Whether the field of a path is written.
+    pub(crate) fn contains(&self, path: &str) -> bool {
+        self.names.contains_key(&format!("{path}[0]"))
+    }
+
+    /// Path of the field whose name, or else whose value, stands at an offset.
+    pub(crate) fn field_at(&self, offset: usize) -> Option<At<'_>> {
+        self.by_name.get(&offset).map(|p| At::Name(p)).or_else(|| self.by_value.get(&offset).map(|p| At::Value(p)))
+    }
+
+    /// The word at an offset.
+    pub(crate) fn word_at(&self, offset: usize) -> &str {
+        let rest = self.text.get(offset..).unwrap_or_default();
+        let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        rest.get(..end).unwrap_or_default()
+    }
+}
+
+/// What stands at an offset.
+pub(crate) enum At<'a> {
+    Name(&'a str),
+    Value(&'a str),
+}
+
+/// The components of a path; a quoted map key may hold dots.
+pub(crate) fn split_path(path: &str) -> Vec<&str> {
+    let mut components = Vec::new();
+    let (mut start, mut quoted) = (0, false);
+    for (i, b) in path.bytes().enumerate() {
+        match b {
+            b'"' => quoted = !quoted,
+            b'.' if !quoted => {
+                components.extend(path.get(start..i));
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    components.extend(path.get(start..).filter(|c| !c.is_empty()));
+    components
+}
+
+fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, (usize, String)> {
+    let bytes = text.as_bytes();
+    let mut tokens = Vec::new();
+    let mut at = 0;
+    while let Some(&b) = bytes.get(at) {
+        let start = at;
+        match b {
+            b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c => at += 1,
+            b'#' => at += bytes.iter().skip(at).take_while(|b| **b != b'\n').count(),
+            b'"' | b'\'' => {
+                at += 1;
+                loop {
+                    match bytes.get(at) {
+                        Some(b'\\') => at += 2,
+                        Some(b'\n' | 0) | None => return Err((start, "this string is not closed".to_owned())),
+                        Some(c) => {
+                            at += 1;
+                            if *c == b {
+                                break;
+                            }
+                        }
+                    }
+                }
+                tokens.push((start, Token::String(text.get(start + 1..at - 1).unwrap_or_default())));
+            }
+            b'{' | b'}' | b'<' | b'>' | b'[' | b']' | b':' | b',' | b';' => {
+                at += 1;
+                tokens.push((start, Token::Mark(b)));
+            }
+            // The library follows `[domain/Type] {` into itself without a bound; no configuration needs it.
+            b'/' => return Err((start, "unexpected '/'; comments begin with '#'".to_owned())),
+            b'-' | b'+' | b'.' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
+                at += bytes
+                    .iter()
+                    .skip(at)
+                    .take_while(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'+' | b'.' | b'_'))
+                    .count();
+                tokens.push((start, Token::Word(text.get(start..at).unwrap_or_default())));
+            }
+            _ => {
+                let found = text.get(start..).and_then(|rest| rest.chars().next()).unwrap_or('?');
+                return Err((start, format!("unexpected character '{}'", found.escape_default())));
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Why the scan ended before the text did.
+enum Stop {
+    NotTextFormat,
+    Refused(usize, String),
+}
+
+struct Scanner<'a, 't> {
+    tokens: &'a [(usize, Token<'t>)],
+    next: usize,
+    index: &'a mut FieldIndex,
+}
+
+impl<'t> Scanner<'_, 't> {
+    fn peek(&self) -> Option<(usize, Token<'t>)> {
+        self.tokens.get(self.next).copied()
+    }
+
+    /// The fields of a message until `close` (the end of the text for the outermost).
+    fn message(&mut self, path: &str, close: Option<u8>, depth: usize) -> Result<(), Stop> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        loop {
+            let Some((at, token)) = self.peek() else {
+                return if close.is_none() { Ok(()) } else { Err(Stop::NotTextFormat) };
+            };
+            if depth > MAX_DEPTH {
+                return Err(Stop::Refused(at, format!("nested deeper than {MAX_DEPTH} messages")));
+            }
+            self.next += 1;
+            let name = match token {
+                Token::Mark(b) if Some(b) == close => return Ok(()),
+                Token::Word(name) => name,
+                Token::Mark(b'[') => {
+                    return Err(Stop::Refused(at, "extension fields are not part of a model configuration".to_owned()));
+                }
+                _ => return Err(Stop::NotTextFormat),
+            };
+            let prefix = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+            let count = counts.entry(name).or_insert(0);
+            if let Some((_, Token::Mark(b':'))) = self.peek() {
+                self.next += 1;
+            } else if let Some((bracket, Token::Mark(b'['))) = self.peek() {
+                self.index.missing_colons.push(bracket);
+            }
+            if let Some((_, Token::Mark(b'['))) = self.peek() {
+                self.next += 1;
+                self.index.names.entry(format!("{prefix}[0]")).or_insert(at);
+                loop {
+                    match self.peek() {
+                        Some((_, Token::Mark(b']'))) => {
+                            self.next += 1;
+                            break;
+                        }
+                        Some((_, Token::Mark(b','))) => self.next += 1,
+                        Some((value, _)) => {
+                            self.value(name, path, &format!("{prefix}[{count}]"), (value, value), depth)?;
+                            *count += 1;
+                        }
+                        None => return Err(Stop::NotTextFormat),
+                    }
+                }
+            } else {
+                let Some((value, _)) = self.peek() else { return Err(Stop::NotTextFormat) };
+                self.value(name, path, &format!("{prefix}[{count}]"), (at, value), depth)?;
+                *count += 1;
+            }
+            self.index.by_name.entry(at).or_insert(format!("{prefix}[0]"));
+            if let Some((_, Token::Mark(b',' | b';'))) = self.peek() {
+                self.next += 1;
+            }
+        }
+    }
+
+    /// A message or a scalar.
+    fn value(
+        &mut self,
+        name: &str,
+        parent: &str,
+        path: &str,
+        (name_at, value_at): (usize, usize),
+        depth: usize,
+    ) -> Result<(), Stop> {
+        self.index.names.insert(path.to_owned(), name_at);
+        if name_at != value_at {
+            self.index.by_name.entry(name_at).or_insert(path.to_owned());
+        }
+        self.index.by_value.insert(value_at, path.to_owned());
+        match self.peek() {
+            Some((_, Token::Mark(open @ (b'{' | b'<')))) => {
+                self.next += 1;
+                self.message(path, Some(if open == b'{' { b'}' } else { b'>' }), depth + 1)
+            }
+            Some((_, token @ (Token::String(_) | Token::Word(_)))) => {
+                if name == "key"
+                    && let Some((map, _)) = parent.rsplit_once('[')
+                    && let Token::String(key) | Token::Word(key) = token
+                {
+                    let entry = self.index.names.get(parent).copied().unwrap_or(name_at);
+                    self.index.names.insert(format!("{map}[\"{key}\"]"), entry);
+                }
+                self.next += 1;
+                // Neighbouring strings are one string; a sign may stand apart from its number.
+                while let Some((_, following)) = self.peek()
+                    && (matches!((token, following), (Token::String(_), Token::String(_)))
+                        || token == Token::Word("-") && matches!(following, Token::Word(_)))
+                {
+                    self.next += 1;
+                }
+                Ok(())
+            }
+            _ => Err(Stop::NotTextFormat),
+        }
+    }
+}

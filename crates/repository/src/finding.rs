@@ -1,0 +1,83 @@
+//! What was found wrong, or passed over, in a model's configuration.
+
+use std::fmt;
+
+/// A place in a configuration and what is to be said about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The file as it was named to the repository, or `configuration of the load request`.
+    pub file: String,
+    /// Line and column, from 1; `None` where the field is not written in the file.
+    pub position: Option<Position>,
+    /// The field's path (`input[0].dims`, `parameters["slo_ms"]`); empty if it is about the model as a whole.
+    pub field: String,
+    /// What is wrong and what is expected.
+    pub message: String,
+}
+
+/// A place in a text: line and column, from 1; columns count characters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Position {
+    /// Line.
+    pub line: usize,
+    /// Column.
+    pub column: usize,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(Position { line, column }) = self.position {
+            write!(f, ":{line}:{column}")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, ": {}", self.field)?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// Why a configuration cannot be used: at least one finding, one a line when shown.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct ConfigError {
+    /// What is wrong, in the order of the checks.
+    pub findings: Vec<Finding>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, finding) in self.findings.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            fmt::Display::fmt(finding, f)?;
+        }
+        Ok(())
+    }
+}
+
+impl From<Finding> for ConfigError {
+    fn from(finding: Finding) -> Self {
+        ConfigError { findings: vec![finding] }
+    }
+}
+
+/// The candidate that was most likely meant by `found`, if one is near enough.
+pub fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Longer than every name there is: comparing costs the product of both lengths.
+    if found.len() > 128 {
+        return None;
+    }
+    let lower = found.to_ascii_lowercase();
+    candidates
+        .into_iter()
+        .map(|c| (strsim::damerau_levenshtein(&lower, &c.to_ascii_lowercase()), c))
+        .filter(|(distance, c)| *distance <= 2.max(c.len().max(found.len()) / 3) && *distance < c.len())
+        .min()
+        .map(|(_, c)| c)
+}
+
+/// `; did you mean 'x'?`, or nothing.
+pub fn did_you_mean<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(found, candidates).map_or_else(String::new, |c| format!("; did you mean '{c}'?"))
+}

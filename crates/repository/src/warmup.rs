@@ -1,0 +1,141 @@
+//! Requests that a model answers before anyone else's (Triton's `model_warmup`).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::{InferInput, InferRequest};
+
+/// Largest input that is generated or read for a warm-up, bytes.
+const MAX_INPUT_BYTES: usize = 1 << 30;
+
+/// A request that is sent to a model before it becomes ready.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Warmup {
+    /// Name, for the log.
+    pub name: String,
+    /// Batch size; at least 1, and 1 for models without a batch dimension.
+    pub batch_size: u32,
+    /// How often the request is sent; at least 1.
+    pub count: u32,
+    /// Inputs by name.
+    pub inputs: BTreeMap<String, WarmupInput>,
+    /// Whether the model's tensors have a batch dimension.
+    pub(crate) batched: bool,
+}
+
+/// An input of a [`Warmup`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WarmupInput {
+    /// Element type.
+    pub datatype: DataType,
+    /// Sizes without the batch dimension, all known.
+    pub dims: Vec<usize>,
+    /// Where the elements come from.
+    pub data: WarmupData,
+}
+
+/// The elements of a [`WarmupInput`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WarmupData {
+    /// Zeros; empty strings for `BYTES`.
+    Zero,
+    /// Random bits, floating point in `[0, 1)`; empty strings for `BYTES`. The same in every run.
+    Random,
+    /// The elements of one batch entry or of the whole batch, in the protocol's binary form.
+    File(PathBuf),
+}
+
+impl Warmup {
+    /// The request, for the model `model`.
+    ///
+    /// # Errors
+    /// A message if a data file cannot be read or has the wrong size.
+    pub fn request(&self, model: &str) -> Result<InferRequest, String> {
+        let mut request = InferRequest { model_name: model.to_owned(), ..InferRequest::default() };
+        for (name, input) in &self.inputs {
+            let data = input
+                .bytes(self.batch_size as usize)
+                .map_err(|e| format!("model_warmup '{}', input '{name}': {e}", self.name))?;
+            let batch = self.batched.then_some(i64::from(self.batch_size));
+            let dims = input.dims.iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX));
+            request.inputs.push(InferInput {
+                name: name.clone(),
+                datatype: input.datatype,
+                shape: batch.into_iter().chain(dims).collect(),
+                parameters: Default::default(),
+                data,
+            });
+        }
+        Ok(request)
+    }
+}
+
+impl WarmupInput {
+    fn bytes(&self, batch: usize) -> Result<Bytes, String> {
+        // An empty string is its length alone.
+        let size = self.datatype.size().unwrap_or(4);
+        let one = self
+            .dims
+            .iter()
+            .try_fold(size, |n, d| n.checked_mul(*d))
+            .filter(|n| n.checked_mul(batch).is_some_and(|all| all <= MAX_INPUT_BYTES))
+            .ok_or_else(|| format!("is larger than {MAX_INPUT_BYTES} bytes"))?;
+        match &self.data {
+            WarmupData::Zero => Ok(vec![0; one * batch].into()),
+            WarmupData::Random => Ok(random(self.datatype, one * batch).into()),
+            WarmupData::File(path) => {
+                let shown = path.display();
+                let length = std::fs::metadata(path).map_err(|e| format!("{shown}: {e}"))?.len();
+                if length > MAX_INPUT_BYTES as u64 {
+                    return Err(format!("{shown} is larger than {MAX_INPUT_BYTES} bytes"));
+                }
+                let data = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
+                match self.datatype {
+                    // How many strings there are is checked with every other request's.
+                    DataType::Bytes => Ok(data.into()),
+                    _ if data.len() == one * batch => Ok(data.into()),
+                    _ if data.len() == one => Ok(data.repeat(batch).into()),
+                    _ => Err(format!(
+                        "{shown} has {} bytes; expected {one} (one batch entry) or {} (the batch)",
+                        data.len(),
+                        one * batch
+                    )),
+                }
+            }
+        }
+    }
+}
+
+/// Elements from a fixed seed, so that two starts warm up alike.
+fn random(datatype: DataType, bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    // SplitMix64.
+    let mut draw = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let unit = |bits: u64| (bits >> 40) as f32 / (1 << 24) as f32;
+    let mut out = Vec::with_capacity(bytes + 8);
+    while out.len() < bytes {
+        let bits = draw();
+        match datatype {
+            DataType::Bool => out.push((bits & 1) as u8),
+            DataType::Bytes => out.extend_from_slice(&[0; 4]),
+            DataType::Fp32 => out.extend_from_slice(&unit(bits).to_le_bytes()),
+            DataType::Fp64 => out.extend_from_slice(&f64::from(unit(bits)).to_le_bytes()),
+            DataType::Fp16 => out.extend_from_slice(&half::f16::from_f32(unit(bits) * 0.5).to_le_bytes()),
+            DataType::Bf16 => out.extend_from_slice(&half::bf16::from_f32(unit(bits) * 0.5).to_le_bytes()),
+            // Random 64-bit numbers are out of range of every embedding table; small ones seldom are.
+            DataType::Int64 | DataType::Uint64 => out.extend_from_slice(&(bits & 0x7f).to_le_bytes()),
+            DataType::Int32 | DataType::Uint32 => out.extend_from_slice(&((bits & 0x7f) as u32).to_le_bytes()),
+            DataType::Int16 | DataType::Uint16 => out.extend_from_slice(&((bits & 0x7f) as u16).to_le_bytes()),
+            DataType::Int8 | DataType::Uint8 => out.push((bits & 0x7f) as u8),
+        }
+    }
+    out.truncate(bytes);
+    out
+}

@@ -1,0 +1,133 @@
+"""A Downbeat server under test, as a process."""
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+# Loading measures a profile of each model; a loaded machine takes its time.
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 60
+
+
+def onnxruntime_library():
+    """The shared library inside the onnxruntime wheel that the tests compare with."""
+    import onnxruntime
+
+    found = sorted((pathlib.Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    assert found, "the onnxruntime wheel has no libonnxruntime.so"
+    return found[0]
+
+
+def free_ports(count):
+    """Ports that nothing listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def environment(folder, engine="onnxruntime"):
+    """The environment of a server: a cache of its own, and the onnxruntime wheel's library or none."""
+    env = dict(os.environ, XDG_CACHE_HOME=str(folder / "cache"), NO_COLOR="1")
+    env.pop("ORT_DYLIB_PATH", None)
+    if engine == "onnxruntime":
+        env["ORT_DYLIB_PATH"] = str(onnxruntime_library())
+    return env
+
+
+class Server:
+    """`downbeat serve` on free ports of the loopback interface."""
+
+    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True):
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.repository = pathlib.Path(repository)
+        self.log_path = folder / f"server-{self.http_port}.log"
+        command = [str(binary), "serve", str(repository), "--host", "127.0.0.1", "--http-port", str(self.http_port),
+                   "--grpc-port", str(self.grpc_port), "--metrics-port", str(self.metrics_port), "--engine", engine, *flags]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                            env=environment(folder, engine), cwd=folder)
+        if wait:
+            self.wait_ready()
+
+    @property
+    def http(self):
+        """Host and port, as tritonclient wants them."""
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def url(self):
+        return f"http://{self.http}"
+
+    @property
+    def grpc(self):
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{self.url}/v2/health/ready", timeout=10).status_code == 200:
+                    return
+            time.sleep(0.02)
+        self.process.kill()
+        raise AssertionError(f"the server was not ready after {START_TIMEOUT_S} s:\n{self.log}")
+
+    def metrics(self):
+        """The metrics page, as {name: [(labels, value)]}."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = requests.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).text
+        found = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
+
+    def metric(self, name, **labels):
+        """The sum of the samples of `name` whose labels include `labels`."""
+        return sum(value for found, value in self.metrics().get(name, []) if labels.items() <= found.items())
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait_end(self):
+        """Waits until the server has ended; its exit status."""
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"the server did not end {STOP_TIMEOUT_S} s after SIGTERM:\n{self.log}") from None
+
+    def stop(self):
+        """SIGTERM; a clean end is expected."""
+        assert self.process.poll() is None, f"the server ended early with {self.process.returncode}:\n{self.log}"
+        self.terminate()
+        status = self.wait_end()
+        assert status == 0, f"exit status {status}:\n{self.log}"
+        assert "panicked" not in self.log, self.log
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.stop()
+        elif self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+            print(self.log)

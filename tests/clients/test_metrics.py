@@ -1,0 +1,73 @@
+"""Statistics and metrics: Triton's names, and numbers that add up."""
+import requests
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+import models
+
+# docs of Triton 2.51, "Inference Request Metrics"; what boards are drawn from.
+COUNTERS = ["nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count",
+            "nv_inference_request_duration_us", "nv_inference_queue_duration_us", "nv_inference_compute_input_duration_us",
+            "nv_inference_compute_infer_duration_us", "nv_inference_compute_output_duration_us"]
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 4], "data": [0.0] * 12}]}
+
+
+def test_metrics_count_what_was_sent(start, repository):
+    models.add(repository, "one", 1)
+    models.add(repository, "two", 1)
+    server = start(repository)
+    for _ in range(5):
+        assert requests.post(f"{server.url}/v2/models/one/infer", json=BODY).status_code == 200
+    assert requests.post(f"{server.url}/v2/models/one/infer", json={"inputs": []}).status_code == 400
+    labels = {"model": "one", "version": "1"}
+    metrics = server.metrics()
+    for name in COUNTERS:
+        found = [sample for sample in metrics.get(name, []) + metrics.get(f"{name}_total", []) if labels.items() <= sample[0].items()]
+        assert found or name == "nv_inference_request_failure", f"{name} is missing from {sorted(metrics)}"
+
+    def count(name, **more):
+        return server.metric(name, **labels, **more) + server.metric(f"{name}_total", **labels, **more)
+
+    assert count("nv_inference_request_success") == 5
+    assert count("nv_inference_count") == 15, "a batch dimension of three counts as three"
+    assert 1 <= count("nv_inference_exec_count") <= 5
+    total = count("nv_inference_request_duration_us")
+    parts = sum(count(f"nv_inference_{phase}_duration_us") for phase in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert 0 < parts <= total * 1.05
+    assert server.metric("nv_inference_request_success", model="two") == 0
+    # And a histogram for each phase, which can be summed over servers.
+    histograms = [name for name in metrics if name.endswith("_bucket")]
+    for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert any(phase in name for name in histograms), f"no histogram of {phase} in {sorted(histograms)}"
+
+
+def test_both_clients_see_the_same_statistics(start, repository):
+    models.add(repository, "one", 1)
+    server = start(repository)
+    for _ in range(4):
+        requests.post(f"{server.url}/v2/models/one/infer", json=BODY)
+    with httpclient.InferenceServerClient(server.http) as http, grpcclient.InferenceServerClient(server.grpc) as grpc:
+        over_http = http.get_inference_statistics("one")["model_stats"][0]
+        over_grpc = grpc.get_inference_statistics("one", as_json=True)["model_stats"][0]
+        assert int(over_http["inference_count"]) == int(over_grpc["inference_count"]) == 12
+        for part in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+            a, b = over_http["inference_stats"][part], over_grpc["inference_stats"][part]
+            assert int(a["count"]) == int(b["count"]) == 4 and int(a["ns"]) == int(b["ns"]) > 0, part
+        batches = {int(b["batch_size"]): int(b["compute_infer"]["count"]) for b in over_http["batch_stats"]}
+        assert sum(size * count for size, count in batches.items()) == 12
+        assert sum(batches.values()) == int(over_http["execution_count"])
+        assert [m["name"] for m in http.get_inference_statistics()["model_stats"]] == ["one"]
+        for client in (http, grpc):
+            try:
+                client.get_inference_statistics("one", "9")
+                raise AssertionError("statistics of a version that is not there")
+            except InferenceServerException as error:
+                assert "9" in error.message()
+
+
+def test_queue_depth_is_back_at_zero_and_the_page_has_no_duplicates(examples):
+    text = requests.get(f"http://127.0.0.1:{examples.metrics_port}/metrics").text
+    samples = [line.rsplit(" ", 1)[0] for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+    assert examples.metric("nv_inference_pending_request_count") == 0

@@ -353,7 +353,12 @@ impl ModelQueue {
         self.slide(now);
         self.candidate = None;
         let Some(forecast) = self.forecast(now) else { return 0 };
-        let limit = u64::from(self.candidate_of(now, forecast).size);
+        let candidate = self.candidate_of(now, forecast);
+        if candidate.exec > now {
+            // Giving up heads has moved the window.
+            return 0;
+        }
+        let limit = u64::from(candidate.size);
         let mut size = 0;
         for tier in 0..=forecast.last_tier {
             while let Some((_, slot)) = self.tiers[tier].order.peek() {
@@ -464,20 +469,48 @@ impl ModelQueue {
         self.profile.largest_up_to(self.max_batch, deadline.since(now))
     }
 
-    /// Window drop: gives up heads of the leading tier that would force a batch below the target.
+    /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target.
+    ///
+    /// Called when a decision cannot wait: the batch starts, or it expired. Until then nothing is given up, because a device
+    /// may come in time for the head. Heads are given up only if the batch grows by at least as many items as that costs, so that
+    /// the sacrifice never serves fewer; that also bounds the look ahead by the target.
     fn slide(&mut self, now: Time) {
         if self.drop != DropPolicy::WindowDrop {
             return;
         }
         self.refresh_target(now);
         let Some(lead) = self.tiers.iter().position(|t| !t.order.is_empty()) else { return };
-        while let Some(((deadline, _), slot)) = self.tiers[lead].order.peek() {
-            let weight = self.tiers[lead].weight;
-            let goal = u64::from(self.target).min(weight);
-            if u64::from(self.fit(now, deadline)) >= goal {
+        let target = u64::from(self.target);
+        let mut weight = self.tiers[lead].weight;
+        let mut without = None;
+        let mut cost = 0;
+        let mut reached = None;
+        while let Some(((deadline, sequence), slot)) = self.tiers[lead].order.peek() {
+            let reach = u64::from(self.fit(now, deadline)).min(weight);
+            let least = *without.get_or_insert(reach) + cost;
+            if reach >= target.min(weight) {
+                reached = (reach >= least).then_some(reach);
                 break;
             }
-            self.give_up(slot, DropReason::Sacrificed);
+            if least >= target {
+                break;
+            }
+            let size = u64::from(self.slots[slot as usize].size);
+            weight -= size;
+            cost += size;
+            self.tiers[lead].order.pop();
+            self.aside.push((deadline, sequence, slot));
+        }
+        while let Some((deadline, sequence, slot)) = self.aside.pop() {
+            self.tiers[lead].order.set(slot, (deadline, sequence));
+            let Some(size) = reached else { continue };
+            // Of different sizes, a smaller head may still fit beside what a larger one made room for.
+            let with = size + u64::from(self.slots[slot as usize].size);
+            if with <= u64::from(self.fit(now, deadline)) {
+                reached = Some(with);
+            } else {
+                self.give_up(slot, DropReason::Sacrificed);
+            }
         }
     }
 

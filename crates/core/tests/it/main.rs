@@ -1,4 +1,4 @@
 //! Tests of the core from outside, in one binary.
-#![allow(missing_docs, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod symphony_paper;

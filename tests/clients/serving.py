@@ -2,6 +2,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -88,14 +89,13 @@ class Server:
         raise AssertionError(f"the server was not ready after {START_TIMEOUT_S} s:\n{self.log}")
 
     def metrics(self):
-        """The metrics page, as {name: [(labels, value)]}."""
-        from prometheus_client.parser import text_string_to_metric_families
-
+        """The metrics page, as {name: [(labels, value)]}. (prometheus_client's own parser renames Triton's counters.)"""
         text = requests.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).text
         found = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()
+                found.setdefault(name, []).append((dict(re.findall(r'(\w+)="([^"]*)"', labels or "")), float(value)))
         return found
 
     def metric(self, name, **labels):

@@ -53,7 +53,7 @@ def test_digits_is_as_often_right_as_when_it_was_trained_and_inside_its_slo(serv
     server = request.getfixturevalue(server)
     _, _, images, classes = digits_split()
     trained = {p.key: p.value for p in onnx.load(MODELS / "digits/1/model.onnx").metadata_props}
-    missed_before = server.metric("downbeat_missed_total", model="digits")
+    missed_before = server.metric("downbeat_requests_late_total", model="digits")
 
     def ask(part):
         right, latencies = 0, []
@@ -72,7 +72,7 @@ def test_digits_is_as_often_right_as_when_it_was_trained_and_inside_its_slo(serv
     # A request that cannot make its deadline is dropped, so that all were answered says that the server meant to be in time;
     # the median says it from outside, and does not depend on one pause of a shared machine.
     assert np.median(latencies) < 0.100
-    assert server.metric("downbeat_missed_total", model="digits") - missed_before <= len(images) // 100
+    assert server.metric("downbeat_requests_late_total", model="digits") - missed_before <= len(images) // 100
 
 
 def test_classification_gives_the_label_and_its_probability(examples):

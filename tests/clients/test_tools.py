@@ -40,7 +40,7 @@ def perf_analyzer(*arguments):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheel's binary is for x86-64")
 @pytest.mark.parametrize("model, more", [
-    ("mlp", []), ("mlp", ["-b", "4"]), ("mlp", ["--shared-memory", "system"]), ("encoder", ["--shape", "input_ids:16", "--shape", "attention_mask:16"]),
+    ("mlp", []), ("mlp", ["-b", "4"]), ("mlp", ["--shared-memory", "system"]), ("encoder", ["--shape", "input_ids:16", "--shape", "attention_mask:16", "--input-data", "zero"]), ("mlp", ["--collect-metrics"]),
     ("digits", ["--request-rate-range", "50"]),
 ])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

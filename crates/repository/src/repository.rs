@@ -107,6 +107,14 @@ impl ModelRepository {
         self
     }
 
+    /// Another folder, read by the same rules: the files of a load request.
+    ///
+    /// # Errors
+    /// As [`ModelRepository::open`].
+    pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
+        Ok(ModelRepository { completion: self.completion, ..ModelRepository::open(path)? })
+    }
+
     /// The folder, as it was given.
     pub fn path(&self) -> &Path {
         &self.path

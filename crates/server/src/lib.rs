@@ -1,5 +1,17 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
+pub mod clock;
+pub mod driver;
 pub mod error;
+pub mod executable;
+pub mod loader;
+pub mod logging;
+pub mod metrics;
 pub mod options;
+pub mod plan;
+pub mod profiler;
+pub mod refiner;
+pub mod registry;
 pub mod service;
+pub mod serving;
+pub mod statistics;

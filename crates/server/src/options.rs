@@ -95,12 +95,12 @@ impl ServerOptions {
     }
 
     /// The dispatch policy of a model, by the same order as [`ServerOptions::slo`].
-    pub fn dispatch(&self, model: &str, configured: Option<DispatchPolicy>) -> DispatchPolicy {
+    pub fn dispatch_policy(&self, model: &str, configured: Option<DispatchPolicy>) -> DispatchPolicy {
         self.models.get(model).and_then(|m| m.dispatch).or(configured).unwrap_or(self.dispatch)
     }
 
     /// The drop policy of a model, by the same order as [`ServerOptions::slo`].
-    pub fn drop(&self, model: &str, configured: Option<DropPolicy>) -> DropPolicy {
+    pub fn drop_policy(&self, model: &str, configured: Option<DropPolicy>) -> DropPolicy {
         self.models.get(model).and_then(|m| m.drop).or(configured).unwrap_or(self.drop)
     }
 }

@@ -1,0 +1,167 @@
+//! A device of the driver: a thread that runs one batch at a time.
+
+use std::panic::AssertUnwindSafe;
+
+use downbeat_core::{BatchId, DeviceId, LatencyProfile, ModelId, Time};
+use parking_lot::{Condvar, Mutex};
+
+use super::{Event, Job, Shared};
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::metrics::{DeviceMetrics, Reason};
+use crate::plan::Outputs;
+use crate::statistics::Phases;
+
+/// A batch for a device.
+pub struct Launch {
+    /// The scheduler's name for it.
+    pub batch: BatchId,
+    /// Its requests, all of one queue.
+    pub jobs: Vec<Job>,
+    /// When it was dispatched.
+    pub dispatched: Time,
+}
+
+/// Where the driver leaves a device's next batch.
+pub struct DeviceSlot {
+    id: DeviceId,
+    index: usize,
+    metrics: DeviceMetrics,
+    /// Holds at most one launch: the scheduler dispatches to free devices only.
+    next: Mutex<Next>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Next {
+    launch: Option<Launch>,
+    stopped: bool,
+    waiting: bool,
+}
+
+impl DeviceSlot {
+    /// An empty slot.
+    pub fn new(id: DeviceId, index: usize, metrics: DeviceMetrics) -> Self {
+        DeviceSlot { id, index, metrics, next: Mutex::default(), arrived: Condvar::new() }
+    }
+
+    /// The scheduler's name for the device.
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// The device's number, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Leaves a batch.
+    pub fn launch(&self, launch: Launch) {
+        let mut next = self.next.lock();
+        assert!(next.launch.is_none(), "a device runs one batch at a time, and was given a second");
+        next.launch = Some(launch);
+        if next.waiting {
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Ends the device's thread after its present batch.
+    pub fn stop(&self) {
+        self.next.lock().stopped = true;
+        self.arrived.notify_all();
+    }
+
+    /// Waits for a batch; `None` when stopped.
+    fn take(&self) -> Option<Launch> {
+        let mut next = self.next.lock();
+        loop {
+            if let Some(launch) = next.launch.take() {
+                return Some(launch);
+            }
+            if next.stopped {
+                return None;
+            }
+            next.waiting = true;
+            self.arrived.wait(&mut next);
+            next.waiting = false;
+        }
+    }
+}
+
+/// The life of a device's thread.
+pub fn work(slot: &DeviceSlot, shared: &Shared) {
+    while let Some(launch) = slot.take() {
+        slot.metrics.begin();
+        let begin = shared.clock.now();
+        let batch = launch.batch;
+        let refined = run(slot.index, launch, &shared.clock);
+        slot.metrics.end(shared.clock.now().since(begin));
+        shared.post(Event::Completed { device: slot.id, batch, refined });
+    }
+}
+
+/// Runs a batch and answers its requests; gives the queue's new profile when there is one.
+fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, LatencyProfile)> {
+    let begin = clock.now();
+    let mut jobs = launch.jobs;
+    // Clients that left between dispatch and now leave the batch too.
+    jobs.retain(|job| {
+        let gone = job.reply.is_closed();
+        if gone {
+            job.executable.record_not_answered(Reason::Cancelled, begin.since(job.arrival));
+        }
+        !gone
+    });
+    let first = jobs.first()?;
+    let executable = first.executable.clone();
+    let queue = first.queue.clone();
+    let rows: Vec<u32> = jobs.iter().map(|job| job.admitted.rows).collect();
+    let total: u32 = rows.iter().sum();
+    let mut state = executable.plan.assemble(jobs.iter().map(|job| &job.admitted));
+    let assembled = clock.now();
+    let ran = match executable.lane(device) {
+        // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
+        Some(lane) => std::panic::catch_unwind(AssertUnwindSafe(|| {
+            lane.lock().run(0..executable.model().segments(), &mut state).map_err(|e| e.to_string())
+        }))
+        .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned())),
+        None => Err(format!("the model has no lane on device {device}")),
+    };
+    let computed = clock.now();
+    let answers = ran.and_then(|()| executable.plan.separate(state, &rows));
+    let separated = clock.now();
+    let answers: Vec<Outputs> = match answers {
+        Ok(answers) => answers,
+        Err(reason) => {
+            tracing::error!(model = %executable.name, version = %executable.version, batch = total, %reason, "batch failed");
+            for job in jobs {
+                let error = ServiceError::Internal(format!("model '{}' failed: {reason}", executable.name));
+                job.fail(Reason::Engine, error, separated);
+            }
+            return None;
+        }
+    };
+    let phases = Phases {
+        compute_input: assembled.since(begin),
+        compute_infer: computed.since(assembled),
+        compute_output: separated.since(computed),
+    };
+    executable.metrics.record_batch(
+        total,
+        phases,
+        jobs.iter().map(|job| (begin.since(job.arrival), separated.since(job.arrival), separated > job.deadline)),
+    );
+    executable.statistics.lock().record_batch(
+        Clock::unix_millis(),
+        total,
+        phases,
+        jobs.iter().map(|job| (begin.since(job.arrival), separated.since(job.arrival))),
+    );
+    // What the scheduler has to plan with is the time from dispatch to completion, not the engine's run alone.
+    let refined = queue.refiner.lock().observe(total, separated.since(launch.dispatched));
+    for (job, outputs) in jobs.into_iter().zip(answers) {
+        // A client that left meanwhile has been computed for; there is nobody to tell.
+        let _ = job.reply.send(Ok(outputs));
+    }
+    refined.map(|profile| (queue.id, profile))
+}

@@ -1,0 +1,175 @@
+//! A loaded, warm model version: all that a device needs to run its batches.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use downbeat_core::{Duration, ModelId};
+use downbeat_engine::{Lane, LoadError, Model};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+
+use crate::metrics::{ModelMetrics, Reason};
+use crate::plan::{BatchPlan, ShapeKey};
+use crate::refiner::ProfileRefiner;
+use crate::statistics::Statistics;
+
+/// A model version in service. Lives until its last request is answered, also after a newer version took its place.
+pub struct Executable {
+    /// Model name.
+    pub name: String,
+    /// Version, as its folder is called.
+    pub version: String,
+    /// How requests become batches and batches become answers.
+    pub plan: BatchPlan,
+    /// Prometheus metrics of this version.
+    pub metrics: ModelMetrics,
+    /// The protocol's statistics of this version; one lock a batch.
+    pub statistics: Mutex<Statistics>,
+    /// The most items that may wait in all queues together.
+    pub queue_bound: u32,
+    /// The scheduler's queue for each shape of request; one if shapes do not vary.
+    queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
+    model: Arc<dyn Model>,
+    lanes: Vec<Mutex<Box<dyn Lane>>>,
+    waiting: AtomicU32,
+    in_flight: AtomicU64,
+    idle: Notify,
+}
+
+/// The scheduler's queue for the requests of one shape.
+pub struct Queue {
+    /// The scheduler's name for it.
+    pub id: ModelId,
+    /// Learns the latency of its batches from what they take.
+    pub refiner: Mutex<ProfileRefiner>,
+    /// When it was last used, nanoseconds of the server's clock.
+    pub last_used_ns: AtomicU64,
+}
+
+impl Executable {
+    /// A version with one lane on each of `devices` devices.
+    ///
+    /// # Errors
+    /// If the engine has no memory for a lane.
+    pub fn new(
+        name: String,
+        version: String,
+        plan: BatchPlan,
+        model: Arc<dyn Model>,
+        devices: usize,
+        metrics: ModelMetrics,
+        queue_bound: u32,
+    ) -> Result<Self, LoadError> {
+        let lanes = (0..devices).map(|_| model.lane().map(Mutex::new)).collect::<Result<_, _>>()?;
+        Ok(Executable {
+            name,
+            version,
+            plan,
+            metrics,
+            statistics: Mutex::default(),
+            queue_bound,
+            queues: RwLock::default(),
+            model,
+            lanes,
+            waiting: AtomicU32::new(0),
+            in_flight: AtomicU64::new(0),
+            idle: Notify::new(),
+        })
+    }
+
+    /// The engine's model.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// The lane of a device; `None` if the version was loaded before the device joined.
+    pub fn lane(&self, device: usize) -> Option<&Mutex<Box<dyn Lane>>> {
+        self.lanes.get(device)
+    }
+
+    /// The queue for requests of this shape, if there is one yet.
+    pub fn queue(&self, key: &ShapeKey) -> Option<Arc<Queue>> {
+        self.queues.read().get(key).cloned()
+    }
+
+    /// Makes `queue` the one for requests of this shape.
+    ///
+    /// # Errors
+    /// With the one there is, if somebody was faster.
+    pub fn insert_queue(&self, key: ShapeKey, queue: Arc<Queue>) -> Result<(), Arc<Queue>> {
+        use std::collections::btree_map::Entry;
+        match self.queues.write().entry(key) {
+            Entry::Vacant(place) => {
+                place.insert(queue);
+                Ok(())
+            }
+            Entry::Occupied(there) => Err(there.get().clone()),
+        }
+    }
+
+    /// Takes out the queue for one shape.
+    pub fn remove_queue(&self, key: &ShapeKey) {
+        self.queues.write().remove(key);
+    }
+
+    /// All queues with their shapes.
+    pub fn queues(&self) -> Vec<(ShapeKey, Arc<Queue>)> {
+        self.queues.read().iter().map(|(key, queue)| (key.clone(), queue.clone())).collect()
+    }
+
+    /// Items that wait now, all shapes.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Counts `rows` items into the queue; false if there is no room for them. Called by the driver alone,
+    /// one thread at a time, which makes the bound exact.
+    pub fn begin_waiting(&self, rows: u32) -> bool {
+        let waiting = self.waiting.load(Ordering::Relaxed).saturating_add(rows);
+        let room = waiting <= self.queue_bound;
+        if room {
+            self.waiting.store(waiting, Ordering::Relaxed);
+        }
+        room
+    }
+
+    /// Counts `rows` items out of the queue. Called by the driver alone.
+    pub fn end_waiting(&self, rows: u32) {
+        self.waiting.fetch_sub(rows, Ordering::Relaxed);
+    }
+
+    /// Counts a request in, until the guard is dropped.
+    pub fn enter(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        InFlight(self.clone())
+    }
+
+    /// Waits until no request is in flight.
+    pub async fn wait_idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.in_flight.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// Counts a request that got no result, `after` its arrival.
+    pub fn record_not_answered(&self, reason: Reason, after: Duration) {
+        self.metrics.record_not_answered(reason);
+        self.statistics.lock().record_failure(after);
+    }
+}
+
+/// A request in flight.
+pub struct InFlight(Arc<Executable>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}

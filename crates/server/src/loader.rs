@@ -1,0 +1,313 @@
+//! Brings a model version from its file into service: engine, lanes, warm-up, latency profile, queue.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
+use downbeat_core::{Duration, LatencyProfile};
+use downbeat_engine::{Engine, LoadError, LoadOptions, Model};
+use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
+use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::executable::{Executable, Queue};
+use crate::metrics::Metrics;
+use crate::options::ServerOptions;
+use crate::plan::{BatchPlan, ShapeKey};
+use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
+use crate::refiner::ProfileRefiner;
+
+/// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
+/// scaled, and learn their own latency in service.
+pub const PROFILED_LENGTH: i64 = 32;
+/// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
+const WORTH_THREADS: Duration = Duration::from_micros(500);
+/// How much faster the largest batch has to be to be worth all the threads.
+const WORTH_SPEEDUP: f64 = 1.25;
+/// The profile of a model that is not to be measured, until it has been observed.
+const UNKNOWN: Duration = Duration::from_millis(1);
+
+/// Who is told how a load goes on.
+pub trait LoadProgress: Send + Sync {
+    /// A step began, `fraction` (0 to 1) of the load is done.
+    fn step(&self, what: &str, fraction: f64);
+}
+
+impl LoadProgress for () {
+    fn step(&self, _what: &str, _fraction: f64) {}
+}
+
+/// A model file and the engine that reads it.
+struct Source<'a> {
+    engine: &'a dyn Engine,
+    path: &'a Path,
+}
+
+impl Source<'_> {
+    fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
+        self.engine.load(&LoadOptions { path: self.path.to_owned(), threads })
+    }
+}
+
+/// Loads model versions. Slow: never on a thread that serves requests.
+pub struct Loader {
+    options: Arc<ServerOptions>,
+    onnx: Arc<dyn Engine>,
+    emulated: Arc<dyn Engine>,
+    store: ProfileStore,
+    driver: Arc<Driver>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+}
+
+impl Loader {
+    /// A loader that runs ONNX models on `onnx` and emulated ones on `emulated`.
+    pub fn new(
+        options: Arc<ServerOptions>,
+        onnx: Arc<dyn Engine>,
+        emulated: Arc<dyn Engine>,
+        driver: Arc<Driver>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let store = ProfileStore::new(options.profiling.cache_dir.clone());
+        let clock = driver.clock();
+        Loader { options, onnx, emulated, store, driver, metrics, clock }
+    }
+
+    /// Loads, warms up and measures one version, and gives it a queue.
+    ///
+    /// # Errors
+    /// What is wrong with the file or its configuration, and what to do about it.
+    pub fn load(
+        &self,
+        definition: &mut ModelDefinition,
+        version: u64,
+        path: &Path,
+        progress: &dyn LoadProgress,
+    ) -> anyhow::Result<Arc<Executable>> {
+        let begin = self.clock.now();
+        progress.step("reading", 0.0);
+        let engine = if is_emulated(definition) { &self.emulated } else { &self.onnx };
+        let most_threads = self.threads();
+        let source = Source { engine: &**engine, path };
+        if !is_emulated(definition) {
+            // Refuses what is no model, or points outside its folder, before any engine sees it.
+            //TODO downbeat_engine::inspect(path)?;
+        }
+        let mut model = source.load(1)?;
+        definition.complete(model.signature())?;
+        let plan =
+            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
+        progress.step("measuring", 0.2);
+        let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
+        let name = definition.name.clone();
+        let slo = self.options.slo(&name, definition.slo);
+        if let Some(slo) = slo
+            && profile.latency(1) > slo
+        {
+            tracing::warn!(
+                model = %name, version, slo = %slo, needed = %profile.latency(1),
+                "a single request takes longer than the model's SLO: nearly all requests will be rejected"
+            );
+        }
+        let metrics = self.metrics.model(&name, &version.to_string());
+        let executable = Arc::new(Executable::new(
+            name.clone(),
+            version.to_string(),
+            plan,
+            model,
+            self.driver.devices(),
+            metrics,
+            self.queue_bound(definition),
+        )?);
+        progress.step("warming up", 0.9);
+        self.warm_up(definition, &executable)?;
+        let key = if executable.plan.has_varying_shapes() {
+            executable.plan.shape_key(&executable.plan.zeros(1, PROFILED_LENGTH))
+        } else {
+            ShapeKey::new()
+        };
+        let queue = self.queue(definition, profile);
+        // Nobody else knows of this executable yet, so there cannot be another queue.
+        let _ = executable.insert_queue(key, queue);
+        let took = self.clock.now().since(begin);
+        self.metrics.set_load_duration(&name, &version.to_string(), took);
+        tracing::info!(model = %name, version, engine = engine.info().name, threads, load_ms = took.as_millis_f64(), "ready");
+        Ok(executable)
+    }
+
+    /// A queue in the scheduler for one shape of a model's requests.
+    pub fn queue(&self, definition: &ModelDefinition, profile: LatencyProfile) -> Arc<Queue> {
+        let name = &definition.name;
+        let batching = &definition.batching;
+        let configured = definition.dispatch.or_else(|| {
+            // A queue delay in config.pbtxt is a wish for Triton's own policy.
+            (batching.max_queue_delay > Duration::ZERO).then_some(DispatchPolicy::Timeout)
+        });
+        let dispatch = match self.options.dispatch_policy(name, configured) {
+            DispatchPolicy::Deferred => cluster::DispatchPolicy::Deferred,
+            DispatchPolicy::Latest => cluster::DispatchPolicy::Latest,
+            DispatchPolicy::Eager => cluster::DispatchPolicy::Eager,
+            DispatchPolicy::Timeout => cluster::DispatchPolicy::Timeout {
+                delay: batching.max_queue_delay,
+                preferred: batching.preferred.clone(),
+            },
+        };
+        let drop = match self.options.drop_policy(name, definition.drop) {
+            DropPolicy::Window => cluster::DropPolicy::WindowDrop,
+            DropPolicy::Head => cluster::DropPolicy::HeadDrop,
+            DropPolicy::None => cluster::DropPolicy::None,
+        };
+        let levels = batching
+            .levels
+            .iter()
+            .map(|level| PriorityLevel {
+                max_queue: if level.max_queue_size == 0 { u32::MAX } else { level.max_queue_size },
+                timeout_action: match level.timeout_action {
+                    TimeoutAction::Reject => cluster::TimeoutAction::Reject,
+                    TimeoutAction::Delay => cluster::TimeoutAction::Delay,
+                },
+            })
+            .collect();
+        let id = self.driver.add_queue(QueueOptions {
+            max_batch: batching.max_batch_size.max(1),
+            profile: profile.clone(),
+            drop,
+            dispatch,
+            max_in_flight: u32::MAX,
+            levels,
+        });
+        Arc::new(Queue {
+            id,
+            refiner: Mutex::new(ProfileRefiner::new(profile)),
+            last_used_ns: self.clock.now().as_nanos().into(),
+        })
+    }
+
+    /// Threads of one run, at most.
+    fn threads(&self) -> usize {
+        match self.options.threads {
+            0 => (std::thread::available_parallelism().map_or(1, usize::from) / self.options.devices.max(1)).max(1),
+            threads => threads,
+        }
+    }
+
+    fn queue_bound(&self, definition: &ModelDefinition) -> u32 {
+        let bound = self
+            .options
+            .models
+            .get(&definition.name)
+            .and_then(|model| model.max_queue_size)
+            .unwrap_or(self.options.max_queue_size);
+        if bound == 0 { u32::MAX } else { bound }
+    }
+
+    /// The latency profile, stored or measured, and the number of threads it was measured with, on which `model` is
+    /// loaded afterwards.
+    fn profile(
+        &self,
+        model: &mut Arc<dyn Model>,
+        plan: &BatchPlan,
+        source: &Source<'_>,
+        most_threads: usize,
+        progress: &dyn LoadProgress,
+    ) -> anyhow::Result<(LatencyProfile, usize)> {
+        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, plan.max_batch());
+        if !self.options.profiling.enabled {
+            if most_threads > 1 {
+                *model = source.load(most_threads)?;
+            }
+            return Ok((unknown()?, most_threads));
+        }
+        let key = ProfileStore::key(source.path, &source.engine.info(), most_threads, plan.max_batch());
+        if let Ok(key) = &key
+            && let Some(stored) = self.store.get(key)
+            && let Ok(profile) = profiler::profile(&stored.measurements)
+        {
+            if stored.threads > 1 {
+                *model = source.load(stored.threads)?;
+            }
+            return Ok((profile, stored.threads));
+        }
+        let sizes = profiler::default_sizes(plan.max_batch());
+        let budget = self.options.profiling.budget;
+        let measure = |model: &Arc<dyn Model>, sizes: &[u32], from: f64, to: f64| -> anyhow::Result<Vec<Measurement>> {
+            let mut lane = model.lane()?;
+            let share = Duration::from_secs_f64(budget.as_secs_f64() * (to - from));
+            let mut done = 0;
+            let subject = profiler::Subject { model: &**model, plan, varying: PROFILED_LENGTH, clock: self.clock };
+            let measured = subject.measure(&mut *lane, sizes, share, |m| {
+                done += 1;
+                let fraction = from + (to - from) * f64::from(done) / sizes.len() as f64;
+                progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
+            });
+            Ok(measured?)
+        };
+        let mut threads = 1;
+        let mut measure_all = || -> anyhow::Result<Vec<Measurement>> {
+            if most_threads > 1 {
+                let largest = [plan.max_batch()];
+                let median = |measured: Vec<Measurement>| measured.first().map_or(Duration::ZERO, Measurement::median);
+                let alone = median(measure(model, &largest, 0.0, 0.15)?);
+                if alone > WORTH_THREADS {
+                    let wide = source.load(most_threads)?;
+                    let together = median(measure(&wide, &largest, 0.15, 0.3)?);
+                    if alone.as_secs_f64() > together.as_secs_f64() * WORTH_SPEEDUP {
+                        *model = wide;
+                        threads = most_threads;
+                    }
+                }
+            }
+            measure(model, &sizes, 0.3, 1.0)
+        };
+        let measurements = match measure_all() {
+            Ok(measurements) => measurements,
+            // A model may refuse zeros (an index, a length); that is no reason not to serve it.
+            Err(error) => {
+                tracing::warn!(path = %source.path.display(), %error, "cannot be measured with zeros; its latency is learned in service");
+                return Ok((unknown()?, threads));
+            }
+        };
+        let profile = profiler::profile(&measurements)?;
+        if let Err(error) = key.and_then(|key| self.store.put(&key, &StoredProfile { threads, measurements })) {
+            tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
+        }
+        Ok((profile, threads))
+    }
+
+    /// Runs the configured warm-up samples on every lane, or a request of zeros if there are none.
+    fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
+        let mut samples = Vec::new();
+        for sample in &definition.warmups {
+            let mut request = sample.request(&definition.name).map_err(anyhow::Error::msg)?;
+            let admitted = executable
+                .plan
+                .admit(&mut request)
+                .map_err(|error| anyhow::anyhow!("model_warmup '{}': {error}", sample.name))?;
+            samples.push((sample.name.as_str(), sample.count, admitted));
+        }
+        let configured = !samples.is_empty();
+        if !configured {
+            samples.push(("zeros", 1, executable.plan.zeros(1, PROFILED_LENGTH)));
+        }
+        for lane in (0..self.driver.devices()).filter_map(|device| executable.lane(device)) {
+            for (name, count, sample) in &samples {
+                for _ in 0..*count {
+                    let mut state = executable.plan.assemble(std::iter::once(sample));
+                    match lane.lock().run(0..executable.model().segments(), &mut state) {
+                        Err(error) if configured => anyhow::bail!("model_warmup '{name}': {error}"),
+                        // A model may refuse zeros.
+                        Err(_) | Ok(()) => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_emulated(definition: &ModelDefinition) -> bool {
+    definition.format == ModelFormat::Emulated
+}

@@ -1,0 +1,372 @@
+//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over; `downbeat_*` otherwise.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use downbeat_core::Duration;
+use prometheus::{
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+use crate::statistics::Phases;
+
+/// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
+const LATENCY_BUCKETS: [f64; 18] =
+    [50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 35e-3, 50e-3, 75e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0];
+/// Upper bounds of the batch size histogram.
+const BATCH_BUCKETS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+/// Reasons of `downbeat_requests_not_answered_total`.
+pub const REASONS: [Reason; 9] = [
+    Reason::QueueFull,
+    Reason::Impossible,
+    Reason::Hopeless,
+    Reason::Sacrificed,
+    Reason::QueueTimeout,
+    Reason::Timeout,
+    Reason::Cancelled,
+    Reason::Unloaded,
+    Reason::Engine,
+];
+
+/// Why a request of a model got no result.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Reason {
+    /// Rejected: the queue is at its bound.
+    QueueFull,
+    /// Rejected: even alone on an idle device it would end after its deadline.
+    Impossible,
+    /// Dropped from the queue: it cannot end by its deadline any more.
+    Hopeless,
+    /// Dropped from the queue's head for a larger batch behind it (window drop).
+    Sacrificed,
+    /// Dropped: longer in the queue than the queue policy allows.
+    QueueTimeout,
+    /// The client's own `timeout` ended while it ran.
+    Timeout,
+    /// The client went away.
+    Cancelled,
+    /// Its model was unloaded.
+    Unloaded,
+    /// The engine failed.
+    Engine,
+}
+
+impl Reason {
+    /// The label's value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Reason::QueueFull => "queue_full",
+            Reason::Impossible => "deadline_impossible",
+            Reason::Hopeless => "deadline_hopeless",
+            Reason::Sacrificed => "window_drop",
+            Reason::QueueTimeout => "queue_timeout",
+            Reason::Timeout => "timeout",
+            Reason::Cancelled => "cancelled",
+            Reason::Unloaded => "unloaded",
+            Reason::Engine => "engine_error",
+        }
+    }
+
+    /// Triton's `reason` of `nv_inference_request_failure`.
+    const fn triton_label(self) -> &'static str {
+        match self {
+            Reason::QueueFull | Reason::Impossible | Reason::Hopeless | Reason::Sacrificed | Reason::QueueTimeout => {
+                "REJECTED"
+            }
+            Reason::Cancelled => "CANCELED",
+            Reason::Engine => "BACKEND",
+            Reason::Timeout | Reason::Unloaded => "OTHER",
+        }
+    }
+}
+
+/// All metrics of a server.
+pub struct Metrics {
+    registry: Registry,
+    success: IntCounterVec,
+    failure: IntCounterVec,
+    inferences: IntCounterVec,
+    executions: IntCounterVec,
+    request_us: IntCounterVec,
+    queue_us: IntCounterVec,
+    compute_input_us: IntCounterVec,
+    compute_infer_us: IntCounterVec,
+    compute_output_us: IntCounterVec,
+    pending: IntGaugeVec,
+    load_seconds: GaugeVec,
+    not_answered: IntCounterVec,
+    late: IntCounterVec,
+    phases: HistogramVec,
+    request: HistogramVec,
+    batch_size: HistogramVec,
+    device_busy: prometheus::CounterVec,
+    device_running: IntGaugeVec,
+}
+
+const MODEL: [&str; 2] = ["model", "version"];
+
+impl Metrics {
+    /// A fresh set.
+    ///
+    /// # Errors
+    /// If two metrics had the same name: a defect.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
+            let metric = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let gauge = |name: &str, help: &str, labels: &[&str]| -> Result<IntGaugeVec, prometheus::Error> {
+            let metric = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let histogram = |name: &str, help: &str, labels: &[&str], buckets: &[f64]| {
+            let metric = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok::<_, prometheus::Error>(metric)
+        };
+        let device_busy = prometheus::CounterVec::new(
+            Opts::new(
+                "downbeat_device_busy_seconds_total",
+                "Time a device has spent on launches; its rate is the device's busy share",
+            ),
+            &["device"],
+        )?;
+        registry.register(Box::new(device_busy.clone()))?;
+        let load_seconds = GaugeVec::new(
+            Opts::new("nv_model_load_duration_secs", "Time the model version took to load, warm up and be profiled"),
+            &MODEL,
+        )?;
+        registry.register(Box::new(load_seconds.clone()))?;
+        Ok(Metrics {
+            success: counter(
+                "nv_inference_request_success",
+                "Number of successful inference requests, all batch sizes",
+                &MODEL,
+            )?,
+            failure: counter(
+                "nv_inference_request_failure",
+                "Number of failed inference requests, all batch sizes",
+                &["model", "version", "reason"],
+            )?,
+            inferences: counter("nv_inference_count", "Number of inferences performed (a batch of n is n)", &MODEL)?,
+            executions: counter("nv_inference_exec_count", "Number of model executions performed", &MODEL)?,
+            request_us: counter(
+                "nv_inference_request_duration_us",
+                "Cumulative inference request duration in microseconds (includes cached requests)",
+                &MODEL,
+            )?,
+            queue_us: counter(
+                "nv_inference_queue_duration_us",
+                "Cumulative inference queuing duration in microseconds",
+                &MODEL,
+            )?,
+            compute_input_us: counter(
+                "nv_inference_compute_input_duration_us",
+                "Cumulative compute input duration in microseconds",
+                &MODEL,
+            )?,
+            compute_infer_us: counter(
+                "nv_inference_compute_infer_duration_us",
+                "Cumulative compute inference duration in microseconds",
+                &MODEL,
+            )?,
+            compute_output_us: counter(
+                "nv_inference_compute_output_duration_us",
+                "Cumulative inference compute output duration in microseconds",
+                &MODEL,
+            )?,
+            pending: gauge(
+                "nv_inference_pending_request_count",
+                "Instantaneous number of pending requests awaiting execution, each counted by its batch dimension",
+                &MODEL,
+            )?,
+            not_answered: counter(
+                "downbeat_requests_not_answered_total",
+                "Requests that got no result, by reason",
+                &["model", "version", "reason"],
+            )?,
+            late: counter("downbeat_requests_late_total", "Requests answered after their deadline (misses)", &MODEL)?,
+            phases: histogram(
+                "downbeat_phase_duration_seconds",
+                "Time in each phase: queue a request; compute_input, compute_infer and compute_output a launch",
+                &["model", "version", "phase"],
+                &LATENCY_BUCKETS,
+            )?,
+            request: histogram(
+                "downbeat_request_duration_seconds",
+                "Time from arrival to result of the requests that got one",
+                &MODEL,
+                &LATENCY_BUCKETS,
+            )?,
+            batch_size: histogram("downbeat_batch_size", "Items in a launch", &MODEL, &BATCH_BUCKETS)?,
+            device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
+            load_seconds,
+            device_busy,
+            registry,
+        })
+    }
+
+    /// The metrics of one model version.
+    pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
+        let labels = [name, version];
+        let phase = |phase: &str| self.phases.with_label_values(&[name, version, phase]);
+        ModelMetrics {
+            success: self.success.with_label_values(&labels),
+            inferences: self.inferences.with_label_values(&labels),
+            executions: self.executions.with_label_values(&labels),
+            request_us: MicrosCounter::new(self.request_us.with_label_values(&labels)),
+            queue_us: MicrosCounter::new(self.queue_us.with_label_values(&labels)),
+            compute_input_us: MicrosCounter::new(self.compute_input_us.with_label_values(&labels)),
+            compute_infer_us: MicrosCounter::new(self.compute_infer_us.with_label_values(&labels)),
+            compute_output_us: MicrosCounter::new(self.compute_output_us.with_label_values(&labels)),
+            late: self.late.with_label_values(&labels),
+            failures: REASONS.map(|r| self.failure.with_label_values(&[name, version, r.triton_label()])),
+            not_answered: REASONS.map(|r| self.not_answered.with_label_values(&[name, version, r.label()])),
+            queue: phase("queue"),
+            compute_input: phase("compute_input"),
+            compute_infer: phase("compute_infer"),
+            compute_output: phase("compute_output"),
+            request: self.request.with_label_values(&labels),
+            batch_size: self.batch_size.with_label_values(&labels),
+        }
+    }
+
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
+    pub fn forget(&self, name: &str, version: &str) {
+        // An error means that there was no such gauge, which is what is wanted.
+        let _ = self.pending.remove_label_values(&[name, version]);
+        let _ = self.load_seconds.remove_label_values(&[name, version]);
+    }
+
+    /// Sets how many items of a version wait now.
+    pub fn set_pending(&self, name: &str, version: &str, items: u64) {
+        self.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
+    }
+
+    /// Sets how long a version took to load.
+    pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
+        self.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
+    }
+
+    /// The metrics of one device.
+    pub fn device(&self, device: usize) -> DeviceMetrics {
+        let label = device.to_string();
+        DeviceMetrics {
+            busy: self.device_busy.with_label_values(&[&label]),
+            running: self.device_running.with_label_values(&[&label]),
+        }
+    }
+
+    /// Everything in Prometheus' text format.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// A counter in microseconds that loses nothing of what is added in nanoseconds.
+struct MicrosCounter {
+    counter: IntCounter,
+    total_ns: AtomicU64,
+}
+
+impl MicrosCounter {
+    fn new(counter: IntCounter) -> Self {
+        MicrosCounter { counter, total_ns: AtomicU64::new(0) }
+    }
+
+    fn add(&self, duration: Duration) {
+        let before = self.total_ns.fetch_add(duration.as_nanos(), Relaxed);
+        let after = before.wrapping_add(duration.as_nanos());
+        self.counter.inc_by((after / 1_000).saturating_sub(before / 1_000));
+    }
+}
+
+/// The metrics of one model version, looked up once.
+pub struct ModelMetrics {
+    success: IntCounter,
+    inferences: IntCounter,
+    executions: IntCounter,
+    request_us: MicrosCounter,
+    queue_us: MicrosCounter,
+    compute_input_us: MicrosCounter,
+    compute_infer_us: MicrosCounter,
+    compute_output_us: MicrosCounter,
+    late: IntCounter,
+    failures: [IntCounter; REASONS.len()],
+    not_answered: [IntCounter; REASONS.len()],
+    queue: Histogram,
+    compute_input: Histogram,
+    compute_infer: Histogram,
+    compute_output: Histogram,
+    request: Histogram,
+    batch_size: Histogram,
+}
+
+impl ModelMetrics {
+    /// Counts a launch of `rows` items for requests that waited, took, and were late as given.
+    pub fn record_batch(
+        &self,
+        rows: u32,
+        phases: Phases,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)>,
+    ) {
+        let count = requests.len() as u64;
+        let (mut queued_in_all, mut took_in_all, mut late_in_all) = (Duration::ZERO, Duration::ZERO, 0);
+        for (queued, took, late) in requests {
+            self.queue.observe(queued.as_secs_f64());
+            self.request.observe(took.as_secs_f64());
+            queued_in_all += queued;
+            took_in_all += took;
+            late_in_all += u64::from(late);
+        }
+        self.success.inc_by(count);
+        self.inferences.inc_by(u64::from(rows));
+        self.executions.inc();
+        self.late.inc_by(late_in_all);
+        self.queue_us.add(queued_in_all);
+        self.request_us.add(took_in_all);
+        self.compute_input_us.add(phases.compute_input.saturating_mul(count));
+        self.compute_infer_us.add(phases.compute_infer.saturating_mul(count));
+        self.compute_output_us.add(phases.compute_output.saturating_mul(count));
+        self.compute_input.observe(phases.compute_input.as_secs_f64());
+        self.compute_infer.observe(phases.compute_infer.as_secs_f64());
+        self.compute_output.observe(phases.compute_output.as_secs_f64());
+        self.batch_size.observe(f64::from(rows));
+    }
+
+    /// Counts a request that got no result.
+    pub fn record_not_answered(&self, reason: Reason) {
+        if let Some(index) = REASONS.iter().position(|r| *r == reason) {
+            self.failures[index].inc();
+            self.not_answered[index].inc();
+        }
+    }
+}
+
+/// The metrics of one device.
+pub struct DeviceMetrics {
+    busy: prometheus::Counter,
+    running: prometheus::IntGauge,
+}
+
+impl DeviceMetrics {
+    /// A launch begins.
+    pub fn begin(&self) {
+        self.running.set(1);
+    }
+
+    /// A launch has ended, `busy` after it began.
+    pub fn end(&self, busy: Duration) {
+        self.running.set(0);
+        self.busy.inc_by(busy.as_secs_f64());
+    }
+}

@@ -1,0 +1,336 @@
+//! How requests of one model version are checked, joined into a batch, and separated again.
+
+use bytes::Bytes;
+use downbeat_core::tensor::Signature;
+use downbeat_engine::{Buffer, State, Tensor};
+use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_repository::TensorBinding;
+use smallvec::SmallVec;
+
+use crate::error::ServiceError;
+
+/// The sizes of the dimensions that vary from request to request, the batch dimension excluded.
+/// Only requests with equal keys can share a batch.
+pub type ShapeKey = SmallVec<[i64; 4]>;
+
+/// What the requests of a model version look like on the wire, and what its engine wants instead.
+#[derive(Debug)]
+pub struct BatchPlan {
+    /// In the engine's order.
+    inputs: Vec<TensorBinding>,
+    /// In the configuration's order.
+    outputs: Vec<TensorBinding>,
+    /// Whether the first dimension of every tensor is the batch.
+    batched: bool,
+    max_batch: u32,
+}
+
+/// A request that fits its model.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The bytes of each input, in the engine's order.
+    inputs: SmallVec<[Bytes; 2]>,
+    /// The shape of each input without the batch dimension, one after another.
+    shapes: SmallVec<[i64; 8]>,
+    /// Items: the size of the batch dimension (1 if the model has none).
+    pub rows: u32,
+}
+
+/// One output of one request.
+#[derive(Debug)]
+pub struct OutputPart {
+    /// Sizes, the batch dimension included.
+    pub shape: Vec<i64>,
+    /// Elements in the protocol's binary form.
+    pub data: Bytes,
+}
+
+/// The outputs of one request, in signature order.
+pub type Outputs = SmallVec<[OutputPart; 2]>;
+
+impl BatchPlan {
+    /// A plan for a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
+    /// alone.
+    pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
+        inputs.sort_by_key(|input| input.model_index);
+        BatchPlan { inputs, outputs, batched: max_batch > 0, max_batch: max_batch.max(1) }
+    }
+
+    /// The most items a batch may have.
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch
+    }
+
+    /// Whether requests have a batch dimension.
+    pub fn is_batched(&self) -> bool {
+        self.batched
+    }
+
+    /// Inputs and outputs as clients see them; the batch dimension is -1.
+    pub fn signature(&self) -> Signature {
+        let specs = |bindings: &[TensorBinding]| bindings.iter().map(|b| b.client.clone()).collect();
+        Signature { inputs: specs(&self.inputs), outputs: specs(&self.outputs) }
+    }
+
+    /// The outputs, in the configuration's order.
+    pub fn outputs(&self) -> &[TensorBinding] {
+        &self.outputs
+    }
+
+    /// The sizes of an input that a client gives, the batch dimension left out.
+    fn item_dims<'a>(&self, dims: &'a [i64]) -> &'a [i64] {
+        dims.get(usize::from(self.batched)..).unwrap_or(&[])
+    }
+
+    /// Checks a request and takes its input bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
+        let model = &request.model_name;
+        if request.inputs.len() != self.inputs.len() {
+            return Err(self.wrong_inputs(model, &request.inputs));
+        }
+        let mut inputs = SmallVec::new();
+        let mut shapes = SmallVec::new();
+        let mut rows = None;
+        for (position, plan) in self.inputs.iter().enumerate() {
+            // Clients nearly always send the inputs in the model's order.
+            let found = match request.inputs.get(position) {
+                Some(input) if input.name == plan.client.name => position,
+                _ => match request.inputs.iter().position(|i| i.name == plan.client.name) {
+                    Some(found) => found,
+                    None => return Err(self.wrong_inputs(model, &request.inputs)),
+                },
+            };
+            let input = &mut request.inputs[found];
+            let its_rows = self.check_input(model, plan, input)?;
+            if *rows.get_or_insert(its_rows) != its_rows {
+                return Err(ServiceError::InvalidArgument(format!(
+                    "input '{}' of model '{model}' has batch dimension {its_rows}, another input has {}; all inputs of a \
+                     request must have the same",
+                    input.name,
+                    rows.unwrap_or(its_rows),
+                )));
+            }
+            shapes.extend_from_slice(self.item_dims(&input.shape));
+            inputs.push(std::mem::take(&mut input.data));
+        }
+        let rows = rows.unwrap_or(1);
+        if rows > self.max_batch {
+            return Err(ServiceError::InvalidArgument(format!(
+                "the request has a batch dimension of {rows}, but model '{model}' takes at most {} in a batch; send \
+                 several requests",
+                self.max_batch
+            )));
+        }
+        Ok(Admitted { inputs, shapes, rows })
+    }
+
+    /// Checks one input; gives its batch dimension.
+    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<u32, ServiceError> {
+        let spec = &binding.client;
+        if input.datatype != spec.datatype {
+            return Err(ServiceError::InvalidArgument(format!(
+                "input '{}' of model '{model}' has datatype {}, expected {}",
+                spec.name, input.datatype, spec.datatype
+            )));
+        }
+        let fits = input.shape.len() == spec.dims.len()
+            && input.shape.iter().all(|d| *d >= 0)
+            && spec.dims.iter().zip(&input.shape).all(|(want, got)| *want < 0 || want == got);
+        let rows = if self.batched { input.shape.first().copied().unwrap_or(0) } else { 1 };
+        if !fits || rows < 1 {
+            return Err(ServiceError::InvalidArgument(format!(
+                "input '{}' of model '{model}' has shape {:?}, expected {:?}{}",
+                spec.name,
+                input.shape,
+                spec.dims,
+                if self.batched { " (-1: any size; the first dimension is the batch, at least 1)" } else { "" },
+            )));
+        }
+        let elements = input.shape.iter().try_fold(1u64, |product, d| product.checked_mul(*d as u64));
+        let wrong_size = |expected: String| {
+            ServiceError::InvalidArgument(format!(
+                "input '{}' of model '{model}' has {} bytes of data, expected {expected} for shape {:?} of {}",
+                spec.name,
+                input.data.len(),
+                input.shape,
+                spec.datatype
+            ))
+        };
+        let Some(elements) = elements else {
+            return Err(wrong_size("a shape with fewer elements".to_owned()));
+        };
+        match spec.datatype.size() {
+            Some(size) => {
+                let expected = elements.checked_mul(size as u64);
+                if expected != Some(input.data.len() as u64) {
+                    return Err(wrong_size(expected.map_or("less".to_owned(), |e| e.to_string())));
+                }
+            }
+            None => {
+                let counted = count_strings(&input.data);
+                if counted != Some(elements) {
+                    let found = counted.map_or("are cut off inside an element".to_owned(), |n| format!("hold {n}"));
+                    return Err(ServiceError::InvalidArgument(format!(
+                        "input '{}' of model '{model}': expected {elements} BYTES elements for shape {:?}, but the data \
+                         {found}; each element is its length as a little-endian 32-bit number, then its bytes",
+                        spec.name, input.shape
+                    )));
+                }
+            }
+        }
+        u32::try_from(rows).map_err(|_| {
+            ServiceError::InvalidArgument(format!(
+                "the request has a batch dimension of {rows}, but model '{model}' takes at most {}",
+                self.max_batch
+            ))
+        })
+    }
+
+    fn wrong_inputs(&self, model: &str, got: &[InferInput]) -> ServiceError {
+        let wanted: Vec<&str> = self.inputs.iter().map(|i| i.client.name.as_str()).collect();
+        let got_names: Vec<&str> = got.iter().map(|i| i.name.as_str()).collect();
+        ServiceError::InvalidArgument(format!(
+            "model '{model}' takes the {} input(s) {wanted:?}, the request has {} input(s) {got_names:?}",
+            wanted.len(),
+            got_names.len(),
+        ))
+    }
+
+    /// The key of a request: the sizes of what varies.
+    pub fn shape_key(&self, admitted: &Admitted) -> ShapeKey {
+        let mut key = ShapeKey::new();
+        let mut at = 0;
+        for plan in &self.inputs {
+            for want in self.item_dims(&plan.client.dims) {
+                if *want < 0 {
+                    key.push(admitted.shapes.get(at).copied().unwrap_or(0));
+                }
+                at += 1;
+            }
+        }
+        key
+    }
+
+    /// Whether requests of one model can differ in [`BatchPlan::shape_key`].
+    pub fn has_varying_shapes(&self) -> bool {
+        self.inputs.iter().any(|input| self.item_dims(&input.client.dims).iter().any(|d| *d < 0))
+    }
+
+    /// A request of `rows` zeros, every varying dimension `varying` long (`BYTES`: empty strings).
+    pub fn zeros(&self, rows: u32, varying: i64) -> Admitted {
+        let mut inputs = SmallVec::new();
+        let mut shapes = SmallVec::new();
+        for plan in &self.inputs {
+            let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+            let elements = dims.clone().product::<i64>().max(0) as usize * rows as usize;
+            inputs.push(Bytes::from(vec![0u8; elements * plan.datatype().size().unwrap_or(4)]));
+            shapes.extend(dims);
+        }
+        Admitted { inputs, shapes, rows }
+    }
+
+    /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.
+    pub fn assemble<'a>(&self, members: impl ExactSizeIterator<Item = &'a Admitted> + Clone) -> State {
+        let rows: usize = members.clone().map(|m| m.rows as usize).sum();
+        let mut tensors = Vec::with_capacity(self.inputs.len());
+        let mut at = 0;
+        for (index, plan) in self.inputs.iter().enumerate() {
+            let bytes: usize = members.clone().map(|m| m.inputs.get(index).map_or(0, Bytes::len)).sum();
+            let mut data = Buffer::with_capacity(bytes);
+            for member in members.clone() {
+                data.extend_from_slice(member.inputs.get(index).map_or(&[], |b| b));
+            }
+            let rank = self.item_dims(&plan.client.dims).len();
+            let mut shape: SmallVec<[i64; 6]> = SmallVec::new();
+            if self.batched {
+                shape.push(rows as i64);
+            }
+            if let Some(first) = members.clone().next() {
+                shape.extend_from_slice(first.shapes.get(at..at + rank).unwrap_or(&[]));
+            }
+            at += rank;
+            let as_is = || shape.iter().map(|d| *d as usize).collect();
+            // Admission has checked the shape against the very dims that a reshape starts from.
+            let shape = if plan.is_reshaped() { plan.model_shape(&shape).unwrap_or_else(|_| as_is()) } else { as_is() };
+            tensors.push(Tensor { datatype: plan.datatype(), shape, data });
+        }
+        State { tensors }
+    }
+
+    /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch dimensions.
+    ///
+    /// # Errors
+    /// In words, if the model's outputs do not have a row for each row of the inputs.
+    pub fn separate(&self, state: State, rows: &[u32]) -> Result<Vec<Outputs>, String> {
+        let total: usize = rows.iter().map(|r| *r as usize).sum();
+        let mut members: Vec<Outputs> = rows.iter().map(|_| Outputs::new()).collect();
+        let mut tensors: Vec<Option<Tensor>> = state.tensors.into_iter().map(Some).collect();
+        for plan in &self.outputs {
+            let Some(tensor) = tensors.get_mut(plan.model_index).and_then(Option::take) else {
+                return Err(format!("the engine gave no output '{}'", plan.client.name));
+            };
+            let skip = usize::from(self.batched);
+            if self.batched && tensor.shape.first() != Some(&total) {
+                return Err(format!(
+                    "output '{}' has shape {:?} for a batch of {total}: its first dimension is not the batch. Set \
+                     max_batch_size to 0 in the model's config.pbtxt",
+                    plan.client.name, tensor.shape
+                ));
+            }
+            let wire: SmallVec<[i64; 6]> = if plan.is_reshaped() {
+                plan.client_shape(&tensor.shape)?.iter().skip(skip).map(|d| *d as i64).collect()
+            } else {
+                tensor.shape.iter().skip(skip).map(|d| *d as i64).collect()
+            };
+            let row_elements: usize = tensor.shape[skip..].iter().product();
+            let data = tensor.data.into_bytes();
+            let mut begin = 0;
+            for (member, its_rows) in members.iter_mut().zip(rows) {
+                let elements = row_elements * if self.batched { *its_rows as usize } else { 1 };
+                let length = match plan.datatype().size() {
+                    Some(size) => elements * size,
+                    None => strings_length(&data[begin..], elements)
+                        .ok_or_else(|| format!("output '{}' is cut off inside an element", plan.client.name))?,
+                };
+                if begin + length > data.len() {
+                    return Err(format!("output '{}' has fewer bytes than its shape says", plan.client.name));
+                }
+                let mut shape = Vec::with_capacity(wire.len() + skip);
+                if self.batched {
+                    shape.push(i64::from(*its_rows));
+                }
+                shape.extend_from_slice(&wire);
+                member.push(OutputPart { shape, data: data.slice(begin..begin + length) });
+                begin += length;
+            }
+        }
+        Ok(members)
+    }
+}
+
+/// The number of length-prefixed elements in `data`; `None` if it ends inside one.
+fn count_strings(mut data: &[u8]) -> Option<u64> {
+    let mut count = 0;
+    while !data.is_empty() {
+        let (length, rest) = data.split_first_chunk::<4>()?;
+        data = rest.get(u32::from_le_bytes(*length) as usize..)?;
+        count += 1;
+    }
+    Some(count)
+}
+
+/// The bytes that the first `elements` length-prefixed elements of `data` take.
+fn strings_length(data: &[u8], elements: usize) -> Option<usize> {
+    let mut at = 0usize;
+    for _ in 0..elements {
+        let length = data.get(at..)?.first_chunk::<4>()?;
+        at = at.checked_add(4 + u32::from_le_bytes(*length) as usize)?;
+        if at > data.len() {
+            return None;
+        }
+    }
+    Some(at)
+}

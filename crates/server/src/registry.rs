@@ -1,0 +1,523 @@
+//! The life cycle of models: load, reload without a gap, unload, follow the folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use downbeat_core::tensor::Signature;
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_repository::{Fingerprint, ModelRepository};
+use parking_lot::Mutex;
+
+use crate::error::ServiceError;
+use crate::loader::{LoadProgress, Loader};
+use crate::metrics::Metrics;
+use crate::options::{ModelControl, ServerOptions};
+use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use crate::serving::{Served, Serving, statistics, unknown_model};
+
+/// Where a model version stands, as the repository index says it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Loading,
+    Ready,
+    Unloading,
+    Unavailable,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Loading => "LOADING",
+            Phase::Ready => "READY",
+            Phase::Unloading => "UNLOADING",
+            Phase::Unavailable => "UNAVAILABLE",
+        }
+    }
+}
+
+/// One model of the repository, in service or not.
+#[derive(Default)]
+struct Entry {
+    /// Held while the model is loaded or unloaded: one after the other, in the order asked for.
+    busy: tokio::sync::Mutex<()>,
+    /// Where its versions stand; version 0: the model as a whole.
+    phases: Mutex<BTreeMap<u64, (Phase, String)>>,
+    /// The files it was loaded from, where a load request brought its own.
+    overlay: Mutex<Option<Overlay>>,
+}
+
+/// A model that is ready to be taken into service.
+struct Loaded {
+    served: Served,
+    overlay: Option<Overlay>,
+    /// The versions that did not load, and why.
+    failures: BTreeMap<u64, String>,
+}
+
+/// A folder of files that came with a load request; removed with the last user.
+struct Overlay(PathBuf);
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        // Left over at worst, in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The models of a repository and what they are doing: the [`Service`] behind the frontends. A clone is the same registry.
+#[derive(Clone)]
+pub struct Registry {
+    options: Arc<ServerOptions>,
+    repository: ModelRepository,
+    serving: Arc<Serving>,
+    loader: Arc<Loader>,
+    metrics: Arc<Metrics>,
+    entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
+    started: Arc<AtomicBool>,
+    /// The models to load at start, by name.
+    wanted: Arc<[String]>,
+}
+
+impl Registry {
+    /// A registry with nothing loaded.
+    pub fn new(
+        options: Arc<ServerOptions>,
+        repository: ModelRepository,
+        serving: Arc<Serving>,
+        loader: Arc<Loader>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let wanted = match &options.model_control {
+            ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
+            // Whoever opened the repository has read its folder a moment ago.
+            _ => repository.names().unwrap_or_default(),
+        };
+        Registry {
+            wanted: wanted.into(),
+            options,
+            repository,
+            serving,
+            loader,
+            metrics,
+            entries: Arc::default(),
+            started: Arc::default(),
+        }
+    }
+
+    /// Who answers inferences.
+    pub fn serving(&self) -> &Arc<Serving> {
+        &self.serving
+    }
+
+    /// The models to load at start, by name.
+    pub fn wanted_at_start(&self) -> &[String] {
+        &self.wanted
+    }
+
+    /// The models that were to be loaded at start are, or have failed.
+    pub fn set_started(&self) {
+        self.started.store(true, Ordering::Release);
+    }
+
+    /// Loads (or reloads) a model; what is served under the name goes on until the new one is warm, and goes on
+    /// for good if the new one fails.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub async fn load_model(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: Arc<dyn LoadProgress>,
+    ) -> Result<(), ServiceError> {
+        if !self.names().iter().any(|known| known == name) && overrides.files.is_empty() {
+            return Err(ServiceError::NotFound(format!(
+                "there is no model '{}' in the model repository",
+                name.chars().take(128).collect::<String>()
+            )));
+        }
+        let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
+        let _busy = entry.busy.lock().await;
+        entry.set(0, Phase::Loading, String::new());
+        let this = self.clone();
+        let owned_name = name.to_owned();
+        let loaded = spawn_background("load", move || this.load_files(&owned_name, overrides, &*progress)).await;
+        let Loaded { served, overlay, failures } = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!(model = %name, error = %error, "not loaded");
+                self.after_failure(&entry, name, &error);
+                return Err(error);
+            }
+        };
+        for (version, reason) in &failures {
+            tracing::error!(model = %name, version, %reason, "version not loaded");
+        }
+        let served = Arc::new(served);
+        let before = self.serving.replace(name, Some(served.clone()));
+        entry.settle(&served, &failures);
+        let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
+        self.retire(name, before, Some(&served)).await;
+        drop(overlay_before);
+        Ok(())
+    }
+
+    /// Loads every selected version: all or nothing if the model is not served yet or none loads, else those that do.
+    fn load_files(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: &dyn LoadProgress,
+    ) -> Result<Loaded, ServiceError> {
+        let invalid = |error: &dyn std::fmt::Display| ServiceError::InvalidArgument(format!("model '{name}': {error}"));
+        for parameter in overrides.parameters.keys() {
+            tracing::warn!(model = %name, %parameter, "load parameter is not known and ignored");
+        }
+        let config = overrides.config;
+        let overlay = if overrides.files.is_empty() {
+            None
+        } else {
+            if config.is_none() {
+                return Err(invalid(&"a load request with files needs a 'config' parameter beside them"));
+            }
+            Some(write_overlay(name, &overrides.files).map_err(|error| invalid(&error))?)
+        };
+        let mut definition = match &overlay {
+            None => self.repository.definition(name, config.as_deref()),
+            Some(overlay) => {
+                self.repository.at(&overlay.0).map_err(|error| invalid(&error))?.definition(name, config.as_deref())
+            }
+        }
+        .map_err(|error| invalid(&error))?;
+        for warning in &definition.warnings {
+            tracing::warn!(model = %name, "{warning}");
+        }
+        let mut versions = BTreeMap::new();
+        let mut failures = BTreeMap::new();
+        for (version, path) in definition.versions.clone() {
+            match self.loader.load(&mut definition, version, &path, progress) {
+                Ok(executable) => {
+                    versions.insert(version, executable);
+                }
+                Err(error) => {
+                    failures.insert(version, format!("{error:#}"));
+                }
+            }
+        }
+        if versions.is_empty() {
+            let reasons: Vec<String> = failures.iter().map(|(v, reason)| format!("version {v}: {reason}")).collect();
+            let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
+            return Err(invalid(&reason));
+        }
+        // A newest version that is broken must not take the place of one that works, with an older one as the newest.
+        if let Some((newest, reason)) = failures.last_key_value()
+            && versions.last_key_value().is_none_or(|(v, _)| v < newest)
+            && self.serving.get(name).is_some()
+        {
+            return Err(invalid(&format!("version {newest}: {reason}")));
+        }
+        Ok(Loaded { served: Served { definition, versions }, overlay, failures })
+    }
+
+    fn after_failure(&self, entry: &Entry, name: &str, error: &ServiceError) {
+        match self.serving.get(name) {
+            // What served before goes on.
+            Some(served) => {
+                entry.settle(&served, &BTreeMap::new());
+                tracing::warn!(model = %name, versions = ?served.versions.keys(), "goes on serving as before");
+            }
+            None => entry.set(0, Phase::Unavailable, error.to_string()),
+        }
+    }
+
+    /// Takes a model out of service.
+    ///
+    /// # Errors
+    /// `NotFound` if the repository has no such model.
+    pub async fn unload_model(&self, name: &str) -> Result<(), ServiceError> {
+        let known = self.entries.lock().get(name).cloned();
+        let Some(entry) = known else {
+            if self.names().iter().any(|known| known == name) {
+                return Ok(());
+            }
+            return Err(ServiceError::NotFound(unknown_model(name)));
+        };
+        let _busy = entry.busy.lock().await;
+        let before = self.serving.replace(name, None);
+        if let Some(before) = &before {
+            entry.set_all(before.versions.keys().copied(), Phase::Unloading, "");
+        }
+        self.retire(name, before.clone(), None).await;
+        match &before {
+            Some(before) => entry.set_all(before.versions.keys().copied(), Phase::Unavailable, "unloaded"),
+            None => entry.set(0, Phase::Unavailable, "unloaded".to_owned()),
+        }
+        *entry.overlay.lock() = None;
+        Ok(())
+    }
+
+    /// Waits for the last requests of what is out of service, and lets it go.
+    async fn retire(&self, name: &str, before: Option<Arc<Served>>, now: Option<&Served>) {
+        let Some(before) = before else { return };
+        for (version, executable) in &before.versions {
+            self.serving.retire(executable.clone()).await;
+            if now.is_none_or(|now| !now.versions.contains_key(version)) {
+                self.metrics.forget(name, &version.to_string());
+            }
+        }
+    }
+
+    /// Looks at the folder and follows what changed since `seen`; gives what it saw.
+    pub async fn follow(
+        &self,
+        seen: BTreeMap<String, Fingerprint>,
+        progress: &Arc<dyn LoadProgress>,
+    ) -> BTreeMap<String, Fingerprint> {
+        let now = self.fingerprints();
+        for name in seen.keys().filter(|name| !now.contains_key(*name)) {
+            tracing::info!(model = %name, "gone from the repository: unloading");
+            // Unknown means unloaded already.
+            let _ = self.unload_model(name).await;
+        }
+        for (name, fingerprint) in &now {
+            if seen.get(name) != Some(fingerprint) {
+                tracing::info!(model = %name, "new or changed in the repository: loading");
+                // The reason of a failure is logged and stands in the index.
+                let _ = self.load_model(name, LoadOverrides::default(), progress.clone()).await;
+            }
+        }
+        now
+    }
+
+    /// What the models' folders look like now.
+    pub fn fingerprints(&self) -> BTreeMap<String, Fingerprint> {
+        self.names().into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect()
+    }
+
+    /// The models of the repository; none, with a line in the log, while its folder cannot be read.
+    fn names(&self) -> Vec<String> {
+        self.repository.names().unwrap_or_else(|error| {
+            tracing::error!(%error, "the model repository cannot be read");
+            Vec::new()
+        })
+    }
+
+    /// Brings the gauges that are read, not counted, up to date.
+    pub fn refresh_gauges(&self) {
+        for served in self.serving.all() {
+            for executable in served.versions.values() {
+                self.metrics.set_pending(&executable.name, &executable.version, u64::from(executable.waiting()));
+            }
+        }
+    }
+
+    fn served(&self, name: &str) -> Result<Arc<Served>, ServiceError> {
+        if let Some(served) = self.serving.get(name) {
+            return Ok(served);
+        }
+        let entry = self.entries.lock().get(name).cloned();
+        let phases = entry.map(|entry| entry.phases.lock().clone()).unwrap_or_default();
+        match phases.into_values().find(|(phase, _)| *phase != Phase::Ready) {
+            Some((phase, reason)) => Err(ServiceError::Unavailable(format!(
+                "model '{name}' is not ready: {}{}{reason}",
+                phase.name(),
+                if reason.is_empty() { "" } else { ": " }
+            ))),
+            None => Err(ServiceError::NotFound(unknown_model(name))),
+        }
+    }
+}
+
+impl Entry {
+    fn set(&self, version: u64, phase: Phase, reason: String) {
+        self.phases.lock().insert(version, (phase, reason));
+    }
+
+    fn set_all(&self, versions: impl Iterator<Item = u64>, phase: Phase, reason: &str) {
+        *self.phases.lock() = versions.map(|version| (version, (phase, reason.to_owned()))).collect();
+    }
+
+    /// The phases after a load: what is served is ready, what failed is not.
+    fn settle(&self, served: &Served, failures: &BTreeMap<u64, String>) {
+        let ready = served.versions.keys().map(|version| (*version, (Phase::Ready, String::new())));
+        let failed = failures.iter().map(|(version, reason)| (*version, (Phase::Unavailable, reason.clone())));
+        *self.phases.lock() = failed.chain(ready).collect();
+    }
+}
+
+/// Writes the files of a load request into a fresh folder, as the repository of one model.
+fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::Result<Overlay> {
+    use std::path::Component;
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+    anyhow::ensure!(is_inside(Path::new(name)), "'{name}' is no name for a model");
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let root = std::env::temp_dir().join(format!("downbeat-{}-{number}", std::process::id()));
+    // Not `create_dir_all`: a folder that is there already is somebody else's.
+    std::fs::create_dir(&root)?;
+    let overlay = Overlay(root.clone());
+    for (path, bytes) in files {
+        anyhow::ensure!(
+            is_inside(Path::new(path)) && !path.is_empty(),
+            "file '{path}' must have a path inside the model's folder, such as '1/model.onnx'"
+        );
+        let target = root.join(name).join(path);
+        if let Some(parent) = target.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(target, bytes)?;
+    }
+    Ok(overlay)
+}
+
+/// Runs slow work on a thread of its own, at the lowest priority the system has, so that loading a model does not
+/// take the processor from those who are served.
+async fn spawn_background<R: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> Result<R, ServiceError> + Send + 'static,
+) -> Result<R, ServiceError> {
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            // Without the right to it, the work is done at normal priority.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
+            // A receiver that is gone was a client that did not wait.
+            let _ = done.send(work());
+        })
+        .map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
+    result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned())))
+}
+
+/// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
+async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
+    tokio::spawn(change)
+        .await
+        .unwrap_or_else(|error| Err(ServiceError::Internal(format!("the change ended in a panic: {error}"))))
+}
+
+impl Service for Registry {
+    fn is_ready(&self) -> bool {
+        if self.serving.is_draining() {
+            return false;
+        }
+        if !self.options.strict_readiness {
+            return true;
+        }
+        self.started.load(Ordering::Acquire)
+            && self.wanted.iter().all(|name| {
+                // What a client unloaded is not missing.
+                self.serving.get(name).is_some()
+                    || self
+                        .entries
+                        .lock()
+                        .get(name)
+                        .is_some_and(|entry| entry.phases.lock().values().all(|(_, reason)| reason == "unloaded"))
+            })
+    }
+
+    fn is_model_ready(&self, name: &str, version: &str) -> bool {
+        !self.serving.is_draining() && self.serving.get(name).is_some_and(|served| served.version(version).is_ok())
+    }
+
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
+        let served = self.served(name)?;
+        let signature: Signature = served.version(version)?.plan.signature();
+        Ok(ModelMetadata {
+            name: name.to_owned(),
+            versions: served.versions.keys().map(u64::to_string).collect(),
+            platform: served.definition.config.platform.clone(),
+            signature,
+        })
+    }
+
+    fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        let served = self.served(name)?;
+        served.version(version)?;
+        Ok(served.definition.config.clone())
+    }
+
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        if name.is_empty() {
+            return Ok(self.serving.all().iter().flat_map(|served| statistics(served.versions.values())).collect());
+        }
+        let served = self.served(name)?;
+        if version.is_empty() {
+            return Ok(statistics(served.versions.values()));
+        }
+        Ok(statistics(std::iter::once(served.version(version)?)))
+    }
+
+    fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry> {
+        let mut index = Vec::new();
+        let entries = self.entries.lock().clone();
+        let mut names = self.names();
+        names.extend(entries.keys().cloned());
+        names.sort();
+        names.dedup();
+        for name in names {
+            let phases = entries.get(&name).map(|entry| entry.phases.lock().clone()).unwrap_or_default();
+            if phases.is_empty() && !ready_only {
+                index.push(ModelIndexEntry {
+                    name: name.clone(),
+                    version: String::new(),
+                    state: String::new(),
+                    reason: String::new(),
+                });
+            }
+            for (version, (phase, reason)) in phases {
+                if ready_only && phase != Phase::Ready {
+                    continue;
+                }
+                index.push(ModelIndexEntry {
+                    name: name.clone(),
+                    version: if version == 0 { String::new() } else { version.to_string() },
+                    state: phase.name().to_owned(),
+                    reason,
+                });
+            }
+        }
+        index
+    }
+
+    async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
+        if matches!(self.options.model_control, ModelControl::Poll { .. }) {
+            return Err(ServiceError::Unavailable(
+                "models are loaded as the repository's folder says (--model-control-mode poll); put the model there"
+                    .to_owned(),
+            ));
+        }
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.load_model(&name, overrides, Arc::new(())).await }).await
+    }
+
+    async fn unload(&self, name: &str) -> Result<(), ServiceError> {
+        if matches!(self.options.model_control, ModelControl::Poll { .. }) {
+            return Err(ServiceError::Unavailable(
+                "models are unloaded as the repository's folder says (--model-control-mode poll); take it away there"
+                    .to_owned(),
+            ));
+        }
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.unload_model(&name).await }).await
+    }
+
+    async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        let served = self.served(&request.model_name)?;
+        self.serving.infer(&served, request).await
+    }
+
+    fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {
+        let Some(served) = self.serving.get(name) else { return Vec::new() };
+        served
+            .definition
+            .outputs
+            .iter()
+            .find(|binding| binding.client.name == output)
+            .map(|binding| binding.labels.to_vec())
+            .unwrap_or_default()
+    }
+}

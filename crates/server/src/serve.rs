@@ -1,0 +1,205 @@
+//! The server as a whole: ports, models, signals.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use downbeat_engine::Engine;
+use downbeat_repository::ModelRepository;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::http::{HttpOptions, HttpState};
+use crate::loader::{LoadProgress, Loader};
+use crate::metrics::Metrics;
+use crate::options::{EngineChoice, ModelControl, ServerOptions};
+use crate::registry::Registry;
+use crate::service::LoadOverrides;
+use crate::serving::Serving;
+use crate::shared_memory::SharedMemory;
+use crate::{grpc, http, logging, metrics_port};
+
+/// Serves until SIGTERM or SIGINT, then drains.
+///
+/// # Errors
+/// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
+pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
+    logging::start(&options.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
+    runtime.block_on(run(options))
+}
+
+async fn run(options: ServerOptions) -> anyhow::Result<()> {
+    let options = Arc::new(options);
+    let repository = ModelRepository::open(&options.repository)?
+        .with_auto_complete(options.auto_complete_config)
+        .with_default_max_batch_size(options.default_max_batch_size);
+    // The ports first: a port in use should be said at once, not after the models are loaded.
+    let http = bind(&options, options.http_port, "HTTP", "--http-port").await?;
+    let grpc = bind(&options, options.grpc_port, "gRPC", "--grpc-port").await?;
+    let metrics_listener = bind(&options, options.metrics_port, "metrics", "--metrics-port").await?;
+
+    let (onnx, emulated) = engines(&options)?;
+    let metrics = Arc::new(Metrics::new()?);
+    let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
+    let loader = Arc::new(Loader::new(options.clone(), onnx, emulated, driver.clone(), metrics.clone()));
+    let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone()));
+    let registry = Registry::new(options.clone(), repository, serving.clone(), loader, metrics.clone());
+    let service = Arc::new(registry.clone());
+    let shared_memory = Arc::new(SharedMemory::default());
+
+    let (stop, stopped) = watch::channel(false);
+    let mut frontends = Vec::new();
+    if let Some((listener, address)) = http {
+        tracing::info!(%address, "HTTP");
+        let http_options = HttpOptions {
+            max_body_bytes: options.max_body_bytes,
+            drain_timeout: options.drain_timeout.into(),
+            ..HttpOptions::default()
+        };
+        let state = HttpState::new(service.clone(), shared_memory.clone(), http_options);
+        frontends.push(tokio::spawn(http::serve(listener, state, wait_for(stopped.clone()))));
+    }
+    if let Some((listener, address)) = grpc {
+        tracing::info!(%address, "gRPC");
+        let state = grpc::GrpcState::new(service.clone(), shared_memory.clone(), options.max_body_bytes);
+        frontends.push(tokio::spawn(grpc::serve(listener, state, wait_for(stopped.clone()), options.drain_timeout.into())));
+    }
+    if let Some((listener, address)) = metrics_listener {
+        tracing::info!(%address, "metrics");
+        // Not among the frontends: the last moments of a drain should be seen, too.
+        tokio::spawn(metrics_port::serve(listener, registry.clone(), metrics.clone()));
+    }
+
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    let loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
+    let mut loading = std::pin::pin!(loading);
+    let mut follower = None;
+    let mut loaded = false;
+    let outcome = loop {
+        tokio::select! {
+            result = &mut loading, if !loaded => {
+                loaded = true;
+                match result? {
+                    Err(error) if options.exit_on_error => break Err(error),
+                    Err(error) => tracing::error!("{error:#}"),
+                    Ok(()) => {}
+                }
+                if let ModelControl::Poll { every } = options.model_control {
+                    follower = Some(tokio::spawn(follow(registry.clone(), every.into())));
+                }
+            }
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+        }
+    };
+    if let Some(follower) = follower {
+        follower.abort();
+    }
+    tracing::info!(limit = %options.drain_timeout, "stopping: no new requests, those that are in are finished");
+    serving.start_draining();
+    // A receiver is always there: `stopped`.
+    let _ = stop.send(true);
+    let all = async {
+        for frontend in frontends {
+            if let Err(error) = frontend.await {
+                tracing::error!(%error, "a frontend ended badly");
+            }
+        }
+    };
+    // A little more than the frontends' own limit, which gives them the time to close their connections.
+    let limit = std::time::Duration::from(options.drain_timeout) + std::time::Duration::from_secs(1);
+    tokio::select! {
+        () = all => tracing::info!("stopped"),
+        () = tokio::time::sleep(limit) => tracing::warn!("stopped with requests unfinished"),
+        _ = interrupt.recv() => tracing::warn!("stopped at once"),
+    }
+    outcome
+}
+
+async fn wait_for(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone: as good as stopped.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+async fn bind(
+    options: &ServerOptions,
+    port: Option<u16>,
+    what: &str,
+    flag: &str,
+) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+    let Some(port) = port else { return Ok(None) };
+    let wanted = SocketAddr::new(options.host, port);
+    let listener = TcpListener::bind(wanted)
+        .await
+        .with_context(|| format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}"))?;
+    let address = listener.local_addr()?;
+    Ok(Some((listener, address)))
+}
+
+/// The engine for ONNX models and the emulated one. Says which is used, and how to get a faster one.
+fn engines(options: &ServerOptions) -> anyhow::Result<(Arc<dyn Engine>, Arc<dyn Engine>)> {
+    let emulated: Arc<dyn Engine> = Arc::new(downbeat_engine::Emulated::default());
+    let onnx: Arc<dyn Engine> = match options.engine {
+        EngineChoice::Emulated => emulated.clone(),
+        choice => {
+            let chosen = downbeat_engine::choose(choice.name(), &downbeat_engine::Search::default())?;
+            if let Some(hint) = chosen.hint {
+                tracing::info!("{hint}");
+            }
+            chosen.engine
+        }
+    };
+    let info = onnx.info();
+    let library = info.library.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
+    Ok((onnx, emulated))
+}
+
+/// Loads what is to be served, one model after the other, with a progress bar on a terminal.
+async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyhow::Result<()> {
+    let names = registry.wanted_at_start();
+    let bars = MultiProgress::new();
+    let style = ProgressStyle::with_template("{prefix:>16} [{bar:30}] {msg}")?.progress_chars("=> ");
+    let mut failed = Vec::new();
+    for name in names {
+        let bar = bars.add(ProgressBar::new(1000).with_style(style.clone()).with_prefix(name.clone()));
+        let progress = Arc::new(Bar(bar.clone()));
+        let result = registry.load_model(name, LoadOverrides::default(), progress).await;
+        bar.finish_and_clear();
+        if let Err(error) = result {
+            failed.push(format!("{name}: {error}"));
+        }
+    }
+    registry.set_started();
+    let ready = names.len() - failed.len();
+    if failed.is_empty() {
+        tracing::info!(models = ready, repository = %options.repository.display(), "ready");
+        Ok(())
+    } else {
+        anyhow::bail!("{ready} of {} models are ready; not loaded: {}", names.len(), failed.join("; "))
+    }
+}
+
+async fn follow(registry: Registry, every: std::time::Duration) {
+    let mut seen = registry.fingerprints();
+    let progress: Arc<dyn LoadProgress> = Arc::new(());
+    loop {
+        tokio::time::sleep(every).await;
+        seen = registry.follow(seen, &progress).await;
+    }
+}
+
+/// A progress bar on a terminal; nothing elsewhere.
+struct Bar(ProgressBar);
+
+impl LoadProgress for Bar {
+    fn step(&self, what: &str, fraction: f64) {
+        self.0.set_position((fraction * 1000.0) as u64);
+        self.0.set_message(what.to_owned());
+    }
+}

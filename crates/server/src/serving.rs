@@ -1,0 +1,371 @@
+//! The models in service, and the way of a request from a frontend to the driver and back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use downbeat_core::profile::ProfileError;
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
+use downbeat_repository::ModelDefinition;
+use parking_lot::RwLock;
+use tokio::sync::oneshot;
+
+use crate::driver::{Driver, Job, Waiting};
+use crate::error::ServiceError;
+use crate::executable::{Executable, Queue};
+use crate::loader::Loader;
+use crate::metrics::Reason;
+use crate::options::ServerOptions;
+use crate::plan::{Admitted, Outputs, ShapeKey};
+
+/// Shapes of one model that have a queue of their own at a time.
+const MOST_SHAPES: usize = 1024;
+/// A shape that was not seen for so long gives its queue up to a new one.
+const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
+
+/// A model as it is served now: its configuration and its ready versions.
+pub struct Served {
+    /// Configuration, completed.
+    pub definition: ModelDefinition,
+    /// Ready versions, ascending.
+    pub versions: BTreeMap<u64, Arc<Executable>>,
+}
+
+impl Served {
+    /// The version a client named, or the newest if it named none.
+    ///
+    /// # Errors
+    /// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
+    pub fn version(&self, version: &str) -> Result<&Arc<Executable>, ServiceError> {
+        let name = &self.definition.name;
+        let found = if version.is_empty() {
+            self.versions.values().next_back()
+        } else {
+            let number: u64 = version.parse().map_err(|_| {
+                ServiceError::InvalidArgument(format!(
+                    "'{}' is no version of model '{name}': versions are positive numbers",
+                    version.chars().take(64).collect::<String>()
+                ))
+            })?;
+            self.versions.get(&number)
+        };
+        found.ok_or_else(|| {
+            let ready: Vec<String> = self.versions.keys().map(u64::to_string).collect();
+            ServiceError::NotFound(format!(
+                "model '{name}' has no ready version {version}; ready: {}",
+                if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
+            ))
+        })
+    }
+}
+
+/// Answers inference requests with whatever models are in service.
+pub struct Serving {
+    options: Arc<ServerOptions>,
+    driver: Arc<Driver>,
+    loader: Arc<Loader>,
+    models: RwLock<BTreeMap<String, Arc<Served>>>,
+    draining: AtomicBool,
+}
+
+impl Serving {
+    /// No models yet.
+    pub fn new(options: Arc<ServerOptions>, driver: Arc<Driver>, loader: Arc<Loader>) -> Self {
+        Serving { options, driver, loader, models: RwLock::default(), draining: AtomicBool::new(false) }
+    }
+
+    /// The model, if it is in service.
+    pub fn get(&self, name: &str) -> Option<Arc<Served>> {
+        self.models.read().get(name).cloned()
+    }
+
+    /// All models in service, by name.
+    pub fn all(&self) -> Vec<Arc<Served>> {
+        self.models.read().values().cloned().collect()
+    }
+
+    /// Takes a model into service, in the place of what was served under its name; gives that back.
+    pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
+        let mut models = self.models.write();
+        match served {
+            Some(served) => models.insert(name.to_owned(), served),
+            None => models.remove(name),
+        }
+    }
+
+    /// Waits until a version that is out of service has answered its requests, then gives up its queues.
+    pub async fn retire(&self, executable: Arc<Executable>) {
+        executable.wait_idle().await;
+        for (_, queue) in executable.queues() {
+            self.driver.remove_queue(queue.id);
+        }
+    }
+
+    /// From now on new requests are refused; those that are in go on.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Runs an inference. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Any [`ServiceError`].
+    pub async fn infer(&self, served: &Served, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+        let arrival = self.driver.clock().now();
+        if self.is_draining() {
+            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
+        }
+        let executable = served.version(&request.model_version)?;
+        let wanted = wanted_outputs(executable, &request)?;
+        let admitted = executable.plan.admit(&mut request)?;
+        let (waiting, limits) = self.limits(served, &request, arrival)?;
+        let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
+
+        let _in_flight = executable.enter();
+        let (reply, answer) = oneshot::channel();
+        let ticket = self.driver.submit(
+            waiting,
+            Job {
+                admitted,
+                executable: executable.clone(),
+                queue,
+                arrival,
+                deadline: limits.deadline,
+                deadline_is_slo: limits.deadline_is_slo,
+                reply,
+            },
+        );
+        let outputs = match limits.timeout {
+            None => answer.await,
+            // The scheduler drops what cannot make it; this ends the rare request that was started and overran.
+            Some(timeout) => match tokio::time::timeout(timeout.into(), answer).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    drop(ticket);
+                    executable.record_not_answered(Reason::Timeout, timeout);
+                    return Err(ServiceError::DeadlineExceeded(format!(
+                        "model '{}' did not finish within the request's timeout of {timeout}",
+                        request.model_name
+                    )));
+                }
+            },
+        };
+        ticket.close();
+        let outputs =
+            outputs.map_err(|_| ServiceError::Internal("the request was lost: this is a defect".to_owned()))??;
+        Ok(response(request, executable, wanted.as_deref(), outputs))
+    }
+
+    /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the
+    /// model's queue policy and SLO say).
+    fn limits(
+        &self,
+        served: &Served,
+        request: &InferRequest,
+        arrival: Time,
+    ) -> Result<(Waiting, Limits), ServiceError> {
+        let batching = &served.definition.batching;
+        let priority = unsigned(request, "priority")?.unwrap_or(0);
+        // Triton's: priorities count from 1, 0 and those beyond the last level mean the default.
+        let level = match usize::try_from(priority) {
+            Ok(given) if (1..=batching.levels.len()).contains(&given) => given - 1,
+            _ => batching.default_level,
+        };
+        let timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
+        let mut queue_timeout = Duration::ZERO;
+        if let Some(policy) = batching.levels.get(level) {
+            queue_timeout = policy.default_timeout;
+            if policy.allow_timeout_override
+                && let Some(timeout) = timeout
+            {
+                queue_timeout = if queue_timeout == Duration::ZERO { timeout } else { queue_timeout.min(timeout) };
+            }
+        }
+        let queue_expiry = if queue_timeout == Duration::ZERO { Time::MAX } else { arrival + queue_timeout };
+        let slo = self.options.slo(&served.definition.name, served.definition.slo);
+        let slo_deadline = slo.map_or(Time::MAX, |slo| arrival + slo);
+        let timeout_deadline = timeout.map_or(Time::MAX, |timeout| arrival + timeout);
+        let waiting = Waiting { queue_expiry, level: u32::try_from(level).unwrap_or(0) };
+        let limits = Limits {
+            deadline: slo_deadline.min(timeout_deadline),
+            deadline_is_slo: slo_deadline <= timeout_deadline,
+            timeout,
+        };
+        Ok((waiting, limits))
+    }
+
+    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most similar shape
+    /// there is, scaled by the number of elements.
+    fn queue(
+        &self,
+        definition: &ModelDefinition,
+        executable: &Executable,
+        admitted: &Admitted,
+        now: Time,
+    ) -> Result<Arc<Queue>, ServiceError> {
+        let key =
+            if executable.plan.has_varying_shapes() { executable.plan.shape_key(admitted) } else { ShapeKey::new() };
+        if let Some(queue) = executable.queue(&key) {
+            queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
+            return Ok(queue);
+        }
+        let known = executable.queues();
+        if known.len() >= MOST_SHAPES {
+            let mut oldest: Vec<_> =
+                known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
+            oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
+            let forgotten = oldest.into_iter().find(|(used, _, queue)| {
+                now.since(Time::from_nanos(*used)) >= SHAPE_FORGOTTEN_AFTER && self.driver.remove_empty_queue(queue.id)
+            });
+            match forgotten {
+                Some((_, key, _)) => executable.remove_queue(key),
+                None => {
+                    return Err(ServiceError::Unavailable(format!(
+                        "model '{}' has had requests of {MOST_SHAPES} different shapes within {SHAPE_FORGOTTEN_AFTER}, \
+                         the most that are kept apart; pad requests to fewer shapes",
+                        executable.name
+                    )));
+                }
+            }
+        }
+        let slo = self.options.slo(&definition.name, definition.slo);
+        let profile = guessed_profile(&known, &key, slo)
+            .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
+        let queue = self.loader.queue(definition, profile);
+        match executable.insert_queue(key, queue.clone()) {
+            Ok(()) => Ok(queue),
+            Err(there) => {
+                self.driver.remove_queue(queue.id);
+                Ok(there)
+            }
+        }
+    }
+}
+
+/// When a request has to be answered.
+struct Limits {
+    deadline: Time,
+    deadline_is_slo: bool,
+    timeout: Option<Duration>,
+}
+
+/// "There is no such model".
+pub fn unknown_model(name: &str) -> String {
+    format!(
+        "there is no model '{}' in service; GET /v2/repository/index (POST) lists the models",
+        name.chars().take(128).collect::<String>()
+    )
+}
+
+/// A guess at the profile of a shape, from the most similar shape that is known.
+fn guessed_profile(
+    known: &[(ShapeKey, Arc<Queue>)],
+    key: &ShapeKey,
+    slo: Option<Duration>,
+) -> Result<LatencyProfile, ProfileError> {
+    let elements = |key: &ShapeKey| key.iter().map(|d| (*d).max(1) as f64).product::<f64>();
+    let distance = |other: &ShapeKey| (elements(other) / elements(key)).ln().abs();
+    let nearest = known.iter().min_by(|(a, _), (b, _)| distance(a).total_cmp(&distance(b)));
+    let Some((nearest, queue)) = nearest else {
+        return Err(ProfileError::Empty);
+    };
+    let profile = queue.refiner.lock().profile().clone();
+    let mut scale = elements(key) / elements(nearest);
+    // A guess must not keep a shape from ever being tried.
+    if let Some(slo) = slo {
+        scale = scale.min(0.5 * slo.as_secs_f64() / profile.latency(1).as_secs_f64());
+    }
+    LatencyProfile::from_table(
+        (1..=profile.max_batch())
+            .map(|b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1)))
+            .collect(),
+    )
+}
+
+/// Positions of the outputs that a request asks for, in its order; `None`: all.
+fn wanted_outputs(executable: &Executable, request: &InferRequest) -> Result<Option<Vec<usize>>, ServiceError> {
+    if request.outputs.is_empty() {
+        return Ok(None);
+    }
+    let outputs = executable.plan.outputs();
+    let mut wanted = Vec::with_capacity(request.outputs.len());
+    for output in &request.outputs {
+        let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
+            let names: Vec<&str> = outputs.iter().map(|o| o.client.name.as_str()).collect();
+            return Err(ServiceError::InvalidArgument(format!(
+                "model '{}' has no output '{}'; its outputs are {names:?}",
+                request.model_name,
+                output.name.chars().take(128).collect::<String>()
+            )));
+        };
+        if wanted.contains(&position) {
+            return Err(ServiceError::InvalidArgument(format!("output '{}' is asked for twice", output.name)));
+        }
+        wanted.push(position);
+    }
+    Ok(Some(wanted))
+}
+
+/// An unsigned number among the request's parameters.
+fn unsigned(request: &InferRequest, name: &str) -> Result<Option<u64>, ServiceError> {
+    let value = match request.parameters.get(name) {
+        None => return Ok(None),
+        Some(Parameter::Uint64(value)) => Some(*value),
+        Some(Parameter::Int64(value)) => u64::try_from(*value).ok(),
+        // kserve's clients send every parameter as text.
+        Some(Parameter::String(text)) => text.parse().ok(),
+        Some(_) => None,
+    };
+    match value {
+        Some(value) => Ok(Some(value)),
+        None => Err(ServiceError::InvalidArgument(format!(
+            "parameter '{name}' must be a whole number of at least 0{}",
+            if name == "timeout" { " (microseconds)" } else { "" }
+        ))),
+    }
+}
+
+fn response(
+    request: InferRequest,
+    executable: &Executable,
+    wanted: Option<&[usize]>,
+    outputs: Outputs,
+) -> InferResponse {
+    let plans = executable.plan.outputs();
+    let mut outputs: Vec<Option<InferOutput>> = outputs
+        .into_iter()
+        .zip(plans)
+        .map(|(part, plan)| {
+            Some(InferOutput {
+                name: plan.client.name.clone(),
+                datatype: plan.datatype(),
+                shape: part.shape,
+                parameters: Default::default(),
+                data: part.data,
+            })
+        })
+        .collect();
+    let outputs = match wanted {
+        None => outputs.into_iter().flatten().collect(),
+        Some(wanted) => wanted.iter().filter_map(|position| outputs.get_mut(*position)?.take()).collect(),
+    };
+    InferResponse {
+        model_name: request.model_name,
+        model_version: executable.version.clone(),
+        id: request.id,
+        parameters: Default::default(),
+        outputs,
+    }
+}
+
+/// The protocol's statistics of some versions.
+pub fn statistics<'a>(executables: impl Iterator<Item = &'a Arc<Executable>>) -> Vec<pb::ModelStatistics> {
+    executables.map(|e| e.statistics.lock().to_proto(&e.name, &e.version)).collect()
+}

@@ -1,0 +1,121 @@
+//! What a model version has done since it was loaded, as the protocol's statistics report it.
+
+use std::collections::BTreeMap;
+
+use downbeat_core::Duration;
+use downbeat_protocol::inference as pb;
+
+/// How often, and for how long in all.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Tally {
+    count: u64,
+    total: Duration,
+}
+
+impl Tally {
+    /// Adds `count` requests that took `each` long.
+    pub fn add(&mut self, count: u64, each: Duration) {
+        self.count += count;
+        self.total += each.saturating_mul(count);
+    }
+
+    fn to_proto(self) -> pb::StatisticDuration {
+        pb::StatisticDuration { count: self.count, ns: self.total.as_nanos() }
+    }
+}
+
+/// The phases of a batch on a device (Triton's names).
+#[derive(Clone, Copy, Debug)]
+pub struct Phases {
+    /// Joining the requests' inputs.
+    pub compute_input: Duration,
+    /// The engine's run.
+    pub compute_infer: Duration,
+    /// Separating the outputs.
+    pub compute_output: Duration,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+struct BatchTally {
+    compute_input: Tally,
+    compute_infer: Tally,
+    compute_output: Tally,
+}
+
+/// Counts and times of one model version.
+#[derive(Clone, Default, Debug)]
+pub struct Statistics {
+    inferences: u64,
+    executions: u64,
+    last_inference_ms: u64,
+    success: Tally,
+    fail: Tally,
+    queue: Tally,
+    compute_input: Tally,
+    compute_infer: Tally,
+    compute_output: Tally,
+    batches: BTreeMap<u32, BatchTally>,
+}
+
+impl Statistics {
+    /// Counts one launch of `rows` items for requests that waited `queued` and took `total` each.
+    pub fn record_batch(
+        &mut self,
+        now_ms: u64,
+        rows: u32,
+        phases: Phases,
+        requests: impl Iterator<Item = (Duration, Duration)>,
+    ) {
+        self.executions += 1;
+        self.inferences += u64::from(rows);
+        self.last_inference_ms = now_ms;
+        for (queued, total) in requests {
+            self.queue.add(1, queued);
+            self.success.add(1, total);
+            self.compute_input.add(1, phases.compute_input);
+            self.compute_infer.add(1, phases.compute_infer);
+            self.compute_output.add(1, phases.compute_output);
+        }
+        let batch = self.batches.entry(rows).or_default();
+        batch.compute_input.add(1, phases.compute_input);
+        batch.compute_infer.add(1, phases.compute_infer);
+        batch.compute_output.add(1, phases.compute_output);
+    }
+
+    /// Counts a request that got an error `after` its arrival.
+    pub fn record_failure(&mut self, after: Duration) {
+        self.fail.add(1, after);
+    }
+
+    /// The protocol's message.
+    pub fn to_proto(&self, name: &str, version: &str) -> pb::ModelStatistics {
+        pb::ModelStatistics {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            last_inference: self.last_inference_ms,
+            inference_count: self.inferences,
+            execution_count: self.executions,
+            inference_stats: Some(pb::InferStatistics {
+                success: Some(self.success.to_proto()),
+                fail: Some(self.fail.to_proto()),
+                queue: Some(self.queue.to_proto()),
+                compute_input: Some(self.compute_input.to_proto()),
+                compute_infer: Some(self.compute_infer.to_proto()),
+                compute_output: Some(self.compute_output.to_proto()),
+                cache_hit: Some(pb::StatisticDuration::default()),
+                cache_miss: Some(pb::StatisticDuration::default()),
+            }),
+            batch_stats: self
+                .batches
+                .iter()
+                .map(|(rows, tally)| pb::InferBatchStatistics {
+                    batch_size: u64::from(*rows),
+                    compute_input: Some(tally.compute_input.to_proto()),
+                    compute_infer: Some(tally.compute_infer.to_proto()),
+                    compute_output: Some(tally.compute_output.to_proto()),
+                })
+                .collect(),
+            ..Default::default()
+        }
+    }
+}

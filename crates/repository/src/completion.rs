@@ -11,7 +11,7 @@ use downbeat_protocol::inference::{
 use crate::binding::{TensorBinding, show};
 use crate::check::Report;
 use crate::definition::{ModelDefinition, config_datatype, datatype};
-use crate::finding::{ConfigError, did_you_mean};
+use crate::finding::{ConfigError, did_you_mean, sorted};
 
 impl ModelDefinition {
     /// Fills in what the configuration leaves out and checks what it says, from the inputs and outputs of the loaded
@@ -30,7 +30,7 @@ impl ModelDefinition {
         let max_batch_size = if source.says_max_batch_size() || !self.completion.enabled {
             u32::try_from(config.max_batch_size).unwrap_or(0)
         } else if takes_batches(&config, signature, &mut report) {
-            self.completion.default_max_batch_size
+            preferred(&config).max().unwrap_or(0).max(self.completion.default_max_batch_size)
         } else {
             0
         };
@@ -41,16 +41,10 @@ impl ModelDefinition {
                 None if max_batch_size > 1 => {
                     config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
                 }
-                Some(SchedulingChoice::DynamicBatching(batching)) => {
-                    for (i, size) in batching.preferred_batch_size.iter().enumerate() {
-                        if i64::from(*size) > i64::from(max_batch_size) {
-                            report.error(
-                                &format!("dynamic_batching.preferred_batch_size[{i}]"),
-                                format!("is {size}, but without max_batch_size the largest batch is {max_batch_size}"),
-                            );
-                        }
-                    }
-                }
+                Some(SchedulingChoice::DynamicBatching(_)) if max_batch_size == 0 => report.warn(
+                    "dynamic_batching",
+                    "not every first dimension of the model varies, so nothing is batched; only its queue policies apply",
+                ),
                 _ => {}
             }
         }
@@ -81,7 +75,7 @@ impl ModelDefinition {
             }
         }
         if !report.errors.is_empty() {
-            return Err(ConfigError { findings: report.errors });
+            return Err(ConfigError { findings: sorted(report.errors) });
         }
         for warning in report.warnings {
             if !self.warnings.contains(&warning) {
@@ -255,6 +249,15 @@ impl ModelDefinition {
             batched,
         })
     }
+}
+
+/// The batch sizes that the configuration prefers.
+fn preferred(config: &ModelConfig) -> impl Iterator<Item = u32> {
+    let sizes = match &config.scheduling_choice {
+        Some(SchedulingChoice::DynamicBatching(batching)) => batching.preferred_batch_size.as_slice(),
+        _ => &[],
+    };
+    sizes.iter().filter_map(|size| u32::try_from(*size).ok())
 }
 
 /// Whether the first dimension of every tensor varies and the configuration's dims leave it out.

@@ -194,6 +194,9 @@ fn explain(
     let position = Some(offset.map_or_else(|| index.end(), |offset| index.position(offset)));
     let mut field = String::new();
     let mut message = error.to_string();
+    if offset == Some(0) && index.word_at(0).is_empty() {
+        message += "; a configuration is in protobuf text format, such as: max_batch_size: 8";
+    }
     match offset.and_then(|offset| Some((index.field_at(offset)?, index.word_at(offset)))) {
         Some((At::Name(path), word)) => {
             let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
@@ -201,7 +204,7 @@ fn explain(
                 && descriptor.get_field_by_name(word).is_none()
             {
                 let names: Vec<String> = descriptor.fields().map(|f| f.name().to_owned()).collect();
-                field = path.strip_suffix("[0]").unwrap_or(path).to_owned();
+                field = without_singular_indices(schema, path);
                 let hint = did_you_mean(word, names.iter().map(String::as_str));
                 message = if hint.is_empty() {
                     format!("{} has no field '{word}'; it has: {}", descriptor.name(), names.join(", "))
@@ -211,7 +214,7 @@ fn explain(
             }
         }
         Some((At::Value(path), word)) => {
-            field = path.strip_suffix("[0]").unwrap_or(path).to_owned();
+            field = without_singular_indices(schema, path);
             if let Some(Kind::Enum(descriptor)) = resolve(schema, path)
                 && !word.is_empty()
             {
@@ -259,6 +262,20 @@ fn resolve(schema: &MessageDescriptor, path: &str) -> Option<Kind> {
         kind = descriptor.get_field_by_name(name)?.kind();
     }
     Some(kind)
+}
+
+/// A path of the index without the indices of fields that are not repeated.
+fn without_singular_indices(schema: &MessageDescriptor, path: &str) -> String {
+    let mut kind = Some(Kind::Message(schema.clone()));
+    let mut components = Vec::new();
+    for component in split_path(path) {
+        let name = component.split_once('[').map_or(component, |(name, _)| name);
+        let field = kind.as_ref().and_then(Kind::as_message).and_then(|m| m.get_field_by_name(name));
+        let repeated = field.as_ref().is_some_and(|f| f.is_list() || f.is_map());
+        components.push(if repeated { component } else { name });
+        kind = field.map(|f| f.kind());
+    }
+    components.join(".")
 }
 
 /// Names of all fields anywhere in a message, for suggestions where the place is not known.

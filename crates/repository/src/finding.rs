@@ -56,6 +56,12 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// Sorts findings by place, those without one last.
+pub(crate) fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.sort_by_key(|f| (f.position.is_none(), f.position));
+    findings
+}
+
 impl From<Finding> for ConfigError {
     fn from(finding: Finding) -> Self {
         ConfigError { findings: vec![finding] }
@@ -69,6 +75,13 @@ pub fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -
         return None;
     }
     let lower = found.to_ascii_lowercase();
+    let candidates: Vec<&str> = candidates.into_iter().collect();
+    // `max_queue_delay` for `max_queue_delay_microseconds`: the beginning is right, the unit is missing.
+    if lower.len() >= 3
+        && let [whole] = candidates.iter().filter(|c| c.starts_with(&lower)).collect::<Vec<_>>()[..]
+    {
+        return Some(whole);
+    }
     candidates
         .into_iter()
         .map(|c| (strsim::damerau_levenshtein(&lower, &c.to_ascii_lowercase()), c))

@@ -13,7 +13,7 @@ use downbeat_protocol::inference::{ModelConfig, model_warmup};
 use crate::check::Report;
 use crate::config_source::ConfigSource;
 use crate::definition::{CompletionOptions, ModelDefinition, ModelFormat, datatype};
-use crate::finding::{ConfigError, Finding, nearest};
+use crate::finding::{ConfigError, Finding, nearest, sorted};
 use crate::warmup::{Warmup, WarmupData, WarmupInput};
 
 /// Name of a model's configuration file.
@@ -193,7 +193,8 @@ impl ModelRepository {
                 if file.exists() {
                     self.stays_inside(&file).map_err(|reason| plain(&label, reason))?;
                 }
-                ConfigSource::read(&file, label)?.unwrap_or_else(|| ConfigSource::absent(shown("")))
+                ConfigSource::read(&file, label)?
+                    .unwrap_or_else(|| ConfigSource::absent(self.path.join(name).display().to_string()))
             }
         };
         let mut report = Report::new(&source);
@@ -203,9 +204,9 @@ impl ModelRepository {
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
         if !report.errors.is_empty() {
-            return Err(ConfigError { findings: report.errors }.into());
+            return Err(ConfigError { findings: sorted(report.errors) }.into());
         }
-        let warnings = report.warnings;
+        let warnings = sorted(report.warnings);
         let config = source.config.clone();
         let batching = ModelDefinition::batching(&config, u32::try_from(config.max_batch_size).unwrap_or(0));
         Ok(ModelDefinition {

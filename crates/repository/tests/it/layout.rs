@@ -1,0 +1,165 @@
+//! What counts as a model in a folder, and what is refused.
+
+use std::fs;
+use std::path::Path;
+
+use downbeat_repository::{ModelFormat, ModelRepository, RepositoryError};
+
+fn model(root: &Path, name: &str, files: &[&str]) {
+    for file in files {
+        let path = root.join(name).join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, b"").unwrap();
+    }
+}
+
+fn message(repository: &ModelRepository, name: &str) -> String {
+    let root = repository.path().display().to_string();
+    repository.definition(name, None).unwrap_err().to_string().replace(&root, "REPO")
+}
+
+#[test]
+fn a_repository_has_to_be_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("missing");
+    let error = ModelRepository::open(&path).unwrap_err();
+    assert_eq!(error.to_string(), format!("model repository {}: no such file or folder", path.display()));
+    fs::write(&path, b"").unwrap();
+    assert!(ModelRepository::open(&path).unwrap_err().to_string().contains("is not a folder"));
+}
+
+#[test]
+fn only_folders_that_look_like_models_are_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    model(root, "b", &["1/model.onnx"]);
+    model(root, "a", &["config.pbtxt"]);
+    model(root, "flat", &["model.onnx"]);
+    model(root, "notes", &["readme.txt"]);
+    model(root, ".git", &["1/model.onnx"]);
+    fs::write(root.join("README.md"), b"").unwrap();
+    fs::write(root.join("loose.onnx"), b"").unwrap();
+    let scan = ModelRepository::open(root).unwrap().scan().unwrap();
+    assert_eq!(scan.names, ["a", "b"]);
+    let warnings: Vec<String> =
+        scan.warnings.iter().map(|w| w.to_string().replace(&root.display().to_string(), "REPO")).collect();
+    assert_eq!(
+        warnings,
+        [
+            "REPO/flat: has no version folder; move the file to flat/1/model.onnx",
+            "REPO/loose.onnx: is a file; a model is a folder: loose/1/model.onnx",
+            "REPO/notes: has neither a version folder such as notes/1 nor config.pbtxt; ignored",
+        ]
+    );
+}
+
+#[test]
+fn names_do_not_lead_out_of_the_repository() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("models");
+    model(&root, "inside", &["1/model.onnx"]);
+    model(folder.path(), "outside", &["1/model.onnx"]);
+    let repository = ModelRepository::open(&root).unwrap();
+    for name in ["", ".", "..", "../outside", "inside/../../outside", "/etc", "a\\b", "a\0b", "a\nb", "..inside"] {
+        let result = repository.definition(name, None);
+        assert!(matches!(result, Err(RepositoryError::Name { .. })), "{name:?}: {result:?}");
+    }
+    let long = "x".repeat(100_000);
+    assert!(repository.definition(&long, None).unwrap_err().to_string().len() < 200);
+    assert!(matches!(repository.definition("insde", None), Err(RepositoryError::NotFound { .. })));
+    assert_eq!(message(&repository, "insde"), "no model 'insde' in REPO; did you mean 'inside'?");
+}
+
+#[cfg(unix)]
+#[test]
+fn symbolic_links_do_not_lead_out_of_the_repository() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("models");
+    model(&root, "inside", &["1/model.onnx"]);
+    model(folder.path(), "outside", &["1/model.onnx", "labels.txt", "config.pbtxt"]);
+    symlink(folder.path().join("outside"), root.join("folder_link")).unwrap();
+    symlink(root.join("inside"), root.join("alias")).unwrap();
+    symlink("nowhere", root.join("broken")).unwrap();
+    fs::create_dir_all(root.join("file_link/1")).unwrap();
+    symlink(folder.path().join("outside/1/model.onnx"), root.join("file_link/1/model.onnx")).unwrap();
+    model(&root, "config_link", &["1/model.onnx"]);
+    symlink(folder.path().join("outside/config.pbtxt"), root.join("config_link/config.pbtxt")).unwrap();
+    model(&root, "label_link", &["1/model.onnx"]);
+    symlink(folder.path().join("outside/labels.txt"), root.join("label_link/labels.txt")).unwrap();
+    fs::write(root.join("label_link/config.pbtxt"), r#"output { name: "y" label_filename: "labels.txt" }"#).unwrap();
+
+    let repository = ModelRepository::open(&root).unwrap();
+    let scan = repository.scan().unwrap();
+    assert_eq!(scan.names, ["alias", "config_link", "file_link", "inside", "label_link"]);
+    assert_eq!(scan.warnings.len(), 2, "{:?}", scan.warnings);
+    for name in ["folder_link", "file_link", "config_link", "label_link"] {
+        let message = message(&repository, name);
+        assert!(message.contains("a symbolic link to") && message.contains("outside the repository"), "{message}");
+    }
+    assert!(repository.definition("alias", None).is_ok());
+}
+
+#[test]
+fn a_missing_model_file_is_named_with_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), "m", &["1/model.onx"]);
+    model(folder.path(), "empty", &["config.pbtxt"]);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    assert_eq!(message(&repository, "m"), "REPO/m: REPO/m/1/model.onnx does not exist (found: model.onx)");
+    assert_eq!(
+        message(&repository, "empty"),
+        "REPO/empty/config.pbtxt: no version folder; expected REPO/empty/1/model.onnx"
+    );
+}
+
+#[test]
+fn versions_are_numbers_and_the_policy_selects_among_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<String> = ["1", "2", "10", "007", "1.5", "x", "99999999999999999999999"]
+        .iter()
+        .map(|v| format!("{v}/model.onnx"))
+        .collect();
+    model(folder.path(), "m", &files.iter().map(String::as_str).collect::<Vec<_>>());
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let versions = |config: &str| -> Vec<u64> {
+        let definition = repository.definition("m", Some(config)).unwrap();
+        definition.versions.iter().map(|(v, _)| *v).collect()
+    };
+    assert_eq!(versions(""), [10]);
+    assert_eq!(versions("version_policy { latest { num_versions: 2 } }"), [2, 10]);
+    assert_eq!(versions("version_policy { all { } }"), [1, 2, 10]);
+    assert_eq!(versions("version_policy { specific { versions: [ 2, 1 ] } }"), [1, 2]);
+    let error = repository.definition("m", Some("version_policy { specific { versions: 7 } }")).unwrap_err();
+    assert!(error.to_string().contains("selects none of the versions 1, 2, 10"), "{error}");
+}
+
+#[test]
+fn a_graph_with_its_weights_in_a_folder_is_found_and_so_is_an_emulated_model() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), "large", &["1/model.onnx/model.onnx", "1/model.onnx/weights.bin"]);
+    model(folder.path(), "fast", &["1/model.emulated.toml"]);
+    model(folder.path(), "mixed", &["1/model.emulated.toml", "2/model.onnx"]);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let large = repository.definition("large", None).unwrap();
+    assert!(large.versions[0].1.ends_with("large/1/model.onnx/model.onnx"));
+    assert_eq!(repository.definition("fast", None).unwrap().format, ModelFormat::Emulated);
+    assert_eq!(repository.definition("mixed", None).unwrap().format, ModelFormat::Onnx);
+    let error = repository.definition("mixed", Some("version_policy { all { } }")).unwrap_err().to_string();
+    assert!(error.contains("different kinds of model files"), "{error}");
+}
+
+#[test]
+fn a_fingerprint_changes_with_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), "m", &["1/model.onnx"]);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let before = repository.fingerprint("m");
+    assert_eq!(before, repository.fingerprint("m"));
+    fs::write(folder.path().join("m/1/model.onnx"), b"larger").unwrap();
+    let after = repository.fingerprint("m");
+    assert_ne!(before, after);
+    model(folder.path(), "m", &["2/model.onnx"]);
+    assert_ne!(after, repository.fingerprint("m"));
+    assert_eq!(repository.fingerprint("none"), repository.fingerprint("../m"));
+}

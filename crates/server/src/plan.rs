@@ -334,3 +334,149 @@ fn strings_length(data: &[u8], elements: usize) -> Option<usize> {
     }
     Some(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use downbeat_core::tensor::{DataType, TensorSpec};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn binding(name: &str, datatype: DataType, dims: &[i64]) -> TensorBinding {
+        TensorBinding {
+            client: TensorSpec { name: name.to_owned(), datatype, dims: dims.to_vec() },
+            model_index: 0,
+            model_dims: dims.to_vec(),
+            labels: [].into(),
+            batched: true,
+        }
+    }
+
+    fn plan() -> BatchPlan {
+        let mut text = binding("text", DataType::Bytes, &[-1, -1]);
+        text.model_index = 1;
+        // The configuration's order is not the engine's.
+        BatchPlan::new(vec![text, binding("x", DataType::Int16, &[-1, 2])], vec![], 8)
+    }
+
+    fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
+        InferInput {
+            name: name.to_owned(),
+            datatype,
+            shape: shape.to_vec(),
+            parameters: Default::default(),
+            data: data.into(),
+        }
+    }
+
+    fn strings(elements: &[&[u8]]) -> Vec<u8> {
+        elements.iter().flat_map(|e| [&(e.len() as u32).to_le_bytes()[..], e].concat()).collect()
+    }
+
+    fn request(inputs: Vec<InferInput>) -> InferRequest {
+        InferRequest { model_name: "m".to_owned(), inputs, ..Default::default() }
+    }
+
+    fn good() -> Vec<InferInput> {
+        vec![
+            input("text", DataType::Bytes, &[2, 1], strings(&[b"a", b""])),
+            input("x", DataType::Int16, &[2, 2], vec![1; 8]),
+        ]
+    }
+
+    #[test]
+    fn a_request_that_does_not_fit_is_told_what_was_expected() {
+        type Change = fn(&mut Vec<InferInput>);
+        let cases: [(Change, &str); 9] = [
+            (
+                |i| i[1].name = "y".into(),
+                "model 'm' takes the 2 input(s) [\"x\", \"text\"], the request has 2 input(s) [\"text\", \"y\"]",
+            ),
+            (
+                |i| i.truncate(1),
+                "model 'm' takes the 2 input(s) [\"x\", \"text\"], the request has 1 input(s) [\"text\"]",
+            ),
+            (|i| i[1].datatype = DataType::Fp32, "input 'x' of model 'm' has datatype FP32, expected INT16"),
+            (
+                |i| i[1].shape = vec![2, 3],
+                "input 'x' of model 'm' has shape [2, 3], expected [-1, 2] (-1: any size; the first dimension is the batch, at least 1)",
+            ),
+            (
+                |i| i[1].shape = vec![0, 2],
+                "input 'x' of model 'm' has shape [0, 2], expected [-1, 2] (-1: any size; the first dimension is the batch, at least 1)",
+            ),
+            (
+                |i| i[1].data = vec![0; 7].into(),
+                "input 'x' of model 'm' has 7 bytes of data, expected 8 for shape [2, 2] of INT16",
+            ),
+            (
+                |i| i[0].shape = vec![1, 2],
+                "input 'text' of model 'm' has batch dimension 1, another input has 2; all inputs of a request must have the same",
+            ),
+            (
+                |i| i[0].data = vec![9, 0, 0, 0, 1].into(),
+                "input 'text' of model 'm': expected 2 BYTES elements for shape [2, 1], but the data are cut off inside an element; each element is its length as a little-endian 32-bit number, then its bytes",
+            ),
+            (
+                |i| i[0].shape = vec![i64::MAX, i64::MAX],
+                "input 'text' of model 'm' has 9 bytes of data, expected a shape with fewer elements for shape [9223372036854775807, 9223372036854775807] of BYTES",
+            ),
+        ];
+        for (change, message) in cases {
+            let mut inputs = good();
+            change(&mut inputs);
+            let error = plan().admit(&mut request(inputs)).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+        let large =
+            vec![input("text", DataType::Bytes, &[9, 0], vec![]), input("x", DataType::Int16, &[9, 2], vec![0; 36])];
+        let error = plan().admit(&mut request(large)).unwrap_err();
+        assert!(error.to_string().contains("takes at most 8 in a batch"), "{error}");
+        assert_eq!(plan().admit(&mut request(good())).unwrap().rows, 2);
+    }
+
+    #[test]
+    fn requests_of_different_shapes_have_different_keys() {
+        let key = |words: i64, data: Vec<u8>| {
+            let mut inputs = good();
+            inputs[0] = input("text", DataType::Bytes, &[2, words], data);
+            plan().shape_key(&plan().admit(&mut request(inputs)).unwrap())
+        };
+        assert_eq!(key(1, strings(&[b"a", b"b"])), key(1, strings(&[b"longer", b""])));
+        assert_ne!(key(1, strings(&[b"a", b"b"])), key(2, strings(&[b"a", b"b", b"c", b"d"])));
+    }
+
+    proptest! {
+        /// What goes into a batch comes out of it, each request its own rows.
+        #[test]
+        fn a_batch_separates_into_what_it_was_made_of(
+            members in prop::collection::vec(prop::collection::vec((any::<[i16; 2]>(), ".{0,5}"), 1..4), 1..6)
+        ) {
+            let mut text = binding("text", DataType::Bytes, &[-1, 1]);
+            text.model_index = 1;
+            let both = vec![binding("x", DataType::Int16, &[-1, 2]), text];
+            let plan = BatchPlan::new(both.clone(), both, 64);
+            let admitted: Vec<Admitted> = members
+                .iter()
+                .map(|rows| {
+                    let numbers = rows.iter().flat_map(|(x, _)| x.iter().flat_map(|v| v.to_le_bytes())).collect();
+                    let words: Vec<&[u8]> = rows.iter().map(|(_, word)| word.as_bytes()).collect();
+                    let n = rows.len() as i64;
+                    plan.admit(&mut request(vec![
+                        input("x", DataType::Int16, &[n, 2], numbers),
+                        input("text", DataType::Bytes, &[n, 1], strings(&words)),
+                    ])).unwrap()
+                })
+                .collect();
+            let rows: Vec<u32> = admitted.iter().map(|a| a.rows).collect();
+            let state = plan.assemble(admitted.iter());
+            prop_assert_eq!(&state.tensors[0].shape, &vec![rows.iter().sum::<u32>() as usize, 2]);
+            let outputs = plan.separate(state, &rows).unwrap();
+            for (given, got) in admitted.iter().zip(&outputs) {
+                prop_assert_eq!(&given.inputs[0], &got[0].data);
+                prop_assert_eq!(&given.inputs[1], &got[1].data);
+                prop_assert_eq!(&got[0].shape, &vec![i64::from(given.rows), 2]);
+            }
+        }
+    }
+}

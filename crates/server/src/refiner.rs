@@ -76,19 +76,19 @@ impl ProfileRefiner {
             return None;
         }
         self.since_rebuild = 0;
-        let points: Vec<(u32, Duration)> = self
-            .averages
-            .iter()
-            .zip(1..)
-            .map(|(average, size)| {
-                let ns = if average.count >= ENOUGH {
-                    average.mean_ns + MARGIN * average.deviation_ns
-                } else {
-                    self.base.latency(size).as_nanos() as f64 * self.ratio
-                };
-                (size, Duration::from_nanos((ns as u64).max(1)))
-            })
-            .collect();
+        let mut points = Vec::with_capacity(self.averages.len());
+        // From the largest size down: what was not seen is not slower than a larger batch that was.
+        let mut ceiling = f64::INFINITY;
+        for (index, average) in self.averages.iter().enumerate().rev() {
+            let size = index as u32 + 1;
+            let ns = if average.count >= ENOUGH {
+                ceiling = average.mean_ns + MARGIN * average.deviation_ns;
+                ceiling
+            } else {
+                (self.base.latency(size).as_nanos() as f64 * self.ratio).min(ceiling)
+            };
+            points.push((size, Duration::from_nanos((ns as u64).max(1))));
+        }
         self.current = LatencyProfile::from_points(&points).ok()?;
         Some(self.current.clone())
     }

@@ -277,16 +277,27 @@ impl ModelQueue {
         self.target_stale = true;
         // How long before its deadline a larger request is hopeless has changed.
         if self.sized > 0 {
-            for tier in 0..self.tiers.len() {
-                while let Some(((deadline, sequence), slot)) = self.tiers[tier].order.pop() {
-                    self.aside.push((deadline, sequence, slot));
-                }
-                while let Some((deadline, sequence, slot)) = self.aside.pop() {
-                    self.tiers[tier].order.set(slot, (deadline, sequence));
-                    self.set_timer(slot);
-                }
+            for slot in self.waiting() {
+                self.set_timer(slot);
             }
         }
+    }
+
+    /// Replaces the dispatch policy.
+    pub fn set_dispatch(&mut self, dispatch: DispatchPolicy) {
+        self.dispatch = dispatch;
+        self.arrivals = IndexedHeap::new();
+        if matches!(self.dispatch, DispatchPolicy::Timeout { .. }) {
+            for slot in self.waiting() {
+                self.arrivals.set(slot, self.slots[slot as usize].sequence);
+            }
+        }
+    }
+
+    /// The slots of the requests in the queue, in no order that means anything.
+    fn waiting(&self) -> Vec<u32> {
+        let waits = |slot: &u32| self.tiers[self.slots[*slot as usize].tier as usize].order.get(*slot).is_some();
+        (0..self.slots.len() as u32).filter(waits).collect()
     }
 
     /// How many devices the cluster has, for the staggered target.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
 use super::matchmaker::{Grant, Matchmaker};
 use super::model_queue::{ModelOptions, ModelQueue, Request};
@@ -242,6 +243,16 @@ impl Scheduler {
         let now = self.advance(now);
         if let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) {
             queue.set_profile(profile);
+            self.refresh(now, model);
+            self.dispatch(now);
+        }
+    }
+
+    /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
+    pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
+        let now = self.advance(now);
+        if let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) {
+            queue.set_dispatch(dispatch);
             self.refresh(now, model);
             self.dispatch(now);
         }

@@ -1,4 +1,5 @@
 //! Tests of the core from outside, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
-mod symphony_paper;
+mod random_events;
+mod scenario;

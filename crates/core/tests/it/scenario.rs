@@ -1,0 +1,343 @@
+//! Scenario files: events in, decisions out, readable without Rust.
+//!
+//! A file has a script, a line of dashes, and the timeline that the scheduler makes of it. `UPDATE_SCENARIOS=1 cargo test -p
+//! downbeat-core` writes the timelines anew: read the difference before you commit it. The script (times in milliseconds):
+//!
+//! ```text
+//! # a comment
+//! devices 3
+//! model m0 alpha=1 beta=5 slo=12 max_batch=32 drop=head|window|none dispatch=deferred|latest|eager|timeout:5|timeout:5:2,4
+//!       [in_flight=1] [levels=10,20:delay]        (bounds by level; "-" for none; with the timeout action)
+//! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0
+//! at 3 request r50 m0 [slo=12] [size=1] [level=0] [expiry=5]     (slo=none: no deadline; expiry: after so many ms)
+//! at 3 cancel r50 m0
+//! at 3 add-device          at 3 remove-device d1        at 3 remove-model m0
+//! at 3 profile m0 alpha=1 beta=5                        at 3 dispatch m0 eager
+//! at 3 complete d0 b0      (beside the batch's own completion)
+//! at 3 wake                (a timeout nobody asked for)
+//! slow b2 4                (that batch takes 4 ms longer than its profile says; negative: shorter)
+//! ```
+//!
+//! At one instant: the script's events in order, then completions in order of batches, then timers.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use downbeat_core::cluster::*;
+use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+/// Runs the scenario of that name and compares its timeline with the file's.
+#[track_caller]
+fn check(name: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/it/scenarios/{name}.txt"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let (script, expected) = text.split_once("\n----\n").unwrap_or((text.trim_end(), ""));
+    let actual = run(script);
+    if std::env::var_os("UPDATE_SCENARIOS").is_some() {
+        std::fs::write(&path, format!("{script}\n----\n{actual}")).unwrap();
+        return;
+    }
+    if let Some((line, (e, a))) = expected.lines().zip(actual.lines()).enumerate().find(|(_, (e, a))| e != a) {
+        panic!("{name}: line {} of the timeline\n  expected: {e}\n  actual:   {a}\n\nwhole:\n{actual}", line + 1);
+    }
+    assert_eq!(expected.lines().count(), actual.lines().count(), "{name}: length of the timeline\n\nwhole:\n{actual}");
+}
+
+struct World {
+    scheduler: Scheduler,
+    slos: Vec<Option<Duration>>,
+    /// Events of the script, by time and line.
+    events: BTreeMap<(Time, usize), Vec<String>>,
+    completions: BTreeMap<(Time, BatchId), (DeviceId, Vec<RequestId>)>,
+    /// Milliseconds that a batch takes longer than its profile says.
+    slow: BTreeMap<BatchId, f64>,
+    deadlines: BTreeMap<RequestId, Time>,
+    timeline: String,
+}
+
+fn run(script: &str) -> String {
+    let mut world = World {
+        scheduler: Scheduler::new(),
+        slos: Vec::new(),
+        events: BTreeMap::new(),
+        completions: BTreeMap::new(),
+        slow: BTreeMap::new(),
+        deadlines: BTreeMap::new(),
+        timeline: String::new(),
+    };
+    for (number, line) in script.lines().enumerate() {
+        let words: Vec<String> = line.split('#').next().unwrap_or("").split_whitespace().map(str::to_owned).collect();
+        if !words.is_empty() {
+            world.prepare(number, &words);
+        }
+    }
+    world.play();
+    world.timeline
+}
+
+impl World {
+    fn prepare(&mut self, line: usize, words: &[String]) {
+        match words[0].as_str() {
+            "devices" => {
+                for _ in 0..words[1].parse().unwrap() {
+                    self.scheduler.add_device(Time::ZERO);
+                }
+            }
+            "model" => {
+                let option = |name| option(words, name);
+                let options = ModelOptions {
+                    profile: profile(words),
+                    max_batch: option("max_batch").map_or(32, |v| v.parse().unwrap()),
+                    drop: match option("drop").unwrap_or("head") {
+                        "head" => DropPolicy::HeadDrop,
+                        "window" => DropPolicy::WindowDrop,
+                        "none" => DropPolicy::None,
+                        other => panic!("drop={other}"),
+                    },
+                    dispatch: dispatch(option("dispatch").unwrap_or("deferred")),
+                    max_in_flight: option("in_flight").map_or(u32::MAX, |v| v.parse().unwrap()),
+                    levels: option("levels").map_or(Vec::new(), |v| v.split(',').map(level).collect()),
+                };
+                let id = self.scheduler.add_model(Time::ZERO, options);
+                assert_eq!(words[1], format!("m{}", id.0), "models are named in order");
+                self.slos.push(option("slo").map(millis));
+            }
+            "arrivals" => {
+                let every: f64 = option(words, "every").unwrap().parse().unwrap();
+                let except: Vec<u32> =
+                    option(words, "except").map_or(Vec::new(), |v| v.split(',').map(|n| n.parse().unwrap()).collect());
+                for n in 1..=option(words, "count").unwrap().parse().unwrap() {
+                    if !except.contains(&n) {
+                        let at = Time::ZERO + Duration::from_millis_f64(every * f64::from(n - 1));
+                        let event = ["request".to_owned(), format!("r{n}"), words[1].clone()];
+                        self.events.insert((at, line * 1_000_000 + n as usize), event.to_vec());
+                    }
+                }
+            }
+            "slow" => {
+                self.slow.insert(BatchId(id(&words[1])), words[2].parse().unwrap());
+            }
+            "at" => {
+                self.events.insert((Time::ZERO + millis(&words[1]), line * 1_000_000), words[2..].to_vec());
+            }
+            other => panic!("line {}: what is '{other}'?", line + 1),
+        }
+    }
+
+    fn play(&mut self) {
+        loop {
+            let event = self.events.keys().next().map_or(Time::MAX, |(at, _)| *at);
+            let completion = self.completions.keys().next().map_or(Time::MAX, |(at, _)| *at);
+            let timeout = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let now = event.min(completion).min(timeout);
+            if now == Time::MAX {
+                break;
+            }
+            if event == now {
+                let (_, words) = self.events.pop_first().unwrap();
+                self.event(now, &words);
+            } else if completion == now {
+                let ((_, batch), (device, members)) = self.completions.pop_first().unwrap();
+                for member in &members {
+                    if self.deadlines[member] < now {
+                        self.say(now, format_args!("{member} is late"));
+                    }
+                }
+                self.scheduler.recycle(members);
+                self.scheduler.handle_completion(now, device, batch);
+            } else {
+                self.scheduler.handle_timeout(now);
+            }
+            self.outputs(now);
+        }
+    }
+
+    fn event(&mut self, now: Time, words: &[String]) {
+        let s = &mut self.scheduler;
+        let model = |at: usize| ModelId(id(&words[at]) as u32);
+        match words[0].as_str() {
+            "request" => {
+                let after = |span: Option<Duration>| span.map_or(Time::MAX, |span| now + span);
+                let slo = match option(words, "slo") {
+                    None => self.slos.get(model(2).0 as usize).copied().flatten(),
+                    Some("none") => None,
+                    Some(slo) => Some(millis(slo)),
+                };
+                let request = Request {
+                    id: RequestId(id(&words[1])),
+                    model: model(2),
+                    deadline: after(slo),
+                    queue_expiry: after(option(words, "expiry").map(millis)),
+                    level: option(words, "level").map_or(0, |v| v.parse().unwrap()),
+                    size: option(words, "size").map_or(1, |v| v.parse().unwrap()),
+                };
+                self.deadlines.insert(request.id, request.deadline);
+                if let Err(reject) = s.handle_request(now, request) {
+                    self.say(now, format_args!("{} rejected: {reject}", request.id));
+                }
+            }
+            "cancel" => {
+                let left = s.handle_cancel(now, model(2), RequestId(id(&words[1])));
+                self.say(now, format_args!("{} cancelled: {left}", words[1]));
+            }
+            "add-device" => {
+                let device = s.add_device(now);
+                self.say(now, format_args!("{device} joins"));
+            }
+            "remove-device" => {
+                s.remove_device(now, DeviceId(id(&words[1]) as u32));
+                self.say(now, format_args!("{} leaves", words[1]));
+            }
+            "remove-model" => {
+                s.remove_model(now, model(1));
+                self.say(now, format_args!("{} leaves", words[1]));
+            }
+            "profile" => s.set_profile(now, model(1), profile(words)),
+            "dispatch" => s.set_dispatch(now, model(1), dispatch(&words[2])),
+            "complete" => {
+                let before = s.stats().stray_completions;
+                s.handle_completion(now, DeviceId(id(&words[1]) as u32), BatchId(id(&words[2])));
+                if s.stats().stray_completions > before {
+                    self.say(now, format_args!("completion of {} on {} ignored", words[2], words[1]));
+                }
+            }
+            "wake" => s.handle_timeout(now),
+            other => panic!("what is '{other}'?"),
+        }
+    }
+
+    fn outputs(&mut self, now: Time) {
+        while let Some(output) = self.scheduler.poll_output() {
+            match output {
+                Output::Drop { request, reason, .. } => self.say(now, format_args!("{request} dropped: {reason:?}")),
+                Output::Dispatch { batch, device, model, members, size, expected } => {
+                    let longer = self.slow.get(&batch).copied().unwrap_or(0.0);
+                    let until = Time::ZERO + Duration::from_millis_f64(number(now + expected) + longer);
+                    let names: Vec<String> = members.iter().map(RequestId::to_string).collect();
+                    let items = if size as usize == members.len() { String::new() } else { format!(" ({size} items)") };
+                    let names = names.join(" ");
+                    self.say(
+                        now,
+                        format_args!("{device} runs {batch} of {model} until {}: {names}{items}", number(until)),
+                    );
+                    self.completions.insert((until, batch), (device, members));
+                }
+            }
+        }
+    }
+
+    fn say(&mut self, now: Time, what: std::fmt::Arguments<'_>) {
+        writeln!(self.timeline, "{:>8}  {what}", number(now)).unwrap();
+    }
+}
+
+/// Milliseconds.
+fn number(at: Time) -> f64 {
+    at.since(Time::ZERO).as_millis_f64()
+}
+
+fn millis(word: &str) -> Duration {
+    Duration::from_millis_f64(word.parse().unwrap_or_else(|e| panic!("'{word}': {e}")))
+}
+
+/// The number in `r12`, `d0`, `b3`, `m1`.
+fn id(word: &str) -> u64 {
+    word[1..].parse().unwrap_or_else(|e| panic!("'{word}': {e}"))
+}
+
+fn option<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
+    words.iter().find_map(|w| w.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn profile(words: &[String]) -> LatencyProfile {
+    let [alpha, beta] = ["alpha", "beta"].map(|name| millis(option(words, name).unwrap()));
+    LatencyProfile::linear(alpha, beta, 64).unwrap()
+}
+
+fn dispatch(word: &str) -> DispatchPolicy {
+    let mut parts = word.split(':');
+    match parts.next().unwrap() {
+        "deferred" => DispatchPolicy::Deferred,
+        "latest" => DispatchPolicy::Latest,
+        "eager" => DispatchPolicy::Eager,
+        "timeout" => DispatchPolicy::Timeout {
+            delay: millis(parts.next().unwrap()),
+            preferred: parts.next().map_or(Vec::new(), |p| p.split(',').map(|n| n.parse().unwrap()).collect()),
+        },
+        other => panic!("dispatch={other}"),
+    }
+}
+
+fn level(word: &str) -> PriorityLevel {
+    let (bound, action) = word.split_once(':').unwrap_or((word, "reject"));
+    let max_queue = if bound == "-" { u32::MAX } else { bound.parse().unwrap() };
+    let timeout_action = match action {
+        "reject" => TimeoutAction::Reject,
+        "delay" => TimeoutAction::Delay,
+        other => panic!("levels=...:{other}"),
+    };
+    PriorityLevel { max_queue, timeout_action }
+}
+
+macro_rules! scenarios {
+    ($($name:ident),* $(,)?) => {
+        $(#[test] fn $name() { check(stringify!($name)); })*
+
+        #[test]
+        fn every_scenario_file_is_a_test() {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/scenarios");
+            let mut files: Vec<String> = std::fs::read_dir(folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+                .collect();
+            files.sort();
+            let mut tests = [$(stringify!($name)),*];
+            tests.sort_unstable();
+            assert_eq!(files, tests);
+        }
+    };
+}
+
+scenarios! {
+    a_bound_of_zero_rejects_everything,
+    a_deadline_that_cannot_be_met_is_rejected,
+    a_device_overdue_is_still_busy,
+    a_lower_level_never_shrinks_a_higher_ones_batch,
+    a_model_leaves,
+    a_new_profile_counts_at_once,
+    at_most_so_many_batches_in_flight,
+    cancel_recomputes_the_candidate,
+    deadlines_out_of_order,
+    devices_join_and_leave,
+    head_drop_keeps_the_head_and_runs_a_small_batch,
+    higher_levels_go_first,
+    larger_requests_are_hopeless_earlier,
+    queue_bound_is_exact_and_weighted,
+    queue_expiry_delay_goes_behind_the_others,
+    queue_expiry_fires_while_the_device_is_busy,
+    section_3_1_between_frontrun_and_latest_a_newcomer_cannot_join,
+    section_3_1_frontrun_moves_earlier_as_the_batch_grows,
+    section_3_1_latest_waits_for_the_last_moment,
+    section_3_1_schedulable_window,
+    section_3_2_a_candidate_without_a_device_waits_and_is_matched_later,
+    section_3_2_a_free_device_takes_the_most_urgent_candidate,
+    section_3_2_get_batch_is_the_longest_prefix_that_fits,
+    section_3_2_hopeless_heads_are_dropped_when_it_is_certain,
+    section_3_2_recompute_at_expiry,
+    section_3_2_smallest_device_id_first,
+    section_3_3_deferred_forms_a_staggered_pattern,
+    section_3_3_deferred_recovers_from_three_missing_requests,
+    section_3_3_eager_deteriorates_after_three_missing_requests,
+    section_3_4_timeout_counts_from_the_first_arrival,
+    sizes_count_as_items,
+    stale_timers_do_no_harm,
+    stray_completions_do_no_harm,
+    timeout_preferred_sizes,
+    timeout_preferred_sizes_of_mixed_requests,
+    timeout_sends_a_full_batch_at_once,
+    window_drop_gives_a_head_up_for_a_larger_batch,
+    window_drop_keeps_a_head_whose_loss_gains_nothing,
+    without_a_deadline_deferred_is_eager,
+    without_drops_late_requests_are_served,
+}

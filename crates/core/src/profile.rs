@@ -12,6 +12,9 @@ pub struct LatencyProfile {
     table: Vec<Duration>,
 }
 
+/// The largest batch size of a profile: a table of it takes 8 MiB, and a typing error does not take the memory.
+const MAX_BATCH: u32 = 1 << 20;
+
 /// Why numbers are not a latency profile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
@@ -21,6 +24,12 @@ pub enum ProfileError {
     /// A latency of zero, negative or not a number.
     #[error("the latency of batch size {batch} must be positive")]
     NotPositive {
+        /// The batch size.
+        batch: u32,
+    },
+    /// A batch size beyond any that is run.
+    #[error("a batch size of {batch} is too large for a latency profile; the largest is {MAX_BATCH}")]
+    TooLarge {
         /// The batch size.
         batch: u32,
     },
@@ -36,11 +45,12 @@ impl LatencyProfile {
     /// The profile whose `l(b)` is `table[b - 1]`.
     ///
     /// # Errors
-    /// If the table is empty, has a zero entry, or decreases.
+    /// If the table is empty, has a zero entry, decreases, or is longer than 2^20.
     pub fn from_table(table: Vec<Duration>) -> Result<Self, ProfileError> {
         if table.is_empty() {
             return Err(ProfileError::Empty);
         }
+        check_largest(u32::try_from(table.len()).unwrap_or(u32::MAX))?;
         for (i, d) in table.iter().enumerate() {
             let batch = i as u32 + 1;
             if *d == Duration::ZERO {
@@ -56,8 +66,9 @@ impl LatencyProfile {
     /// The linear profile `l(b) = alpha * b + beta` (Symphony §2), for batches up to `max_batch`.
     ///
     /// # Errors
-    /// If `max_batch` is zero or `l(1)` is.
+    /// If `max_batch` is zero or above 2^20, or `l(1)` is zero.
     pub fn linear(alpha: Duration, beta: Duration, max_batch: u32) -> Result<Self, ProfileError> {
+        check_largest(max_batch)?;
         Self::from_table((1..=u64::from(max_batch)).map(|b| alpha.saturating_mul(b) + beta).collect())
     }
 
@@ -66,7 +77,7 @@ impl LatencyProfile {
     /// Points need not be sorted. The largest batch measured is the largest of the profile.
     ///
     /// # Errors
-    /// If there is no point, or a latency is zero.
+    /// If there is no point, a latency is zero, or a batch size is above 2^20.
     pub fn from_points(points: &[(u32, Duration)]) -> Result<Self, ProfileError> {
         let mut points: Vec<(u32, Duration)> = points.iter().copied().filter(|(b, _)| *b > 0).collect();
         points.sort_unstable();
@@ -74,6 +85,7 @@ impl LatencyProfile {
         let (Some(&(first, first_latency)), Some(&(last, _))) = (points.first(), points.last()) else {
             return Err(ProfileError::Empty);
         };
+        check_largest(last)?;
         let mut table = vec![first_latency; first as usize];
         table.reserve(last as usize - first as usize);
         for pair in points.windows(2) {
@@ -131,6 +143,107 @@ impl LatencyProfile {
         match (budget.as_nanos() - last).checked_div(slope) {
             None => limit,
             Some(more) => u32::try_from(n.saturating_add(more)).unwrap_or(u32::MAX).min(limit),
+        }
+    }
+}
+
+fn check_largest(batch: u32) -> Result<(), ProfileError> {
+    if batch > MAX_BATCH { Err(ProfileError::TooLarge { batch }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    fn table(profile: &LatencyProfile) -> Vec<u64> {
+        (1..=profile.max_batch()).map(|b| profile.latency(b).as_nanos() / 1000).collect()
+    }
+
+    #[test]
+    fn one_point_is_flat_up_to_its_size() {
+        let profile = LatencyProfile::from_points(&[(3, us(7))]).unwrap();
+        assert_eq!(table(&profile), [7, 7, 7]);
+        assert_eq!(profile.latency(9), us(7), "no slope is known");
+        assert_eq!(profile.largest_up_to(9, us(7)), 9);
+    }
+
+    #[test]
+    fn between_points_is_linear_and_order_does_not_matter() {
+        let profile = LatencyProfile::from_points(&[(8, us(80)), (2, us(20)), (4, us(40))]).unwrap();
+        assert_eq!(table(&profile), [20, 20, 30, 40, 50, 60, 70, 80]);
+    }
+
+    #[test]
+    fn a_faster_larger_batch_takes_the_smaller_ones_latency() {
+        let profile = LatencyProfile::from_points(&[(1, us(10)), (2, us(30)), (3, us(20)), (4, us(40))]).unwrap();
+        assert_eq!(table(&profile), [10, 30, 30, 40]);
+    }
+
+    #[test]
+    fn a_size_of_zero_is_no_point_and_of_two_equal_sizes_the_faster_counts() {
+        let profile = LatencyProfile::from_points(&[(0, us(1)), (1, us(12)), (1, us(10)), (2, us(20))]).unwrap();
+        assert_eq!(table(&profile), [10, 20]);
+        assert_eq!(LatencyProfile::from_points(&[(0, us(1))]), Err(ProfileError::Empty));
+        assert_eq!(LatencyProfile::from_points(&[]), Err(ProfileError::Empty));
+    }
+
+    #[test]
+    fn what_is_not_a_profile_is_an_error() {
+        use ProfileError::*;
+        assert_eq!(LatencyProfile::from_points(&[(1, us(0)), (2, us(3))]), Err(NotPositive { batch: 1 }));
+        assert_eq!(LatencyProfile::from_points(&[(u32::MAX, us(1))]), Err(TooLarge { batch: u32::MAX }));
+        assert_eq!(LatencyProfile::linear(us(1), us(1), u32::MAX), Err(TooLarge { batch: u32::MAX }));
+        assert_eq!(LatencyProfile::linear(us(1), us(1), 0), Err(Empty));
+        assert_eq!(LatencyProfile::linear(us(0), us(0), 4), Err(NotPositive { batch: 1 }));
+        assert_eq!(LatencyProfile::from_table(vec![us(3), us(2)]), Err(Decreasing { batch: 2 }));
+    }
+
+    #[test]
+    fn latencies_near_the_end_of_time_do_not_overflow() {
+        let profile = LatencyProfile::linear(Duration::MAX, Duration::MAX, 3).unwrap();
+        assert_eq!(profile.latency(u32::MAX), Duration::MAX);
+        assert_eq!(profile.largest_up_to(5, Duration::MAX), 5);
+        let steep = LatencyProfile::from_points(&[(1, us(1)), (3, Duration::MAX)]).unwrap();
+        assert_eq!(steep.latency(4), Duration::MAX);
+    }
+
+    proptest! {
+        /// `largest_up_to` is the inverse of `latency`, inside the table and beyond it.
+        #[test]
+        fn largest_up_to_is_the_largest_that_fits(
+            points in prop::collection::vec((1..20u32, 1..1000u64), 1..6),
+            limit in 0..60u32,
+            budget in 0..4000u64,
+        ) {
+            let points: Vec<_> = points.into_iter().map(|(b, l)| (b, us(l))).collect();
+            let profile = LatencyProfile::from_points(&points).unwrap();
+            let expected = (1..=limit).rev().find(|b| profile.latency(*b) <= us(budget)).unwrap_or(0);
+            prop_assert_eq!(profile.largest_up_to(limit, us(budget)), expected);
+        }
+
+        /// A profile never falls, and passes through the points of a measurement without noise.
+        #[test]
+        fn profiles_rise_through_their_points(steps in prop::collection::vec((1..9u32, 0..500u64), 1..8)) {
+            let (mut batch, mut latency) = (0, 1);
+            let points: Vec<_> = steps.into_iter().map(|(b, l)| {
+                batch += b;
+                latency += l;
+                (batch, us(latency))
+            }).collect();
+            let profile = LatencyProfile::from_points(&points).unwrap();
+            prop_assert_eq!(profile.max_batch(), batch);
+            for b in 1..batch + 10 {
+                prop_assert!(profile.latency(b) <= profile.latency(b + 1));
+            }
+            for (b, l) in points {
+                prop_assert_eq!(profile.latency(b), l);
+            }
         }
     }
 }

@@ -168,3 +168,63 @@ impl fmt::Debug for Time {
         fmt::Display::fmt(self, f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn never_stays_never() {
+        let day = Duration::from_secs_f64(86_400.0);
+        assert_eq!(Time::MAX + day, Time::MAX);
+        assert_eq!(Time::MAX - day, Time::MAX, "without a deadline there is no latest start either");
+        assert_eq!(Time::ZERO + Duration::MAX, Time::MAX);
+        assert_eq!(Duration::MAX + day, Duration::MAX);
+        assert_eq!(Duration::MAX.saturating_mul(2), Duration::MAX);
+    }
+
+    #[test]
+    fn before_the_epoch_is_the_epoch() {
+        assert_eq!(Time::from_nanos(5) - Duration::from_nanos(6), Time::ZERO);
+        assert_eq!(Time::from_nanos(5).since(Time::from_nanos(6)), Duration::ZERO);
+        assert_eq!(Duration::from_nanos(5).saturating_sub(Duration::from_nanos(6)), Duration::ZERO);
+    }
+
+    #[test]
+    fn floats_that_are_no_durations_give_zero_or_the_longest() {
+        for bad in [f64::NAN, -1.0, f64::NEG_INFINITY] {
+            assert_eq!(Duration::from_millis_f64(bad), Duration::ZERO);
+            assert_eq!(Duration::from_secs_f64(bad), Duration::ZERO);
+        }
+        assert_eq!(Duration::from_secs_f64(f64::INFINITY), Duration::MAX);
+    }
+
+    #[test]
+    fn units_agree_and_print_for_people() {
+        assert_eq!(Duration::from_millis(2), Duration::from_micros(2_000));
+        assert_eq!(Duration::from_millis_f64(0.75), Duration::from_nanos(750_000));
+        assert_eq!(Duration::from_millis(u64::MAX), Duration::MAX);
+        let printed = [999, 1_500, 2_250_000, 3_000_000_000].map(|ns| Duration::from_nanos(ns).to_string());
+        assert_eq!(printed, ["999 ns", "1.5 us", "2.25 ms", "3 s"]);
+        assert_eq!((Time::ZERO + Duration::from_millis(1)).to_string(), "t=1 ms");
+        assert_eq!(Time::MAX.to_string(), "never");
+    }
+
+    #[test]
+    fn the_standard_library_s_durations_convert_and_saturate() {
+        assert_eq!(Duration::from(std::time::Duration::MAX), Duration::MAX);
+        assert_eq!(std::time::Duration::from(Duration::from_millis(3)), std::time::Duration::from_millis(3));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_added_can_be_taken_away(at in 0..u64::MAX / 2, span in 0..u64::MAX / 2) {
+            let (at, span) = (Time::from_nanos(at), Duration::from_nanos(span));
+            prop_assert_eq!((at + span) - span, at);
+            prop_assert_eq!((at + span).since(at), span);
+            prop_assert!(at + span >= at);
+        }
+    }
+}

@@ -50,10 +50,48 @@ pub fn staggered_batch(
         latency + wait <= budget
     };
     // Both terms grow with b, so that `fits` is true up to some size and false from there.
-    let (mut good, mut bad) = (1, max_batch.saturating_add(1));
-    while bad - good > 1 {
-        let middle = good + (bad - good) / 2;
-        if fits(middle) { good = middle } else { bad = middle }
+    let (mut good, mut most) = (1, max_batch.max(1));
+    while good < most {
+        let middle = good + (most - good).div_ceil(2);
+        if fits(middle) { good = middle } else { most = middle - 1 }
     }
     good
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(alpha_ms: f64, beta_ms: f64) -> LatencyProfile {
+        LatencyProfile::linear(Duration::from_millis_f64(alpha_ms), Duration::from_millis_f64(beta_ms), 64).unwrap()
+    }
+
+    /// Symphony table 2: staggered batch sizes 16 and 8 on 8 devices; without coordination (half the budget) 7 and 3.
+    #[test]
+    fn table_2_batch_sizes() {
+        let cases = [(1.053, 5.072, 25, 16, 7), (5.090, 18.368, 70, 8, 3)];
+        for (alpha, beta, slo, staggered, uncoordinated) in cases {
+            let (profile, slo) = (profile(alpha, beta), Duration::from_millis(slo));
+            assert_eq!(staggered_batch(&profile, 64, slo, Some(1e9), 8), staggered);
+            assert_eq!(staggered_batch(&profile, 64, slo, None, 8), uncoordinated);
+        }
+    }
+
+    /// Symphony §3.3: l(b) = b + 5, SLO 12, 3 devices, a request every 0.75: (1 + 1/3) * l(4) = 12.
+    #[test]
+    fn section_3_3_batches_of_four() {
+        let slo = Duration::from_millis(12);
+        assert_eq!(staggered_batch(&profile(1.0, 5.0), 64, slo, Some(1000.0 / 0.75), 3), 4);
+    }
+
+    #[test]
+    fn few_requests_make_small_batches_and_nothing_makes_none() {
+        let (profile, slo) = (profile(1.0, 5.0), Duration::from_millis(25));
+        // 200/s: gathering b takes 5b ms, running b + 5: 6b + 5 <= 25.
+        assert_eq!(staggered_batch(&profile, 64, slo, Some(200.0), 8), 3);
+        assert_eq!(staggered_batch(&profile, 64, slo, Some(0.0), 8), 1);
+        assert_eq!(staggered_batch(&profile, 64, Duration::ZERO, Some(1e6), 0), 1);
+        assert_eq!(staggered_batch(&profile, 64, Duration::MAX, Some(1e6), 8), 64);
+        assert_eq!(staggered_batch(&profile, u32::MAX, Duration::MAX, None, 8), u32::MAX);
+    }
 }

@@ -125,3 +125,37 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.position[entry.1 as usize] = at as u32;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a sorted map: the same smallest entry after every operation.
+        #[test]
+        fn behaves_as_a_sorted_map(operations in prop::collection::vec((0..24u32, prop::option::of(0..9u8)), 0..200)) {
+            let mut heap = IndexedHeap::new();
+            let mut map = BTreeMap::new();
+            for (id, key) in operations {
+                match key {
+                    Some(key) => {
+                        heap.set(id, key);
+                        map.insert(id, key);
+                    }
+                    None => prop_assert_eq!(heap.remove(id), map.remove(&id)),
+                }
+                prop_assert_eq!(heap.peek(), map.iter().map(|(id, key)| (*key, *id)).min());
+                prop_assert_eq!(heap.len(), map.len());
+                prop_assert_eq!(heap.get(id), map.get(&id).copied());
+            }
+            let mut sorted: Vec<(u8, u32)> = map.into_iter().map(|(id, key)| (key, id)).collect();
+            sorted.sort_unstable();
+            let popped: Vec<(u8, u32)> = std::iter::from_fn(|| heap.pop()).collect();
+            prop_assert_eq!(popped, sorted);
+        }
+    }
+}

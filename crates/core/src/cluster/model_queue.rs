@@ -1,6 +1,6 @@
 //! The queue of one model, and the candidate that it would send next.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::batch_policy::{DropPolicy, staggered_batch};
@@ -120,7 +120,7 @@ pub struct ModelQueue {
     /// The target must be worked out again.
     target_stale: bool,
     candidate: Option<Candidate>,
-    dropped: Vec<Dropped>,
+    dropped: VecDeque<Dropped>,
     /// Scratch: requests passed over while looking ahead.
     aside: Vec<(Time, u64, u32)>,
 }
@@ -184,7 +184,7 @@ impl ModelQueue {
             target: 1,
             target_stale: true,
             candidate: None,
-            dropped: Vec::new(),
+            dropped: VecDeque::new(),
             aside: Vec::new(),
         }
     }
@@ -316,9 +316,9 @@ impl ModelQueue {
         self.candidate = None;
     }
 
-    /// A request that was dropped, with the reason.
+    /// The next request that was dropped, with the reason.
     pub fn pop_dropped(&mut self) -> Option<Dropped> {
-        self.dropped.pop()
+        self.dropped.pop_front()
     }
 
     /// When the queue needs [`ModelQueue::update`] though nothing came: its candidate expires, a request becomes hopeless or
@@ -428,9 +428,9 @@ impl ModelQueue {
             }
         }
         let forming = Forming { now, size, deadline, first_arrival, full, profile: &self.profile };
-        let exec = self.dispatch.exec(&forming);
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - self.profile.latency(size) };
-        // A head without slack is still on time at `latest`: the instant itself belongs to the window.
+        // A delay longer than the head's slack is cut short: to wait for `latest` to pass serves nobody.
+        let exec = self.dispatch.exec(&forming).min(latest);
         Candidate { size, exec, latest }
     }
 
@@ -484,7 +484,8 @@ impl ModelQueue {
     ///
     /// Called when a decision cannot wait: the batch starts, or it expired. Until then nothing is given up, because a device
     /// may come in time for the head. Heads are given up only if the batch grows by at least as many items as that costs, so that
-    /// the sacrifice never serves fewer; that also bounds the look ahead by the target.
+    /// the sacrifice never serves fewer; that also bounds the look ahead by the target. None of those given up would still fit
+    /// beside the larger batch: the first could lead fewer items than it has, the later ones stopped the search for the same reason.
     fn slide(&mut self, now: Time) {
         if self.drop != DropPolicy::WindowDrop {
             return;
@@ -495,12 +496,12 @@ impl ModelQueue {
         let mut weight = self.tiers[lead].weight;
         let mut without = None;
         let mut cost = 0;
-        let mut reached = None;
+        let mut gain = false;
         while let Some(((deadline, sequence), slot)) = self.tiers[lead].order.peek() {
             let reach = u64::from(self.fit(now, deadline)).min(weight);
             let least = *without.get_or_insert(reach) + cost;
             if reach >= target.min(weight) {
-                reached = (reach >= least).then_some(reach);
+                gain = reach >= least;
                 break;
             }
             if least >= target {
@@ -514,12 +515,7 @@ impl ModelQueue {
         }
         while let Some((deadline, sequence, slot)) = self.aside.pop() {
             self.tiers[lead].order.set(slot, (deadline, sequence));
-            let Some(size) = reached else { continue };
-            // Of different sizes, a smaller head may still fit beside what a larger one made room for.
-            let with = size + u64::from(self.slots[slot as usize].size);
-            if with <= u64::from(self.fit(now, deadline)) {
-                reached = Some(with);
-            } else {
+            if gain {
                 self.give_up(slot, DropReason::Sacrificed);
             }
         }
@@ -599,7 +595,7 @@ impl ModelQueue {
     fn give_up(&mut self, slot: u32, reason: DropReason) {
         let request = self.slots[slot as usize].id;
         self.leave(slot);
-        self.dropped.push(Dropped { request, reason });
+        self.dropped.push_back(Dropped { request, reason });
     }
 
     fn leave(&mut self, slot: u32) {

@@ -108,3 +108,48 @@ impl RateMeter {
         (bounded > 0).then(|| Duration::from_nanos(u64::try_from(total / u128::from(bounded)).unwrap_or(u64::MAX)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_steady_rate_is_known_after_the_first_bucket() {
+        let mut meter = RateMeter::new(ms(0));
+        for t in 0..100 {
+            assert!(!meter.arrival(ms(t), 2, Duration::from_millis(25)));
+            assert_eq!(meter.rate(), None);
+        }
+        assert!(meter.roll(ms(100)));
+        assert_eq!(meter.rate(), Some(2000.0));
+        assert_eq!(meter.budget(), Some(Duration::from_millis(25)));
+    }
+
+    #[test]
+    fn it_looks_back_one_second() {
+        let mut meter = RateMeter::new(ms(0));
+        for t in 0..1000 {
+            meter.arrival(ms(t), 1, Duration::MAX);
+        }
+        meter.roll(ms(1000));
+        assert_eq!(meter.rate(), Some(1000.0));
+        meter.roll(ms(1500));
+        assert_eq!(meter.rate(), Some(500.0));
+        meter.roll(ms(2000));
+        assert_eq!(meter.rate(), Some(0.0));
+        assert_eq!(meter.budget(), None, "requests without a deadline have no budget");
+    }
+
+    #[test]
+    fn a_long_silence_forgets_everything() {
+        let mut meter = RateMeter::new(ms(7));
+        meter.arrival(ms(50), 9, Duration::from_millis(1));
+        assert!(meter.roll(ms(1_000_000)));
+        assert_eq!((meter.rate(), meter.budget()), (Some(0.0), None));
+        assert!(!meter.roll(ms(3)), "time that goes back changes nothing");
+    }
+}

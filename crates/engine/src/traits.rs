@@ -71,7 +71,7 @@ pub trait Lane: Send {
 }
 
 /// The tensors of a batch on its way through a model.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct State {
     /// See [`Lane::run`] for which.
     pub tensors: Vec<Tensor>,

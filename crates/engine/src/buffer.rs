@@ -1,0 +1,250 @@
+//! Memory that tensors live in.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error, realloc};
+use std::fmt;
+use std::ptr::NonNull;
+
+use bytes::Bytes;
+
+/// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
+/// widest vector load, so that every engine can use the memory in place.
+pub const ALIGNMENT: usize = 64;
+
+/// Memory of a tensor: 64-byte aligned and growing while a batch is assembled, or shared with whoever made it
+/// (an engine's output, part of a network read). It becomes [`Bytes`] without a copy either way.
+pub struct Buffer {
+    memory: Memory,
+}
+
+enum Memory {
+    Owned(Aligned),
+    Shared(Bytes),
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Buffer::new()
+    }
+}
+
+impl Buffer {
+    /// An empty buffer; allocates nothing.
+    pub const fn new() -> Self {
+        Buffer { memory: Memory::Owned(Aligned::EMPTY) }
+    }
+
+    /// An empty buffer with room for `capacity` bytes.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let mut memory = Aligned::EMPTY;
+        memory.grow_to(capacity);
+        Buffer { memory: Memory::Owned(memory) }
+    }
+
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        let mut buffer = Buffer::with_capacity(len);
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// Takes `bytes` as they are, without a copy; they may be unaligned, see [`Buffer::make_aligned`].
+    pub fn from_bytes(bytes: Bytes) -> Self {
+        Buffer { memory: Memory::Shared(bytes) }
+    }
+
+    /// Bytes written so far.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match &self.memory {
+            Memory::Owned(aligned) => aligned.len,
+            Memory::Shared(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether nothing is written.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the bytes of one request.
+    #[inline]
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.owned(bytes.len()).extend(bytes);
+    }
+
+    /// Makes the buffer `len` bytes long, new bytes being `value`.
+    pub fn resize(&mut self, len: usize, value: u8) {
+        let more = len.saturating_sub(self.len());
+        self.owned(more).resize(len, value);
+    }
+
+    /// The bytes written so far.
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Owned(aligned) => aligned.as_slice(),
+            Memory::Shared(bytes) => bytes,
+        }
+    }
+
+    /// The bytes written so far, for change in place; copies them first if they are shared.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        self.owned(0).as_mut_slice()
+    }
+
+    /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most [`ALIGNMENT`]).
+    #[inline]
+    pub fn make_aligned(&mut self, alignment: usize) {
+        if !self.as_slice().as_ptr().addr().is_multiple_of(alignment) {
+            self.owned(0);
+        }
+    }
+
+    /// The bytes, shared: slices of it can be replies without a copy.
+    pub fn into_bytes(self) -> Bytes {
+        match self.memory {
+            Memory::Owned(aligned) if aligned.len == 0 => Bytes::new(),
+            Memory::Owned(aligned) => Bytes::from_owner(aligned),
+            Memory::Shared(bytes) => bytes,
+        }
+    }
+
+    /// The memory as this buffer's own, with room for `more` bytes.
+    #[inline]
+    fn owned(&mut self, more: usize) -> &mut Aligned {
+        if let Memory::Shared(bytes) = &self.memory {
+            let mut copy = Aligned::EMPTY;
+            copy.grow_to(bytes.len().saturating_add(more));
+            copy.extend(bytes);
+            self.memory = Memory::Owned(copy);
+        }
+        match &mut self.memory {
+            Memory::Owned(aligned) => aligned,
+            Memory::Shared(_) => unreachable!("replaced just above"),
+        }
+    }
+}
+
+impl From<Bytes> for Buffer {
+    fn from(bytes: Bytes) -> Self {
+        Buffer::from_bytes(bytes)
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    fn from(bytes: &[u8]) -> Self {
+        let mut buffer = Buffer::with_capacity(bytes.len());
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+/// A growing allocation at a multiple of [`ALIGNMENT`].
+///
+/// Invariant: `len <= capacity`; the first `len` bytes are written; `start` is the start of an allocation of
+/// `capacity` bytes with alignment [`ALIGNMENT`], or dangling if `capacity` is 0.
+struct Aligned {
+    start: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+}
+
+// SAFETY: an `Aligned` owns its allocation alone, and bytes may be used from any thread.
+unsafe impl Send for Aligned {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Aligned {}
+
+impl Aligned {
+    const EMPTY: Aligned = Aligned { start: NonNull::<AlignedUnit>::dangling().cast(), len: 0, capacity: 0 };
+
+    fn layout(capacity: usize) -> Layout {
+        match Layout::from_size_align(capacity, ALIGNMENT) {
+            Ok(layout) => layout,
+            // As `Vec` does: more than isize::MAX bytes cannot exist, so no valid input leads here.
+            Err(_) => panic!("capacity overflow"),
+        }
+    }
+
+    /// Makes room for exactly `capacity` bytes, if there is less.
+    fn grow_to(&mut self, capacity: usize) {
+        if capacity <= self.capacity {
+            return;
+        }
+        let layout = Aligned::layout(capacity);
+        let start = if self.capacity == 0 {
+            // SAFETY: `capacity` is greater than 0, so the layout is not empty.
+            unsafe { alloc(layout) }
+        } else {
+            // SAFETY: `start` was allocated with `layout(self.capacity)`, and `capacity` is a valid size above 0.
+            unsafe { realloc(self.start.as_ptr(), Aligned::layout(self.capacity), capacity) }
+        };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        self.start = start;
+        self.capacity = capacity;
+    }
+
+    #[inline]
+    fn reserve(&mut self, more: usize) {
+        let needed = self.len.saturating_add(more);
+        if needed > self.capacity {
+            self.grow_to(needed.max(self.capacity.saturating_mul(2)).max(ALIGNMENT));
+        }
+    }
+
+    #[inline]
+    fn extend(&mut self, bytes: &[u8]) {
+        self.reserve(bytes.len());
+        // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is borrowed mutably.
+        unsafe { self.start.as_ptr().add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        self.len += bytes.len();
+    }
+
+    fn resize(&mut self, len: usize, value: u8) {
+        if len > self.len {
+            let more = len - self.len;
+            self.reserve(more);
+            // SAFETY: there is room for `more` bytes behind `len`.
+            unsafe { self.start.as_ptr().add(self.len).write_bytes(value, more) };
+        }
+        self.len = len;
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: the first `len` bytes are written.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the first `len` bytes are written, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { dealloc(self.start.as_ptr(), Aligned::layout(self.capacity)) };
+        }
+    }
+}
+
+/// Only for its alignment: a dangling pointer to it is aligned as a tensor of no bytes must be.
+#[repr(align(64))]
+struct AlignedUnit;
+
+const _: () = assert!(std::mem::align_of::<AlignedUnit>() == ALIGNMENT);

@@ -1,0 +1,234 @@
+//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large experiments do (§5).
+//!
+//! A model is a file `NAME.emulated.toml` (or `.emulated.json` with the same keys):
+//!
+//! ```toml
+//! alpha_ms = 0.5          # l(b) = alpha_ms * b + beta_ms
+//! beta_ms = 5.0
+//! max_batch = 32
+//!
+//! [[inputs]]              # the batch dimension included, -1 where a size varies
+//! name = "x"
+//! datatype = "FP32"
+//! dims = [-1, 784]
+//!
+//! [[outputs]]
+//! name = "y"
+//! datatype = "FP32"
+//! dims = [-1, 10]
+//! ```
+//!
+//! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)` for `b` from 1. A model
+//! may also be an ONNX file, whose signature it then has: with the latencies of `FILE.emulated.toml` beside it
+//! (`model.onnx.emulated.toml`, without `inputs` and `outputs`), or of [`Emulated::with_profile`].
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::{Duration, LatencyProfile};
+use serde::Deserialize;
+
+use crate::batch;
+use crate::buffer::Buffer;
+use crate::onnx;
+use crate::tensor::{Tensor, elements};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError, State};
+
+pub(crate) const NAME: &str = "emulated";
+/// Largest configuration that is read, bytes.
+const CONFIG_LIMIT: u64 = 1 << 20;
+/// Largest profile, batch sizes.
+const BATCH_LIMIT: u32 = 1 << 16;
+
+/// The emulated engine.
+#[derive(Clone, Debug, Default)]
+pub struct Emulated {
+    profile: Option<LatencyProfile>,
+}
+
+impl Emulated {
+    /// Models take their latencies from files.
+    pub fn new() -> Self {
+        Emulated::default()
+    }
+
+    /// Models that have no file with latencies take `profile`.
+    pub fn with_profile(profile: LatencyProfile) -> Self {
+        Emulated { profile: Some(profile) }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    alpha_ms: Option<f64>,
+    beta_ms: Option<f64>,
+    max_batch: Option<u32>,
+    latency_ms: Option<Vec<f64>>,
+    #[serde(default)]
+    inputs: Vec<ConfigTensor>,
+    #[serde(default)]
+    outputs: Vec<ConfigTensor>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigTensor {
+    name: String,
+    datatype: String,
+    dims: Vec<i64>,
+}
+
+impl Config {
+    fn read(path: &Path) -> Result<Config, String> {
+        let metadata = std::fs::metadata(path).map_err(|e| e.to_string())?;
+        if !metadata.is_file() || metadata.len() > CONFIG_LIMIT {
+            return Err(format!("not a file of at most {CONFIG_LIMIT} bytes"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+        if path.extension().is_some_and(|e| e == "json") {
+            serde_json::from_str(&text).map_err(|e| e.to_string())
+        } else {
+            toml::from_str(&text).map_err(|e| e.to_string())
+        }
+    }
+
+    fn profile(&self) -> Result<LatencyProfile, String> {
+        let latency = |ms: f64| {
+            if ms.is_finite() && ms >= 0.0 {
+                Ok(Duration::from_millis_f64(ms))
+            } else {
+                Err(format!("{ms} ms is not a latency"))
+            }
+        };
+        let profile = match (&self.latency_ms, self.alpha_ms, self.beta_ms, self.max_batch) {
+            (Some(table), None, None, None) => {
+                LatencyProfile::from_table(table.iter().map(|ms| latency(*ms)).collect::<Result<_, _>>()?)
+            }
+            (None, Some(alpha), Some(beta), Some(max_batch)) if max_batch <= BATCH_LIMIT => {
+                LatencyProfile::linear(latency(alpha)?, latency(beta)?, max_batch)
+            }
+            (None, Some(_), Some(_), Some(_)) => return Err(format!("max_batch may be at most {BATCH_LIMIT}")),
+            _ => return Err("expected either latency_ms, or alpha_ms, beta_ms and max_batch".into()),
+        };
+        profile.map_err(|e| e.to_string())
+    }
+
+    fn signature(&self) -> Result<Signature, String> {
+        if self.outputs.is_empty() {
+            return Err("expected [[inputs]] and [[outputs]]".into());
+        }
+        let specs = |tensors: &[ConfigTensor]| tensors.iter().map(ConfigTensor::spec).collect::<Result<_, _>>();
+        Ok(Signature { inputs: specs(&self.inputs)?, outputs: specs(&self.outputs)? })
+    }
+}
+
+impl ConfigTensor {
+    fn spec(&self) -> Result<TensorSpec, String> {
+        let ConfigTensor { name, datatype, dims } = self;
+        let datatype: DataType = datatype.parse().map_err(|e| format!("tensor '{name}': {e}"))?;
+        if dims.iter().any(|d| *d < -1) {
+            return Err(format!("tensor '{name}': dims {dims:?}: a size is 0 or more, or -1 if it varies"));
+        }
+        Ok(TensorSpec { name: name.clone(), datatype, dims: dims.clone() })
+    }
+}
+
+impl Engine for Emulated {
+    fn info(&self) -> EngineInfo {
+        EngineInfo { name: NAME, version: env!("CARGO_PKG_VERSION").into(), device: "emulated".into(), library: None }
+    }
+
+    fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
+        let path = &options.path;
+        let (signature, profile) = if path.extension().is_some_and(|e| e == "onnx") {
+            let signature = onnx::inspect(path)?;
+            let mut beside = path.clone().into_os_string();
+            beside.push(".emulated.toml");
+            let beside = PathBuf::from(beside);
+            let profile = match (beside.exists(), &self.profile) {
+                (true, _) => Config::read(&beside).and_then(|c| c.profile()).map_err(file_error(&beside))?,
+                (false, Some(profile)) => profile.clone(),
+                (false, None) => {
+                    return Err(file_error(&beside)(
+                        "no such file; expected the latencies to emulate (alpha_ms, beta_ms, max_batch)".into(),
+                    ));
+                }
+            };
+            (signature, profile)
+        } else {
+            let config = Config::read(path).map_err(file_error(path))?;
+            let signature = config.signature().map_err(file_error(path))?;
+            (signature, config.profile().map_err(file_error(path))?)
+        };
+        Ok(Arc::new(EmulatedModel { shared: Arc::new(Shared { signature, profile }) }))
+    }
+}
+
+/// Makes what is wrong with a file an error of it.
+fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
+    move |reason| LoadError::File { path: path.to_owned(), reason }
+}
+
+struct EmulatedModel {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    signature: Signature,
+    profile: LatencyProfile,
+}
+
+impl Model for EmulatedModel {
+    fn signature(&self) -> &Signature {
+        &self.shared.signature
+    }
+
+    fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
+        Ok(Box::new(EmulatedLane { shared: self.shared.clone() }))
+    }
+}
+
+struct EmulatedLane {
+    shared: Arc<Shared>,
+}
+
+impl Lane for EmulatedLane {
+    fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let inputs = std::mem::take(&mut state.tensors);
+        let Shared { signature, profile } = &*self.shared;
+        let error = |reason| RunError { engine: NAME, reason };
+        batch::check(signature, &inputs).map_err(error)?;
+        let rows = inputs.first().and_then(|t| t.shape.first()).map_or(1, |d| *d);
+        let batch = u32::try_from(rows).ok().filter(|b| *b <= profile.max_batch());
+        let batch = batch
+            .ok_or_else(|| error(format!("a batch of {rows} is larger than the profile's {}", profile.max_batch())))?;
+        let outputs = signature.outputs.iter().map(|spec| zeros(spec, &inputs).map_err(error));
+        state.tensors = outputs.collect::<Result<_, _>>()?;
+        spend(profile.latency(batch));
+        Ok(())
+    }
+}
+
+/// An output of zeros (`BYTES`: empty strings). A size that varies is the first input's at the same place, or 1.
+fn zeros(spec: &TensorSpec, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let like = inputs.first().map_or(&[][..], |t| &t.shape);
+    let size = |(axis, d): (usize, &i64)| usize::try_from(*d).unwrap_or_else(|_| like.get(axis).copied().unwrap_or(1));
+    let shape: Vec<usize> = spec.dims.iter().enumerate().map(size).collect();
+    let bytes = elements(&shape).and_then(|n| n.checked_mul(spec.datatype.size().unwrap_or(4)));
+    let bytes = bytes
+        .filter(|n| *n <= 1 << 32)
+        .ok_or_else(|| format!("output '{}': shape {shape:?} is too large", spec.name))?;
+    Ok(Tensor { datatype: spec.datatype, shape, data: Buffer::zeroed(bytes) })
+}
+
+/// Keeps the calling thread for `latency`, as a device would.
+#[expect(clippy::disallowed_methods, reason = "the time that passes here is what the emulated device computes")]
+fn spend(latency: Duration) {
+    std::thread::sleep(latency.into());
+}

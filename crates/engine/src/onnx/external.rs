@@ -1,0 +1,68 @@
+//! External data: tensors that a model keeps in other files, which must lie in the model's own folder.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use super::file::External;
+
+/// Checks that each location is a relative path that stays in the folder, symbolic links resolved, and that the file has
+/// the bytes which the tensor takes.
+///
+/// # Errors
+/// In words: the tensor, the location, what is wrong, what to do.
+pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
+    if external.is_empty() {
+        return Ok(());
+    }
+    let folder = match model.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // The model itself may be a link to where all of its files are (Kubernetes mounts, download caches).
+    let canonical =
+        |path: &Path| path.canonicalize().map_err(|e| format!("the folder of the model cannot be read: {e}"));
+    let target = canonical(model)?;
+    let roots = [canonical(folder)?, target.parent().map_or_else(|| target.clone(), Path::to_owned)];
+    let mut sizes = BTreeMap::<&str, u64>::new();
+    for External { tensor, location, offset, length } in external {
+        let error = |what: &str| format!("tensor '{tensor}' is kept in the external file '{location}', {what}");
+        let size = match sizes.get(location.as_str()) {
+            Some(size) => *size,
+            None => {
+                let size = size(folder, location, &roots).map_err(|what| error(&what))?;
+                sizes.insert(location, size);
+                size
+            }
+        };
+        let end = offset.checked_add(length.unwrap_or(0));
+        if end.is_none_or(|end| end > size) {
+            return Err(error(&format!(
+                "which has {size} bytes, but the tensor is at {offset} and takes {}: the file is truncated or of another model. Copy it again",
+                length.unwrap_or(0)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The size of the file at `location`, if it may be read.
+fn size(folder: &Path, location: &str, roots: &[std::path::PathBuf]) -> Result<u64, String> {
+    const REMEDY: &str = "Put it beside the model and save the model with that location";
+    let relative = Path::new(location);
+    let stays = relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if location.is_empty() || !stays {
+        return Err(format!("but a location must be a relative path without '..'. {REMEDY}"));
+    }
+    let path = folder
+        .join(relative)
+        .canonicalize()
+        .map_err(|e| format!("which cannot be read: {e}. It has to lie beside the model; copy it there"))?;
+    if !roots.iter().any(|root| path.starts_with(root)) {
+        return Err(format!("which is a link to {}, outside of the model's folder. {REMEDY}", path.display()));
+    }
+    match std::fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() => Ok(metadata.len()),
+        Ok(_) => Err(format!("which is not a regular file. {REMEDY}")),
+        Err(e) => Err(format!("which cannot be read: {e}. It has to lie beside the model; copy it there")),
+    }
+}

@@ -1,0 +1,175 @@
+//! ONNX files before any engine sees them: their signature, and what is wrong with them.
+
+mod external;
+mod file;
+mod wire;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+
+use crate::traits::LoadError;
+use file::{OnnxFile, ValueInfo, ValueKind};
+
+/// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
+pub const FILE_LIMIT: u64 = (1 << 31) - 1;
+
+/// Reads inputs and outputs from the model file, without an engine: initialisers are no inputs, sizes that vary are -1.
+/// The file is walked and checked, its tensors are not read: gigabytes of garbage are refused at their first bytes.
+///
+/// # Errors
+/// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], names external data
+/// outside of its folder, or has an input or output that is not a tensor of a datatype and rank known from the file.
+pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
+    check(path)?.signature(|_| None)
+}
+
+/// A model file that was walked and found sound.
+#[derive(Debug)]
+pub(crate) struct Checked<'a> {
+    path: &'a Path,
+    file: OnnxFile,
+}
+
+/// Walks and checks the file. Every engine calls this before it lets a parser of its own near the file.
+pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
+    let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
+    // Before it is opened: opening a pipe would block.
+    let metadata = std::fs::metadata(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
+    if !metadata.is_file() {
+        return Err(error("not a regular file; expected an ONNX model".into()));
+    }
+    let len = metadata.len();
+    if len == 0 {
+        return Err(error("the file is empty; expected an ONNX model. Copy it again".into()));
+    }
+    if len > FILE_LIMIT {
+        return Err(error(format!(
+            "{len} bytes are more than a model file can have ({FILE_LIMIT}, protobuf's limit). If it is an ONNX model, save its \
+             weights as external data: onnx.save(model, path, save_as_external_data=True)"
+        )));
+    }
+    let opened = File::open(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
+    let file = file::read(BufReader::new(opened), len)
+        .map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))?;
+    let missing = |what: &str| {
+        error(format!(
+            "not an ONNX model: it has no {what}; the file is truncated or of another format. Export or copy it again"
+        ))
+    };
+    match &file.graph {
+        None => return Err(missing("graph")),
+        Some(graph) if graph.outputs.is_empty() => return Err(missing("output")),
+        Some(_) => {}
+    }
+    match file.ir_version {
+        None => return Err(missing("IR version")),
+        // Far above any that will be: the file is corrupt. Which are too new is for the engine to say.
+        Some(version) if !(1..=1000).contains(&version) => {
+            return Err(error(format!(
+                "IR version {version} does not exist; the file is corrupt. Export or copy it again"
+            )));
+        }
+        Some(_) => {}
+    }
+    external::check(path, &file.external).map_err(error)?;
+    Ok(Checked { path, file })
+}
+
+impl Checked<'_> {
+    /// The version of the format.
+    pub(crate) fn ir_version(&self) -> i64 {
+        self.file.ir_version.unwrap_or_default()
+    }
+
+    /// The version of the standard operators that is asked for; 0 if none is.
+    pub(crate) fn opset(&self) -> i64 {
+        let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
+        self.file.opsets.iter().find(|(domain, _)| standard(domain)).map_or(0, |(_, version)| *version)
+    }
+
+    /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file does not say.
+    pub(crate) fn signature(
+        &self,
+        infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,
+    ) -> Result<Signature, LoadError> {
+        let Some(graph) = &self.file.graph else { return Ok(Signature::default()) };
+        let inputs = graph
+            .inputs
+            .iter()
+            .filter(|i| !graph.initializers.contains(&i.name))
+            .map(|i| self.spec("input", i, || None))
+            .collect::<Result<_, _>>()?;
+        let outputs = graph
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(index, o)| self.spec("output", o, || infer(index)))
+            .collect::<Result<_, _>>()?;
+        Ok(Signature { inputs, outputs })
+    }
+
+    fn spec(
+        &self,
+        what: &str,
+        info: &ValueInfo,
+        infer: impl FnOnce() -> Option<(DataType, Vec<i64>)>,
+    ) -> Result<TensorSpec, LoadError> {
+        let name = &info.name;
+        let error = |reason: String| LoadError::File { path: self.path.to_owned(), reason };
+        if name.is_empty() || name.contains('\0') {
+            return Err(error(format!(
+                "an {what} of the model has no valid name; the file is corrupt. Export it again"
+            )));
+        }
+        let (datatype, dims) = match &info.kind {
+            ValueKind::Tensor { element, dims: Some(dims) } => {
+                let datatype = datatype(*element).ok_or_else(|| {
+                    error(format!(
+                        "{what} '{name}' has ONNX element type {element}, which the Open Inference Protocol does not have; expected one of {}",
+                        DataType::ALL.map(DataType::name).join(", ")
+                    ))
+                })?;
+                (datatype, dims.clone())
+            }
+            ValueKind::Other(kind) => {
+                return Err(error(format!(
+                    "{what} '{name}' is a {kind}; only tensors can be served. For scikit-learn models, convert with the option zipmap=False"
+                )));
+            }
+            ValueKind::Tensor { .. } | ValueKind::Unknown => infer().ok_or_else(|| {
+                error(format!(
+                    "{what} '{name}' has no shape in the file. Add it: onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)"
+                ))
+            })?,
+        };
+        Ok(TensorSpec { name: name.clone(), datatype, dims })
+    }
+}
+
+/// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime numbers them alike.
+pub(crate) fn datatype(element: i64) -> Option<DataType> {
+    DataType::ALL.into_iter().find(|d| i64::from(element_type(*d)) == element)
+}
+
+/// The ONNX `TensorProto.DataType` of a datatype.
+pub(crate) const fn element_type(datatype: DataType) -> i32 {
+    match datatype {
+        DataType::Fp32 => 1,
+        DataType::Uint8 => 2,
+        DataType::Int8 => 3,
+        DataType::Uint16 => 4,
+        DataType::Int16 => 5,
+        DataType::Int32 => 6,
+        DataType::Int64 => 7,
+        DataType::Bytes => 8,
+        DataType::Bool => 9,
+        DataType::Fp16 => 10,
+        DataType::Fp64 => 11,
+        DataType::Uint32 => 12,
+        DataType::Uint64 => 13,
+        DataType::Bf16 => 16,
+    }
+}

@@ -1,0 +1,154 @@
+//! The wire format of protocol buffers, read from a file without holding it in memory.
+//!
+//! Engines parse models with libraries that trust lengths; a file is walked here first, with every length checked
+//! against what encloses it, and tensors skipped by seeking.
+
+use std::io::{BufRead, Seek};
+
+/// Longest string that is read (names, paths); models have them below a kilobyte.
+const STRING_LIMIT: u64 = 1 << 16;
+/// Most fields that are looked at: two orders of magnitude above the largest models, a few seconds of work.
+const FIELD_LIMIT: u64 = 50_000_000;
+
+/// Why bytes are not a message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WireError {
+    #[error("it ends in the middle of a value at byte {0}: the file is truncated")]
+    Truncated(u64),
+    #[error(
+        "the value at byte {at} says it is {len} bytes long, but only {left} follow: the file is truncated or corrupt"
+    )]
+    TooLong { at: u64, len: u64, left: u64 },
+    #[error("the bytes at {0} are not those of an ONNX model: the file is corrupt or of another format")]
+    Invalid(u64),
+    #[error("messages are nested more than {0} deep")]
+    TooDeep(u32),
+    #[error("it has more than {FIELD_LIMIT} fields")]
+    TooManyFields,
+    #[error("it cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// The value of a field; for `Length`, its bytes are next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    Varint(u64),
+    Fixed,
+    Length(u64),
+}
+
+/// Reads fields one after the other.
+pub(super) struct Reader<R> {
+    inner: R,
+    position: u64,
+    fields: u64,
+}
+
+impl<R: BufRead + Seek> Reader<R> {
+    pub(super) fn new(inner: R) -> Self {
+        Reader { inner, position: 0, fields: 0 }
+    }
+
+    /// Bytes read or skipped so far.
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The next field's number and value; `None` at `end`, which must be where the enclosing message ends.
+    pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, Value)>, WireError> {
+        if self.position >= end {
+            return Ok(None);
+        }
+        self.fields += 1;
+        if self.fields > FIELD_LIMIT {
+            return Err(WireError::TooManyFields);
+        }
+        let at = self.position;
+        let tag = self.varint(end)?;
+        let number = tag >> 3;
+        if number == 0 || number > (1 << 29) - 1 {
+            return Err(WireError::Invalid(at));
+        }
+        let value = match tag & 7 {
+            0 => Value::Varint(self.varint(end)?),
+            1 => {
+                self.advance(8, end)?;
+                Value::Fixed
+            }
+            2 => {
+                let len = self.varint(end)?;
+                let left = end - self.position;
+                if len > left {
+                    return Err(WireError::TooLong { at, len, left });
+                }
+                Value::Length(len)
+            }
+            5 => {
+                self.advance(4, end)?;
+                Value::Fixed
+            }
+            _ => return Err(WireError::Invalid(at)),
+        };
+        Ok(Some((number, value)))
+    }
+
+    /// Passes over what is left of `value`.
+    pub(super) fn skip(&mut self, value: Value) -> Result<(), WireError> {
+        if let Value::Length(len) = value {
+            self.seek(len)?;
+        }
+        Ok(())
+    }
+
+    /// The string of `len` bytes that is next.
+    pub(super) fn string(&mut self, len: u64) -> Result<String, WireError> {
+        let at = self.position;
+        if len > STRING_LIMIT {
+            return Err(WireError::Invalid(at));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.inner.read_exact(&mut bytes).map_err(|e| ended(e, at))?;
+        self.position += len;
+        String::from_utf8(bytes).map_err(|_| WireError::Invalid(at))
+    }
+
+    fn varint(&mut self, end: u64) -> Result<u64, WireError> {
+        let at = self.position;
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            if self.position >= end {
+                return Err(WireError::Truncated(self.position));
+            }
+            let mut byte = [0];
+            self.inner.read_exact(&mut byte).map_err(|e| ended(e, at))?;
+            self.position += 1;
+            let [byte] = byte;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(WireError::Invalid(at))
+    }
+
+    fn advance(&mut self, len: u64, end: u64) -> Result<(), WireError> {
+        if len > end - self.position {
+            return Err(WireError::Truncated(self.position));
+        }
+        self.seek(len)
+    }
+
+    fn seek(&mut self, len: u64) -> Result<(), WireError> {
+        // Within the file, which is smaller than i64::MAX: `field` compared the length with the enclosing message's.
+        self.inner.seek_relative(len as i64)?;
+        self.position += len;
+        Ok(())
+    }
+}
+
+fn ended(error: std::io::Error, at: u64) -> WireError {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => WireError::Truncated(at),
+        _ => WireError::Io(error),
+    }
+}

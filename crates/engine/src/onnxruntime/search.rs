@@ -1,0 +1,215 @@
+//! Where the ONNX Runtime library is looked for.
+
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::OLDEST_MINOR;
+use crate::install;
+
+/// Where to look for the ONNX Runtime library; [`Search::from_env`] for the usual places, in this order: `asked`, beside the
+/// executable, `cache`, the system's library path, Python's packages.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// A library that was named, with who named it (`ORT_DYLIB_PATH`): this one or none.
+    pub asked: Option<(String, PathBuf)>,
+    /// Whether to look beside the executable.
+    pub beside_executable: bool,
+    /// The folder that `downbeat engine install` fills.
+    pub cache: Option<PathBuf>,
+    /// Whether to ask the system's loader.
+    pub system: bool,
+    /// Whether to ask the `python3` on the path for its `onnxruntime` package.
+    pub python: bool,
+    /// Threads of the pool that models share, the calling thread included; 0: one a core. Counts when the library is first
+    /// loaded.
+    pub threads: usize,
+}
+
+impl Search {
+    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python.
+    pub fn from_env() -> Search {
+        let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {
+            let path = std::env::var_os(name).filter(|v| !v.is_empty())?;
+            Some((name.to_owned(), PathBuf::from(path)))
+        });
+        Search {
+            asked,
+            beside_executable: true,
+            cache: install::cache_folder(),
+            system: true,
+            python: false,
+            threads: 0,
+        }
+    }
+
+    /// What to try, in order.
+    pub(super) fn candidates(&self) -> Vec<(Place, PathBuf)> {
+        if let Some((who, path)) = &self.asked {
+            return vec![(Place::Asked(who.clone()), path.clone())];
+        }
+        let mut found = Vec::new();
+        if self.beside_executable
+            && let Some(folder) = std::env::current_exe().ok().as_deref().and_then(Path::parent)
+        {
+            found.extend(newest_in(folder).map(|p| (Place::Executable, p)));
+            found.extend(newest_in(&folder.join("lib")).map(|p| (Place::Executable, p)));
+        }
+        if let Some(cache) = &self.cache {
+            found.extend(install::installed(cache).map(|p| (Place::Cache, p)));
+        }
+        if self.system {
+            found.extend(SYSTEM_NAMES.map(|name| (Place::System, PathBuf::from(name))));
+        }
+        if self.python {
+            found.extend(in_python().map(|p| (Place::Python, p)));
+        }
+        found
+    }
+}
+
+#[cfg(target_os = "macos")]
+const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.1.dylib", "libonnxruntime.dylib"];
+#[cfg(not(target_os = "macos"))]
+const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
+
+/// Where a library was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Named by a person, in this variable or flag.
+    Asked(String),
+    Executable,
+    Cache,
+    System,
+    Python,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Asked(who) => write!(f, "named by {who}"),
+            Place::Executable => f.write_str("beside the executable"),
+            Place::Cache => f.write_str("in the cache of `downbeat engine install`"),
+            Place::System => f.write_str("on the system's library path"),
+            Place::Python => f.write_str("in Python's packages"),
+        }
+    }
+}
+
+/// Why a library that is there, or was asked for, is not used.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FindError {
+    /// It is not where it was said to be.
+    #[error("no onnxruntime library at {path} ({place}): {reason}. Correct the path, or run `downbeat engine install` and leave it out", path = path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+        /// Who said so.
+        place: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// It is too old.
+    #[error("the onnxruntime library at {path} ({place}) is version {version}; 1.{OLDEST_MINOR} or newer is needed. `downbeat engine install` fetches one", path = path.display())]
+    TooOld {
+        /// Where it is.
+        path: PathBuf,
+        /// How it came to be looked at.
+        place: String,
+        /// What it is.
+        version: String,
+    },
+    /// It is no onnxruntime library, or does not start.
+    #[error("the library at {path} ({place}) cannot be used as onnxruntime: {reason}. `downbeat engine install` fetches one that can", path = path.display())]
+    Unusable {
+        /// Where it is.
+        path: PathBuf,
+        /// How it came to be looked at.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// A library that opens and has the right version.
+pub(super) struct Library {
+    pub(super) path: PathBuf,
+    pub(super) version: String,
+    place: String,
+}
+
+impl Library {
+    /// Opens the library and asks for its version. Done before `ort` is let at it, which panics on some failures.
+    pub(super) fn check(path: &Path, place: &Place) -> Result<Library, FindError> {
+        let (place, bare) = (place.to_string(), *place == Place::System);
+        // `ort` takes a relative path as relative to the executable; a person means the working directory.
+        let path = if bare { path.to_owned() } else { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
+        let unusable = |reason: String| FindError::Unusable { path: path.clone(), place: place.clone(), reason };
+        if !bare && let Err(e) = std::fs::metadata(&path) {
+            return Err(FindError::Missing { path, place, reason: e.to_string() });
+        }
+        // SAFETY: runs the initialisers of a library that whoever runs this process put here, or named, to be run.
+        let library = unsafe { libloading::Library::new(&path) };
+        let library = match library {
+            Ok(library) => library,
+            Err(e) if bare => return Err(FindError::Missing { path, place, reason: e.to_string() }),
+            Err(e) => return Err(unusable(format!("it does not load: {e}"))),
+        };
+        type GetApiBase = unsafe extern "C" fn() -> *const ort::sys::OrtApiBase;
+        // SAFETY: the symbol has this signature in every version of onnxruntime.
+        let version = unsafe {
+            let Ok(get) = library.get::<GetApiBase>(b"OrtGetApiBase\0") else {
+                return Err(unusable("it has no symbol OrtGetApiBase".into()));
+            };
+            let Some(base) = get().as_ref() else {
+                return Err(unusable("it gives no interface".into()));
+            };
+            let version = CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
+            if (base.GetApi)(OLDEST_MINOR).is_null() {
+                return Err(FindError::TooOld { path, place, version });
+            }
+            version
+        };
+        let minor = version.split('.').nth(1).and_then(|m| m.parse::<u32>().ok());
+        if minor.is_none_or(|minor| minor < OLDEST_MINOR) {
+            return Err(FindError::TooOld { path, place, version });
+        }
+        let path = if bare { mapped(&path).unwrap_or(path) } else { path };
+        // It stays loaded until `ort` has opened it too: closing it in between would only load it again.
+        std::mem::forget(library);
+        Ok(Library { path, version, place })
+    }
+
+    pub(super) fn unusable(&self, reason: String) -> FindError {
+        FindError::Unusable { path: self.path.clone(), place: self.place.clone(), reason }
+    }
+}
+
+/// The newest library in a folder, by the version in its name.
+pub(crate) fn newest_in(folder: &Path) -> Option<PathBuf> {
+    let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| {
+        let name = entry.ok()?.file_name().into_string().ok()?;
+        let version = install::library_version(&name)?;
+        Some((version, name))
+    });
+    names.max().map(|(_, name)| folder.join(name))
+}
+
+/// Asks Python where its package is, without importing it.
+fn in_python() -> Option<PathBuf> {
+    const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+    let output = Command::new("python3").args(["-c", ASK]).output().ok().filter(|o| o.status.success())?;
+    let folder = String::from_utf8(output.stdout).ok()?;
+    let folder = folder.trim();
+    if folder.is_empty() { None } else { newest_in(&Path::new(folder).join("capi")) }
+}
+
+/// Where the loader found a library that was opened by its bare name.
+fn mapped(name: &Path) -> Option<PathBuf> {
+    let stem = name.file_stem()?.to_str()?.split('.').next()?.to_owned();
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).find(|path| {
+        Path::new(path).file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(&format!("{stem}.")))
+    })?;
+    Some(PathBuf::from(path))
+}

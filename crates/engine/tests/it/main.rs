@@ -1,0 +1,5 @@
+//! Tests of the engines through their trait.
+
+mod answers;
+mod model;
+mod support;

@@ -3,6 +3,7 @@
 //! [`InferRequest`] and [`InferResponse`] are what both wire forms (HTTP JSON with binary tensors, gRPC) are read into
 //! and written from, on the server and in clients.
 
+pub mod grpc;
 pub mod http;
 pub mod infer;
 

@@ -41,3 +41,53 @@ pub enum ServiceError {
     #[error("{0}")]
     Internal(String),
 }
+
+impl ServiceError {
+    /// The same error, its message led by what it was about.
+    pub fn within(mut self, context: impl std::fmt::Display) -> Self {
+        let message = match &mut self {
+            ServiceError::InvalidArgument(message)
+            | ServiceError::NotFound(message)
+            | ServiceError::AlreadyExists(message)
+            | ServiceError::TooLarge(message)
+            | ServiceError::QueueFull { message, .. }
+            | ServiceError::DeadlineExceeded(message)
+            | ServiceError::Cancelled(message)
+            | ServiceError::Unavailable(message)
+            | ServiceError::Unimplemented(message)
+            | ServiceError::Internal(message) => message,
+        };
+        *message = format!("{context}: {message}");
+        self
+    }
+
+    /// The gRPC status code.
+    pub fn grpc_code(&self) -> tonic::Code {
+        match self {
+            ServiceError::InvalidArgument(_) => tonic::Code::InvalidArgument,
+            ServiceError::NotFound(_) => tonic::Code::NotFound,
+            ServiceError::AlreadyExists(_) => tonic::Code::AlreadyExists,
+            ServiceError::TooLarge(_) | ServiceError::QueueFull { .. } => tonic::Code::ResourceExhausted,
+            ServiceError::DeadlineExceeded(_) => tonic::Code::DeadlineExceeded,
+            ServiceError::Cancelled(_) => tonic::Code::Cancelled,
+            ServiceError::Unavailable(_) => tonic::Code::Unavailable,
+            ServiceError::Unimplemented(_) => tonic::Code::Unimplemented,
+            ServiceError::Internal(_) => tonic::Code::Internal,
+        }
+    }
+}
+
+impl From<ServiceError> for tonic::Status {
+    /// A full queue also says when to come back: `retry-after` in whole seconds (rounded up), as over HTTP, and
+    /// `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
+    fn from(error: ServiceError) -> Self {
+        let mut status = tonic::Status::new(error.grpc_code(), error.to_string());
+        if let ServiceError::QueueFull { retry_after, .. } = error {
+            let nanos = retry_after.as_nanos();
+            let metadata = status.metadata_mut();
+            metadata.insert("retry-after", nanos.div_ceil(1_000_000_000).max(1).into());
+            metadata.insert("grpc-retry-pushback-ms", nanos.div_ceil(1_000_000).into());
+        }
+        status
+    }
+}

@@ -1,0 +1,320 @@
+//! `GRPCInferenceService`: messages in, calls of the [`Service`], messages out.
+
+use std::sync::Arc;
+
+use downbeat_core::tensor::TensorSpec;
+use downbeat_protocol::Parameter;
+use downbeat_protocol::grpc::{MessageError, request_from_message, response_to_message};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::stream::AnswerStream;
+use super::{GrpcOptions, settings, timeout};
+use crate::error::ServiceError;
+use crate::extension::{self, EXTENSIONS};
+use crate::service::{LoadOverrides, Service};
+use crate::shared_memory::SharedMemory;
+
+/// The protocol's gRPC service.
+pub(super) struct InferenceService<S> {
+    service: Arc<S>,
+    memory: Arc<SharedMemory>,
+    max_stream_requests: usize,
+    max_message_bytes: usize,
+    draining: watch::Receiver<bool>,
+}
+
+impl<S: Service> InferenceService<S> {
+    pub(super) fn new(
+        service: Arc<S>,
+        memory: Arc<SharedMemory>,
+        options: &GrpcOptions,
+        draining: watch::Receiver<bool>,
+    ) -> Self {
+        InferenceService {
+            service,
+            memory,
+            max_stream_requests: options.max_stream_requests,
+            max_message_bytes: options.max_message_bytes,
+            draining,
+        }
+    }
+}
+
+fn invalid(error: MessageError) -> ServiceError {
+    ServiceError::InvalidArgument(error.to_string())
+}
+
+/// There is one repository, and it has no name.
+fn check_repository(name: &str) -> Result<(), Status> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(Status::unimplemented("'repository_name' is not supported: the server has one repository; leave it empty"))
+}
+
+fn tensor(spec: TensorSpec) -> pb::model_metadata_response::TensorMetadata {
+    pb::model_metadata_response::TensorMetadata {
+        name: spec.name,
+        datatype: spec.datatype.name().to_owned(),
+        shape: spec.dims,
+    }
+}
+
+fn load_overrides(parameters: std::collections::BTreeMap<String, pb::ModelRepositoryParameter>) -> Result<LoadOverrides, Status> {
+    use pb::model_repository_parameter::ParameterChoice as Choice;
+
+    let mut overrides = LoadOverrides::default();
+    for (name, parameter) in parameters {
+        let choice = parameter
+            .parameter_choice
+            .ok_or_else(|| Status::invalid_argument(format!("load parameter '{name}' has no value; expected one")))?;
+        if let Some(path) = name.strip_prefix("file:") {
+            let Choice::BytesParam(content) = choice else {
+                return Err(Status::invalid_argument(format!("load parameter '{name}' must be 'bytes_param'")));
+            };
+            overrides.files.insert(path.to_owned(), content);
+        } else if name == "config" {
+            let Choice::StringParam(config) = choice else {
+                return Err(Status::invalid_argument(
+                    "load parameter 'config' must be 'string_param' (the configuration as JSON)",
+                ));
+            };
+            overrides.config = Some(config);
+        } else {
+            let value = match choice {
+                Choice::BoolParam(value) => Parameter::Bool(value),
+                Choice::Int64Param(value) => Parameter::Int64(value),
+                Choice::StringParam(value) => Parameter::String(value),
+                Choice::BytesParam(_) => {
+                    return Err(Status::invalid_argument(format!(
+                        "load parameter '{name}' is 'bytes_param', which only 'file:PATH' parameters are"
+                    )));
+                }
+            };
+            overrides.parameters.insert(name, value);
+        }
+    }
+    Ok(overrides)
+}
+
+#[tonic::async_trait]
+impl<S: Service> GrpcInferenceService for InferenceService<S> {
+    async fn server_live(
+        &self,
+        _request: Request<pb::ServerLiveRequest>,
+    ) -> Result<Response<pb::ServerLiveResponse>, Status> {
+        Ok(Response::new(pb::ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(
+        &self,
+        _request: Request<pb::ServerReadyRequest>,
+    ) -> Result<Response<pb::ServerReadyResponse>, Status> {
+        let ready = self.service.is_ready() && !*self.draining.borrow();
+        Ok(Response::new(pb::ServerReadyResponse { ready }))
+    }
+
+    async fn model_ready(
+        &self,
+        request: Request<pb::ModelReadyRequest>,
+    ) -> Result<Response<pb::ModelReadyResponse>, Status> {
+        let pb::ModelReadyRequest { name, version } = request.into_inner();
+        Ok(Response::new(pb::ModelReadyResponse { ready: self.service.is_model_ready(&name, &version) }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _request: Request<pb::ServerMetadataRequest>,
+    ) -> Result<Response<pb::ServerMetadataResponse>, Status> {
+        Ok(Response::new(pb::ServerMetadataResponse {
+            name: "downbeat".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            extensions: EXTENSIONS.map(str::to_owned).into(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<pb::ModelMetadataRequest>,
+    ) -> Result<Response<pb::ModelMetadataResponse>, Status> {
+        let pb::ModelMetadataRequest { name, version } = request.into_inner();
+        let metadata = self.service.model_metadata(&name, &version)?;
+        Ok(Response::new(pb::ModelMetadataResponse {
+            name: metadata.name,
+            versions: metadata.versions,
+            platform: metadata.platform,
+            inputs: metadata.signature.inputs.into_iter().map(tensor).collect(),
+            outputs: metadata.signature.outputs.into_iter().map(tensor).collect(),
+        }))
+    }
+
+    async fn model_infer(
+        &self,
+        request: Request<pb::ModelInferRequest>,
+    ) -> Result<Response<pb::ModelInferResponse>, Status> {
+        let call_timeout_us = timeout::call_timeout_us(request.metadata());
+        let mut request = request_from_message(request.into_inner()).map_err(invalid)?;
+        timeout::bound(&mut request, call_timeout_us);
+        let response = extension::infer(&*self.service, &self.memory, request).await?;
+        Ok(Response::new(response_to_message(response)))
+    }
+
+    type ModelStreamInferStream = AnswerStream<S>;
+
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<pb::ModelInferRequest>>,
+    ) -> Result<Response<AnswerStream<S>>, Status> {
+        Ok(Response::new(AnswerStream::new(
+            Arc::clone(&self.service),
+            Arc::clone(&self.memory),
+            request.into_inner(),
+            self.max_stream_requests,
+            self.max_message_bytes,
+            self.draining.clone(),
+        )))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<pb::ModelConfigRequest>,
+    ) -> Result<Response<pb::ModelConfigResponse>, Status> {
+        let pb::ModelConfigRequest { name, version } = request.into_inner();
+        let config = self.service.model_config(&name, &version)?;
+        Ok(Response::new(pb::ModelConfigResponse { config: Some(config) }))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<pb::ModelStatisticsRequest>,
+    ) -> Result<Response<pb::ModelStatisticsResponse>, Status> {
+        let pb::ModelStatisticsRequest { name, version } = request.into_inner();
+        let model_stats = self.service.statistics(&name, &version)?;
+        Ok(Response::new(pb::ModelStatisticsResponse { model_stats }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<pb::RepositoryIndexRequest>,
+    ) -> Result<Response<pb::RepositoryIndexResponse>, Status> {
+        let request = request.into_inner();
+        check_repository(&request.repository_name)?;
+        let entry = |entry: crate::service::ModelIndexEntry| pb::repository_index_response::ModelIndex {
+            name: entry.name,
+            version: entry.version,
+            state: entry.state,
+            reason: entry.reason,
+        };
+        let models = self.service.repository_index(request.ready).into_iter().map(entry).collect();
+        Ok(Response::new(pb::RepositoryIndexResponse { models }))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<pb::RepositoryModelLoadRequest>,
+    ) -> Result<Response<pb::RepositoryModelLoadResponse>, Status> {
+        let request = request.into_inner();
+        check_repository(&request.repository_name)?;
+        let overrides = load_overrides(request.parameters)?;
+        self.service.load(&request.model_name, overrides).await?;
+        Ok(Response::new(pb::RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<pb::RepositoryModelUnloadRequest>,
+    ) -> Result<Response<pb::RepositoryModelUnloadResponse>, Status> {
+        let request = request.into_inner();
+        check_repository(&request.repository_name)?;
+        self.service.unload(&request.model_name).await?;
+        Ok(Response::new(pb::RepositoryModelUnloadResponse {}))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        request: Request<pb::SystemSharedMemoryStatusRequest>,
+    ) -> Result<Response<pb::SystemSharedMemoryStatusResponse>, Status> {
+        use pb::system_shared_memory_status_response::RegionStatus;
+
+        let name = request.into_inner().name;
+        let regions = self.memory.status((!name.is_empty()).then_some(name.as_str()))?;
+        let entry = |region: crate::shared_memory::RegionStatus| {
+            let status = RegionStatus {
+                name: region.name.clone(),
+                key: region.key,
+                offset: region.offset,
+                byte_size: region.byte_size,
+            };
+            (region.name, status)
+        };
+        Ok(Response::new(pb::SystemSharedMemoryStatusResponse { regions: regions.into_iter().map(entry).collect() }))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        request: Request<pb::SystemSharedMemoryRegisterRequest>,
+    ) -> Result<Response<pb::SystemSharedMemoryRegisterResponse>, Status> {
+        let pb::SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
+        self.memory.register(&name, &key, offset, byte_size)?;
+        Ok(Response::new(pb::SystemSharedMemoryRegisterResponse {}))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        request: Request<pb::SystemSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<pb::SystemSharedMemoryUnregisterResponse>, Status> {
+        let name = request.into_inner().name;
+        if name.is_empty() {
+            self.memory.unregister_all();
+        } else {
+            self.memory.unregister(&name);
+        }
+        Ok(Response::new(pb::SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn cuda_shared_memory_status(
+        &self,
+        request: Request<pb::CudaSharedMemoryStatusRequest>,
+    ) -> Result<Response<pb::CudaSharedMemoryStatusResponse>, Status> {
+        let name = request.into_inner().name;
+        if name.is_empty() {
+            return Ok(Response::new(pb::CudaSharedMemoryStatusResponse::default()));
+        }
+        Err(Status::not_found(format!("CUDA shared memory region '{name}' is not registered")))
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        request: Request<pb::CudaSharedMemoryRegisterRequest>,
+    ) -> Result<Response<pb::CudaSharedMemoryRegisterResponse>, Status> {
+        let name = request.into_inner().name;
+        Err(Status::unimplemented(format!(
+            "CUDA shared memory region '{name}': this server does not have CUDA shared memory; use system shared memory"
+        )))
+    }
+
+    /// There is never one, so it is gone already.
+    async fn cuda_shared_memory_unregister(
+        &self,
+        _request: Request<pb::CudaSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<pb::CudaSharedMemoryUnregisterResponse>, Status> {
+        Ok(Response::new(pb::CudaSharedMemoryUnregisterResponse {}))
+    }
+
+    async fn trace_setting(
+        &self,
+        request: Request<pb::TraceSettingRequest>,
+    ) -> Result<Response<pb::TraceSettingResponse>, Status> {
+        settings::trace(request.get_ref()).map(Response::new)
+    }
+
+    async fn log_settings(
+        &self,
+        request: Request<pb::LogSettingsRequest>,
+    ) -> Result<Response<pb::LogSettingsResponse>, Status> {
+        settings::log(request.get_ref()).map(Response::new)
+    }
+}

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::tensor::DataType;
 
+use crate::infer::{check_data, element_count};
 use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::inference::model_infer_response::InferOutputTensor;
 use crate::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
-use crate::infer::{check_data, element_count};
 use crate::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
 
 /// The parameter of a tensor whose data is not in the message.
@@ -326,7 +326,8 @@ where
 {
     let mut data = Vec::with_capacity(values.len() * N);
     for (index, value) in values.iter().enumerate() {
-        let narrow = T::try_from(*value).map_err(|_| format!("element {index} is {value}, which {datatype} cannot hold"))?;
+        let narrow =
+            T::try_from(*value).map_err(|_| format!("element {index} is {value}, which {datatype} cannot hold"))?;
         data.extend_from_slice(&to_bytes(narrow));
     }
     Ok(data.into())

@@ -82,10 +82,8 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
 /// The byte size is known from shape and datatype; a wrong one is found before anything is copied.
 fn check_byte_size(input: &InferInput, byte_size: u64) -> Result<(), ServiceError> {
     let Some(element) = input.datatype.size() else { return Ok(()) };
-    let expected = input
-        .shape
-        .iter()
-        .try_fold(element as u64, |product, dim| product.checked_mul(u64::try_from(*dim).ok()?));
+    let expected =
+        input.shape.iter().try_fold(element as u64, |product, dim| product.checked_mul(u64::try_from(*dim).ok()?));
     // A negative or overflowing shape is the model's check to name.
     match expected {
         Some(expected) if expected != byte_size => Err(ServiceError::InvalidArgument(format!(

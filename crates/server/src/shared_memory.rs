@@ -86,10 +86,8 @@ impl SharedMemory {
         let no_link = rustix::shm::OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
         let object = rustix::shm::open(path, rustix::shm::OFlags::RDWR | no_link, rustix::fs::Mode::empty())
             .map_err(|errno| open_error(name, key, errno))?;
-        let region = Region {
-            status: RegionStatus { name: name.to_owned(), key: key.to_owned(), offset, byte_size },
-            object,
-        };
+        let region =
+            Region { status: RegionStatus { name: name.to_owned(), key: key.to_owned(), offset, byte_size }, object };
         let size = region.object_size()?;
         if size < end {
             return Err(ServiceError::InvalidArgument(format!(

@@ -63,7 +63,9 @@ fn tensor(spec: TensorSpec) -> pb::model_metadata_response::TensorMetadata {
     }
 }
 
-fn load_overrides(parameters: std::collections::BTreeMap<String, pb::ModelRepositoryParameter>) -> Result<LoadOverrides, Status> {
+fn load_overrides(
+    parameters: std::collections::BTreeMap<String, pb::ModelRepositoryParameter>,
+) -> Result<LoadOverrides, Status> {
     use pb::model_repository_parameter::ParameterChoice as Choice;
 
     let mut overrides = LoadOverrides::default();

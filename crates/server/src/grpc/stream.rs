@@ -6,9 +6,7 @@ use std::task::{Context, Poll};
 
 use downbeat_protocol::grpc::{request_from_message, response_to_message};
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_protocol::inference::{
-    InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-};
+use downbeat_protocol::inference::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};

@@ -33,7 +33,7 @@ pub(super) fn bound(request: &mut InferRequest, call_timeout_us: Option<u64>) {
     let call = call.max(1);
     let tighter = match request.parameters.get(TIMEOUT) {
         // Zero and less: none, so far. What is no number is left for the service to refuse.
-        Some(Parameter::Int64(own)) => u64::try_from(*own).map_or(false, |own| own == 0 || call < own),
+        Some(Parameter::Int64(own)) => u64::try_from(*own).is_ok_and(|own| own == 0 || call < own),
         Some(Parameter::Uint64(own)) => *own == 0 || call < *own,
         Some(_) => false,
         None => true,

@@ -1,0 +1,3 @@
+//! What the frontends' tests share.
+
+pub mod echo_service;

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::tensor::DataType;
+use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
 use half::{bf16, f16};
 
@@ -75,6 +76,8 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
         check_byte_size(input, place.byte_size)?;
         let data = memory.read(place.region, place.offset, place.byte_size);
         input.data = data.map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
+        check_data(input.datatype, &input.shape, &input.data)
+            .map_err(|error| ServiceError::InvalidArgument(format!("input '{}': {error}", input.name)))?;
     }
     Ok(())
 }
@@ -82,11 +85,10 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
 /// The byte size is known from shape and datatype; a wrong one is found before anything is copied.
 fn check_byte_size(input: &InferInput, byte_size: u64) -> Result<(), ServiceError> {
     let Some(element) = input.datatype.size() else { return Ok(()) };
-    let expected =
-        input.shape.iter().try_fold(element as u64, |product, dim| product.checked_mul(u64::try_from(*dim).ok()?));
-    // A negative or overflowing shape is the model's check to name.
+    let expected = element_count(&input.shape).ok().and_then(|count| count.checked_mul(element));
+    // A negative or overflowing shape is named once the data is there.
     match expected {
-        Some(expected) if expected != byte_size => Err(ServiceError::InvalidArgument(format!(
+        Some(expected) if expected as u64 != byte_size => Err(ServiceError::InvalidArgument(format!(
             "input '{}': '{BYTE_SIZE}' is {byte_size}, expected {expected} for shape {:?} of {}",
             input.name, input.shape, input.datatype
         ))),

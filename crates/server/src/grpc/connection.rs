@@ -22,10 +22,13 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 const MAX_FRAME: u32 = 1 << 20;
 /// Bytes of answers buffered for a call whose client does not read.
 const SEND_BUFFER: usize = 1 << 20;
-/// How often an idle connection is asked whether it is still there: rare enough that 10,000 of them cost nothing.
-const KEEP_ALIVE: Duration = Duration::from_secs(120);
-/// How long the answer to that may take.
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Silence after which the kernel asks whether a client is still there. Not HTTP/2 pings: with them, each frame that
+/// comes in reads the clock and takes a lock.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// Between two such questions.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How many are left unanswered before the connection is closed.
+const KEEP_ALIVE_COUNT: u32 = 3;
 /// Calls that a client cancels before they are looked at; more end the connection. A client that gives up a burst
 /// of requests is ordinary.
 const MAX_RESET_CALLS: usize = 1024;
@@ -48,8 +51,6 @@ pub(super) async fn serve<F: Frontend>(
         .max_send_buf_size(SEND_BUFFER)
         .max_concurrent_streams(options.max_connection_calls)
         .max_pending_accept_reset_streams(MAX_RESET_CALLS)
-        .keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .auto_date_header(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -97,9 +98,10 @@ async fn connection<F: Frontend>(
     frontend: F,
     draining: watch::Receiver<bool>,
 ) {
-    // Without it, answers wait for the client's acknowledgement of the one before. It fails only on a socket that is
-    // closed, which the connection finds out by itself.
-    let _ = socket.set_nodelay(true);
+    if let Err(error) = prepare(&socket) {
+        // The client has gone already, or this is no TCP socket as it should be; either way it still can be tried.
+        tracing::debug!(%error, "cannot set the options of a gRPC connection");
+    }
     let mut connection = pin!(http.serve_connection(TokioIo::new(socket), frontend));
     let result = tokio::select! {
         result = connection.as_mut() => result,
@@ -111,4 +113,16 @@ async fn connection<F: Frontend>(
     if let Err(error) = result {
         tracing::debug!(%error, "a gRPC connection ended with an error");
     }
+}
+
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+
+    // With the delay, answers wait for the client's acknowledgement of the one before.
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_COUNT)?;
+    Ok(())
 }

@@ -9,7 +9,7 @@ mod capacity;
 mod checker;
 mod simulation;
 
-pub use arrivals::{ArrivalStream, Arrivals};
+pub use arrivals::{ArrivalStream, Arrivals, BadArrivals};
 pub use capacity::{Capacity, capacity};
 pub use checker::Checker;
 pub use simulation::{Load, ModelReport, Report, Simulation};

@@ -42,9 +42,9 @@ pub struct Simulation {
 }
 
 /// What happened to the requests that count.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct ModelReport {
-    /// Arrivals.
+    /// Arrivals that count.
     pub offered: u64,
     /// Finished by their deadline.
     pub good: u64,
@@ -75,7 +75,7 @@ impl ModelReport {
 }
 
 /// The outcome of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Report {
     /// By model.
     pub models: Vec<ModelReport>,
@@ -84,6 +84,16 @@ pub struct Report {
 }
 
 impl Report {
+    /// Requests finished by their deadline, of all models.
+    pub fn good(&self) -> u64 {
+        self.models.iter().map(|model| model.good).sum()
+    }
+
+    /// Mean of the devices' busy shares.
+    pub fn mean_busy(&self) -> f64 {
+        self.busy.iter().sum::<f64>() / self.busy.len() as f64
+    }
+
     /// The largest share of any model's requests that was not served in time.
     pub fn worst_bad_share(&self) -> f64 {
         self.models.iter().map(ModelReport::bad_share).fold(0.0, f64::max)

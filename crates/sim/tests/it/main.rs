@@ -1,4 +1,8 @@
 //! Tests of the simulator, and of the scheduler under random load, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod arrivals;
+mod checker;
+mod runs;
+mod section_3_5;
 mod table_2;

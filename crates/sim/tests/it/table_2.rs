@@ -29,12 +29,8 @@ fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacit
         max_in_flight: u32::MAX,
         levels: Vec::new(),
     };
-    let load = Load {
-        options,
-        slo: Duration::from_millis_f64(model.slo_ms),
-        arrivals: Arrivals::Poisson,
-        rate: model.bound,
-    };
+    let load =
+        Load { options, slo: Duration::from_millis_f64(model.slo_ms), arrivals: Arrivals::Poisson, rate: model.bound };
     let simulation = Simulation {
         loads: vec![load],
         devices: 8,

@@ -1,0 +1,75 @@
+//! Symphony §3.5: goodput stability and load-proportional device use, together "flat-top behaviour".
+
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
+use downbeat_core::{Duration, LatencyProfile};
+use downbeat_sim::{Arrivals, Load, Report, Simulation};
+
+const SEED: u64 = 35;
+
+/// What table 2's ResNet50 holds on 8 devices, requests per second.
+const PEAK: f64 = 5_300.0;
+
+/// Table 2's ResNet50 on 8 devices at a multiple of its peak.
+fn run(share: f64, dispatch: DispatchPolicy, drop: DropPolicy) -> Report {
+    let (alpha, beta) = (Duration::from_millis_f64(1.053), Duration::from_millis_f64(5.072));
+    let options = ModelOptions {
+        profile: LatencyProfile::linear(alpha, beta, 32).unwrap(),
+        max_batch: 32,
+        drop,
+        dispatch,
+        max_in_flight: u32::MAX,
+        levels: Vec::new(),
+    };
+    let (slo, arrivals) = (Duration::from_millis(25), Arrivals::Poisson);
+    let simulation = Simulation {
+        loads: vec![Load { options, slo, arrivals, rate: share * PEAK }],
+        devices: 8,
+        warm_up: Duration::from_millis(1_500),
+        span: Duration::from_millis(5_000),
+        noise: 0.0,
+        seed: SEED,
+    };
+    simulation.run().unwrap()
+}
+
+#[test]
+fn device_use_is_proportional_to_the_load() {
+    for share in [0.25, 0.5, 0.75] {
+        let report = run(share, DispatchPolicy::Deferred, DropPolicy::WindowDrop);
+        let busy = report.mean_busy();
+        // Batches are somewhat smaller at low load: fewer requests gather in the same time.
+        assert!(
+            (share * 0.8..share + 0.12).contains(&busy),
+            "seed {SEED}: {busy:.2} busy at {share} of the peak load: {:?}",
+            report.busy
+        );
+        assert!(report.worst_bad_share() < 0.01, "seed {SEED}: {:?}", report.models[0]);
+    }
+}
+
+#[test]
+fn eager_scheduling_keeps_devices_busy_at_half_the_load() {
+    let eager = run(0.5, DispatchPolicy::Eager, DropPolicy::HeadDrop).mean_busy();
+    let deferred = run(0.5, DispatchPolicy::Deferred, DropPolicy::HeadDrop).mean_busy();
+    assert!(eager > 0.9 && deferred < 0.65, "seed {SEED}: {eager:.2} busy eager, {deferred:.2} deferred");
+}
+
+#[test]
+fn devices_with_large_ids_stay_idle_under_low_load() {
+    let report = run(0.25, DispatchPolicy::Deferred, DropPolicy::WindowDrop);
+    let busy = &report.busy;
+    assert!(busy.windows(2).all(|pair| pair[0] >= pair[1]), "seed {SEED}: the smallest id is the busiest: {busy:?}");
+    assert!(busy[6] + busy[7] < 0.01, "seed {SEED}: two devices can be released: {busy:?}");
+}
+
+#[test]
+fn goodput_does_not_fall_under_overload() {
+    for share in [1.25, 1.5, 3.0] {
+        let report = run(share, DispatchPolicy::Deferred, DropPolicy::WindowDrop);
+        let goodput = report.good() as f64 / 5.0;
+        assert!(
+            goodput > 0.97 * PEAK,
+            "seed {SEED}: {goodput:.0} r/s in time at {share} of the peak load of {PEAK} r/s"
+        );
+    }
+}

@@ -10,6 +10,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use rten::{ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
 
 use crate::buffer::Buffer;
+use crate::onnx::Checked;
 use crate::tensor::Tensor;
 use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError, State};
 use crate::{batch, onnx};
@@ -66,7 +67,7 @@ impl Engine for Rten {
                 )));
             }
         }
-        let model = load_model(path).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
+        let model = load_model(path, &file).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
         let signature = file.signature(|output| infer(&model, output))?;
         for (what, specs) in [("input", &signature.inputs), ("output", &signature.outputs)] {
             if let Some(spec) = specs.iter().find(|s| !supported(s.datatype)) {
@@ -85,7 +86,13 @@ impl Engine for Rten {
 }
 
 /// Reads and optimises the model. RTen has `expect`s on what a file may hold, so that a panic is an error like others.
-fn load_model(path: &Path) -> Result<rten::Model, String> {
+fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
+    if let Some(location) = file.external_locations().find(|l| !opens(l)) {
+        return Err(format!(
+            "it opens external data only beside the model and with an extension like .data or .onnx_data, not '{location}'. Save \
+             the model with such a location"
+        ));
+    }
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
@@ -97,6 +104,13 @@ fn load_model(path: &Path) -> Result<rten::Model, String> {
         options.load(bytes).map_err(|e| e.to_string())
     };
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
+}
+
+/// Whether RTen opens external data at this location; a rule of its own, beyond that of ONNX.
+fn opens(location: &str) -> bool {
+    let extension = Path::new(location).extension().and_then(|e| e.to_str());
+    Path::new(location).components().count() == 1
+        && extension.is_some_and(|e| e.starts_with("data") || e.starts_with("onnx_data"))
 }
 
 /// Datatype and sizes of output `index` as RTen inferred them.

@@ -75,10 +75,18 @@ pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
         Some(_) => {}
     }
     external::check(path, &file.external).map_err(error)?;
-    Ok(Checked { path, file })
+    let checked = Checked { path, file };
+    // Whatever is wrong with inputs and outputs is said here, in the same words for every engine.
+    checked.signature(|_| Some((DataType::Fp32, Vec::new())))?;
+    Ok(checked)
 }
 
 impl Checked<'_> {
+    /// Where its external data are, relative to the model's folder; one for each tensor.
+    pub(crate) fn external_locations(&self) -> impl Iterator<Item = &str> {
+        self.file.external.iter().map(|e| e.location.as_str())
+    }
+
     /// The version of the format.
     pub(crate) fn ir_version(&self) -> i64 {
         self.file.ir_version.unwrap_or_default()

@@ -241,7 +241,7 @@ fn booleans_are_made_zero_or_one() {
 
 /// Needs the graphs that `python tools/zoo.py` generates, a few hundred megabytes.
 #[test]
-#[ignore = "needs generated models: python tools/zoo.py target/zoo, then cargo test -p downbeat-engine -- --ignored"]
+#[ignore = "needs generated models: python tools/zoo.py, then cargo test --release -p downbeat-engine -- --ignored generated"]
 fn engines_agree_on_generated_models() {
     let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/zoo");
     let zoo = std::env::var_os("DOWNBEAT_ZOO").map_or(default, PathBuf::from);

@@ -1,5 +1,11 @@
 //! Tests of the engines through their trait.
 
 mod answers;
+mod batches;
+mod buffers;
+mod emulation;
+mod files;
+mod finding;
+mod installing;
 mod model;
 mod support;

@@ -1,0 +1,97 @@
+//! The emulated engine.
+
+use downbeat_core::tensor::DataType;
+use downbeat_core::{Duration, LatencyProfile};
+use downbeat_engine::{Emulated, Engine, LoadOptions};
+
+use crate::model::{folder, product, write};
+use crate::support::{as_floats, floats, lane, load, run};
+
+const CONFIG: &str = r#"
+alpha_ms = 0.01
+beta_ms = 0.02
+max_batch = 4
+
+[[inputs]]
+name = "x"
+datatype = "FP32"
+dims = [-1, 2]
+
+[[outputs]]
+name = "y"
+datatype = "FP32"
+dims = [-1, 3]
+
+[[outputs]]
+name = "label"
+datatype = "BYTES"
+dims = [-1]
+"#;
+
+#[test]
+fn outputs_have_the_declared_shapes() {
+    let folder = folder();
+    let path = folder.path().join("model.emulated.toml");
+    std::fs::write(&path, CONFIG).expect("writes");
+    let model = load(&Emulated::new(), &path);
+    assert_eq!(model.signature().inputs[0].dims, [-1, 2]);
+    let mut lane = lane(&*model);
+    let outputs = run(&mut *lane, vec![floats(&[3, 2], &[1.; 6])]).expect("runs");
+    assert_eq!((outputs[0].shape.as_slice(), as_floats(&outputs[0])), (&[3, 3][..], vec![0.0; 9]));
+    assert_eq!((outputs[1].datatype, outputs[1].data.as_slice()), (DataType::Bytes, &[0; 12][..]));
+    let error = run(&mut *lane, vec![floats(&[5, 2], &[1.; 10])]).expect_err("beyond the profile");
+    assert!(error.reason.contains("batch of 5") && error.reason.contains("4"), "{error}");
+    assert!(run(&mut *lane, vec![floats(&[4, 2], &[1.; 8])]).is_ok());
+}
+
+#[test]
+fn json_and_tables() {
+    let folder = folder();
+    let path = folder.path().join("model.json");
+    let json =
+        r#"{"latency_ms": [0.01, 0.02], "inputs": [], "outputs": [{"name": "y", "datatype": "INT8", "dims": [2]}]}"#;
+    std::fs::write(&path, json).expect("writes");
+    let model = load(&Emulated::new(), &path);
+    assert_eq!(run(&mut *lane(&*model), vec![]).expect("runs")[0].data.as_slice(), [0, 0]);
+}
+
+#[test]
+fn signature_of_an_onnx_file() {
+    let folder = folder();
+    let path = write(folder.path(), "model.onnx", &product());
+    let options = LoadOptions { path: path.clone(), threads: 1 };
+    let message = Emulated::new().load(&options).err().expect("has no latencies").to_string();
+    assert!(message.contains("model.onnx.emulated.toml") && message.contains("alpha_ms"), "{message}");
+    let micro = Duration::from_micros(1);
+    let profile = LatencyProfile::linear(micro, micro, 8).expect("a profile");
+    let model = load(&Emulated::with_profile(profile), &path);
+    assert_eq!(run(&mut *lane(&*model), vec![floats(&[2, 4], &[1.; 8])]).expect("runs")[0].shape, [2, 2]);
+    std::fs::write(folder.path().join("model.onnx.emulated.toml"), "latency_ms = [0.01]").expect("writes");
+    let model = load(&Emulated::new(), &path);
+    run(&mut *lane(&*model), vec![floats(&[2, 4], &[1.; 8])]).expect_err("beyond the profile");
+}
+
+#[test]
+fn wrong_configurations() {
+    let folder = folder();
+    let path = folder.path().join("model.emulated.toml");
+    for (text, words) in [
+        (CONFIG.replace("alpha_ms", "alfa_ms"), "alfa_ms"),
+        (CONFIG.replace("FP32", "FLOAT"), "unknown datatype 'FLOAT'"),
+        (CONFIG.replace("max_batch = 4", ""), "expected either latency_ms"),
+        (CONFIG.replace("max_batch = 4", "max_batch = 4000000000"), "max_batch may be at most"),
+        (CONFIG.replace("alpha_ms = 0.01", "alpha_ms = -1.0"), "-1 ms"),
+        (CONFIG.replace("alpha_ms = 0.01", "alpha_ms = nan"), "NaN ms"),
+        (CONFIG.replace("[-1, 3]", "[-2, 3]"), "-2"),
+        (
+            "latency_ms = [2.0, 1.0]\n[[outputs]]\nname = \"y\"\ndatatype = \"INT8\"\ndims = [1]".into(),
+            "fall with the batch size",
+        ),
+        ("latency_ms = [2.0]".into(), "[[outputs]]"),
+    ] {
+        std::fs::write(&path, text).expect("writes");
+        let options = LoadOptions { path: path.clone(), threads: 1 };
+        let message = Emulated::new().load(&options).err().unwrap_or_else(|| panic!("took it: {words}")).to_string();
+        assert!(message.contains(words) && message.contains("model.emulated.toml"), "no '{words}' in: {message}");
+    }
+}

@@ -17,12 +17,14 @@ mod indexed_heap;
 mod matchmaker;
 mod model_queue;
 mod rate_meter;
+mod request_queue;
 mod scheduler;
 
 pub use batch_policy::{DropPolicy, staggered_batch};
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
 pub use matchmaker::{Candidate, Grant, Matchmaker};
-pub use model_queue::{Dropped, ModelOptions, ModelQueue, PriorityLevel, Request, TimeoutAction};
+pub use model_queue::{Dropped, ModelOptions, ModelQueue};
 pub use rate_meter::RateMeter;
+pub use request_queue::{PriorityLevel, Request, TimeoutAction};
 pub use scheduler::{DropReason, Output, Reject, Scheduler, Stats, TimeoutReason};

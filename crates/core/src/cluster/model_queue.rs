@@ -1,15 +1,14 @@
-//! The queue of one model, and the candidate that it would send next.
+//! The queue of one model with the candidate that it would send next.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 
 use super::batch_policy::{DropPolicy, staggered_batch};
 use super::dispatch_policy::{DispatchPolicy, Forming};
-use super::indexed_heap::IndexedHeap;
 use super::matchmaker::Candidate;
 use super::rate_meter::RateMeter;
+use super::request_queue::{Due, PriorityLevel, Request, RequestQueue, Waiting};
 use super::scheduler::{DropReason, Reject};
-use crate::ids::{ModelId, RequestId};
+use crate::ids::RequestId;
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -33,43 +32,6 @@ pub struct ModelOptions {
     pub levels: Vec<PriorityLevel>,
 }
 
-/// The queue of one priority level.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PriorityLevel {
-    /// Items (requests weighted by size) that may wait, exactly; a request that does not fit whole is rejected. 0: none may
-    /// wait, so that every request is rejected. `u32::MAX`: without a bound.
-    pub max_queue: u32,
-    /// What happens when a request's `queue_expiry` passes.
-    pub timeout_action: TimeoutAction,
-}
-
-/// What happens to a request whose time in the queue is up (Triton's `timeout_action`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TimeoutAction {
-    /// It is dropped.
-    #[default]
-    Reject,
-    /// It goes behind all others of its level and stays there.
-    Delay,
-}
-
-/// A request as the scheduler knows it: no payload, only what decides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// Chosen by the driver.
-    pub id: RequestId,
-    /// Whose queue it joins.
-    pub model: ModelId,
-    /// When the batch it is in must have finished; `Time::MAX`: no deadline.
-    pub deadline: Time,
-    /// When it must have left the queue; `Time::MAX`: never.
-    pub queue_expiry: Time,
-    /// Its priority level, 0 the highest.
-    pub level: u32,
-    /// Items: its extent in the batch dimension.
-    pub size: u32,
-}
-
 /// A request that left the queue without running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dropped {
@@ -81,12 +43,10 @@ pub struct Dropped {
 
 /// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*; §4.2, *ModelThread*).
 ///
-/// **Order.** A level is served in order of deadlines, equal deadlines in order of arrival. Symphony's candidate is a prefix of the
-/// queue with `d` the earliest deadline in it; in deadline order that is the head's, whatever the requests' own timeouts
-/// are, and if any order of the queue meets all deadlines with equal work, this one does (earliest deadline first is
-/// optimal). In order of arrival one impatient request behind a patient one would shrink the batch that both are in. With one
-/// SLO for all, both orders are the same. A request without a deadline comes after all that have one; what protects it from
-/// waiting for ever is its `queue_expiry`, or a level of its own. All of a higher level go before any of a lower one.
+/// **Order.** Higher levels first; within a level by deadline, equal deadlines by arrival. In deadline order the earliest deadline of a
+/// prefix, Symphony's `d`, is the head's, whatever the requests' own timeouts are; in order of arrival one impatient request
+/// behind a patient one would shrink the batch that both are in. With one SLO for all, both orders are the same. A request
+/// without a deadline comes after all that have one; its `queue_expiry`, or a level of its own, keeps it from waiting for ever.
 ///
 /// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected.
 ///
@@ -101,20 +61,7 @@ pub struct ModelQueue {
     max_batch: u32,
     drop: DropPolicy,
     dispatch: DispatchPolicy,
-    levels: Vec<PriorityLevel>,
-    /// Two a level: `2 * level` in regular order, `2 * level + 1` those that were delayed.
-    tiers: Vec<Tier>,
-    slots: Vec<Entry>,
-    vacant: Vec<u32>,
-    slot_of: HashMap<RequestId, u32, BuildHasherDefault<IdHasher>>,
-    /// By slot: when the request needs attention on its own, because of its `queue_expiry`, or because its size makes it
-    /// hopeless before others of its deadline.
-    timers: IndexedHeap<Time>,
-    /// By slot: order of arrival. Kept for [`DispatchPolicy::Timeout`] alone.
-    arrivals: IndexedHeap<u64>,
-    /// Requests in the queue whose size is not 1.
-    sized: u32,
-    next_sequence: u64,
+    queue: RequestQueue,
     meter: RateMeter,
     devices: u32,
     target: u32,
@@ -123,42 +70,7 @@ pub struct ModelQueue {
     candidate: Option<Candidate>,
     dropped: VecDeque<Dropped>,
     /// Scratch: requests passed over while looking ahead.
-    aside: Vec<(Time, u64, u32)>,
-}
-
-#[derive(Debug, Default)]
-struct Tier {
-    /// By slot: `(deadline, sequence)`.
-    order: IndexedHeap<(Time, u64)>,
-    /// Items.
-    weight: u64,
-    /// The latest deadline that entered since the tier was empty.
-    last_deadline: Time,
-}
-
-impl Tier {
-    fn enter(&mut self, slot: u32, entry: &Entry) {
-        self.last_deadline =
-            if self.order.is_empty() { entry.deadline } else { self.last_deadline.max(entry.deadline) };
-        self.order.set(slot, (entry.deadline, entry.sequence));
-        self.weight += u64::from(entry.size);
-    }
-
-    fn leave(&mut self, slot: u32, entry: &Entry) {
-        self.order.remove(slot);
-        self.weight -= u64::from(entry.size);
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    id: RequestId,
-    deadline: Time,
-    queue_expiry: Time,
-    arrival: Time,
-    sequence: u64,
-    size: u32,
-    tier: u32,
+    aside: Vec<u32>,
 }
 
 /// What the next batch would be.
@@ -177,25 +89,13 @@ struct Forecast {
 impl ModelQueue {
     /// An empty queue, for a cluster of `devices` devices.
     pub fn new(now: Time, options: ModelOptions, devices: u32) -> Self {
-        let ModelOptions { profile, max_batch, drop, dispatch, max_in_flight: _, mut levels } = options;
-        if levels.is_empty() {
-            levels.push(PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject });
-        }
-        let tiers = (0..levels.len() * 2).map(|_| Tier::default()).collect();
-        ModelQueue {
+        let ModelOptions { profile, max_batch, drop, dispatch, max_in_flight: _, levels } = options;
+        let mut queue = ModelQueue {
             profile,
             max_batch: max_batch.max(1),
             drop,
-            dispatch,
-            levels,
-            tiers,
-            slots: Vec::new(),
-            vacant: Vec::new(),
-            slot_of: HashMap::default(),
-            timers: IndexedHeap::new(),
-            arrivals: IndexedHeap::new(),
-            sized: 0,
-            next_sequence: 0,
+            dispatch: DispatchPolicy::Eager,
+            queue: RequestQueue::new(levels),
             meter: RateMeter::new(now),
             devices,
             target: 1,
@@ -203,13 +103,14 @@ impl ModelQueue {
             candidate: None,
             dropped: VecDeque::new(),
             aside: Vec::new(),
-        }
+        };
+        queue.set_dispatch(dispatch);
+        queue
     }
 
     /// Items in the queue.
     pub fn queued(&self) -> u32 {
-        let items: u64 = self.tiers.iter().map(|t| t.weight).sum();
-        u32::try_from(items).unwrap_or(u32::MAX)
+        u32::try_from(self.queue.weight()).unwrap_or(u32::MAX)
     }
 
     /// The profile in use.
@@ -227,17 +128,15 @@ impl ModelQueue {
     /// # Errors
     /// If it is malformed, hopeless already, or there is no room for it.
     pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<(), Reject> {
-        let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
-        let Some(bound) = self.levels.get(level as usize).map(|l| l.max_queue) else {
-            return Err(Reject::UnknownLevel);
-        };
+        let Request { id, deadline, level, size, .. } = *request;
+        let Some(bound) = self.queue.bound(level) else { return Err(Reject::UnknownLevel) };
         if size == 0 {
             return Err(Reject::ZeroSize);
         }
         if size > self.max_batch {
             return Err(Reject::TooLarge { max_batch: self.max_batch });
         }
-        if self.slot_of.contains_key(&id) {
+        if self.queue.contains(id) {
             return Err(Reject::DuplicateId);
         }
         let allowed = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
@@ -247,73 +146,32 @@ impl ModelQueue {
         }
         // The offered load counts, not only what finds room.
         self.target_stale |= self.meter.arrival(now, size, allowed);
-        let tier = level as usize * 2;
-        let waiting = self.tiers[tier].weight + self.tiers[tier + 1].weight;
-        if bound != u32::MAX && waiting + u64::from(size) > u64::from(bound) {
+        if !self.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
-
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let entry = Entry { id, deadline, queue_expiry, arrival: now, sequence, size, tier: tier as u32 };
-        let slot = match self.vacant.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = entry;
-                slot
-            }
-            None => {
-                self.slots.push(entry);
-                self.slots.len() as u32 - 1
-            }
-        };
-        self.slot_of.insert(id, slot);
-        self.tiers[tier].enter(slot, &entry);
-        self.sized += u32::from(size != 1);
-        if matches!(self.dispatch, DispatchPolicy::Timeout { .. }) {
-            self.arrivals.set(slot, sequence);
-        }
-        self.set_timer(slot);
+        self.queue.push(now, request, hopeless_at(&self.profile, self.drop, deadline, size));
         Ok(())
     }
 
     /// Takes a request out; whether it was there.
     pub fn cancel(&mut self, request: RequestId) -> bool {
-        match self.slot_of.get(&request) {
-            Some(&slot) => {
-                self.leave(slot);
-                true
-            }
-            None => false,
-        }
+        self.queue.remove(request).is_some()
     }
 
     /// Replaces the profile.
     pub fn set_profile(&mut self, profile: LatencyProfile) {
         self.profile = profile;
         self.target_stale = true;
-        // How long before its deadline a larger request is hopeless has changed.
-        if self.sized > 0 {
-            for slot in self.waiting() {
-                self.set_timer(slot);
-            }
+        if !self.queue.unsized_only() {
+            let (profile, drop) = (&self.profile, self.drop);
+            self.queue.set_hopeless(|waiting| hopeless_at(profile, drop, waiting.deadline, waiting.size));
         }
     }
 
     /// Replaces the dispatch policy.
     pub fn set_dispatch(&mut self, dispatch: DispatchPolicy) {
+        self.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.dispatch = dispatch;
-        self.arrivals = IndexedHeap::new();
-        if matches!(self.dispatch, DispatchPolicy::Timeout { .. }) {
-            for slot in self.waiting() {
-                self.arrivals.set(slot, self.slots[slot as usize].sequence);
-            }
-        }
-    }
-
-    /// The slots of the requests in the queue, in no order that means anything.
-    fn waiting(&self) -> Vec<u32> {
-        let waits = |slot: &u32| self.tiers[self.slots[*slot as usize].tier as usize].order.get(*slot).is_some();
-        (0..self.slots.len() as u32).filter(waits).collect()
     }
 
     /// How many devices the cluster has, for the staggered target.
@@ -324,9 +182,9 @@ impl ModelQueue {
 
     /// Drops every request because the model is going.
     pub fn clear(&mut self) {
-        for tier in 0..self.tiers.len() {
-            while let Some((_, slot)) = self.tiers[tier].order.peek() {
-                self.give_up(slot, DropReason::ModelRemoved);
+        for tier in self.queue.tiers() {
+            while let Some(&Waiting { id, .. }) = self.queue.head(tier) {
+                self.give_up(id, DropReason::ModelRemoved);
             }
         }
         self.candidate = None;
@@ -340,19 +198,15 @@ impl ModelQueue {
     /// When the queue needs [`ModelQueue::update`] though nothing came: its candidate expires, a request becomes hopeless or
     /// has waited for too long.
     pub fn wake(&self) -> Option<Time> {
-        let mut wake = self.timers.peek().map_or(Time::MAX, |(at, _)| at);
-        if let Some(candidate) = self.candidate
-            && candidate.latest != Time::MAX
-        {
+        let mut wake = self.queue.next_due().unwrap_or(Time::MAX);
+        if let Some(candidate) = self.candidate {
             wake = wake.min(candidate.latest + TICK);
         }
         if self.drop != DropPolicy::None {
             let single = self.profile.latency(1);
-            for tier in &self.tiers {
-                if let Some(((deadline, _), _)) = tier.order.peek()
-                    && deadline != Time::MAX
-                {
-                    wake = wake.min(deadline - single + TICK);
+            for tier in self.queue.tiers() {
+                if let Some(head) = self.queue.head(tier) {
+                    wake = wake.min(head.deadline - single + TICK);
                 }
             }
         }
@@ -373,8 +227,8 @@ impl ModelQueue {
         self.candidate
     }
 
-    /// Takes the batch that starts now: appends its members and returns its size; zero if there is none.
-    /// What would have held it below the target is dropped.
+    /// Takes the batch that starts now: appends its members and returns its size; zero if none may start, which is so
+    /// when giving up what held it below the target has moved its window.
     pub fn take(&mut self, now: Time, members: &mut Vec<RequestId>) -> u32 {
         self.expire(now);
         self.slide(now);
@@ -382,21 +236,18 @@ impl ModelQueue {
         let Some(forecast) = self.forecast(now) else { return 0 };
         let candidate = self.candidate_of(now, forecast);
         if candidate.exec > now {
-            // Giving up heads has moved the window.
             return 0;
         }
         let limit = u64::from(candidate.size);
         let mut size = 0;
         for tier in 0..=forecast.last_tier {
-            while let Some((_, slot)) = self.tiers[tier].order.peek() {
-                let entry = self.slots[slot as usize];
-                if size + u64::from(entry.size) > limit {
+            while let Some(head) = self.queue.head(tier) {
+                if size + u64::from(head.size) > limit {
                     assert!(size > 0, "a candidate has room for its head");
                     return size as u32;
                 }
-                size += u64::from(entry.size);
-                members.push(entry.id);
-                self.leave(slot);
+                size += u64::from(head.size);
+                members.extend(self.queue.pop(tier).map(|head| head.id));
             }
         }
         size as u32
@@ -407,20 +258,19 @@ impl ModelQueue {
         let mut size = 0u64;
         let mut deadline = Time::MAX;
         let mut last_tier = 0;
-        for (index, tier) in self.tiers.iter().enumerate() {
-            let Some(((head_deadline, _), slot)) = tier.order.peek() else { continue };
-            let earliest = deadline.min(head_deadline);
+        for tier in self.queue.tiers() {
+            let Some(head) = self.queue.head(tier) else { continue };
+            let earliest = deadline.min(head.deadline);
             let cap = u64::from(self.fit(now, earliest));
-            let head = u64::from(self.slots[slot as usize].size);
-            if size + head > cap {
+            if size + u64::from(head.size) > cap {
                 // Higher levels come first, whole: a head of a lower level may not shrink their batch. The lead
                 // head always fits, or `expire` had taken it.
                 assert!(size > 0, "the head of the queue can meet its deadline alone");
                 break;
             }
             deadline = earliest;
-            last_tier = index;
-            size += tier.weight;
+            last_tier = tier;
+            size += self.queue.tier_weight(tier);
             if size >= cap {
                 // Exactly `cap` would be full as well if it is `max_batch`; if the deadline sets it, `exec` says the same.
                 let full = size > cap || cap == u64::from(self.max_batch);
@@ -432,16 +282,11 @@ impl ModelQueue {
 
     fn candidate_of(&mut self, now: Time, forecast: Forecast) -> Candidate {
         let Forecast { mut size, deadline, mut full, last_tier } = forecast;
-        let mut first_arrival = now;
-        if matches!(self.dispatch, DispatchPolicy::Timeout { .. }) {
-            // If the oldest request of the queue is not in the candidate, then the candidate is full, or its level blocked.
-            if let Some((_, slot)) = self.arrivals.peek() {
-                first_arrival = self.slots[slot as usize].arrival;
-            }
-            if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier) {
-                size = preferred;
-                full = true;
-            }
+        // If the first arrival of the queue is not in the candidate, then the candidate is full, or its level blocked.
+        let first_arrival = self.queue.first_arrival().unwrap_or(now);
+        if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier) {
+            size = preferred;
+            full = true;
         }
         let forming = Forming { now, size, deadline, first_arrival, full, profile: &self.profile };
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - self.profile.latency(size) };
@@ -450,40 +295,33 @@ impl ModelQueue {
         Candidate { size, exec, latest }
     }
 
-    /// The largest preferred size that a prefix of the candidate fills exactly, while the delay has not passed.
+    /// The largest preferred size that a prefix of the candidate fills exactly, while the delay has not passed. `O(b log n)` if
+    /// the queue has requests of more than one item.
     fn preferred_fill(&mut self, now: Time, first_arrival: Time, size: u32, last_tier: usize) -> Option<u32> {
         let DispatchPolicy::Timeout { delay, preferred } = &self.dispatch else { return None };
         if preferred.is_empty() || now >= first_arrival + *delay {
             return None;
         }
-        if self.sized == 0 {
+        if self.queue.unsized_only() {
             return preferred.iter().copied().filter(|p| *p <= size && *p > 0).max();
         }
-        // Sizes mix: walk the prefix sums, in order, and put everything back.
+        // Walk the prefix sums, in order, and put everything back.
         let mut best = None;
         let mut sum = 0u64;
         'tiers: for tier in 0..=last_tier {
-            let from = self.aside.len();
-            let order = &mut self.tiers[tier].order;
-            let mut end = false;
-            while let Some(((deadline, sequence), slot)) = order.peek() {
-                sum += u64::from(self.slots[slot as usize].size);
+            while let Some(head) = self.queue.head(tier) {
+                sum += u64::from(head.size);
                 if sum > u64::from(size) {
-                    end = true;
-                    break;
+                    break 'tiers;
                 }
                 if preferred.iter().any(|p| u64::from(*p) == sum) {
                     best = Some(sum as u32);
                 }
-                order.pop();
-                self.aside.push((deadline, sequence, slot));
+                self.aside.extend(self.queue.set_aside(tier));
             }
-            for (deadline, sequence, slot) in self.aside.drain(from..) {
-                order.set(slot, (deadline, sequence));
-            }
-            if end {
-                break 'tiers;
-            }
+        }
+        for slot in self.aside.drain(..) {
+            self.queue.put_back(slot);
         }
         best
     }
@@ -510,33 +348,34 @@ impl ModelQueue {
             return;
         }
         self.refresh_target(now);
-        let Some(lead) = self.tiers.iter().position(|t| !t.order.is_empty()) else { return };
+        let Some(lead) = self.queue.tiers().find(|tier| self.queue.head(*tier).is_some()) else { return };
         let target = u64::from(self.target);
         // Nobody reaches further than who has most time: often enough to know that there is nothing to gain.
-        let furthest = u64::from(self.fit(now, self.tiers[lead].last_deadline));
-        let mut weight = self.tiers[lead].weight;
+        let furthest = u64::from(self.fit(now, self.queue.last_deadline(lead)));
+        let mut weight = self.queue.tier_weight(lead);
         let mut without = None;
         let mut gain = false;
-        while let Some(((deadline, sequence), slot)) = self.tiers[lead].order.peek() {
-            let reach = u64::from(self.fit(now, deadline)).min(weight);
+        while let Some(head) = self.queue.head(lead) {
+            let reach = u64::from(self.fit(now, head.deadline)).min(weight);
             let least = *without.get_or_insert(reach);
             if reach >= target.min(weight) {
                 gain = reach > least;
                 break;
             }
-            weight -= u64::from(self.slots[slot as usize].size);
+            weight -= u64::from(head.size);
             if weight.min(furthest) <= least {
                 break;
             }
-            self.tiers[lead].order.pop();
-            self.aside.push((deadline, sequence, slot));
+            self.aside.extend(self.queue.set_aside(lead));
         }
-        while let Some((deadline, sequence, slot)) = self.aside.pop() {
-            self.tiers[lead].order.set(slot, (deadline, sequence));
+        let mut aside = std::mem::take(&mut self.aside);
+        for slot in aside.drain(..) {
+            let id = self.queue.put_back(slot);
             if gain {
-                self.give_up(slot, DropReason::Sacrificed);
+                self.give_up(id, DropReason::Sacrificed);
             }
         }
+        self.aside = aside;
     }
 
     fn refresh_target(&mut self, now: Time) {
@@ -549,100 +388,34 @@ impl ModelQueue {
 
     /// Drops the hopeless and those whose time in the queue is up.
     fn expire(&mut self, now: Time) {
-        while let Some((at, slot)) = self.timers.peek()
-            && at <= now
-        {
-            let Entry { queue_expiry, tier, .. } = self.slots[slot as usize];
-            if self.hopeless(now, slot) {
-                self.give_up(slot, DropReason::Hopeless);
-            } else {
-                assert!(queue_expiry <= now, "a request's timer is set for one of the two reasons");
-                match self.levels[tier as usize / 2].timeout_action {
-                    TimeoutAction::Reject => self.give_up(slot, DropReason::QueueTimeout),
-                    TimeoutAction::Delay => self.delay(slot),
-                }
+        while let Some(due) = self.queue.pop_due(now) {
+            match due {
+                Due::Hopeless(id) => self.give_up(id, DropReason::Hopeless),
+                Due::Expired(id) => self.give_up(id, DropReason::QueueTimeout),
+                Due::Delayed => {}
             }
         }
         if self.drop == DropPolicy::None {
             return;
         }
-        for tier in 0..self.tiers.len() {
-            while let Some((_, slot)) = self.tiers[tier].order.peek()
-                && self.hopeless(now, slot)
+        for tier in self.queue.tiers() {
+            while let Some(&Waiting { id, deadline, size, .. }) = self.queue.head(tier)
+                && deadline != Time::MAX
+                && now + self.profile.latency(size) > deadline
             {
-                self.give_up(slot, DropReason::Hopeless);
+                self.give_up(id, DropReason::Hopeless);
             }
         }
     }
 
-    /// Whether the request can no longer meet its deadline, even alone.
-    fn hopeless(&self, now: Time, slot: u32) -> bool {
-        let Entry { deadline, size, .. } = self.slots[slot as usize];
-        self.drop != DropPolicy::None && deadline != Time::MAX && now + self.profile.latency(size) > deadline
-    }
-
-    /// Sets the request's own timer, or removes it if it needs none.
-    fn set_timer(&mut self, slot: u32) {
-        let Entry { deadline, queue_expiry, size, tier, .. } = self.slots[slot as usize];
-        let delayed = tier % 2 == 1;
-        let mut at = if delayed { Time::MAX } else { queue_expiry };
-        if size > 1 && self.drop != DropPolicy::None && deadline != Time::MAX {
-            at = at.min(deadline - self.profile.latency(size) + TICK);
-        }
-        if at == Time::MAX {
-            self.timers.remove(slot);
-        } else {
-            self.timers.set(slot, at);
-        }
-    }
-
-    /// Moves a request behind all others of its level.
-    fn delay(&mut self, slot: u32) {
-        let entry = &mut self.slots[slot as usize];
-        let tier = entry.tier as usize;
-        assert!(tier.is_multiple_of(2), "a request is delayed once");
-        self.tiers[tier].leave(slot, entry);
-        entry.tier += 1;
-        self.tiers[tier + 1].enter(slot, entry);
-        self.set_timer(slot);
-    }
-
-    fn give_up(&mut self, slot: u32, reason: DropReason) {
-        let request = self.slots[slot as usize].id;
-        self.leave(slot);
+    fn give_up(&mut self, request: RequestId, reason: DropReason) {
+        self.queue.remove(request);
         self.dropped.push_back(Dropped { request, reason });
-    }
-
-    fn leave(&mut self, slot: u32) {
-        let entry @ Entry { id, size, tier, .. } = self.slots[slot as usize];
-        self.tiers[tier as usize].leave(slot, &entry);
-        self.sized -= u32::from(size != 1);
-        self.timers.remove(slot);
-        self.arrivals.remove(slot);
-        self.slot_of.remove(&id);
-        self.vacant.push(slot);
     }
 }
 
-/// Hash of a request id: one multiplication. The ids are the driver's own, so nobody can choose them to collide; the order of
-/// the table is never looked at.
-#[derive(Clone, Copy, Debug, Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        // Fibonacci hashing; the fold brings the mixed high bits down to where the table looks.
-        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
+/// When a request needs its own timer to be found hopeless: if it has more than one item, others that are due later may be
+/// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
+fn hopeless_at(profile: &LatencyProfile, drop: DropPolicy, deadline: Time, size: u32) -> Time {
+    if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) + TICK }
 }

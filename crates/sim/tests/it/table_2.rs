@@ -40,7 +40,7 @@ fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacit
         noise: 0.0,
         seed: SEED,
     };
-    let found = capacity(&simulation, 0.5, 1.1, 0.01).unwrap().expect("half the bound is held");
+    let found = capacity(&simulation, 0.7, 0.98, 0.01).unwrap().expect("0.7 of the bound is held");
     let report = &found.report.models[0];
     println!(
         "seed {SEED}: {drop:?}: {:.0} r/s, {:.1}% of the bound, mean batch {:.1}",

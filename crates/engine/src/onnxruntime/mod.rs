@@ -9,6 +9,7 @@ mod session;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use downbeat_core::tensor::{DataType, TensorSpec};
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
 use ort::session::Session;
@@ -75,9 +76,12 @@ impl Onnxruntime {
         &self.runtime.library
     }
 
-    fn session(&self, options: &LoadOptions) -> ort::Result<Session> {
+    fn session(&self, options: &LoadOptions, inputs: &[TensorSpec]) -> ort::Result<Session> {
+        // A plan of the memory is kept for each combination of shapes, for good: only where no more than batch sizes vary.
+        let few_shapes = inputs.iter().all(|i| i.dims.iter().skip(1).all(|d| *d >= 0));
         let builder = SessionBuilder::new(&self.runtime.environment)?
             .with_optimization_level(GraphOptimizationLevel::All)?
+            .with_memory_pattern(few_shapes)?
             .with_log_level(LogLevel::Warning)?;
         let own = |threads| -> ort::Result<SessionBuilder> {
             Ok(builder
@@ -143,7 +147,8 @@ impl Engine for Onnxruntime {
 
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
         let file = onnx::check(&options.path)?;
-        let session = self.session(options).map_err(|e| LoadError::Model {
+        let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
+        let session = self.session(options, &inputs).map_err(|e| LoadError::Model {
             path: options.path.clone(),
             engine: NAME,
             reason: reason(e.message()),

@@ -142,3 +142,12 @@ fn names_of_engines() {
     let message = "tensorrt".parse::<Preference>().expect_err("unknown").to_string();
     assert!(message.contains("tensorrt") && message.contains("auto, onnxruntime, rten, emulated"), "{message}");
 }
+
+/// The version that is shown is that of the manifest.
+#[test]
+fn version_of_rten() {
+    use downbeat_engine::{Engine, Rten};
+    let manifest = include_str!("../../../../Cargo.toml");
+    let line = format!("rten = {{ version = \"{}\"", Rten::new().info().version);
+    assert!(manifest.lines().any(|l| l.starts_with(&line)), "no line {line}");
+}

@@ -96,19 +96,21 @@ impl Random {
         self.bits() % n
     }
 
-    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are small, as token ids are.
+    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are small, as token ids are,
+    /// and 0 or 1 in masks.
     pub fn inputs(&mut self, signature: &Signature, varying: impl Fn(usize, usize) -> usize) -> Vec<Tensor> {
         let inputs = signature.inputs.iter().enumerate();
         let tensors = inputs.map(|(index, spec)| {
             let sizes = spec.dims.iter().enumerate();
             let shape: Vec<usize> =
                 sizes.map(|(axis, d)| usize::try_from(*d).unwrap_or_else(|_| varying(index, axis))).collect();
+            let most = if spec.name.contains("mask") { 2 } else { 32 };
             let mut data = Buffer::new();
             for _ in 0..shape.iter().product() {
                 match spec.datatype {
                     DataType::Fp32 => data.extend_from_slice(&self.float().to_le_bytes()),
-                    DataType::Int64 => data.extend_from_slice(&(self.below(32) as i64).to_le_bytes()),
-                    DataType::Int32 => data.extend_from_slice(&(self.below(32) as i32).to_le_bytes()),
+                    DataType::Int64 => data.extend_from_slice(&(self.below(most) as i64).to_le_bytes()),
+                    DataType::Int32 => data.extend_from_slice(&(self.below(most) as i32).to_le_bytes()),
                     DataType::Bool => data.extend_from_slice(&[self.below(2) as u8]),
                     other => panic!("no random {other}"),
                 }

@@ -1,1 +1,74 @@
 //! Open-loop load on any Open Inference Protocol server. Never links the server.
+//!
+//! [`plan`] resolves the command line ([`args`]); [`run`](mod@run) offers the planned load once, with threads that each
+//! drive one [`load::Generator`] over a [`transport`]; [`capacity`] runs it at one rate after another; [`report`] and
+//! [`html`] show what came of it.
+
+pub mod args;
+pub mod arrivals;
+pub mod capacity;
+pub mod clock;
+pub mod control;
+pub mod html;
+pub mod load;
+pub mod mix;
+pub mod outcome;
+pub mod plan;
+pub mod plot;
+pub mod poller;
+pub mod record;
+pub mod report;
+pub mod request;
+pub mod response;
+pub mod run;
+pub mod seed;
+pub mod statistics;
+pub mod tensors;
+pub mod transport;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+pub use args::Args;
+
+use crate::plan::Plan;
+use crate::report::Report;
+
+/// Exit status of a run in which no request was answered well.
+pub const NOTHING_ANSWERED: u8 = 2;
+
+/// Measures as the command line says, prints a table, and writes the reports asked for. Ends with
+/// [`NOTHING_ANSWERED`] if no request was answered well.
+///
+/// # Errors
+/// If the command line is wrong, the server does not tell what its models take, or a report cannot be written.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let plan = Plan::resolve(&args)?;
+    let report = match &plan.search {
+        Some(search) => {
+            let (outcome, found) = capacity::search(&plan, search, args.quiet)?;
+            Report::new(&plan, &outcome, Some(found))
+        }
+        None => {
+            let mut seconds = 0;
+            let outcome = run::run(&plan, &plan.pace, run::Hopeless::default(), &mut |now| {
+                let passed = now.as_nanos() / 1_000_000_000;
+                if !args.quiet && passed >= seconds + 5 {
+                    seconds = passed;
+                    eprintln!("{passed} s");
+                }
+            })?;
+            Report::new(&plan, &outcome, None)
+        }
+    };
+    print!("{report}");
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, json + "\n").with_context(|| format!("--json {}", path.display()))?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, html::page(&report)).with_context(|| format!("--html {}", path.display()))?;
+    }
+    Ok(if report.total.ok > 0 { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_ANSWERED) })
+}

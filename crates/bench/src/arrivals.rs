@@ -1,0 +1,168 @@
+//! When requests arrive in an open loop.
+
+use downbeat_core::{Duration, Time};
+use rand::RngExt;
+use rand_distr::{Distribution, Exp1, Gamma};
+use rand_pcg::Pcg64;
+
+use crate::seed::{Stream, generator};
+
+/// How the gaps between arrivals vary around their mean.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Gaps {
+    /// All equal.
+    Constant,
+    /// Exponential: a Poisson process.
+    Poisson,
+    /// Gamma of this shape `k`: coefficient of variation `1 / sqrt(k)`. Symphony's bursty case is `k = 0.05`.
+    Gamma(f64),
+}
+
+impl Gaps {
+    /// Coefficient of variation of the gaps.
+    pub fn coefficient_of_variation(self) -> f64 {
+        match self {
+            Gaps::Constant => 0.0,
+            Gaps::Poisson => 1.0,
+            Gaps::Gamma(k) => 1.0 / k.sqrt(),
+        }
+    }
+}
+
+/// How long a step lasts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Until {
+    /// This many requests.
+    Requests(u64),
+    /// This long.
+    Elapsed(Duration),
+    /// To the end of the run.
+    End,
+}
+
+/// A stretch of constant mean rate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Step {
+    /// Mean requests per second; positive and finite.
+    pub rate: f64,
+    /// When the next step begins.
+    pub until: Until,
+}
+
+/// A sequence of rates, and how the gaps vary around them. The arrivals end with the last step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Schedule {
+    /// Variation of the gaps.
+    pub gaps: Gaps,
+    /// The steps, one after another.
+    pub steps: Vec<Step>,
+}
+
+impl Schedule {
+    /// One rate throughout.
+    pub fn steady(gaps: Gaps, rate: f64) -> Self {
+        Schedule { gaps, steps: vec![Step { rate, until: Until::End }] }
+    }
+
+    /// The arrival times, counted from the start of the run. Equal seeds give equal arrivals.
+    pub fn arrivals(&self, seed: u64) -> Arrivals {
+        Arrivals {
+            gaps: match self.gaps {
+                Gaps::Constant => Unit::Constant,
+                Gaps::Poisson => Unit::Exponential,
+                // The command line admits positive finite shapes only; anything else falls back to k = 1.
+                Gaps::Gamma(k) => Gamma::new(k, 1.0 / k).map_or(Unit::Exponential, Unit::Gamma),
+            },
+            steps: self.steps.clone().into_iter(),
+            step: None,
+            seconds: 0.0,
+            random: generator(seed, Stream::Arrivals),
+        }
+    }
+
+    /// How long the steps last on average; `None` if the last one has no end.
+    pub fn mean_length(&self) -> Option<Duration> {
+        let mut seconds = 0.0;
+        for step in &self.steps {
+            seconds += match step.until {
+                Until::Requests(n) => n as f64 / step.rate,
+                Until::Elapsed(d) => d.as_secs_f64(),
+                Until::End => return None,
+            };
+        }
+        Some(Duration::from_secs_f64(seconds))
+    }
+}
+
+/// A gap of mean 1.
+enum Unit {
+    Constant,
+    Exponential,
+    Gamma(Gamma<f64>),
+}
+
+impl Unit {
+    fn draw(&self, random: &mut Pcg64) -> f64 {
+        match self {
+            Unit::Constant => 1.0,
+            Unit::Exponential => random.sample(Exp1),
+            Unit::Gamma(gamma) => gamma.sample(random),
+        }
+    }
+}
+
+/// The step that arrivals are drawn from now.
+struct Current {
+    rate: f64,
+    requests_left: u64,
+    /// Seconds since the start of the run.
+    end: f64,
+}
+
+/// Iterator over the arrival times of a [`Schedule`]; never decreasing.
+pub struct Arrivals {
+    gaps: Unit,
+    steps: std::vec::IntoIter<Step>,
+    step: Option<Current>,
+    /// The latest arrival, or the beginning of the step if that is later.
+    seconds: f64,
+    random: Pcg64,
+}
+
+impl Iterator for Arrivals {
+    type Item = Time;
+
+    fn next(&mut self) -> Option<Time> {
+        // A gap is drawn in expected arrivals and spent at each step's rate in turn: over a boundary in time, the part
+        // that is left of it continues at the next rate.
+        let mut gap = self.gaps.draw(&mut self.random);
+        loop {
+            let step = match &mut self.step {
+                Some(step) => step,
+                None => {
+                    let next = self.steps.next()?;
+                    let (requests_left, end) = match next.until {
+                        Until::Requests(n) => (n, f64::INFINITY),
+                        Until::Elapsed(d) => (u64::MAX, self.seconds + d.as_secs_f64()),
+                        Until::End => (u64::MAX, f64::INFINITY),
+                    };
+                    self.step.insert(Current { rate: next.rate, requests_left, end })
+                }
+            };
+            if step.requests_left == 0 {
+                self.step = None;
+                continue;
+            }
+            let at = self.seconds + gap / step.rate;
+            if at >= step.end {
+                gap -= (step.end - self.seconds) * step.rate;
+                self.seconds = step.end;
+                self.step = None;
+                continue;
+            }
+            step.requests_left -= 1;
+            self.seconds = at;
+            return Some(Time::ZERO + Duration::from_secs_f64(at));
+        }
+    }
+}

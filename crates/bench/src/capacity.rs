@@ -1,0 +1,210 @@
+//! Finds the highest rate that meets its targets.
+
+use anyhow::Result;
+use downbeat_core::Duration;
+use serde::Serialize;
+
+use crate::arrivals::Schedule;
+use crate::load::Pace;
+use crate::plan::{Plan, Search, Targets};
+use crate::report::keeps_up;
+use crate::run::{Hopeless, Outcome, run};
+
+/// Most trials of a search.
+const MOST_TRIALS: usize = 60;
+/// Below this rate nothing is searched.
+const LOWEST: f64 = 0.01;
+/// How much more than its bound a trial must exceed to be ended early: the last requests may still be good, and the
+/// number of requests of a random process varies.
+const HOPELESS: f64 = 1.5;
+
+/// Bisects rates: first doubles (or halves) until it has a rate that passes and one that fails, then halves the
+/// interval in logarithm. Pure: told the result of each trial, says which to make next.
+#[derive(Clone, Debug)]
+pub struct Bisection {
+    next: Option<f64>,
+    passed: Option<f64>,
+    failed: Option<f64>,
+    most: f64,
+    precision: f64,
+}
+
+impl Bisection {
+    /// Begins at `start`, never goes beyond `most`, ends when the bounds are within `precision` (a part of 1).
+    pub fn new(start: f64, most: f64, precision: f64) -> Self {
+        Bisection { next: Some(start.min(most)), passed: None, failed: None, most, precision }
+    }
+
+    /// The rate to try next; `None`: the search is over.
+    pub fn next_rate(&self) -> Option<f64> {
+        self.next
+    }
+
+    /// The rate asked for by [`Bisection::next_rate`] has passed or failed.
+    pub fn handle_result(&mut self, passed: bool) {
+        let Some(rate) = self.next else { return };
+        if passed {
+            self.passed = Some(rate);
+        } else {
+            self.failed = Some(rate);
+        }
+        self.next = match (self.passed, self.failed) {
+            (Some(low), None) => (low < self.most).then(|| (low * 2.0).min(self.most)),
+            (None, Some(high)) => (high / 2.0 >= LOWEST).then_some(high / 2.0),
+            (Some(low), Some(high)) => (high / low > 1.0 + self.precision).then(|| (low * high).sqrt()),
+            (None, None) => None,
+        };
+    }
+
+    /// The highest rate that passed.
+    pub fn highest(&self) -> Option<f64> {
+        self.passed
+    }
+
+    /// The lowest rate that failed.
+    pub fn lowest_failed(&self) -> Option<f64> {
+        self.failed
+    }
+}
+
+/// One rate that was tried.
+#[derive(Clone, Debug, Serialize)]
+pub struct Trial {
+    /// Requests per second.
+    pub rate: f64,
+    /// Whether every target was met.
+    pub passed: bool,
+    /// Why not; empty if passed.
+    pub reason: String,
+    /// 99th percentile of all requests, failed ones counted as infinitely slow (`null`), milliseconds.
+    pub p99_ms: Option<f64>,
+    /// Worst model's bad part, percent.
+    pub bad_percent: f64,
+    /// Ended before its time because it could not pass any more.
+    pub ended_early: bool,
+    /// The generator itself was too slow: the failure may be its own.
+    pub generator_late: bool,
+}
+
+/// The result of a search.
+#[derive(Clone, Debug, Serialize)]
+pub struct Capacity {
+    /// The highest rate that passed, requests per second; `None` if none did.
+    pub rate: Option<f64>,
+    /// The lowest that failed; `None` if the search ended at its upper bound.
+    pub failed_rate: Option<f64>,
+    /// What had to be met.
+    pub target: String,
+    /// Whether trials failed in which the generator could not keep up: the capacity is then at least `rate`.
+    pub generator_limited: bool,
+    /// In the order they were made.
+    pub trials: Vec<Trial>,
+}
+
+impl Targets {
+    /// In words.
+    pub fn describe(&self, slo: Option<Duration>) -> String {
+        let late = slo.map_or(String::new(), |slo| format!(" or later than {slo}"));
+        let bad = format!("at most {}% of each model's requests failed{late}", (self.bad * 1e5).round() / 1e3);
+        match self.p99 {
+            Some(p99) => format!("p99 <= {p99}, {bad}"),
+            None => bad,
+        }
+    }
+
+    /// The 99th percentile of all requests of a run; failed ones are infinitely slow. `None`: infinite.
+    pub fn p99(outcome: &Outcome) -> Option<Duration> {
+        let total = outcome.record.total();
+        let rank = (total.scheduled as f64 * 0.99).ceil() as u64;
+        if rank > total.ok || total.ok == 0 {
+            return None;
+        }
+        Some(Duration::from_nanos(total.latency.value_at_quantile(rank as f64 / total.ok as f64)))
+    }
+
+    /// The largest bad part of any model with requests.
+    pub fn worst_bad(outcome: &Outcome) -> f64 {
+        let parts = outcome.record.models.iter().filter(|m| m.scheduled > 0);
+        parts.map(|m| m.bad() as f64 / m.scheduled as f64).fold(0.0, f64::max)
+    }
+
+    /// Judges a run.
+    fn judge(&self, rate: f64, outcome: &Outcome) -> Trial {
+        let p99 = Self::p99(outcome);
+        let bad = Self::worst_bad(outcome);
+        let mut reasons = Vec::new();
+        if outcome.record.stopped {
+            reasons.push("ended early: too many bad or slow requests".to_owned());
+        } else {
+            if bad > self.bad {
+                reasons.push(format!("{:.2}% bad", bad * 100.0));
+            }
+            if let Some(target) = self.p99
+                && p99.is_none_or(|p99| p99 > target)
+            {
+                let p99 =
+                    p99.map_or("beyond the failed requests".to_owned(), |p| format!("{:.2} ms", p.as_millis_f64()));
+                reasons.push(format!("p99 {p99}"));
+            }
+            if outcome.record.total().scheduled == 0 {
+                reasons.push("no request was due: the duration is too short for this rate".to_owned());
+            }
+        }
+        Trial {
+            rate,
+            passed: reasons.is_empty(),
+            reason: reasons.join(", "),
+            p99_ms: p99.map(Duration::as_millis_f64),
+            bad_percent: bad * 100.0,
+            ended_early: outcome.record.stopped,
+            generator_late: !keeps_up(&outcome.record),
+        }
+    }
+}
+
+/// Searches. Returns the run at the highest rate that passed (or the last one, if none did) and how it was found.
+///
+/// # Errors
+/// As [`run`].
+pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Capacity)> {
+    let mut bisection = Bisection::new(search.start, search.most, search.precision);
+    let mut trials = Vec::new();
+    let mut best: Option<Outcome> = None;
+    let mut last = None;
+    while let Some(rate) = bisection.next_rate()
+        && trials.len() < MOST_TRIALS
+    {
+        let expected = rate * plan.duration.as_secs_f64();
+        let beyond = |part: f64| (expected * part * HOPELESS) as u64 + 10;
+        let hopeless = Hopeless {
+            // Of all models together: never less than the worst model alone.
+            bad: beyond(search.targets.bad),
+            over: if search.targets.p99.is_some() { beyond(0.01) } else { 0 },
+            target: search.targets.p99,
+        };
+        let pace = Pace::Open(Schedule::steady(search.gaps, rate));
+        let outcome = run(plan, &pace, hopeless, &mut |_| {})?;
+        let trial = search.targets.judge(rate, &outcome);
+        if !quiet {
+            let verdict = if trial.passed { "passed" } else { &trial.reason };
+            let p99 = trial.p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms"));
+            eprintln!("{rate:>12.1}/s  p99 {p99:>12}  bad {:>6.2}%  {verdict}", trial.bad_percent);
+        }
+        bisection.handle_result(trial.passed);
+        if trial.passed {
+            best = Some(outcome);
+        } else {
+            last = Some(outcome);
+        }
+        trials.push(trial);
+    }
+    let capacity = Capacity {
+        rate: bisection.highest(),
+        failed_rate: bisection.lowest_failed(),
+        target: search.targets.describe(plan.slo),
+        generator_limited: trials.iter().any(|t| !t.passed && t.generator_late),
+        trials,
+    };
+    let outcome = best.or(last).ok_or_else(|| anyhow::anyhow!("no rate was tried"))?;
+    Ok((outcome, capacity))
+}

@@ -1,0 +1,349 @@
+//! The command line, resolved: what exactly will be sent, when, and how it is judged.
+
+use std::net::ToSocketAddrs;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use bytes::Bytes;
+use downbeat_core::Duration;
+
+use crate::args::{Args, Body, Protocol};
+use crate::arrivals::{Gaps, Schedule, Step, Until};
+use crate::control::{Control, Target};
+use crate::load::Pace;
+use crate::request::Envelope;
+use crate::seed::{Stream, generator};
+use crate::tensors::{InputRules, InputTensor, from_json};
+
+/// Largest number of steps.
+const MOST_STEPS: usize = 10_000;
+
+/// A model and its prepared requests.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    /// Names it to the server.
+    pub envelope: Envelope,
+    /// Its share of the requests; only ratios count.
+    pub share: f64,
+    /// Ready to be sent.
+    pub requests: Vec<Bytes>,
+}
+
+/// Everything a run needs.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The server.
+    pub target: Target,
+    /// How tensors are written in HTTP bodies.
+    pub body: Body,
+    /// The models.
+    pub models: Vec<ModelPlan>,
+    /// Further metadata of each gRPC request.
+    pub headers: Vec<(String, String)>,
+    /// When requests are offered.
+    pub pace: Pace,
+    /// How `pace` was asked for, for the report.
+    pub pace_text: String,
+    /// Not measured, before `duration`.
+    pub warmup: Duration,
+    /// Measured.
+    pub duration: Duration,
+    /// At most, warm-up included.
+    pub most_requests: u64,
+    /// From the scheduled time.
+    pub request_timeout: Duration,
+    /// Later answers are bad.
+    pub slo: Option<Duration>,
+    /// Of everything random.
+    pub seed: u64,
+    /// Load threads.
+    pub threads: usize,
+    /// Most HTTP connections of all threads.
+    pub max_connections: usize,
+    /// gRPC connections per thread.
+    pub grpc_connections: usize,
+    /// What a capacity search aims at, if one is asked for.
+    pub search: Option<Search>,
+}
+
+/// A capacity search.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Search {
+    /// Where it begins, requests per second.
+    pub start: f64,
+    /// Not beyond.
+    pub most: f64,
+    /// It ends when the bounds are this close, as a part of the capacity.
+    pub precision: f64,
+    /// Variation of the gaps.
+    pub gaps: Gaps,
+    /// What must be met.
+    pub targets: Targets,
+}
+
+/// What a rate must meet to be within the capacity.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Targets {
+    /// 99th percentile of the latency of all requests.
+    pub p99: Option<Duration>,
+    /// Bad part of each model's requests.
+    pub bad: f64,
+}
+
+impl Plan {
+    /// Resolves the command line; asks the server for the inputs of the models unless all come from files.
+    ///
+    /// # Errors
+    /// Naming the flag that is wrong, or what the server said.
+    pub fn resolve(args: &Args) -> Result<Self> {
+        let target = target(args.url.as_deref(), args.protocol)?;
+        let headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
+        let gaps = gaps(&args.arrivals)?;
+        let rate = positive("--rate", args.rate)?;
+        let (pace, pace_text) = if args.closed {
+            ensure!(args.connections > 0, "--connections 0: a closed loop needs a client");
+            (Pace::Closed(args.connections), format!("closed loop, {} clients", args.connections))
+        } else if let Some(text) = &args.steps {
+            let schedule = Schedule { gaps, steps: steps(text)? };
+            (Pace::Open(schedule), format!("open loop, {} gaps, steps {text}", args.arrivals))
+        } else {
+            let text = format!("open loop, {} gaps, {rate}/s", args.arrivals);
+            (Pace::Open(Schedule::steady(gaps, rate)), text)
+        };
+        let warmup = match args.warmup {
+            Some(seconds) => duration("--warmup", seconds)?,
+            None if args.steps.is_some() => Duration::ZERO,
+            None => Duration::from_millis(1_000),
+        };
+        let length = match (&args.duration, &pace) {
+            (Some(seconds), _) => duration("--duration", *seconds)?,
+            // Steps counted in requests may take longer than on average.
+            (None, Pace::Open(schedule)) if schedule.mean_length().is_some() => Duration::MAX,
+            (None, _) if args.steps.is_none() && args.requests.is_some() && !args.capacity => Duration::MAX,
+            (None, _) => Duration::from_millis(10_000),
+        };
+        ensure!(length > Duration::ZERO, "--duration 0: nothing would be measured");
+        let search = if args.capacity {
+            ensure!(
+                (0.0..100.0).contains(&args.target_bad_percent),
+                "--target-bad-percent {}: expected 0 to 100",
+                args.target_bad_percent
+            );
+            let precision = positive("--precision", args.precision)? / 100.0;
+            let most = positive("--max-rate", args.max_rate)?;
+            ensure!(rate <= most, "--rate {rate}: beyond --max-rate {most}");
+            let p99 = args.target_p99_ms.map(|ms| millis("--target-p99-ms", ms)).transpose()?;
+            let targets = Targets { p99, bad: args.target_bad_percent / 100.0 };
+            Some(Search { start: rate, most, precision, gaps, targets })
+        } else {
+            None
+        };
+        let threads = args.threads;
+        ensure!((1..=256).contains(&threads), "--threads {threads}: expected 1 to 256");
+        let mut plan = Plan {
+            models: Vec::new(),
+            body: args.body,
+            headers,
+            pace,
+            pace_text,
+            warmup,
+            duration: length,
+            most_requests: args.requests.unwrap_or(u64::MAX),
+            request_timeout: duration("--request-timeout", args.request_timeout)?,
+            slo: args.slo_ms.map(|ms| millis("--slo-ms", ms)).transpose()?,
+            seed: args.seed,
+            threads,
+            max_connections: if args.closed { args.connections } else { args.max_connections }.max(threads),
+            grpc_connections: args.grpc_connections.clamp(1, 1024),
+            search,
+            target,
+        };
+        ensure!(plan.request_timeout > Duration::ZERO, "--request-timeout 0: every request would fail");
+        plan.models = models(args, &plan)?;
+        Ok(plan)
+    }
+
+    /// The prepared requests, by model and variant.
+    pub fn requests(&self) -> Vec<Vec<Bytes>> {
+        self.models.iter().map(|m| m.requests.clone()).collect()
+    }
+}
+
+fn positive(flag: &str, value: f64) -> Result<f64> {
+    ensure!(value.is_finite() && value > 0.0, "{flag} {value}: expected a positive number");
+    Ok(value)
+}
+
+fn duration(flag: &str, seconds: f64) -> Result<Duration> {
+    ensure!(seconds.is_finite() && seconds >= 0.0, "{flag} {seconds}: expected seconds");
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn millis(flag: &str, ms: f64) -> Result<Duration> {
+    Ok(Duration::from_millis_f64(positive(flag, ms)?))
+}
+
+fn target(url: Option<&str>, protocol: Option<Protocol>) -> Result<Target> {
+    let (scheme, rest) = match url.and_then(|u| u.split_once("://")) {
+        Some((scheme, rest)) => (Some(scheme), rest),
+        None => (None, url.unwrap_or("127.0.0.1")),
+    };
+    let by_scheme = match scheme {
+        None => None,
+        Some("http") => Some(Protocol::Http),
+        Some("grpc") => Some(Protocol::Grpc),
+        Some(other) => bail!("--url {other}://...: expected http:// or grpc:// (there is no TLS)"),
+    };
+    let protocol = protocol.or(by_scheme).unwrap_or(Protocol::Http);
+    let authority = rest.trim_end_matches('/');
+    ensure!(!authority.is_empty() && !authority.contains('/'), "--url {rest}: expected HOST:PORT without a path");
+    // The port follows the last colon, unless that is inside the brackets of an IPv6 address.
+    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+    let host = if has_port { authority.to_owned() } else { format!("{authority}:{}", protocol.default_port()) };
+    let address = host
+        .to_socket_addrs()
+        .with_context(|| format!("--url {host}"))?
+        .next()
+        .with_context(|| format!("--url {host}: no address of this name"))?;
+    Ok(Target { protocol, address, host })
+}
+
+fn header(text: &str) -> Result<(String, String)> {
+    let (name, value) = text.split_once(':').with_context(|| format!("--header {text}: expected NAME:VALUE"))?;
+    let (name, value) = (name.trim(), value.trim());
+    http::HeaderName::from_bytes(name.as_bytes()).with_context(|| format!("--header {text}"))?;
+    http::HeaderValue::from_str(value).with_context(|| format!("--header {text}"))?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// `--arrivals`.
+///
+/// # Errors
+/// Naming the kinds there are.
+pub fn gaps(text: &str) -> Result<Gaps> {
+    match text.split_once(':') {
+        None if text == "constant" => Ok(Gaps::Constant),
+        None if text == "poisson" => Ok(Gaps::Poisson),
+        Some(("gamma", shape)) => {
+            let shape: f64 = shape.parse().with_context(|| format!("--arrivals {text}"))?;
+            ensure!(shape.is_finite() && shape >= 0.001, "--arrivals {text}: the shape must be at least 0.001");
+            Ok(Gaps::Gamma(shape))
+        }
+        _ => bail!("--arrivals {text}: expected constant, poisson or gamma:SHAPE"),
+    }
+}
+
+/// `--steps`.
+///
+/// # Errors
+/// Naming the step that is wrong.
+pub fn steps(text: &str) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    let items: Vec<&str> = text.split(',').map(str::trim).collect();
+    for (i, item) in items.iter().enumerate() {
+        let wrong = || {
+            anyhow!(
+                "--steps {item}: expected RATExREQUESTS, RATExSECONDSs, FROM..TOxLENGTHxSTEPS, or a RATE at the end"
+            )
+        };
+        let number = |s: &str| s.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0).ok_or_else(wrong);
+        let length = |s: &str| match s.strip_suffix('s') {
+            Some(seconds) => number(seconds).map(|s| Until::Elapsed(Duration::from_secs_f64(s))),
+            None => s.parse().map(Until::Requests).map_err(|_| wrong()),
+        };
+        let parts: Vec<&str> = item.split('x').collect();
+        match parts[..] {
+            [rate] if i + 1 == items.len() => steps.push(Step { rate: number(rate)?, until: Until::End }),
+            [rate, part] => steps.push(Step { rate: number(rate)?, until: length(part)? }),
+            [range, part, count] => {
+                let (from, to) = range.split_once("..").ok_or_else(wrong)?;
+                let (from, to, until) = (number(from)?, number(to)?, length(part)?);
+                let count: usize = count.parse().map_err(|_| wrong())?;
+                ensure!((2..=MOST_STEPS).contains(&count), "--steps {item}: expected 2 to {MOST_STEPS} steps");
+                for n in 0..count {
+                    let rate = from + (to - from) * n as f64 / (count - 1) as f64;
+                    steps.push(Step { rate, until });
+                }
+            }
+            _ => bail!(wrong()),
+        }
+        ensure!(steps.len() <= MOST_STEPS, "--steps: more than {MOST_STEPS} steps");
+    }
+    Ok(steps)
+}
+
+/// `NAME`, `NAME:SHARE`, `NAME@VERSION:SHARE`.
+fn model(text: &str) -> Result<(String, String, f64)> {
+    let (name, share) = match text.rsplit_once(':') {
+        Some((name, share)) => {
+            let share: f64 =
+                share.parse().map_err(|_| anyhow!("--model {text}: the share after the colon must be a number"))?;
+            ensure!(share.is_finite() && share > 0.0, "--model {text}: the share must be positive");
+            (name, share)
+        }
+        None => (text, 1.0),
+    };
+    let (name, version) = name.split_once('@').unwrap_or((name, ""));
+    ensure!(!name.is_empty(), "--model {text}: expected NAME:SHARE");
+    Ok((name.to_owned(), version.to_owned(), share))
+}
+
+fn models(args: &Args, plan: &Plan) -> Result<Vec<ModelPlan>> {
+    ensure!((1..=100_000).contains(&args.variants), "--variants {}: expected 1 to 100000", args.variants);
+    let rules = InputRules::parse(args.batch, &args.shapes, &args.lognormal, &args.ranges)?;
+    let control = Control::new(plan.target.clone())?;
+    let mut wanted = Vec::new();
+    for text in &args.models {
+        let (name, version, share) = model(text)?;
+        let envelope = Envelope {
+            model: name,
+            version,
+            timeout_us: args.timeout_us,
+            priority: args.priority,
+            headers: plan.headers.clone(),
+        };
+        let from_file = file_of(&args.inputs, &envelope.model).map(read_inputs).transpose()?;
+        let specs = match from_file {
+            Some(_) => Vec::new(),
+            None => control.inputs(&envelope).with_context(|| format!("model '{}'", envelope.model))?,
+        };
+        wanted.push((envelope, share, specs, from_file));
+    }
+    let all: Vec<_> = wanted.iter().flat_map(|(_, _, specs, _)| specs).collect();
+    rules.check_names(&all)?;
+    wanted
+        .into_iter()
+        .enumerate()
+        .map(|(index, (envelope, share, specs, from_file))| {
+            let tensors = match from_file {
+                Some(tensors) => tensors,
+                None => {
+                    let mut random = generator(plan.seed, Stream::Data(index as u32));
+                    (0..args.variants)
+                        .map(|_| rules.generate(&specs, &mut random))
+                        .collect::<Result<Vec<_>>>()
+                        .with_context(|| format!("model '{}'", envelope.model))?
+                }
+            };
+            let requests = tensors
+                .iter()
+                .map(|tensors| match (plan.target.protocol, plan.body) {
+                    (Protocol::Grpc, _) => envelope.grpc(tensors),
+                    (Protocol::Http, Body::Binary) => Ok(envelope.http_binary(&plan.target.host, tensors)),
+                    (Protocol::Http, Body::Json) => envelope.http_json(&plan.target.host, tensors),
+                })
+                .collect::<Result<_>>()?;
+            Ok(ModelPlan { envelope, share, requests })
+        })
+        .collect()
+}
+
+/// The `--input` file for a model: the one that names it, otherwise the first without a name.
+fn file_of<'a>(inputs: &'a [String], model: &str) -> Option<&'a str> {
+    let named = inputs.iter().find_map(|i| i.strip_prefix(model)?.strip_prefix('='));
+    named.or_else(|| inputs.iter().find(|i| !i.contains('=')).map(String::as_str))
+}
+
+fn read_inputs(path: &str) -> Result<Vec<Vec<InputTensor>>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("--input {path}"))?;
+    from_json(&text).with_context(|| format!("--input {path}"))
+}

@@ -1,0 +1,62 @@
+//! Waits for sockets, with a timeout in nanoseconds.
+
+use downbeat_core::Duration;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::time::Timespec;
+
+/// A readiness report.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// What the socket was registered with.
+    pub token: u64,
+}
+
+/// An epoll instance. Sockets are registered once for both directions, edge-triggered: a report says that something
+/// changed, and the socket must then be used until it would block or nothing more is wanted of it.
+pub struct Poller {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl Poller {
+    /// # Errors
+    /// What the system says.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Poller { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, events: Vec::with_capacity(1024) })
+    }
+
+    /// Watches a socket until it is closed.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn add(&self, socket: impl AsFd, token: u64) -> std::io::Result<()> {
+        use epoll::EventFlags as Flags;
+        let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// Waits until something happens, at most `timeout`, and puts it in `ready`.
+    ///
+    /// # Errors
+    /// What the system says; an interruption by a signal is not an error.
+    pub fn wait(&mut self, timeout: Duration, ready: &mut Vec<Ready>) -> std::io::Result<()> {
+        let ns = timeout.as_nanos();
+        let timeout = Timespec {
+            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: (ns % 1_000_000_000) as _,
+        };
+        self.events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        for event in &self.events {
+            // By value: the event is packed.
+            let data = event.data;
+            ready.push(Ready { token: data.u64() });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,483 @@
+//! What a run measured, as data (JSON) and as a table.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use downbeat_core::Duration;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::args::{Body, Protocol};
+use crate::capacity::Capacity;
+use crate::load::Pace;
+use crate::plan::Plan;
+use crate::record::{ModelRecord, Record};
+use crate::run::Outcome;
+use crate::statistics::ModelStatistics;
+
+/// Lateness of the generator that never matters, nanoseconds.
+const TOLERATED_LATENESS_NS: u64 = 1_000_000;
+/// Most points of a distribution function.
+const MOST_POINTS: usize = 400;
+
+/// Whether the generator sent requests when they were due: the 99th percentile of its lateness is at most 1 ms, or at
+/// most a tenth of that of the latencies, of which it is a part.
+pub fn keeps_up(record: &Record) -> bool {
+    let late = record.lateness.value_at_quantile(0.99);
+    late <= TOLERATED_LATENESS_NS || late <= record.total().latency.value_at_quantile(0.99) / 10
+}
+
+/// Durations in milliseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Distribution {
+    /// Mean.
+    pub mean: f64,
+    /// Shortest.
+    pub min: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// Longest.
+    pub max: f64,
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+impl Distribution {
+    /// Of a histogram in nanoseconds; `None` if it is empty.
+    pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
+        if histogram.is_empty() {
+            return None;
+        }
+        let at = |q| ms(histogram.value_at_quantile(q));
+        Some(Distribution {
+            mean: histogram.mean() / 1e6,
+            min: ms(histogram.min()),
+            p50: at(0.5),
+            p90: at(0.9),
+            p95: at(0.95),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: ms(histogram.max()),
+        })
+    }
+}
+
+/// The requests of one model, or of all.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelReport {
+    /// Model name; `all` for the sum.
+    pub name: String,
+    /// Part of the requests it was to have, 0 to 1.
+    pub share: f64,
+    /// Requests that were due and count.
+    pub scheduled: u64,
+    /// Answered well.
+    pub ok: u64,
+    /// Of `ok`, those later than the SLO.
+    pub late: u64,
+    /// Failed or late.
+    pub bad: u64,
+    /// `bad` of `scheduled`, percent.
+    pub bad_percent: f64,
+    /// Failures by kind.
+    pub failures: BTreeMap<String, FailureReport>,
+    /// Requests that were due, per second.
+    pub offered_per_second: f64,
+    /// Answered well, in time or not, per second.
+    pub answered_per_second: f64,
+    /// Answered well and in time, per second.
+    pub goodput_per_second: f64,
+    /// Latency of the answered ones, from the scheduled time, milliseconds.
+    pub latency_ms: Option<Distribution>,
+    /// Points of the distribution function: milliseconds, part of the answered requests that took at most that long.
+    pub latency_cdf: Vec<(f64, f64)>,
+    /// What the server counted meanwhile.
+    pub server: Option<ServerReport>,
+}
+
+/// Failures of a kind.
+#[derive(Clone, Debug, Serialize)]
+pub struct FailureReport {
+    /// How many.
+    pub count: u64,
+    /// What was said about the first.
+    pub example: String,
+}
+
+/// What the server counted about a model between two readings: around the measured time.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerReport {
+    /// The counters.
+    #[serde(flatten)]
+    pub counters: ModelStatistics,
+    /// Mean items per execution.
+    pub mean_batch: Option<f64>,
+}
+
+/// One point in time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// Seconds since the measured time began, at the start of the interval.
+    pub seconds: f64,
+    /// Requests that were due, per second.
+    pub offered_per_second: f64,
+    /// Of those, answered well and in time, per second.
+    pub good_per_second: f64,
+    /// Of those, failed or late, per second.
+    pub bad_per_second: f64,
+    /// Mean latency of those answered, milliseconds.
+    pub mean_ms: Option<f64>,
+    /// Longest latency of those answered, milliseconds.
+    pub max_ms: Option<f64>,
+}
+
+/// What the measuring itself cost, and whether it disturbed the measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct GeneratorReport {
+    /// CPU time per request of the whole run, user and system, microseconds.
+    pub cpu_us_per_request: f64,
+    /// Part of the load threads' time that they were busy, 0 to 1.
+    pub busy: f64,
+    /// Load threads.
+    pub threads: usize,
+    /// Most connections open at once.
+    pub connections: u64,
+    /// How late it turned to requests that were due, milliseconds; `None` in a closed loop.
+    pub lateness_ms: Option<Distribution>,
+    /// From the scheduled time to the sending of those requests that found no free connection, milliseconds.
+    pub connection_wait_ms: Option<Distribution>,
+    /// Requests that had to wait for a connection.
+    pub waited_for_connection: u64,
+    /// Most requests waiting for a connection at once.
+    pub backlog: u64,
+    /// See [`keeps_up`].
+    pub kept_up: bool,
+    /// Requests of the whole run, warm-up included.
+    pub requests: u64,
+}
+
+/// Everything measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of this program.
+    pub version: &'static str,
+    /// The server.
+    pub url: String,
+    /// `http` or `grpc`.
+    pub protocol: &'static str,
+    /// `binary` or `json`.
+    pub tensors: &'static str,
+    /// How requests were offered, in words.
+    pub load: String,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Seconds not measured.
+    pub warmup_s: f64,
+    /// Seconds measured.
+    pub measured_s: f64,
+    /// An answer later than this is bad.
+    pub slo_ms: Option<f64>,
+    /// All models together.
+    pub total: ModelReport,
+    /// Each model.
+    pub models: Vec<ModelReport>,
+    /// Over time.
+    pub series: Vec<Point>,
+    /// Length of an interval of `series`.
+    pub interval_s: f64,
+    /// The generator.
+    pub generator: GeneratorReport,
+    /// The capacity, if it was searched; the rest is then the run at that rate.
+    pub capacity: Option<Capacity>,
+    /// What to know before believing the numbers.
+    pub warnings: Vec<String>,
+}
+
+/// Fractions at which the distribution function is given: even, and ever denser towards 1.
+fn cdf(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
+    let total = histogram.len();
+    let mut seen = 0;
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for value in histogram.iter_recorded() {
+        seen += value.count_since_last_iteration();
+        points.push((ms(value.value_iterated_to()), seen as f64 / total as f64));
+    }
+    if points.len() <= MOST_POINTS {
+        return points;
+    }
+    // Even steps in percentile would lose the tail: steps that are even in `log(1 - fraction)` show it.
+    let mut thinned: Vec<(f64, f64)> = Vec::new();
+    let place = |fraction: f64| {
+        let even = fraction * MOST_POINTS as f64 / 2.0;
+        let tail = -(1.0 - fraction).max(1e-7).log10() * MOST_POINTS as f64 / 14.0;
+        (even + tail) as u64
+    };
+    for (i, point) in points.iter().enumerate() {
+        if i + 1 == points.len() || thinned.last().is_none_or(|last| place(last.1) != place(point.1)) {
+            thinned.push(*point);
+        }
+    }
+    thinned
+}
+
+impl ModelReport {
+    fn new(name: &str, share: f64, record: &ModelRecord, measured: Duration, server: Option<ModelStatistics>) -> Self {
+        let per_second = |n: u64| {
+            let seconds = measured.as_secs_f64();
+            if seconds > 0.0 { n as f64 / seconds } else { 0.0 }
+        };
+        let bad = record.bad();
+        ModelReport {
+            name: name.to_owned(),
+            share,
+            scheduled: record.scheduled,
+            ok: record.ok,
+            late: record.late,
+            bad,
+            bad_percent: if record.scheduled == 0 { 0.0 } else { bad as f64 / record.scheduled as f64 * 100.0 },
+            failures: record
+                .failures
+                .iter()
+                .map(|(kind, f)| (kind.to_string(), FailureReport { count: f.count, example: f.example.clone() }))
+                .collect(),
+            offered_per_second: per_second(record.scheduled),
+            answered_per_second: per_second(record.ok),
+            goodput_per_second: per_second(record.ok - record.late),
+            latency_ms: Distribution::of(&record.latency),
+            latency_cdf: cdf(&record.latency),
+            server: server.map(|counters| ServerReport { mean_batch: counters.mean_batch(), counters }),
+        }
+    }
+}
+
+impl Report {
+    /// Of a run, and of the search it was found by.
+    pub fn new(plan: &Plan, outcome: &Outcome, capacity: Option<Capacity>) -> Self {
+        let record = &outcome.record;
+        let closed = matches!(plan.pace, Pace::Closed(_));
+        let shares: f64 = plan.models.iter().map(|m| m.share).sum();
+        let models: Vec<ModelReport> = plan
+            .models
+            .iter()
+            .zip(&record.models)
+            .zip(&outcome.statistics)
+            .map(|((model, record), server)| {
+                let share = model.share / shares;
+                ModelReport::new(&model.envelope.model, share, record, outcome.measured, server.clone())
+            })
+            .collect();
+        let interval = outcome.window.interval;
+        let seconds = interval.as_secs_f64();
+        let series = record
+            .series
+            .iter()
+            .enumerate()
+            .map(|(i, interval)| Point {
+                seconds: i as f64 * seconds,
+                offered_per_second: interval.scheduled as f64 / seconds,
+                good_per_second: interval.good as f64 / seconds,
+                bad_per_second: interval.bad as f64 / seconds,
+                mean_ms: (interval.answered > 0).then(|| ms(interval.latency_sum_ns / interval.answered.max(1))),
+                max_ms: (interval.answered > 0).then(|| ms(interval.latency_max_ns)),
+            })
+            .collect();
+        let busy = record.cpu.as_secs_f64() / (record.elapsed.as_secs_f64() * plan.threads as f64).max(1e-9);
+        let generator = GeneratorReport {
+            cpu_us_per_request: record.cpu.as_secs_f64() * 1e6 / record.started.max(1) as f64,
+            busy,
+            threads: plan.threads,
+            connections: record.connections,
+            lateness_ms: if closed { None } else { Distribution::of(&record.lateness) },
+            connection_wait_ms: Distribution::of(&record.connection_wait),
+            waited_for_connection: record.connection_wait.len(),
+            backlog: record.backlog,
+            kept_up: keeps_up(record),
+            requests: record.started,
+        };
+        let load = match &capacity {
+            None => plan.pace_text.clone(),
+            Some(capacity) => {
+                let rate = capacity.rate.or(capacity.failed_rate).unwrap_or(0.0);
+                let cv = plan.search.map_or(1.0, |s| s.gaps.coefficient_of_variation());
+                format!("open loop, gaps of coefficient of variation {cv:.2}, {rate:.1}/s")
+            }
+        };
+        let mut report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            url: plan.target.url(),
+            protocol: plan.target.protocol.name(),
+            tensors: match (plan.target.protocol, plan.body) {
+                (Protocol::Http, Body::Json) => "json",
+                _ => "binary",
+            },
+            load,
+            seed: plan.seed,
+            warmup_s: plan.warmup.as_secs_f64(),
+            measured_s: outcome.measured.as_secs_f64(),
+            slo_ms: plan.slo.map(Duration::as_millis_f64),
+            total: ModelReport::new("all", 1.0, &record.total(), outcome.measured, None),
+            models,
+            series,
+            interval_s: seconds,
+            generator,
+            capacity,
+            warnings: Vec::new(),
+        };
+        report.warnings = report.find_warnings(closed);
+        report
+    }
+
+    fn find_warnings(&self, closed: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let generator = &self.generator;
+        if !closed && !generator.kept_up {
+            let late = generator.lateness_ms.as_ref().map_or(0.0, |l| l.p99);
+            warnings.push(format!(
+                "the generator could not keep up: 1% of the requests were looked at {late:.2} ms or more after they were \
+                 due, and that is part of their latencies. Use more --threads or a machine of its own.",
+            ));
+        }
+        if generator.busy > 0.9 {
+            warnings.push(format!(
+                "the load threads were busy {:.0}% of the time: they may be the limit. Use more --threads.",
+                generator.busy * 100.0
+            ));
+        }
+        if !closed && generator.waited_for_connection > 0 {
+            warnings.push(format!(
+                "{} requests waited for a free connection, at most {} at once; the wait is part of their latencies{}.",
+                generator.waited_for_connection,
+                generator.backlog,
+                if self.protocol == "http" { " (see --max-connections)" } else { "" },
+            ));
+        }
+        if self.total.scheduled > 0 && self.total.scheduled < 100 {
+            warnings.push(format!("only {} requests: percentiles above 90 mean little", self.total.scheduled));
+        }
+        if self.capacity.as_ref().is_some_and(|c| c.generator_limited) {
+            warnings.push(
+                "in a trial that failed, the generator itself was late: the capacity may be higher. Use more --threads."
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+}
+
+/// A number with three to four significant digits.
+pub fn short(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 1000.0 => 0,
+        v if v >= 100.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {} tensors, {}", self.url, self.tensors, self.load)?;
+        let (warmup, measured, seed) = (short(self.warmup_s), short(self.measured_s), self.seed);
+        writeln!(f, "warm-up {warmup} s, measured {measured} s, seed {seed}")?;
+        if let Some(capacity) = &self.capacity {
+            match (capacity.rate, capacity.failed_rate) {
+                (Some(rate), Some(failed)) => {
+                    writeln!(f, "\ncapacity {}/s ({}/s fails): {}", short(rate), short(failed), capacity.target)?;
+                }
+                (Some(rate), None) => {
+                    writeln!(f, "\ncapacity at least {}/s (upper bound): {}", short(rate), capacity.target)?;
+                }
+                (None, _) => writeln!(f, "\nno rate met the target: {}", capacity.target)?,
+            }
+        }
+        writeln!(f)?;
+        let width = self.models.iter().map(|m| m.name.chars().count()).max().unwrap_or(5).max(5);
+        writeln!(
+            f,
+            "{:width$} {:>10} {:>10} {:>8} {:>8} {:>7} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "model", "offered/s", "goodput/s", "ok", "bad", "bad %", "mean ms", "p50", "p90", "p99", "p99.9", "max"
+        )?;
+        let all = (self.models.len() > 1).then_some(&self.total);
+        for model in self.models.iter().chain(all) {
+            write!(
+                f,
+                "{:width$} {:>10} {:>10} {:>8} {:>8} {:>7.2}",
+                model.name,
+                short(model.offered_per_second),
+                short(model.goodput_per_second),
+                model.ok,
+                model.bad,
+                model.bad_percent,
+            )?;
+            match &model.latency_ms {
+                Some(l) => writeln!(
+                    f,
+                    " {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                    short(l.mean),
+                    short(l.p50),
+                    short(l.p90),
+                    short(l.p99),
+                    short(l.p999),
+                    short(l.max)
+                )?,
+                None => writeln!(f, " {:>10}", "-")?,
+            }
+        }
+        for model in &self.models {
+            for (kind, failure) in &model.failures {
+                write!(f, "  {}: {} x {kind}", model.name, failure.count)?;
+                match failure.example.trim() {
+                    "" => writeln!(f)?,
+                    example => writeln!(f, ": {}", example.lines().next().unwrap_or_default())?,
+                }
+            }
+            if model.late > 0 {
+                writeln!(f, "  {}: {} x late (> {} ms)", model.name, model.late, short(self.slo_ms.unwrap_or(0.0)))?;
+            }
+            if let Some(server) = &model.server
+                && server.counters.executions > 0
+            {
+                let c = &server.counters;
+                writeln!(
+                    f,
+                    "  {}: server ran {} batches, mean size {}; queue {} ms, compute {} ms",
+                    model.name,
+                    c.executions,
+                    short(server.mean_batch.unwrap_or(0.0)),
+                    short(c.queue.mean_ms()),
+                    short(c.compute_infer.mean_ms()),
+                )?;
+            }
+        }
+        let generator = &self.generator;
+        write!(
+            f,
+            "\ngenerator: {} us CPU a request, {:.0}% busy ({} thread{}), {} connections",
+            short(generator.cpu_us_per_request),
+            generator.busy * 100.0,
+            generator.threads,
+            if generator.threads == 1 { "" } else { "s" },
+            generator.connections,
+        )?;
+        if let Some(late) = &generator.lateness_ms {
+            let (p50, p99, max) = (short(late.p50), short(late.p99), short(late.max));
+            write!(f, "; late by p50 {p50} p99 {p99} max {max} ms")?;
+        }
+        writeln!(f)?;
+        for warning in &self.warnings {
+            writeln!(f, "warning: {warning}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! One run: load threads, and the server's statistics around them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result, anyhow};
+use downbeat_core::{Duration, Time};
+
+use crate::args::Protocol;
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::load::{Generator, Load, Pace, Shared};
+use crate::plan::Plan;
+use crate::poller::Poller;
+use crate::record::{Record, Window};
+use crate::statistics::ModelStatistics;
+use crate::transport::Transport;
+use crate::transport::grpc::Grpc;
+use crate::transport::http::Http;
+
+/// Between the start of the threads and the first request.
+const LEAD: Duration = Duration::from_millis(20);
+/// Longest and shortest interval of the time series.
+const INTERVALS: (Duration, Duration) = (Duration::from_millis(10_000), Duration::from_millis(100));
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was sent and how it ended.
+    pub record: Record,
+    /// How requests were judged.
+    pub window: Window,
+    /// Time over which requests counted: the plan's duration, or to the last arrival where the plan has none.
+    pub measured: Duration,
+    /// What the server counted in that time, by model; `None` where it keeps no statistics.
+    pub statistics: Vec<Option<ModelStatistics>>,
+}
+
+/// Bounds that end a run early.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hopeless {
+    /// This many bad requests are too many; 0: never.
+    pub bad: u64,
+    /// This many over the latency target are too many; 0: never.
+    pub over: u64,
+    /// The latency target.
+    pub target: Option<Duration>,
+}
+
+/// Offers the plan's load at `pace`.
+///
+/// # Errors
+/// If the system gives no threads or pollers. A server that fails is a result, not an error.
+pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMut(Time)) -> Result<Outcome> {
+    let clock = Clock::start();
+    let begin = clock.now() + LEAD;
+    let start = begin + plan.warmup;
+    let end = start + plan.duration;
+    let interval = if plan.duration == Duration::MAX {
+        Duration::from_millis(1_000)
+    } else {
+        Duration::from_nanos(plan.duration.as_nanos() / 100).clamp(INTERVALS.1, INTERVALS.0)
+    };
+    let window = Window { start, end, slo: plan.slo, interval };
+    let load = Load {
+        pace: pace.clone(),
+        mix: plan.models.iter().map(|m| (m.share, m.requests.len())).collect(),
+        seed: plan.seed,
+        threads: plan.threads,
+        begin,
+        window,
+        most_requests: plan.most_requests,
+        request_timeout: plan.request_timeout,
+        over: hopeless.target,
+    };
+    let shared = Arc::new(Shared::new(hopeless.bad, hopeless.over));
+    let control = Control::new(plan.target.clone())?;
+    let statistics = |plan: &Plan| -> Vec<Option<ModelStatistics>> {
+        plan.models.iter().map(|m| control.statistics(&m.envelope).ok()).collect()
+    };
+    raise_file_limit();
+
+    let (before, record) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..plan.threads)
+            .map(|thread| {
+                let (load, shared) = (&load, shared.as_ref());
+                std::thread::Builder::new().name(format!("load-{thread}")).spawn_scoped(scope, move || {
+                    let poller = Poller::new()?;
+                    match plan.target.protocol {
+                        Protocol::Http => {
+                            let most = (plan.max_connections / plan.threads).max(1);
+                            // A closed loop whose clients do not divide evenly: the thread with one more has room.
+                            let most = most + usize::from(thread < plan.max_connections % plan.threads);
+                            let transport = Http::new(plan.target.address, plan.requests(), most, clock);
+                            drive(load, shared, clock, transport, poller, thread)
+                        }
+                        Protocol::Grpc => {
+                            let transport = Grpc::new(&plan.target, plan, clock);
+                            drive(load, shared, clock, transport, poller, thread)
+                        }
+                    }
+                })
+            })
+            .collect();
+        clock.sleep_until(start);
+        let before = statistics(plan);
+        while threads.iter().any(|t| t.as_ref().is_ok_and(|t| !t.is_finished())) {
+            clock.sleep_until(clock.now() + Duration::from_millis(100));
+            progress(clock.now());
+        }
+        let mut record = Record::new(plan.models.len());
+        for thread in threads {
+            let thread = thread.context("a load thread did not start");
+            let finished =
+                thread.and_then(|t| t.join().map_err(|_| anyhow!("a load thread panicked"))?.map_err(Into::into));
+            match finished {
+                Ok(part) => record.merge(&part),
+                Err(e) => {
+                    shared.stop.store(true, Ordering::Relaxed);
+                    return Err(e);
+                }
+            }
+        }
+        Ok((before, record))
+    })?;
+    let after = statistics(plan);
+    let statistics = before.into_iter().zip(after).map(|(before, after)| Some(after?.since(&before?))).collect();
+    // Without an end of its own, or ended early, a run is as long as it took.
+    let took = record.elapsed.saturating_sub(plan.warmup);
+    let measured = if plan.duration == Duration::MAX || record.stopped || plan.most_requests != u64::MAX {
+        took.min(plan.duration)
+    } else {
+        plan.duration
+    };
+    Ok(Outcome { record, window, measured, statistics })
+}
+
+fn drive<T: Transport>(
+    load: &Load,
+    shared: &Shared,
+    clock: Clock,
+    transport: T,
+    poller: Poller,
+    thread: usize,
+) -> std::io::Result<Record> {
+    Generator::new(load, shared, clock, transport, poller, thread)?.run()
+}
+
+/// Lets this process open as many sockets as the system allows it.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        // Without it, a run with many connections may see "too many open files" as failed connections.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}

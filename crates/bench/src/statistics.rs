@@ -1,0 +1,93 @@
+//! What a server counted about a model during a run.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A phase of requests, as the protocol's statistics give it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Phase {
+    /// Requests or executions that went through it.
+    pub count: u64,
+    /// The time they took in it together, nanoseconds.
+    pub ns: u64,
+}
+
+impl std::ops::AddAssign for Phase {
+    fn add_assign(&mut self, other: Phase) {
+        self.count += other.count;
+        self.ns += other.ns;
+    }
+}
+
+impl Phase {
+    fn since(self, before: Phase) -> Phase {
+        Phase { count: self.count.saturating_sub(before.count), ns: self.ns.saturating_sub(before.ns) }
+    }
+
+    /// Mean time in it, in milliseconds; zero if nothing went through.
+    pub fn mean_ms(self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.ns as f64 / self.count as f64 / 1e6 }
+    }
+}
+
+/// Executions of one batch size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct BatchStatistics {
+    /// How many.
+    pub executions: u64,
+    /// The inference time of all, nanoseconds.
+    pub compute_infer_ns: u64,
+}
+
+/// Counters of a model; differences of two readings once [`ModelStatistics::since`] was applied.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct ModelStatistics {
+    /// Inferences (items), the protocol's `inference_count`.
+    pub requests_executed: u64,
+    /// Batches.
+    pub executions: u64,
+    /// In the queue.
+    pub queue: Phase,
+    /// Putting inputs together.
+    pub compute_input: Phase,
+    /// In the engine.
+    pub compute_infer: Phase,
+    /// Taking outputs apart.
+    pub compute_output: Phase,
+    /// By batch size.
+    pub batches: BTreeMap<u64, BatchStatistics>,
+}
+
+impl ModelStatistics {
+    /// What was counted after `before`.
+    pub fn since(&self, before: &ModelStatistics) -> ModelStatistics {
+        ModelStatistics {
+            requests_executed: self.requests_executed.saturating_sub(before.requests_executed),
+            executions: self.executions.saturating_sub(before.executions),
+            queue: self.queue.since(before.queue),
+            compute_input: self.compute_input.since(before.compute_input),
+            compute_infer: self.compute_infer.since(before.compute_infer),
+            compute_output: self.compute_output.since(before.compute_output),
+            batches: self
+                .batches
+                .iter()
+                .map(|(size, now)| {
+                    let then = before.batches.get(size).copied().unwrap_or_default();
+                    let batch = BatchStatistics {
+                        executions: now.executions.saturating_sub(then.executions),
+                        compute_infer_ns: now.compute_infer_ns.saturating_sub(then.compute_infer_ns),
+                    };
+                    (*size, batch)
+                })
+                .filter(|(_, batch)| batch.executions > 0)
+                .collect(),
+        }
+    }
+
+    /// Mean items per execution; `None` if nothing was executed.
+    pub fn mean_batch(&self) -> Option<f64> {
+        (self.executions > 0).then(|| self.requests_executed as f64 / self.executions as f64)
+    }
+}

@@ -1,0 +1,344 @@
+//! Input tensors of requests: random data that fits a model, or data from a file.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use downbeat_core::tensor::{DataType, TensorSpec};
+use rand::{Rng, RngExt};
+use rand_distr::StandardNormal;
+use serde_json::Value;
+
+/// Most bytes of the tensors of one request.
+const MOST_BYTES: u64 = 1 << 30;
+/// Upper bound of a lognormal size if none is given.
+const DEFAULT_LONGEST: i64 = 512;
+
+/// An input tensor with its data.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InputTensor {
+    /// Name.
+    pub name: String,
+    /// Element type.
+    pub datatype: DataType,
+    /// Sizes, the batch dimension included.
+    pub shape: Vec<i64>,
+    /// The elements in the protocol's binary form.
+    pub data: Vec<u8>,
+}
+
+/// What the command line says about inputs.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct InputRules {
+    /// Size of the batch dimension.
+    pub batch: i64,
+    /// `--shape`.
+    pub shapes: Vec<(String, Vec<i64>)>,
+    /// `--shape-lognormal`.
+    pub lognormal: Vec<(String, Lognormal)>,
+    /// `--range`.
+    pub ranges: Vec<(String, f64, f64)>,
+}
+
+/// Sizes whose logarithm is normal.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Lognormal {
+    /// Mean of the logarithm.
+    pub mu: f64,
+    /// Standard deviation of the logarithm.
+    pub sigma: f64,
+    /// Largest size.
+    pub longest: i64,
+}
+
+impl Lognormal {
+    /// The size at a standard normal deviate.
+    pub fn at(&self, deviate: f64) -> i64 {
+        // A float too large saturates at i64::MAX.
+        (((self.mu + self.sigma * deviate).exp().round()) as i64).clamp(1, self.longest.max(1))
+    }
+}
+
+/// Splits `INPUT:REST` at the last colon: names of tensors may have colons (`input:0`).
+fn named(text: &str) -> Option<(&str, &str)> {
+    text.rsplit_once(':').filter(|(name, _)| !name.is_empty())
+}
+
+impl InputRules {
+    /// From the command line's words.
+    ///
+    /// # Errors
+    /// Naming the flag and what it should look like.
+    pub fn parse(batch: u32, shapes: &[String], lognormal: &[String], ranges: &[String]) -> Result<Self> {
+        ensure!(batch > 0, "--batch 0: a request has at least one item");
+        let mut rules = InputRules { batch: i64::from(batch), ..InputRules::default() };
+        for text in shapes {
+            let wrong = || anyhow!("--shape {text}: expected INPUT:SIZE,SIZE,... with positive sizes");
+            let (name, sizes) = named(text).ok_or_else(wrong)?;
+            let sizes: Vec<i64> =
+                sizes.split(',').map(|s| s.trim().parse()).collect::<Result<_, _>>().map_err(|_| wrong())?;
+            ensure!(sizes.iter().all(|s| *s >= 0), wrong());
+            rules.shapes.push((name.to_owned(), sizes));
+        }
+        for text in lognormal {
+            let wrong = || anyhow!("--shape-lognormal {text}: expected INPUT:MU,SIGMA or INPUT:MU,SIGMA,MAX");
+            let (name, numbers) = named(text).ok_or_else(wrong)?;
+            let numbers: Vec<f64> =
+                numbers.split(',').map(|s| s.trim().parse()).collect::<Result<_, _>>().map_err(|_| wrong())?;
+            let (mu, sigma, longest) = match numbers[..] {
+                [mu, sigma] => (mu, sigma, DEFAULT_LONGEST),
+                [mu, sigma, longest] if longest >= 1.0 => (mu, sigma, longest as i64),
+                _ => bail!(wrong()),
+            };
+            ensure!(mu.is_finite() && sigma.is_finite() && sigma >= 0.0, wrong());
+            rules.lognormal.push((name.to_owned(), Lognormal { mu, sigma, longest }));
+        }
+        for text in ranges {
+            let wrong = || anyhow!("--range {text}: expected INPUT:LOW,HIGH with LOW <= HIGH");
+            let (name, bounds) = named(text).ok_or_else(wrong)?;
+            let (low, high) = bounds.split_once(',').ok_or_else(wrong)?;
+            let (low, high): (f64, f64) =
+                (low.trim().parse().map_err(|_| wrong())?, high.trim().parse().map_err(|_| wrong())?);
+            ensure!(low.is_finite() && high.is_finite() && low <= high, wrong());
+            rules.ranges.push((name.to_owned(), low, high));
+        }
+        Ok(rules)
+    }
+
+    /// Every rule about a named input names one that some model has.
+    ///
+    /// # Errors
+    /// Naming the input and the ones there are.
+    pub fn check_names(&self, inputs: &[&TensorSpec]) -> Result<()> {
+        let named = self.shapes.iter().map(|(n, _)| ("--shape", n));
+        let named = named.chain(self.lognormal.iter().map(|(n, _)| ("--shape-lognormal", n)));
+        let mut named = named.chain(self.ranges.iter().map(|(n, _, _)| ("--range", n)));
+        if let Some((flag, name)) = named.find(|(_, n)| *n != "*" && !inputs.iter().any(|i| i.name == **n)) {
+            let known: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
+            bail!("{flag}: no model has an input '{name}'; the inputs are {}", known.join(", "));
+        }
+        Ok(())
+    }
+
+    /// Inputs with random data, one for each of `specs`.
+    ///
+    /// # Errors
+    /// If a dimension varies and no rule sizes it, or a rule does not fit.
+    pub fn generate(&self, specs: &[TensorSpec], random: &mut impl Rng) -> Result<Vec<InputTensor>> {
+        let deviate: f64 = random.sample(StandardNormal);
+        let shapes = specs.iter().map(|spec| self.shape(spec, deviate)).collect::<Result<Vec<_>>>()?;
+        let mut left = MOST_BYTES;
+        specs
+            .iter()
+            .zip(shapes)
+            .map(|(spec, shape)| {
+                let elements = shape.iter().try_fold(1_u64, |n, s| n.checked_mul(u64::try_from(*s).ok()?));
+                let size = elements.and_then(|n| n.checked_mul(spec.datatype.size().unwrap_or(8) as u64));
+                let (Some(elements), Some(bytes)) = (elements, size) else {
+                    bail!("input '{}' is too large", spec.name)
+                };
+                left = left.checked_sub(bytes).with_context(|| {
+                    format!("a request of more than {MOST_BYTES} bytes: input '{}' has shape {shape:?}", spec.name)
+                })?;
+                let data = self.data(spec, elements, random);
+                Ok(InputTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data })
+            })
+            .collect()
+    }
+
+    fn shape(&self, spec: &TensorSpec, deviate: f64) -> Result<Vec<i64>> {
+        let matching = |name: &str| name == spec.name || name == "*";
+        let mut dims = spec.dims.clone();
+        let batched = dims.first() == Some(&-1);
+        if batched && let Some(first) = dims.first_mut() {
+            *first = self.batch;
+        }
+        if let Some((_, sizes)) = self.shapes.iter().find(|(name, _)| matching(name)) {
+            let full: Vec<i64> = if sizes.len() + 1 == dims.len() {
+                dims.iter().take(1).chain(sizes).copied().collect()
+            } else {
+                sizes.clone()
+            };
+            ensure!(
+                full.len() == dims.len() && spec.dims.iter().zip(&full).all(|(dim, size)| *dim < 0 || dim == size),
+                "--shape {}:{}: does not fit the model's shape {:?}",
+                spec.name,
+                join(sizes),
+                spec.dims,
+            );
+            return Ok(full);
+        }
+        let lognormal = self.lognormal.iter().find(|(name, _)| matching(name)).map(|(_, l)| l.at(deviate));
+        for dim in dims.iter_mut().filter(|d| **d < 0) {
+            *dim = lognormal.with_context(|| {
+                let example = spec.dims.iter().skip(usize::from(batched)).map(|d| if *d < 0 { 64 } else { *d });
+                format!(
+                    "input '{}' has the variable shape {:?}: give its sizes, as in --shape {}:{}",
+                    spec.name,
+                    spec.dims,
+                    spec.name,
+                    join(&example.collect::<Vec<_>>()),
+                )
+            })?;
+        }
+        Ok(dims)
+    }
+
+    fn data(&self, spec: &TensorSpec, elements: u64, random: &mut impl Rng) -> Vec<u8> {
+        let range = self.ranges.iter().find(|(name, _, _)| *name == spec.name || name == "*");
+        let (low, high) = range.map_or((0.0, 1.0), |(_, low, high)| (*low, *high));
+        let mut data = Vec::new();
+        for _ in 0..elements {
+            let unit: f64 = random.random();
+            let value = if spec.datatype == DataType::Bool {
+                (unit * 2.0).floor()
+            } else if is_float(spec.datatype) {
+                low + unit * (high - low)
+            } else {
+                (low.ceil() + (unit * (high.floor() - low.ceil() + 1.0)).floor()).min(high.floor())
+            };
+            push_number(&mut data, spec.datatype, value);
+        }
+        data
+    }
+}
+
+fn join(sizes: &[i64]) -> String {
+    sizes.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn is_float(datatype: DataType) -> bool {
+    matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+}
+
+/// Appends a number in the protocol's binary form; what the type cannot hold becomes the nearest it can.
+fn push_number(data: &mut Vec<u8>, datatype: DataType, value: f64) {
+    match datatype {
+        DataType::Bool => data.push(u8::from(value != 0.0)),
+        DataType::Uint8 => data.push(value as u8),
+        DataType::Int8 => data.extend((value as i8).to_le_bytes()),
+        DataType::Uint16 => data.extend((value as u16).to_le_bytes()),
+        DataType::Int16 => data.extend((value as i16).to_le_bytes()),
+        DataType::Uint32 => data.extend((value as u32).to_le_bytes()),
+        DataType::Int32 => data.extend((value as i32).to_le_bytes()),
+        DataType::Uint64 => data.extend((value as u64).to_le_bytes()),
+        DataType::Int64 => data.extend((value as i64).to_le_bytes()),
+        DataType::Fp16 => data.extend(half::f16::from_f64(value).to_le_bytes()),
+        DataType::Bf16 => data.extend(half::bf16::from_f64(value).to_le_bytes()),
+        DataType::Fp32 => data.extend((value as f32).to_le_bytes()),
+        DataType::Fp64 => data.extend(value.to_le_bytes()),
+        DataType::Bytes => push_bytes(data, format!("{value}").as_bytes()),
+    }
+}
+
+fn push_bytes(data: &mut Vec<u8>, bytes: &[u8]) {
+    data.extend((bytes.len() as u32).to_le_bytes());
+    data.extend(bytes);
+}
+
+/// The requests in a `--input` file.
+///
+/// # Errors
+/// Saying which request and which input is wrong.
+pub fn from_json(text: &str) -> Result<Vec<Vec<InputTensor>>> {
+    let value: Value = serde_json::from_str(text).context("not JSON")?;
+    let requests = match value {
+        Value::Array(requests) => requests,
+        request => vec![request],
+    };
+    ensure!(!requests.is_empty(), "no request in the list");
+    requests
+        .iter()
+        .enumerate()
+        .map(|(i, request)| request_from_json(request).with_context(|| format!("request {i}")))
+        .collect()
+}
+
+fn request_from_json(request: &Value) -> Result<Vec<InputTensor>> {
+    let inputs =
+        request.get("inputs").and_then(Value::as_array).context("expected an object with a list \"inputs\"")?;
+    inputs
+        .iter()
+        .enumerate()
+        .map(|(i, input)| {
+            let name = input.get("name").and_then(Value::as_str).with_context(|| format!("input {i}: no \"name\""))?;
+            input_from_json(name, input).with_context(|| format!("input '{name}'"))
+        })
+        .collect()
+}
+
+fn input_from_json(name: &str, input: &Value) -> Result<InputTensor> {
+    let datatype: DataType = input.get("datatype").and_then(Value::as_str).context("no \"datatype\"")?.parse()?;
+    let shape = input.get("shape").and_then(Value::as_array).context("no \"shape\"")?;
+    let shape: Vec<i64> = shape
+        .iter()
+        .map(|s| s.as_i64().filter(|s| *s >= 0).context("a shape is a list of whole numbers"))
+        .collect::<Result<_>>()?;
+    let values = input.get("data").context("no \"data\"")?;
+    let mut data = Vec::new();
+    let count = push_json(&mut data, datatype, values)?;
+    let expected = shape.iter().try_fold(1_i64, |n, s| n.checked_mul(*s)).context("the shape is too large")?;
+    ensure!(i64::try_from(count) == Ok(expected), "{count} elements, but the shape {shape:?} has {expected}");
+    Ok(InputTensor { name: name.to_owned(), datatype, shape, data })
+}
+
+/// Appends a nested or flat list of elements in binary form, and returns how many there were.
+fn push_json(data: &mut Vec<u8>, datatype: DataType, value: &Value) -> Result<u64> {
+    match (datatype, value) {
+        (_, Value::Array(values)) => {
+            let mut count = 0;
+            for value in values {
+                count += push_json(data, datatype, value)?;
+            }
+            return Ok(count);
+        }
+        (DataType::Bytes, Value::String(text)) => push_bytes(data, text.as_bytes()),
+        (DataType::Bool, Value::Bool(b)) => data.push(u8::from(*b)),
+        // 64-bit integers do not go through a float.
+        (DataType::Int64, v) if v.is_i64() => data.extend(v.as_i64().unwrap_or(0).to_le_bytes()),
+        (DataType::Uint64, v) if v.is_u64() => data.extend(v.as_u64().unwrap_or(0).to_le_bytes()),
+        (DataType::Bytes | DataType::Bool, v) => bail!("{v} is not a {datatype} element"),
+        (_, v) => match v.as_f64() {
+            Some(number) => push_number(data, datatype, number),
+            None => bail!("{v} is not a {datatype} element"),
+        },
+    }
+    Ok(1)
+}
+
+/// The elements as a flat JSON list.
+///
+/// # Errors
+/// For the datatypes that JSON has no form for.
+pub fn to_json(tensor: &InputTensor) -> Result<Value> {
+    fn numbers<const N: usize, T: Into<Value>>(data: &[u8], read: impl Fn([u8; N]) -> T) -> Value {
+        let (chunks, _) = data.as_chunks::<N>();
+        Value::Array(chunks.iter().map(|c| read(*c).into()).collect())
+    }
+    let data = tensor.data.as_slice();
+    Ok(match tensor.datatype {
+        DataType::Bool => numbers(data, |[b]| b != 0),
+        DataType::Uint8 => numbers(data, u8::from_le_bytes),
+        DataType::Uint16 => numbers(data, u16::from_le_bytes),
+        DataType::Uint32 => numbers(data, u32::from_le_bytes),
+        DataType::Uint64 => numbers(data, u64::from_le_bytes),
+        DataType::Int8 => numbers(data, i8::from_le_bytes),
+        DataType::Int16 => numbers(data, i16::from_le_bytes),
+        DataType::Int32 => numbers(data, i32::from_le_bytes),
+        DataType::Int64 => numbers(data, i64::from_le_bytes),
+        DataType::Fp32 => numbers(data, f32::from_le_bytes),
+        DataType::Fp64 => numbers(data, f64::from_le_bytes),
+        DataType::Fp16 | DataType::Bf16 => {
+            bail!("input '{}': the protocol has no JSON form for {}; use --body binary", tensor.name, tensor.datatype)
+        }
+        DataType::Bytes => {
+            let mut elements = Vec::new();
+            let mut rest = data;
+            while let Some((length, after)) = rest.split_first_chunk::<4>() {
+                let (element, after) = after.split_at(after.len().min(u32::from_le_bytes(*length) as usize));
+                let text = std::str::from_utf8(element)
+                    .with_context(|| format!("input '{}': not UTF-8; use --body binary", tensor.name))?;
+                elements.push(Value::from(text));
+                rest = after;
+            }
+            Value::Array(elements)
+        }
+    })
+}

@@ -1,0 +1,74 @@
+//! What carries requests: connections to one server, driven by readiness and never blocking.
+
+pub mod grpc;
+pub mod http;
+
+use downbeat_core::Time;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use std::net::SocketAddr;
+
+use crate::mix::Choice;
+use crate::outcome::Failed;
+use crate::poller::{Poller, Ready};
+
+/// Names a request in flight. A slot is used again with the next generation, so that what comes late finds nobody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    /// Index among the requests in flight.
+    pub slot: u32,
+    /// How often the slot was used before.
+    pub generation: u32,
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Done {
+    /// The request.
+    pub ticket: Ticket,
+    /// When its answer was complete.
+    pub at: Time,
+    /// How it went.
+    pub result: Result<(), Failed>,
+}
+
+/// Whether a request was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// It is on its way; a [`Done`] follows unless it is cancelled.
+    Taken,
+    /// Every connection is busy and no more may be opened: try again after the next [`Done`] or [`Ready`].
+    Busy,
+}
+
+/// Connections of one thread to the server. Every method returns at once; ends are appended to `done`.
+pub trait Transport {
+    /// Sends a request.
+    fn start(&mut self, poller: &Poller, ticket: Ticket, choice: Choice, done: &mut Vec<Done>) -> Start;
+
+    /// A socket is ready.
+    fn handle_ready(&mut self, poller: &Poller, ready: Ready, done: &mut Vec<Done>);
+
+    /// Nobody waits for this request any more.
+    fn cancel(&mut self, ticket: Ticket);
+
+    /// Called once after every round of the above: writes what they left to be written together. Returns whether
+    /// it must be called again without waiting.
+    fn flush(&mut self, poller: &Poller, done: &mut Vec<Done>) -> bool;
+
+    /// Connections open now.
+    fn connections(&self) -> usize;
+}
+
+/// Begins to connect; the socket becomes ready when it is known whether that worked.
+pub(crate) fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,499 @@
+//! Requests over gRPC: streams of few HTTP/2 connections. Only the status of an answer is read, and that its message is
+//! whole.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use bytes::Bytes;
+use downbeat_core::{Duration, Time};
+use futures_util::stream::{FuturesUnordered, Stream};
+use h2::client::{Connection, ResponseFuture, SendRequest};
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE, USER_AGENT};
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{Done, Start, Ticket, Transport, connect};
+use crate::clock::Clock;
+use crate::control::Target;
+use crate::mix::Choice;
+use crate::outcome::{Failed, Failure};
+use crate::plan::Plan;
+use crate::poller::{Poller, Ready};
+
+/// Flow-control windows of streams and connections: large enough never to hold back a server.
+const WINDOW: u32 = 8 << 20;
+/// After a connection failed, how long requests fail at once before the next attempt.
+const RETRY: Duration = Duration::from_millis(100);
+/// Rounds of polling a connection before others get their turn.
+const ROUNDS: usize = 64;
+/// The protocol's method.
+const PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// A socket that the owner of the poller drives: it never registers wakers, since every connection is polled after
+/// each readiness report.
+struct Socket(OwnedFd);
+
+fn ready_unless_again<T>(result: Result<T, Errno>) -> Poll<std::io::Result<T>> {
+    match result {
+        Err(Errno::AGAIN) => Poll::Pending,
+        other => Poll::Ready(other.map_err(Into::into)),
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.0, buffer.initialize_unfilled()));
+        let read = ready!(ready_unless_again(read))?;
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        ready_unless_again(rustix::io::retry_on_intr(|| rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        parts: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        ready_unless_again(rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.0, parts, &mut Default::default(), SendFlags::NOSIGNAL)
+        }))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Remembers that a connection or a call on it wants to be polled.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A request whose answer is awaited.
+struct Call {
+    ticket: Ticket,
+    stage: Stage,
+}
+
+enum Stage {
+    Head(ResponseFuture),
+    Body(RecvStream, Message),
+}
+
+/// Checks the length of a message against its prefix.
+#[derive(Default)]
+struct Message {
+    prefix: [u8; 5],
+    received: u64,
+}
+
+impl Message {
+    fn push(&mut self, bytes: &[u8]) {
+        let have = usize::try_from(self.received).unwrap_or(usize::MAX);
+        for (place, byte) in self.prefix.iter_mut().skip(have).zip(bytes) {
+            *place = *byte;
+        }
+        self.received += bytes.len() as u64;
+    }
+
+    /// Whether exactly one message came.
+    fn is_whole(&self) -> bool {
+        let [_, a, b, c, d] = self.prefix;
+        self.received == 5 + u64::from(u32::from_be_bytes([a, b, c, d]))
+    }
+}
+
+fn of_h2(error: &h2::Error) -> Failed {
+    // What the library itself objects to is no HTTP/2; the rest is an end of the stream or the connection.
+    let failure = if error.is_library() && !error.is_reset() { Failure::Garbage } else { Failure::Closed };
+    Failed::new(failure, error.to_string())
+}
+
+/// The status in headers or trailers; `None` if there is none.
+fn grpc_status(headers: &HeaderMap) -> Option<Result<(), Failed>> {
+    let status = headers.get("grpc-status")?;
+    if status == "0" {
+        return Some(Ok(()));
+    }
+    let message = headers.get("grpc-message").map_or(String::new(), |m| unescape(m.as_bytes()));
+    Some(Err(match status.to_str().ok().and_then(|s| s.parse().ok()) {
+        Some(code) => Failed::new(Failure::Grpc(code), message),
+        None => Failed::new(Failure::Garbage, "a grpc-status that is not a number"),
+    }))
+}
+
+/// Undoes the percent-encoding of `grpc-message`.
+fn unescape(bytes: &[u8]) -> String {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((first, after)) = rest.split_first() {
+        let hex = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+        match (first, after) {
+            (b'%', [high, low, after @ ..]) if hex(*high).is_some() && hex(*low).is_some() => {
+                out.push(hex(*high).unwrap_or(0) << 4 | hex(*low).unwrap_or(0));
+                rest = after;
+            }
+            _ => {
+                out.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+impl Call {
+    fn poll_result(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+        loop {
+            match &mut self.stage {
+                Stage::Head(response) => match ready!(Pin::new(response).poll(context)) {
+                    Err(e) => return Poll::Ready(Err(of_h2(&e))),
+                    Ok(response) => {
+                        let (head, body) = response.into_parts();
+                        if let Some(status) = grpc_status(&head.headers) {
+                            // Good news needs a message as well, and this is its end.
+                            let empty = || Failed::new(Failure::Garbage, "status OK without a message");
+                            return Poll::Ready(status.and_then(|()| Err(empty())));
+                        }
+                        if head.status != StatusCode::OK {
+                            return Poll::Ready(Err(Failed::new(Failure::Http(head.status.as_u16()), "")));
+                        }
+                        self.stage = Stage::Body(body, Message::default());
+                    }
+                },
+                Stage::Body(body, message) => match ready!(body.poll_data(context)) {
+                    Some(Ok(data)) => {
+                        message.push(&data);
+                        // Fails only for more than was received.
+                        let _ = body.flow_control().release_capacity(data.len());
+                    }
+                    Some(Err(e)) => return Poll::Ready(Err(of_h2(&e))),
+                    None => {
+                        let trailers = ready!(body.poll_trailers(context));
+                        let result = match trailers {
+                            Err(e) => Err(of_h2(&e)),
+                            Ok(trailers) => match trailers.as_ref().and_then(grpc_status) {
+                                None => Err(Failed::new(Failure::Garbage, "no grpc-status at the end")),
+                                Some(Ok(())) if !message.is_whole() => {
+                                    Err(Failed::new(Failure::Garbage, "status OK without a whole message"))
+                                }
+                                Some(status) => status,
+                            },
+                        };
+                        return Poll::Ready(result);
+                    }
+                },
+            }
+        }
+    }
+}
+
+impl Future for Call {
+    type Output = (Ticket, Result<(), Failed>);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(self.poll_result(context));
+        Poll::Ready((self.ticket, result))
+    }
+}
+
+type Handshake = Pin<Box<dyn Future<Output = Result<(SendRequest<Bytes>, Connection<Socket, Bytes>), h2::Error>>>>;
+
+enum State {
+    /// No connection; not before this time again.
+    Closed(Time),
+    Connecting(OwnedFd),
+    Handshake(Handshake),
+    Open {
+        send: SendRequest<Bytes>,
+        connection: Box<Connection<Socket, Bytes>>,
+        calls: FuturesUnordered<Call>,
+    },
+}
+
+/// A connection, or the place for one.
+struct Link {
+    state: State,
+    woken: Arc<Woken>,
+    waker: Waker,
+    generation: u32,
+    /// Why it was closed last.
+    error: Failed,
+}
+
+/// A request on its way: what is needed to cancel it.
+struct OnWay {
+    ticket: Ticket,
+    link: usize,
+    stream: SendStream<Bytes>,
+}
+
+/// The connections of one thread. Bound: as many streams as the server admits; beyond that requests wait in the
+/// caller's queue.
+pub struct Grpc {
+    address: SocketAddr,
+    clock: Clock,
+    /// Messages with their prefix, by model and variant.
+    messages: Vec<Vec<Bytes>>,
+    uri: Uri,
+    headers: HeaderMap,
+    links: Vec<Link>,
+    /// The link that is tried first for the next request.
+    next: usize,
+    /// By the ticket's slot.
+    on_way: Vec<Option<OnWay>>,
+}
+
+impl Grpc {
+    /// Connections to `target` for the requests of `plan`; opened when first needed.
+    pub fn new(target: &Target, plan: &Plan, clock: Clock) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(USER_AGENT, HeaderValue::from_static("downbeat-bench"));
+        for (name, value) in &plan.headers {
+            // Checked when the command line was resolved.
+            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
+                headers.append(name, value);
+            }
+        }
+        let uri = Uri::builder().scheme("http").authority(target.host.as_str()).path_and_query(PATH).build();
+        let links = (0..plan.grpc_connections.max(1))
+            .map(|_| {
+                let woken = Arc::new(Woken::default());
+                Link {
+                    state: State::Closed(Time::ZERO),
+                    waker: Waker::from(Arc::clone(&woken)),
+                    woken,
+                    generation: 0,
+                    error: Failed::new(Failure::Connect, ""),
+                }
+            })
+            .collect();
+        Grpc {
+            address: target.address,
+            clock,
+            messages: plan.requests(),
+            // The host was resolved as a socket address, so it is an authority; otherwise the path alone will do.
+            uri: uri.unwrap_or_else(|_| Uri::from_static(PATH)),
+            headers,
+            links,
+            next: 0,
+            on_way: Vec::new(),
+        }
+    }
+
+    /// Begins to connect every link that has no connection and may have one.
+    fn open(&mut self, poller: &Poller) {
+        let now = self.clock.now();
+        for (index, link) in self.links.iter_mut().enumerate() {
+            if !matches!(link.state, State::Closed(retry) if retry <= now) {
+                continue;
+            }
+            link.generation = link.generation.wrapping_add(1);
+            let token = u64::from(link.generation) << 32 | index as u64;
+            let opened = connect(self.address)
+                .map_err(std::io::Error::from)
+                .and_then(|socket| poller.add(&socket, token).map(|()| socket));
+            link.state = match opened {
+                Ok(socket) => State::Connecting(socket),
+                Err(e) => {
+                    link.error = Failed::new(Failure::Connect, e.to_string());
+                    State::Closed(now + RETRY)
+                }
+            };
+        }
+    }
+
+    fn done(&mut self, ticket: Ticket, result: Result<(), Failed>, done: &mut Vec<Done>) {
+        if let Some(place) = self.on_way.get_mut(ticket.slot as usize)
+            && place.as_ref().is_some_and(|o| o.ticket == ticket)
+        {
+            *place = None;
+            done.push(Done { ticket, at: self.clock.now(), result });
+        }
+    }
+
+    /// Ends a link and every call on it.
+    fn close(&mut self, index: usize, failed: Failed, done: &mut Vec<Done>) {
+        let retry = self.clock.now() + RETRY;
+        if let Some(link) = self.links.get_mut(index) {
+            link.state = State::Closed(retry);
+            link.generation = link.generation.wrapping_add(1);
+            link.error = failed.clone();
+        }
+        let lost: Vec<Ticket> = self.on_way.iter().flatten().filter(|o| o.link == index).map(|o| o.ticket).collect();
+        for ticket in lost {
+            self.done(ticket, Err(failed.clone()), done);
+        }
+    }
+
+    /// Polls a link until nothing on it wants more. Returns whether something still does.
+    fn drive(&mut self, index: usize, done: &mut Vec<Done>) -> bool {
+        for _ in 0..ROUNDS {
+            let Some(link) = self.links.get_mut(index) else { return false };
+            if !link.woken.0.swap(false, Ordering::Relaxed) {
+                return false;
+            }
+            let mut context = Context::from_waker(&link.waker);
+            let mut ended = None;
+            let mut answers: Vec<(Ticket, Result<(), Failed>)> = Vec::new();
+            match &mut link.state {
+                State::Closed(_) | State::Connecting(_) => return false,
+                State::Handshake(handshake) => match handshake.as_mut().poll(&mut context) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok((send, connection))) => {
+                        let connection = Box::new(connection);
+                        link.state = State::Open { send, connection, calls: FuturesUnordered::new() };
+                        link.woken.0.store(true, Ordering::Relaxed);
+                    }
+                    Poll::Ready(Err(e)) => ended = Some(Failed::new(Failure::Connect, e.to_string())),
+                },
+                State::Open { connection, calls, .. } => {
+                    match Pin::new(connection.as_mut()).poll(&mut context) {
+                        Poll::Pending => {}
+                        Poll::Ready(Ok(())) => ended = Some(Failed::new(Failure::Closed, "the server closed")),
+                        Poll::Ready(Err(e)) => ended = Some(of_h2(&e)),
+                    }
+                    while let Poll::Ready(Some(answer)) = Pin::new(&mut *calls).poll_next(&mut context) {
+                        answers.push(answer);
+                    }
+                }
+            }
+            for (ticket, result) in answers {
+                self.done(ticket, result, done);
+            }
+            if let Some(failed) = ended {
+                self.close(index, failed, done);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Transport for Grpc {
+    fn start(&mut self, poller: &Poller, ticket: Ticket, choice: Choice, done: &mut Vec<Done>) -> Start {
+        self.open(poller);
+        let count = self.links.len();
+        let mut hope = false;
+        for turn in 0..count {
+            let index = (self.next + turn) % count;
+            let Some(link) = self.links.get_mut(index) else { continue };
+            let State::Open { send, calls, .. } = &mut link.state else {
+                hope |= !matches!(link.state, State::Closed(_));
+                continue;
+            };
+            hope = true;
+            let mut context = Context::from_waker(&link.waker);
+            match send.poll_ready(&mut context) {
+                Poll::Ready(Ok(())) => {}
+                // No more streams, or a connection that the next round finds to be over.
+                Poll::Pending | Poll::Ready(Err(_)) => continue,
+            }
+            let mut request = Request::new(());
+            *request.method_mut() = Method::POST;
+            *request.uri_mut() = self.uri.clone();
+            *request.headers_mut() = self.headers.clone();
+            let message = self.messages.get(choice.model).and_then(|m| m.get(choice.variant)).cloned();
+            let sent = send.send_request(request, false).and_then(|(response, mut stream)| {
+                stream.send_data(message.unwrap_or_default(), true)?;
+                Ok((response, stream))
+            });
+            link.woken.0.store(true, Ordering::Relaxed);
+            self.next = index + 1;
+            match sent {
+                Ok((response, stream)) => {
+                    calls.push(Call { ticket, stage: Stage::Head(response) });
+                    let place = ticket.slot as usize;
+                    if self.on_way.len() <= place {
+                        self.on_way.resize_with(place + 1, || None);
+                    }
+                    self.on_way[place] = Some(OnWay { ticket, link: index, stream });
+                }
+                Err(e) => done.push(Done { ticket, at: self.clock.now(), result: Err(of_h2(&e)) }),
+            }
+            return Start::Taken;
+        }
+        if hope {
+            return Start::Busy;
+        }
+        let failed = self.links.first().map_or(Failed::new(Failure::Connect, ""), |l| l.error.clone());
+        done.push(Done { ticket, at: self.clock.now(), result: Err(Failed { failure: Failure::Connect, ..failed }) });
+        Start::Taken
+    }
+
+    fn handle_ready(&mut self, _poller: &Poller, ready: Ready, done: &mut Vec<Done>) {
+        let index = (ready.token & u64::from(u32::MAX)) as usize;
+        let Some(link) = self.links.get_mut(index) else { return };
+        if u64::from(link.generation) != ready.token >> 32 {
+            return;
+        }
+        if let State::Connecting(socket) = &link.state {
+            if let Ok(Err(e)) | Err(e) = sockopt::socket_error(socket) {
+                let failed = Failed::new(Failure::Connect, std::io::Error::from(e).to_string());
+                return self.close(index, failed, done);
+            }
+            let State::Connecting(socket) = std::mem::replace(&mut link.state, State::Closed(Time::ZERO)) else {
+                return;
+            };
+            let mut builder = h2::client::Builder::new();
+            builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
+            link.state = State::Handshake(Box::pin(builder.handshake(Socket(socket))));
+        }
+        link.woken.0.store(true, Ordering::Relaxed);
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        if let Some(place) = self.on_way.get_mut(ticket.slot as usize)
+            && place.as_ref().is_some_and(|o| o.ticket == ticket)
+            && let Some(mut on_way) = place.take()
+        {
+            // The call on the link then ends with an error that finds nobody.
+            on_way.stream.send_reset(Reason::CANCEL);
+        }
+    }
+
+    fn flush(&mut self, _poller: &Poller, done: &mut Vec<Done>) -> bool {
+        let mut again = false;
+        for index in 0..self.links.len() {
+            again |= self.drive(index, done);
+        }
+        again
+    }
+
+    fn connections(&self) -> usize {
+        self.links.iter().filter(|l| !matches!(l.state, State::Closed(_))).count()
+    }
+}

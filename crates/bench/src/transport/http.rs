@@ -1,0 +1,289 @@
+//! Requests over HTTP/1.1: a pool of kept-alive connections with one request at a time on each.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
+
+use super::{Done, Start, Ticket, Transport, connect};
+use crate::clock::Clock;
+use crate::mix::Choice;
+use crate::outcome::{Failed, Failure};
+use crate::poller::{Poller, Ready};
+use crate::response::{Finished, Keep, ResponseReader};
+
+/// Bytes read at once.
+const READ: usize = 64 * 1024;
+
+struct Connection {
+    socket: OwnedFd,
+    connecting: bool,
+    /// The request on its way, if any.
+    ticket: Option<Ticket>,
+    /// What is left to be written of it.
+    unsent: Bytes,
+    reader: ResponseReader,
+}
+
+/// A place in the pool. Its generation is part of the token, so that events of a closed connection find nobody.
+#[derive(Default)]
+struct Slot {
+    connection: Option<Connection>,
+    generation: u32,
+}
+
+/// The pool. Bound: `most` connections; beyond it requests wait in the caller's queue.
+pub struct Http {
+    address: SocketAddr,
+    clock: Clock,
+    /// Whole requests, by model and variant.
+    requests: Vec<Vec<Bytes>>,
+    most: usize,
+    slots: Vec<Slot>,
+    /// Slots without a connection.
+    empty: Vec<u32>,
+    /// Idle connections; the last used is used first, so that a pool grown in a burst does not stay busy for nothing.
+    idle: Vec<u32>,
+    open: usize,
+    /// Which slot carries a ticket, by the ticket's slot.
+    carriers: Vec<u32>,
+    buffer: Vec<u8>,
+}
+
+impl Http {
+    /// `requests` holds, by model and variant, everything from the request line to the last byte of the body.
+    pub fn new(address: SocketAddr, requests: Vec<Vec<Bytes>>, most: usize, clock: Clock) -> Self {
+        Http {
+            address,
+            clock,
+            requests,
+            most: most.max(1),
+            slots: Vec::new(),
+            empty: Vec::new(),
+            idle: Vec::new(),
+            open: 0,
+            carriers: Vec::new(),
+            buffer: vec![0; READ],
+        }
+    }
+
+    fn token(&self, slot: u32) -> u64 {
+        let generation = self.slots.get(slot as usize).map_or(0, |s| s.generation);
+        u64::from(generation) << 32 | u64::from(slot)
+    }
+
+    fn connection(&mut self, slot: u32) -> Option<&mut Connection> {
+        self.slots.get_mut(slot as usize)?.connection.as_mut()
+    }
+
+    /// Opens a connection in a free slot.
+    fn open(&mut self, poller: &Poller) -> Result<u32, Failed> {
+        let slot = match self.empty.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(Slot::default());
+                (self.slots.len() - 1) as u32
+            }
+        };
+        let opened = connect(self.address)
+            .map_err(std::io::Error::from)
+            .and_then(|socket| poller.add(&socket, self.token(slot)).map(|()| socket));
+        match opened {
+            Ok(socket) => {
+                if let Some(s) = self.slots.get_mut(slot as usize) {
+                    s.connection = Some(Connection {
+                        socket,
+                        connecting: true,
+                        ticket: None,
+                        unsent: Bytes::new(),
+                        reader: ResponseReader::new(Keep::MESSAGES),
+                    });
+                }
+                self.open += 1;
+                Ok(slot)
+            }
+            Err(e) => {
+                self.empty.push(slot);
+                Err(Failed::new(Failure::Connect, e.to_string()))
+            }
+        }
+    }
+
+    /// Closes a connection and forgets its request.
+    fn close(&mut self, slot: u32) -> Option<Ticket> {
+        let s = self.slots.get_mut(slot as usize)?;
+        let connection = s.connection.take()?;
+        s.generation = s.generation.wrapping_add(1);
+        self.open -= 1;
+        self.empty.push(slot);
+        if connection.ticket.is_none() {
+            self.idle.retain(|i| *i != slot);
+        }
+        connection.ticket
+    }
+
+    fn fail(&mut self, slot: u32, failed: Failed, done: &mut Vec<Done>) {
+        if let Some(ticket) = self.close(slot) {
+            done.push(Done { ticket, at: self.clock.now(), result: Err(failed) });
+        }
+    }
+
+    fn write(&mut self, slot: u32, done: &mut Vec<Done>) {
+        let Some(connection) = self.connection(slot) else { return };
+        while !connection.unsent.is_empty() {
+            match rustix::net::send(&connection.socket, &connection.unsent, SendFlags::NOSIGNAL) {
+                Ok(n) => drop(connection.unsent.split_to(n.min(connection.unsent.len()))),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) if connection.reader.has_begun() => return,
+                // A server that answers before it has read everything and closes: the answer may still be readable.
+                Err(e @ (Errno::PIPE | Errno::CONNRESET)) => {
+                    connection.unsent = Bytes::new();
+                    self.read(slot, done);
+                    let still = self.connection(slot).is_some_and(|c| c.ticket.is_some());
+                    if still {
+                        self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
+                    }
+                    return;
+                }
+                Err(e) => {
+                    return self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, slot: u32, done: &mut Vec<Done>) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        self.read_into(slot, &mut buffer, done);
+        self.buffer = buffer;
+    }
+
+    fn read_into(&mut self, slot: u32, buffer: &mut [u8], done: &mut Vec<Done>) {
+        loop {
+            let Some(connection) = self.connection(slot) else { return };
+            let read = match rustix::io::read(&connection.socket, &mut *buffer) {
+                Ok(n) => n,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(e) => {
+                    return self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
+                }
+            };
+            if connection.ticket.is_none() {
+                // Idle: the server closed the connection, or sent what nobody asked for.
+                self.close(slot);
+                return;
+            }
+            if read == 0 {
+                match connection.reader.closed() {
+                    Some(finished) => self.finish(slot, finished, done),
+                    None => self.fail(slot, Failed::new(Failure::Closed, "before the end of the answer"), done),
+                }
+                return;
+            }
+            match connection.reader.push(buffer.get(..read).unwrap_or_default()) {
+                Ok(None) => {
+                    // Less than asked for: nothing more is there, and the next byte is reported.
+                    if read < buffer.len() {
+                        return;
+                    }
+                }
+                Ok(Some(finished)) => return self.finish(slot, finished, done),
+                Err(invalid) => return self.fail(slot, Failed::new(Failure::Garbage, invalid.0), done),
+            }
+        }
+    }
+
+    fn finish(&mut self, slot: u32, finished: Finished, done: &mut Vec<Done>) {
+        let at = self.clock.now();
+        let Some(connection) = self.connection(slot) else { return };
+        let result = if finished.status == 200 {
+            Ok(())
+        } else {
+            Err(Failed::new(Failure::Http(finished.status), String::from_utf8_lossy(connection.reader.body())))
+        };
+        // An answer that came before the request was sent whole ends the connection: the rest cannot be taken back.
+        let ticket = if finished.reusable && connection.unsent.is_empty() {
+            connection.reader.reset();
+            let ticket = connection.ticket.take();
+            self.idle.push(slot);
+            ticket
+        } else {
+            self.close(slot)
+        };
+        if let Some(ticket) = ticket {
+            done.push(Done { ticket, at, result });
+        }
+    }
+}
+
+impl Transport for Http {
+    fn start(&mut self, poller: &Poller, ticket: Ticket, choice: Choice, done: &mut Vec<Done>) -> Start {
+        let (slot, fresh) = match self.idle.pop() {
+            Some(slot) => (slot, false),
+            None if self.open >= self.most => return Start::Busy,
+            None => match self.open(poller) {
+                Ok(slot) => (slot, true),
+                Err(failed) => {
+                    done.push(Done { ticket, at: self.clock.now(), result: Err(failed) });
+                    return Start::Taken;
+                }
+            },
+        };
+        let request = self.requests.get(choice.model).and_then(|m| m.get(choice.variant)).cloned().unwrap_or_default();
+        let place = ticket.slot as usize;
+        if self.carriers.len() <= place {
+            self.carriers.resize(place + 1, u32::MAX);
+        }
+        self.carriers[place] = slot;
+        if let Some(connection) = self.connection(slot) {
+            connection.ticket = Some(ticket);
+            connection.unsent = request;
+        }
+        if !fresh {
+            self.write(slot, done);
+        }
+        Start::Taken
+    }
+
+    fn handle_ready(&mut self, _poller: &Poller, ready: Ready, done: &mut Vec<Done>) {
+        let slot = (ready.token & u64::from(u32::MAX)) as u32;
+        if self.token(slot) != ready.token {
+            return;
+        }
+        let Some(connection) = self.connection(slot) else { return };
+        if connection.connecting {
+            let error = match sockopt::socket_error(&connection.socket) {
+                Ok(Ok(())) => None,
+                Ok(Err(e)) | Err(e) => Some(e),
+            };
+            if let Some(e) = error {
+                return self.fail(slot, Failed::new(Failure::Connect, std::io::Error::from(e).to_string()), done);
+            }
+            connection.connecting = false;
+        }
+        if !connection.unsent.is_empty() {
+            self.write(slot, done);
+        }
+        // Also when idle: the server may have closed, or sent what must not be taken for the next answer.
+        self.read(slot, done);
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        let Some(slot) = self.carriers.get(ticket.slot as usize).copied() else { return };
+        if self.connection(slot).is_some_and(|c| c.ticket == Some(ticket)) {
+            self.close(slot);
+        }
+    }
+
+    fn flush(&mut self, _poller: &Poller, _done: &mut Vec<Done>) -> bool {
+        false
+    }
+
+    fn connections(&self) -> usize {
+        self.open
+    }
+}

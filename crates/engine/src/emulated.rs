@@ -186,6 +186,10 @@ impl Model for EmulatedModel {
         &self.shared.signature
     }
 
+    fn max_batch(&self) -> Option<u32> {
+        Some(self.shared.profile.max_batch())
+    }
+
     fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(EmulatedLane { shared: self.shared.clone() }))
     }

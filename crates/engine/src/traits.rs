@@ -52,6 +52,11 @@ pub trait Model: Send + Sync {
         1
     }
 
+    /// The largest batch it can run; `None`: any that fits into memory.
+    fn max_batch(&self) -> Option<u32> {
+        None
+    }
+
     /// A lane on this model: activations and scratch memory of its own, the weights shared.
     ///
     /// # Errors

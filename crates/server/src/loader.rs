@@ -39,6 +39,32 @@ impl LoadProgress for () {
     fn step(&self, _what: &str, _fraction: f64) {}
 }
 
+/// The engines of a server.
+pub struct Engines {
+    /// Runs ONNX models.
+    pub onnx: Arc<dyn Engine>,
+    /// Runs emulated ones.
+    pub emulated: Arc<dyn Engine>,
+}
+
+impl Engines {
+    /// The engines that the options ask for. Says which one runs ONNX models, and how to get a faster one.
+    ///
+    /// # Errors
+    /// If the engine asked for is not there.
+    pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
+        let preference: downbeat_engine::Preference = options.engine.name().parse()?;
+        let choice = downbeat_engine::choose(preference, &downbeat_engine::Search::default())?;
+        let info = choice.engine.info();
+        let library = info.library.as_ref().map(|path| path.display().to_string());
+        tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
+        if let Some(hint) = choice.hint {
+            tracing::info!("{hint}");
+        }
+        Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()) })
+    }
+}
+
 /// A model file and the engine that reads it.
 struct Source<'a> {
     engine: &'a dyn Engine,
@@ -54,8 +80,7 @@ impl Source<'_> {
 /// Loads model versions. Slow: never on a thread that serves requests.
 pub struct Loader {
     options: Arc<ServerOptions>,
-    onnx: Arc<dyn Engine>,
-    emulated: Arc<dyn Engine>,
+    engines: Engines,
     store: ProfileStore,
     driver: Arc<Driver>,
     metrics: Arc<Metrics>,
@@ -63,17 +88,11 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader that runs ONNX models on `onnx` and emulated ones on `emulated`.
-    pub fn new(
-        options: Arc<ServerOptions>,
-        onnx: Arc<dyn Engine>,
-        emulated: Arc<dyn Engine>,
-        driver: Arc<Driver>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    /// A loader onto the devices of `driver`.
+    pub fn new(options: Arc<ServerOptions>, engines: Engines, driver: Arc<Driver>, metrics: Arc<Metrics>) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         let clock = driver.clock();
-        Loader { options, onnx, emulated, store, driver, metrics, clock }
+        Loader { options, engines, store, driver, metrics, clock }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -89,15 +108,22 @@ impl Loader {
     ) -> anyhow::Result<Arc<Executable>> {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
-        let engine = if is_emulated(definition) { &self.emulated } else { &self.onnx };
+        let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
         let most_threads = self.threads();
         let source = Source { engine: &**engine, path };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
-            //TODO downbeat_engine::inspect(path)?;
+            downbeat_engine::inspect(path)?;
         }
         let mut model = source.load(1)?;
         definition.complete(model.signature())?;
+        if let Some(most) = model.max_batch()
+            && most < definition.batching.max_batch_size
+        {
+            tracing::info!(model = %definition.name, max_batch_size = most, "the model runs no larger batches");
+            definition.batching.max_batch_size = most;
+            definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
+        }
         let plan =
             BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
         progress.step("measuring", 0.2);

@@ -1,21 +1,17 @@
 //! The metrics port: `GET /metrics` in Prometheus' text format.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
-use crate::metrics::Metrics;
 use crate::registry::Registry;
 
 /// Answers scrapes until the process ends.
-pub async fn serve(listener: TcpListener, registry: Registry, metrics: Arc<Metrics>) {
+pub async fn serve(listener: TcpListener, registry: Registry) {
     let scrape = move || {
-        registry.refresh_gauges();
-        let text = metrics.render();
+        let text = registry.metrics();
         async move {
             match text {
                 Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),

@@ -11,8 +11,10 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_repository::{Fingerprint, ModelRepository};
 use parking_lot::Mutex;
 
+use crate::clock::Clock;
+use crate::driver::Driver;
 use crate::error::ServiceError;
-use crate::loader::{LoadProgress, Loader};
+use crate::loader::{Engines, LoadProgress, Loader};
 use crate::metrics::Metrics;
 use crate::options::{ModelControl, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -82,21 +84,28 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A registry with nothing loaded.
-    pub fn new(
-        options: Arc<ServerOptions>,
-        repository: ModelRepository,
-        serving: Arc<Serving>,
-        loader: Arc<Loader>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    /// The registry of the repository that the options name, with its engines and devices; nothing is loaded yet.
+    ///
+    /// # Errors
+    /// If the repository cannot be read, or the engine is not there.
+    pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
+        let repository = ModelRepository::open(&options.repository)?
+            .with_auto_complete(options.auto_complete_config)
+            .with_default_max_batch_size(options.default_max_batch_size);
+        let scan = repository.scan()?;
+        for warning in &scan.warnings {
+            tracing::warn!("{warning}");
+        }
         let wanted = match &options.model_control {
             ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
-            // Whoever opened the repository has read its folder a moment ago.
-            _ => repository.names().unwrap_or_default(),
+            _ => scan.names,
         };
-        Registry {
-            wanted: wanted.into(),
+        let engines = Engines::choose(&options)?;
+        let metrics = Arc::new(Metrics::new()?);
+        let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
+        let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
+        let serving = Arc::new(Serving::new(options.clone(), driver, loader.clone()));
+        Ok(Registry {
             options,
             repository,
             serving,
@@ -104,7 +113,8 @@ impl Registry {
             metrics,
             entries: Arc::default(),
             started: Arc::default(),
-        }
+            wanted: wanted.into(),
+        })
     }
 
     /// Who answers inferences.
@@ -305,13 +315,17 @@ impl Registry {
         })
     }
 
-    /// Brings the gauges that are read, not counted, up to date.
-    pub fn refresh_gauges(&self) {
+    /// All metrics in Prometheus' text format, as of now.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn metrics(&self) -> Result<String, prometheus::Error> {
         for served in self.serving.all() {
             for executable in served.versions.values() {
                 self.metrics.set_pending(&executable.name, &executable.version, u64::from(executable.waiting()));
             }
         }
+        self.metrics.render()
     }
 
     fn served(&self, name: &str) -> Result<Arc<Served>, ServiceError> {

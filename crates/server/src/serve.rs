@@ -4,21 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
-use downbeat_engine::Engine;
-use downbeat_repository::ModelRepository;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::clock::Clock;
-use crate::driver::Driver;
+use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
-use crate::loader::{LoadProgress, Loader};
-use crate::metrics::Metrics;
-use crate::options::{EngineChoice, ModelControl, ServerOptions};
+use crate::loader::LoadProgress;
+use crate::options::{ModelControl, ServerOptions};
 use crate::registry::Registry;
 use crate::service::LoadOverrides;
-use crate::serving::Serving;
 use crate::shared_memory::SharedMemory;
 use crate::{grpc, http, logging, metrics_port};
 
@@ -34,20 +29,12 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 
 async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let repository = ModelRepository::open(&options.repository)?
-        .with_auto_complete(options.auto_complete_config)
-        .with_default_max_batch_size(options.default_max_batch_size);
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let http = bind(&options, options.http_port, "HTTP", "--http-port").await?;
     let grpc = bind(&options, options.grpc_port, "gRPC", "--grpc-port").await?;
     let metrics_listener = bind(&options, options.metrics_port, "metrics", "--metrics-port").await?;
 
-    let (onnx, emulated) = engines(&options)?;
-    let metrics = Arc::new(Metrics::new()?);
-    let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
-    let loader = Arc::new(Loader::new(options.clone(), onnx, emulated, driver.clone(), metrics.clone()));
-    let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone()));
-    let registry = Registry::new(options.clone(), repository, serving.clone(), loader, metrics.clone());
+    let registry = Registry::open(options.clone())?;
     let service = Arc::new(registry.clone());
     let shared_memory = Arc::new(SharedMemory::default());
 
@@ -65,13 +52,18 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     }
     if let Some((listener, address)) = grpc {
         tracing::info!(%address, "gRPC");
-        let state = grpc::GrpcState::new(service.clone(), shared_memory.clone(), options.max_body_bytes);
-        frontends.push(tokio::spawn(grpc::serve(listener, state, wait_for(stopped.clone()), options.drain_timeout.into())));
+        let grpc_options = GrpcOptions {
+            max_message_bytes: options.max_body_bytes,
+            drain_timeout: options.drain_timeout.into(),
+            ..GrpcOptions::default()
+        };
+        let (service, memory) = (service.clone(), shared_memory.clone());
+        frontends.push(tokio::spawn(grpc::serve(listener, service, memory, grpc_options, wait_for(stopped.clone()))));
     }
     if let Some((listener, address)) = metrics_listener {
         tracing::info!(%address, "metrics");
         // Not among the frontends: the last moments of a drain should be seen, too.
-        tokio::spawn(metrics_port::serve(listener, registry.clone(), metrics.clone()));
+        tokio::spawn(metrics_port::serve(listener, registry.clone()));
     }
 
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -101,7 +93,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
         follower.abort();
     }
     tracing::info!(limit = %options.drain_timeout, "stopping: no new requests, those that are in are finished");
-    serving.start_draining();
+    registry.serving().start_draining();
     // A receiver is always there: `stopped`.
     let _ = stop.send(true);
     let all = async {
@@ -139,25 +131,6 @@ async fn bind(
         .with_context(|| format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}"))?;
     let address = listener.local_addr()?;
     Ok(Some((listener, address)))
-}
-
-/// The engine for ONNX models and the emulated one. Says which is used, and how to get a faster one.
-fn engines(options: &ServerOptions) -> anyhow::Result<(Arc<dyn Engine>, Arc<dyn Engine>)> {
-    let emulated: Arc<dyn Engine> = Arc::new(downbeat_engine::Emulated::default());
-    let onnx: Arc<dyn Engine> = match options.engine {
-        EngineChoice::Emulated => emulated.clone(),
-        choice => {
-            let chosen = downbeat_engine::choose(choice.name(), &downbeat_engine::Search::default())?;
-            if let Some(hint) = chosen.hint {
-                tracing::info!("{hint}");
-            }
-            chosen.engine
-        }
-    };
-    let info = onnx.info();
-    let library = info.library.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-    tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
-    Ok((onnx, emulated))
 }
 
 /// Loads what is to be served, one model after the other, with a progress bar on a terminal.

@@ -1,8 +1,9 @@
-//! The frontends, over real sockets.
+//! The frontends over real sockets, and the way of a request behind them.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod classification;
 mod grpc;
+mod serving;
 mod shared_memory;
 mod support;

@@ -1,0 +1,401 @@
+//! The way of a request through registry, driver and device, on emulated models: answered exactly once, on time or told so.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::{InferInput, InferRequest, InferResponse, Parameter};
+use downbeat_server::error::ServiceError;
+use downbeat_server::options::{DispatchPolicy, DropPolicy, ServerOptions};
+use downbeat_server::registry::Registry;
+use downbeat_server::service::{LoadOverrides, Service};
+use tempfile::TempDir;
+
+/// A repository of emulated models.
+struct Models(TempDir);
+
+impl Models {
+    fn new() -> Self {
+        Models(TempDir::new().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A model `l(b) = alpha b + beta` with input `x` [-1, dim] and output `y` [-1, 1].
+    fn add(&self, name: &str, version: u64, latency: (f64, f64), dim: i64, config: &str) {
+        let folder = self.path().join(name).join(version.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        let (alpha, beta) = latency;
+        let model = format!(
+            "alpha_ms = {alpha:?}\nbeta_ms = {beta:?}\nmax_batch = 8\n\
+             [[inputs]]\nname = \"x\"\ndatatype = \"FP32\"\ndims = [-1, {dim}]\n\
+             [[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n"
+        );
+        std::fs::write(folder.join("model.emulated.toml"), model).unwrap();
+        let config = format!("name: \"{name}\"\nbackend: \"downbeat_emulated\"\n{config}\n");
+        std::fs::write(self.path().join(name).join("config.pbtxt"), config).unwrap();
+    }
+
+    fn options(&self) -> ServerOptions {
+        let mut options = ServerOptions::new(self.path().to_owned());
+        options.engine = downbeat_server::options::EngineChoice::Emulated;
+        options.drop = DropPolicy::Head;
+        options.profiling.cache_dir = Some(self.path().join(".profiles"));
+        options.profiling.budget = downbeat_core::Duration::ZERO;
+        options
+    }
+
+    async fn serve(&self, change: impl FnOnce(&mut ServerOptions)) -> Registry {
+        let mut options = self.options();
+        change(&mut options);
+        let registry = Registry::open(Arc::new(options)).unwrap();
+        for name in registry.wanted_at_start().to_vec() {
+            registry.load_model(&name, LoadOverrides::default(), Arc::new(())).await.unwrap();
+        }
+        registry.set_started();
+        registry
+    }
+}
+
+fn request(model: &str, rows: i64, dim: i64) -> InferRequest {
+    InferRequest {
+        model_name: model.to_owned(),
+        inputs: vec![InferInput {
+            name: "x".to_owned(),
+            datatype: DataType::Fp32,
+            shape: vec![rows, dim],
+            parameters: Default::default(),
+            data: vec![0; (rows * dim * 4) as usize].into(),
+        }],
+        ..Default::default()
+    }
+}
+
+fn with_timeout(mut request: InferRequest, timeout: Duration) -> InferRequest {
+    request.parameters.insert("timeout".to_owned(), Parameter::Uint64(timeout.as_micros() as u64));
+    request
+}
+
+type Answer = tokio::task::JoinHandle<Result<InferResponse, ServiceError>>;
+
+/// Sends a request, and gives it the time to reach its queue.
+async fn send(registry: &Registry, request: InferRequest) -> Answer {
+    let registry = registry.clone();
+    let answer = tokio::spawn(async move { registry.infer(request).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    answer
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A metric's value, summed over its labels.
+fn metric(registry: &Registry, name: &str, label: &str) -> f64 {
+    let text = registry.metrics().unwrap();
+    let lines = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
+    lines.filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+#[tokio::test]
+async fn requests_are_answered_and_counted_by_their_batch_dimension() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 5.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let answer = registry.infer(request("m", 3, 4)).await.unwrap();
+    assert_eq!(answer.outputs[0].shape, [3, 1]);
+    assert_eq!((answer.model_name.as_str(), answer.model_version.as_str()), ("m", "1"));
+    registry.infer(request("m", 1, 4)).await.unwrap();
+    let statistics = &registry.statistics("m", "").unwrap()[0];
+    assert_eq!((statistics.inference_count, statistics.execution_count), (4, 2));
+    let sizes: Vec<u64> = statistics.batch_stats.iter().map(|b| b.batch_size).collect();
+    assert_eq!(sizes, [1, 3]);
+    assert_eq!(metric(&registry, "nv_inference_count", "m"), 4.0);
+    assert_eq!(metric(&registry, "nv_inference_request_success", "m"), 2.0);
+}
+
+#[tokio::test]
+async fn what_comes_while_the_device_works_is_one_batch() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 100.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let first = send(&registry, request("m", 1, 4)).await;
+    let mut others = Vec::new();
+    for _ in 0..4 {
+        others.push(send(&registry, request("m", 1, 4)).await);
+    }
+    assert_eq!(metric(&registry, "nv_inference_pending_request_count", "m"), 4.0);
+    first.await.unwrap().unwrap();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    let statistics = &registry.statistics("m", "").unwrap()[0];
+    assert_eq!((statistics.inference_count, statistics.execution_count), (5, 2));
+    assert_eq!(metric(&registry, "nv_inference_pending_request_count", "m"), 0.0);
+}
+
+#[tokio::test]
+async fn requests_of_different_shapes_never_share_a_batch() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 100.0), -1, "");
+    let registry = models.serve(|_| {}).await;
+    let first = send(&registry, request("m", 1, 4)).await;
+    let mut others = Vec::new();
+    for dim in [5, 6, 5, 6, 5] {
+        others.push(send(&registry, request("m", 1, dim)).await);
+    }
+    first.await.unwrap().unwrap();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    let statistics = &registry.statistics("m", "").unwrap()[0];
+    assert_eq!((statistics.inference_count, statistics.execution_count), (6, 3));
+}
+
+#[tokio::test]
+async fn the_bound_of_a_queue_is_exact_and_says_when_to_come_back() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 300.0), 4, "max_batch_size: 2");
+    let registry = models.serve(|options| options.max_queue_size = 3).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let two = send(&registry, request("m", 2, 4)).await;
+    // A request of two items does not fit beside two into three; one of one item does.
+    let too_much = registry.infer(request("m", 2, 4)).await.unwrap_err();
+    let one = send(&registry, request("m", 1, 4)).await;
+    let full = registry.infer(request("m", 1, 4)).await.unwrap_err();
+    for error in [too_much, full] {
+        let ServiceError::QueueFull { message, retry_after } = error else { panic!("{error:?}") };
+        assert_eq!(message, "the queue of model 'm' is full: it holds at most 3; try again later");
+        assert!(retry_after > downbeat_core::Duration::ZERO);
+    }
+    for answer in [running, two, one] {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "queue_full"), 2.0);
+    registry.infer(request("m", 1, 4)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deadline_that_cannot_be_met_is_refused_at_once() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 200.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let answer = tokio::time::timeout(ms(100), registry.infer(with_timeout(request("m", 1, 4), ms(150)))).await;
+    let error = answer.expect("the answer comes before the deadline, not at it").unwrap_err();
+    assert!(matches!(error, ServiceError::DeadlineExceeded(_)), "{error:?}");
+    assert!(error.to_string().contains("even on an idle device"), "{error}");
+    registry.infer(with_timeout(request("m", 1, 4), ms(2_000))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_queued_request_is_dropped_when_it_becomes_hopeless_while_the_device_is_busy() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 400.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    // Needs 401 ms and has 500: hopeless after 99 ms, when the first is still running.
+    let hopeless = send(&registry, with_timeout(request("m", 1, 4), ms(500))).await;
+    let error = hopeless.await.unwrap().unwrap_err();
+    assert!(!running.is_finished(), "the drop waited for the device");
+    assert!(error.to_string().contains("could no longer finish by its deadline"), "{error}");
+    running.await.unwrap().unwrap();
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "deadline_hopeless"), 1.0);
+}
+
+#[tokio::test]
+async fn queue_timeouts_fire_while_the_device_is_busy() {
+    let models = Models::new();
+    let policy = "max_batch_size: 8 dynamic_batching { default_queue_policy { \
+                  timeout_action: REJECT default_timeout_microseconds: 50000 } }";
+    models.add("m", 1, (1.0, 400.0), 4, policy);
+    let registry = models.serve(|_| {}).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let error = send(&registry, request("m", 1, 4)).await.await.unwrap().unwrap_err();
+    assert!(!running.is_finished(), "the timeout waited for the device");
+    assert!(error.to_string().contains("longer than its queue policy allows"), "{error}");
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_the_queue() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 200.0), 4, "max_batch_size: 1");
+    let registry = models.serve(|options| options.max_queue_size = 1).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let gone = send(&registry, request("m", 1, 4)).await;
+    gone.abort();
+    tokio::time::sleep(ms(10)).await;
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "cancelled"), 1.0);
+    // Its place in the queue is free again.
+    let next = send(&registry, request("m", 1, 4)).await;
+    running.await.unwrap().unwrap();
+    next.await.unwrap().unwrap();
+    assert_eq!(registry.statistics("m", "").unwrap()[0].execution_count, 2);
+}
+
+#[tokio::test]
+async fn a_request_that_overruns_its_timeout_is_told_so_and_wedges_nothing() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 300.0), 4, "");
+    // Without drops the scheduler starts what cannot be done in time.
+    let registry = models.serve(|options| options.drop = DropPolicy::None).await;
+    let error = registry.infer(with_timeout(request("m", 1, 4), ms(50))).await.unwrap_err();
+    assert!(error.to_string().contains("did not finish within the request's timeout of 50 ms"), "{error}");
+    registry.infer(request("m", 1, 4)).await.unwrap();
+}
+
+#[tokio::test]
+async fn deferred_dispatch_gathers_a_batch_that_eager_would_not() {
+    // Symphony §3.1: a candidate does not start before its frontrun moment.
+    for (policy, launches) in [(DispatchPolicy::Deferred, 1), (DispatchPolicy::Eager, 2)] {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 100.0), 4, "parameters { key: \"slo_ms\" value { string_value: \"500\" } }");
+        let registry = models.serve(|options| options.dispatch = policy).await;
+        let answers = [
+            send(&registry, request("m", 1, 4)).await,
+            send(&registry, request("m", 1, 4)).await,
+            send(&registry, request("m", 1, 4)).await,
+        ];
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+        assert_eq!(registry.statistics("m", "").unwrap()[0].execution_count, launches, "{policy:?}");
+        assert_eq!(metric(&registry, "downbeat_requests_late_total", "m"), 0.0, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn batch_delay_counts_from_the_first_arrival() {
+    let models = Models::new();
+    let config = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }";
+    models.add("m", 1, (1.0, 1.0), 4, config);
+    let registry = models.serve(|_| {}).await;
+    // Each arrival within the delay of the one before it, but not of the first.
+    let mut answers = Vec::new();
+    for _ in 0..4 {
+        answers.push(send(&registry, request("m", 1, 4)).await);
+        tokio::time::sleep(ms(70)).await;
+    }
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(registry.statistics("m", "").unwrap()[0].execution_count, 2);
+}
+
+#[tokio::test]
+async fn a_slow_model_is_probed_when_its_profile_says_that_its_slo_cannot_be_met() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 100.0), 4, "parameters { key: \"slo_ms\" value { string_value: \"50\" } }");
+    let registry = models.serve(|_| {}).await;
+    // The first request is let through to find out; it is late, and answered.
+    registry.infer(request("m", 1, 4)).await.unwrap();
+    let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
+    assert!(error.to_string().contains("the model's slo_ms"), "{error}");
+    assert_eq!(metric(&registry, "downbeat_requests_late_total", "m"), 1.0);
+}
+
+#[tokio::test]
+async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_serving() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 20.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let load = {
+        let registry = registry.clone();
+        tokio::spawn(async move {
+            let mut versions = std::collections::BTreeMap::new();
+            for _ in 0..40 {
+                let answer = registry.infer(request("m", 1, 4)).await.expect("no request is lost in a reload");
+                *versions.entry(answer.model_version).or_insert(0) += 1;
+            }
+            versions
+        })
+    };
+    tokio::time::sleep(ms(100)).await;
+    models.add("m", 2, (1.0, 20.0), 4, "");
+    registry.load("m", LoadOverrides::default()).await.unwrap();
+    let versions = load.await.unwrap();
+    assert_eq!(versions.keys().collect::<Vec<_>>(), ["1", "2"], "{versions:?}");
+
+    models.add("m", 3, (1.0, 20.0), 4, "");
+    std::fs::write(models.path().join("m/3/model.emulated.toml"), "alpha_ms = nonsense").unwrap();
+    let error = registry.load("m", LoadOverrides::default()).await.unwrap_err();
+    assert!(error.to_string().contains("version 3"), "{error}");
+    assert_eq!(registry.infer(request("m", 1, 4)).await.unwrap().model_version, "2");
+    assert!(registry.is_model_ready("m", "") && registry.is_ready());
+}
+
+#[tokio::test]
+async fn an_unloaded_model_answers_what_is_in_and_refuses_what_comes() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 200.0), 4, "");
+    models.add("other", 1, (1.0, 1.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let waiting = send(&registry, request("m", 1, 4)).await;
+    registry.unload("m").await.unwrap();
+    running.await.unwrap().unwrap();
+    waiting.await.unwrap().unwrap();
+    let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
+    assert_eq!(error.to_string(), "model 'm' is not ready: UNAVAILABLE: unloaded");
+    let states: Vec<_> = registry.repository_index(false).into_iter().map(|e| (e.name, e.state)).collect();
+    assert_eq!(states, [("m".to_owned(), "UNAVAILABLE".to_owned()), ("other".to_owned(), "READY".to_owned())]);
+    registry.infer(request("other", 1, 4)).await.unwrap();
+    registry.load("m", LoadOverrides::default()).await.unwrap();
+    registry.infer(request("m", 1, 4)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_broken_model_does_not_keep_the_others_from_being_served() {
+    let models = Models::new();
+    models.add("bad", 1, (1.0, 1.0), 4, "max_batch_sice: 4");
+    models.add("good", 1, (1.0, 1.0), 4, "");
+    let registry = Registry::open(Arc::new(models.options())).unwrap();
+    let error = registry.load_model("bad", LoadOverrides::default(), Arc::new(())).await.unwrap_err();
+    assert!(error.to_string().contains("config.pbtxt:3"), "file and line: {error}");
+    registry.load_model("good", LoadOverrides::default(), Arc::new(())).await.unwrap();
+    registry.set_started();
+    registry.infer(request("good", 1, 4)).await.unwrap();
+    assert!(!registry.is_ready(), "strict readiness: a model that was asked for is missing");
+    let error = registry.infer(request("bad", 1, 4)).await.unwrap_err();
+    assert!(error.to_string().starts_with("model 'bad' is not ready: UNAVAILABLE"), "{error}");
+}
+
+#[tokio::test]
+async fn unknown_names_say_what_there_is() {
+    let models = Models::new();
+    models.add("m", 7, (1.0, 1.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let told = async |model: &str, version: &str, output: &str| {
+        let mut request = request(model, 1, 4);
+        request.model_version = version.to_owned();
+        if !output.is_empty() {
+            request.outputs = vec![downbeat_protocol::RequestedOutput { name: output.to_owned(), ..Default::default() }];
+        }
+        registry.infer(request).await.unwrap_err().to_string()
+    };
+    assert!(told("n", "", "").await.contains("there is no model 'n'"));
+    assert_eq!(told("m", "2", "").await, "model 'm' has no ready version 2; ready: 7");
+    assert_eq!(told("m", "two", "").await, "'two' is no version of model 'm': versions are positive numbers");
+    assert_eq!(told("m", "", "z").await, "model 'm' has no output 'z'; its outputs are [\"y\"]");
+    registry.infer(request("m", 1, 4)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_higher_priority_goes_first() {
+    let models = Models::new();
+    let config = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }";
+    models.add("m", 1, (1.0, 100.0), 4, config);
+    let registry = models.serve(|_| {}).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let ordinary = send(&registry, request("m", 1, 4)).await;
+    let mut urgent = request("m", 1, 4);
+    urgent.parameters.insert("priority".to_owned(), Parameter::Uint64(1));
+    let urgent = send(&registry, urgent).await;
+    running.await.unwrap().unwrap();
+    urgent.await.unwrap().unwrap();
+    assert!(!ordinary.is_finished(), "the ordinary request went before the urgent one");
+    ordinary.await.unwrap().unwrap();
+}

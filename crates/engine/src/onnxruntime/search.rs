@@ -7,9 +7,9 @@ use std::process::Command;
 use super::OLDEST_MINOR;
 use crate::install;
 
-/// Where to look for the ONNX Runtime library; [`Search::from_env`] for the usual places, in this order: `asked`, beside the
+/// Where to look for the ONNX Runtime library; by default ([`Search::from_env`]) in the usual places, in this order: `asked`, beside the
 /// executable, `cache`, the system's library path, Python's packages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Search {
     /// A library that was named, with who named it (`ORT_DYLIB_PATH`): this one or none.
     pub asked: Option<(String, PathBuf)>,
@@ -26,7 +26,18 @@ pub struct Search {
     pub threads: usize,
 }
 
+impl Default for Search {
+    fn default() -> Self {
+        Search::from_env()
+    }
+}
+
 impl Search {
+    /// No place at all, to add some to.
+    pub fn nowhere() -> Search {
+        Search { asked: None, beside_executable: false, cache: None, system: false, python: false, threads: 0 }
+    }
+
     /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python.
     pub fn from_env() -> Search {
         let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {

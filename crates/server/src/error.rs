@@ -1,6 +1,7 @@
 //! The errors a client can be answered with; the one place that knows their HTTP and gRPC status.
 
 use downbeat_core::Duration;
+use http::StatusCode;
 
 /// Why a request got no result. The message says what was wrong and what was expected.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -73,6 +74,30 @@ impl ServiceError {
             ServiceError::Unavailable(_) => tonic::Code::Unavailable,
             ServiceError::Unimplemented(_) => tonic::Code::Unimplemented,
             ServiceError::Internal(_) => tonic::Code::Internal,
+        }
+    }
+
+    /// The status of an HTTP answer with this error.
+    pub fn http_status(&self) -> StatusCode {
+        match self {
+            ServiceError::InvalidArgument(_) => StatusCode::BAD_REQUEST,
+            ServiceError::NotFound(_) => StatusCode::NOT_FOUND,
+            ServiceError::AlreadyExists(_) => StatusCode::CONFLICT,
+            ServiceError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            ServiceError::QueueFull { .. } | ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ServiceError::DeadlineExceeded(_) => StatusCode::GATEWAY_TIMEOUT,
+            // nginx's "client closed request"; no registered status says it.
+            ServiceError::Cancelled(_) => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+            ServiceError::Unimplemented(_) => StatusCode::NOT_IMPLEMENTED,
+            ServiceError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is not the remedy.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        match self {
+            ServiceError::QueueFull { retry_after, .. } => Some(retry_after.as_nanos().div_ceil(1_000_000_000).max(1)),
+            _ => None,
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod error;
 pub mod executable;
 pub mod extension;
 pub mod grpc;
+pub mod http;
 pub mod loader;
 pub mod logging;
 pub mod metrics;

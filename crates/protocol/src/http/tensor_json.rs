@@ -170,7 +170,10 @@ impl<'de> Visitor<'de> for &mut Elements {
         let length = match (self.datatype, u32::try_from(v.len())) {
             (DataType::Bytes, Ok(length)) => length,
             (DataType::Bytes, Err(_)) => return Err(E::custom("a BYTES element is longer than 4 GiB")),
-            _ => return Err(E::invalid_type(de::Unexpected::Str(v.get(..32).unwrap_or("...")), &self)),
+            _ => {
+                let start: String = v.chars().take(32).collect();
+                return Err(E::invalid_type(de::Unexpected::Str(&start), &self));
+            }
         };
         self.push(&length.to_le_bytes())?;
         self.out.extend_from_slice(v.as_bytes());

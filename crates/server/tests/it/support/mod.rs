@@ -1,7 +1,10 @@
 //! What the frontends' tests share.
 
 pub mod echo_service;
+pub mod memory_service;
 pub mod shared_object;
+
+pub use memory_service::MemoryService;
 
 /// The elements of a `BYTES` tensor.
 pub fn strings(mut data: &[u8]) -> Vec<String> {

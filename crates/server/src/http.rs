@@ -1,0 +1,132 @@
+//! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
+//!
+//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same protocol as an axum router,
+//! to be put into another server. Inference does not pass through the router: it is the one route whose cost counts.
+
+mod answer;
+mod body;
+mod connection;
+mod encoding;
+mod health;
+mod infer;
+mod metadata;
+mod openapi;
+mod path;
+mod repository;
+mod serve;
+mod settings;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::{get, post};
+
+use crate::service::Service;
+use answer::HttpError;
+pub use serve::serve;
+
+/// What the HTTP frontend can be told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HttpOptions {
+    /// Largest request body in bytes, as sent and after decompression.
+    pub max_body_bytes: usize,
+    /// How long a client may take to send the head of a request once it has begun, and how long it may pause while it
+    /// sends a body. Connections without a request in progress may stay as long as they like.
+    pub receive_timeout: Duration,
+    /// How long requests in flight may take once the server stops.
+    pub drain_timeout: Duration,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        HttpOptions {
+            max_body_bytes: 64 << 20,
+            receive_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What every handler of the frontend has.
+pub struct HttpState<S> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S> {
+    service: Arc<S>,
+    options: HttpOptions,
+}
+
+impl<S> Clone for HttpState<S> {
+    fn clone(&self) -> Self {
+        HttpState { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: Service> HttpState<S> {
+    /// The state of a frontend to `service`.
+    pub fn new(service: Arc<S>, options: HttpOptions) -> Self {
+        HttpState { shared: Arc::new(Shared { service, options }) }
+    }
+
+    fn service(&self) -> &S {
+        &self.shared.service
+    }
+
+    fn options(&self) -> &HttpOptions {
+        &self.shared.options
+    }
+}
+
+/// The protocol as an axum router.
+pub fn router<S: Service>(state: HttpState<S>) -> Router {
+    let limit = state.options().max_body_bytes;
+    Router::new()
+        .route("/v2", get(metadata::server))
+        .route("/v2/openapi.yaml", get(openapi::text))
+        .route("/v2/health/live", get(health::live))
+        .route("/v2/health/ready", get(health::ready::<S>))
+        .route("/v2/models/stats", get(metadata::all_statistics::<S>))
+        .merge(model_routes("/v2/models/{model}"))
+        .merge(model_routes("/v2/models/{model}/versions/{version}"))
+        .route(
+            "/v2/models/{model}/trace/setting",
+            get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
+        )
+        .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
+        .route("/v2/logging", get(settings::logging).post(settings::change_logging))
+        .route("/v2/repository/index", post(repository::index::<S>))
+        .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
+        .route("/v2/repository/models/{model}/unload", post(repository::unload::<S>))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(limit))
+        .with_state(state)
+}
+
+/// What a model answers under its path, and under the path of one of its versions.
+fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
+    Router::new()
+        .route(base, get(metadata::model::<S>))
+        .route(&format!("{base}/ready"), get(health::model_ready::<S>))
+        .route(&format!("{base}/config"), get(metadata::config::<S>))
+        .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
+        .route(&format!("{base}/infer"), post(infer::handler::<S>))
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> HttpError {
+    HttpError::new(
+        StatusCode::NOT_FOUND,
+        format!("{method} {}: no such path; GET /v2/openapi.yaml lists the paths", uri.path()),
+    )
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> HttpError {
+    HttpError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("{method} {}: the path does not take this method; the header Allow lists those it takes", uri.path()),
+    )
+}

@@ -1,0 +1,36 @@
+//! Liveness and readiness. 200 or 503, as Kubernetes asks; the body says it again in JSON, as KServe's client asks.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use downbeat_protocol::http::{LiveBody, ModelReadyBody, ReadyBody};
+
+use super::HttpState;
+use super::answer::{HandlerResult, HttpError, json, ok};
+use super::path::ModelPath;
+use crate::error::ServiceError;
+use crate::service::Service;
+
+pub(super) async fn live() -> HandlerResult {
+    ok(&LiveBody { live: true })
+}
+
+fn status(ready: bool) -> StatusCode {
+    if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+pub(super) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Response {
+    let ready = state.service().is_ready();
+    json(status(ready), &ReadyBody { ready }).map(Body::from)
+}
+
+pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    let ready = state.service().is_model_ready(&path.model, &path.version);
+    // A model that does not exist is never ready: no use in asking again.
+    if !ready && let Err(error @ ServiceError::NotFound(_)) = state.service().model_metadata(&path.model, &path.version)
+    {
+        return Err(HttpError::from(error));
+    }
+    Ok(json(status(ready), &ModelReadyBody { name: path.model, ready }).map(Body::from))
+}

@@ -1,0 +1,164 @@
+//! Inference: the path that every microsecond is counted on.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::http::{INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response};
+use downbeat_protocol::{InferInput, InferRequest};
+
+use super::HttpState;
+use super::answer::{Answer, HandlerResult, HttpError, JSON};
+use super::path::ModelPath;
+use crate::error::ServiceError;
+use crate::service::Service;
+
+const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+
+/// The route as axum calls it, for [`router`](super::router) in another server; [`serve`](super::serve) calls
+/// [`infer`] itself.
+pub(super) async fn handler<S: Service>(
+    State(state): State<HttpState<S>>,
+    path: ModelPath,
+    headers: HeaderMap,
+    body: Bytes,
+) -> HandlerResult {
+    Ok(infer(&state, path, &headers, body).await?.map(Body::from))
+}
+
+/// Answers an inference request. Dropping the future cancels it.
+pub(super) async fn infer<S: Service>(
+    state: &HttpState<S>,
+    path: ModelPath,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Answer, HttpError> {
+    let header_length = header_length(headers)?;
+    let (request, forms) = match header_length {
+        Some(0) => raw_request(state.service(), path, body)?,
+        _ => parse_request(path.model, path.version, body, header_length)?,
+    };
+    let response = state.service().infer(request).await?;
+    let encoded = write_response(&response, &forms)?;
+
+    let mut answer = Response::new(encoded.bytes);
+    let headers = answer.headers_mut();
+    match encoded.header_length {
+        Some(length) => {
+            headers.insert(CONTENT_TYPE, OCTETS);
+            headers.insert(HEADER_LENGTH, HeaderValue::from(length));
+        }
+        None => {
+            headers.insert(CONTENT_TYPE, JSON);
+        }
+    }
+    Ok(answer)
+}
+
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
+    let Some(value) = headers.get(&HEADER_LENGTH) else {
+        return Ok(None);
+    };
+    value.to_str().ok().and_then(|text| text.trim().parse().ok()).map(Some).ok_or_else(|| {
+        HttpError::new(
+            StatusCode::BAD_REQUEST,
+            format!("Inference-Header-Content-Length is {value:?}; expected the length of the JSON in bytes"),
+        )
+    })
+}
+
+/// Triton's raw binary request: the whole body is the one input of the model, which tells its name and shape. At most
+/// one dimension besides the batch may vary; it takes what the others leave.
+fn raw_request<S: Service>(
+    service: &S,
+    path: ModelPath,
+    body: Bytes,
+) -> Result<(InferRequest, OutputForms), HttpError> {
+    let metadata = service.model_metadata(&path.model, &path.version)?;
+    let invalid = |what: String| {
+        HttpError::from(ServiceError::InvalidArgument(format!(
+            "model '{}': {what}; expected with Inference-Header-Content-Length: 0 a body that is the model's only input",
+            path.model
+        )))
+    };
+    let [input] = metadata.signature.inputs.as_slice() else {
+        return Err(invalid(format!("it has {} inputs", metadata.signature.inputs.len())));
+    };
+    let (shape, data) = match input.datatype.size() {
+        Some(size) => {
+            let shape = raw_shape(&input.dims, size, body.len()).ok_or_else(|| {
+                invalid(format!(
+                    "{} bytes do not fit input '{}', {} {:?}",
+                    body.len(),
+                    input.name,
+                    input.datatype,
+                    input.dims
+                ))
+            })?;
+            (shape, body)
+        }
+        None => {
+            if input.dims.iter().any(|&size| size != 1 && size != -1) {
+                return Err(invalid(format!("input '{}' takes more than one BYTES element", input.name)));
+            }
+            let length = u32::try_from(body.len()).map_err(|_| invalid("the element is longer than 4 GiB".into()))?;
+            let mut data = Vec::with_capacity(4 + body.len());
+            data.extend_from_slice(&length.to_le_bytes());
+            data.extend_from_slice(&body);
+            (vec![1; input.dims.len()], Bytes::from(data))
+        }
+    };
+    debug_assert!(input.datatype == DataType::Bytes || !shape.contains(&-1));
+    let request = InferRequest {
+        model_name: path.model,
+        model_version: path.version,
+        inputs: vec![InferInput {
+            name: input.name.clone(),
+            datatype: input.datatype,
+            shape,
+            parameters: Default::default(),
+            data,
+        }],
+        ..InferRequest::default()
+    };
+    Ok((request, OutputForms::all(true)))
+}
+
+/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. A batch dimension (a first one that varies, with
+/// another that does) is 1.
+fn raw_shape(dims: &[i64], size: usize, bytes: usize) -> Option<Vec<i64>> {
+    let mut shape = dims.to_vec();
+    if shape.iter().filter(|&&d| d < 0).count() > 1
+        && let Some(first @ i64::MIN..0) = shape.first_mut()
+    {
+        *first = 1;
+    }
+    let fixed = shape.iter().filter(|&&d| d >= 0).try_fold(size, |n, &d| n.checked_mul(usize::try_from(d).ok()?))?;
+    let mut varying = shape.iter_mut().filter(|d| **d < 0);
+    match (varying.next(), varying.next()) {
+        (None, _) => (fixed == bytes).then_some(())?,
+        (Some(d), None) if fixed > 0 && bytes.is_multiple_of(fixed) => *d = i64::try_from(bytes / fixed).ok()?,
+        _ => return None,
+    }
+    Some(shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_body_takes_the_shape_of_the_input() {
+        assert_eq!(raw_shape(&[2, 3], 4, 24), Some(vec![2, 3]));
+        assert_eq!(raw_shape(&[2, 3], 4, 20), None);
+        assert_eq!(raw_shape(&[-1, 784], 4, 3136), Some(vec![1, 784]));
+        assert_eq!(raw_shape(&[-1, 784], 4, 6272), Some(vec![2, 784]));
+        assert_eq!(raw_shape(&[-1, -1], 4, 40), Some(vec![1, 10]));
+        assert_eq!(raw_shape(&[-1, -1, -1], 4, 40), None);
+        assert_eq!(raw_shape(&[-1, 0], 4, 0), None);
+        assert_eq!(raw_shape(&[-1, i64::MAX], 4, 8), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! What the server and its models are and what they have done: metadata, configuration, statistics.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use downbeat_core::tensor::TensorSpec;
+use downbeat_protocol::http::{
+    ModelMetadataBody, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_to_json,
+};
+
+use super::HttpState;
+use super::answer::{HandlerResult, json_text, ok};
+use super::path::ModelPath;
+use crate::service::Service;
+
+/// The extensions that this frontend has, by their names in the protocol.
+const EXTENSIONS: [&str; 9] = [
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "statistics",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+];
+
+pub(super) async fn server() -> HandlerResult {
+    ok(&ServerMetadataBody {
+        name: "downbeat".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+    })
+}
+
+fn tensors(specs: Vec<TensorSpec>) -> Vec<TensorMetadataBody> {
+    specs
+        .into_iter()
+        .map(|spec| TensorMetadataBody { name: spec.name, datatype: spec.datatype.name().to_owned(), shape: spec.dims })
+        .collect()
+}
+
+pub(super) async fn model<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    let metadata = state.service().model_metadata(&path.model, &path.version)?;
+    ok(&ModelMetadataBody {
+        name: metadata.name,
+        versions: metadata.versions,
+        platform: metadata.platform,
+        inputs: tensors(metadata.signature.inputs),
+        outputs: tensors(metadata.signature.outputs),
+    })
+}
+
+pub(super) async fn config<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    let config = state.service().model_config(&path.model, &path.version)?;
+    Ok(json_text(StatusCode::OK, config_to_json(&config)).map(Body::from))
+}
+
+pub(super) async fn statistics<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    let statistics = state.service().statistics(&path.model, &path.version)?;
+    Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
+}
+
+pub(super) async fn all_statistics<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
+    let statistics = state.service().statistics("", "")?;
+    Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
+}

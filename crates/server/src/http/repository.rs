@@ -1,0 +1,79 @@
+//! The model repository: what is in it, loading, unloading.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use downbeat_protocol::Parameter;
+use downbeat_protocol::http::{IndexRequest, LoadRequest, UnloadRequest};
+
+use super::HttpState;
+use super::answer::{HandlerResult, HttpError, ok, read_json};
+use super::path::ModelPath;
+use crate::service::{LoadOverrides, Service};
+
+pub(super) async fn index<S: Service>(State(state): State<HttpState<S>>, body: Bytes) -> HandlerResult {
+    let request: IndexRequest = read_json(&body)?;
+    let entries: Vec<_> = state.service().repository_index(request.ready).into_iter().map(IndexEntry::from).collect();
+    ok(&entries)
+}
+
+/// A line of the index; Triton leaves out what is empty.
+#[derive(serde::Serialize)]
+struct IndexEntry {
+    name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    version: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    state: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+}
+
+impl From<crate::service::ModelIndexEntry> for IndexEntry {
+    fn from(entry: crate::service::ModelIndexEntry) -> Self {
+        IndexEntry { name: entry.name, version: entry.version, state: entry.state, reason: entry.reason }
+    }
+}
+
+pub(super) async fn load<S: Service>(State(state): State<HttpState<S>>, path: ModelPath, body: Bytes) -> HandlerResult {
+    let request: LoadRequest = read_json(&body)?;
+    let overrides = overrides(request)?;
+    state.service().load(&path.model, overrides).await?;
+    ok(&serde_json::Map::new())
+}
+
+/// `file:PATH` is a file in base64, `config` a configuration in JSON.
+fn overrides(request: LoadRequest) -> Result<LoadOverrides, HttpError> {
+    let mut overrides = LoadOverrides::default();
+    for (key, value) in request.parameters {
+        let wrong = |what: &str| HttpError::new(StatusCode::BAD_REQUEST, format!("parameter '{key}': {what}"));
+        match (key.as_str(), key.strip_prefix("file:"), value) {
+            (_, Some(path), Parameter::String(text)) => {
+                let file = BASE64_STANDARD
+                    .decode(text)
+                    .map_err(|e| wrong(&format!("expected the file's content in base64: {e}")))?;
+                overrides.files.insert(path.to_owned(), Bytes::from(file));
+            }
+            (_, Some(_), _) => return Err(wrong("expected the file's content in base64")),
+            ("config", None, Parameter::String(config)) => overrides.config = Some(config),
+            ("config", None, _) => return Err(wrong("expected a model configuration as a string of JSON")),
+            (_, None, value) => {
+                overrides.parameters.insert(key, value);
+            }
+        }
+    }
+    Ok(overrides)
+}
+
+pub(super) async fn unload<S: Service>(
+    State(state): State<HttpState<S>>,
+    path: ModelPath,
+    body: Bytes,
+) -> HandlerResult {
+    // `unload_dependents` is for ensembles, which this server does not have.
+    let _: UnloadRequest = read_json(&body)?;
+    state.service().unload(&path.model).await?;
+    ok(&serde_json::Map::new())
+}

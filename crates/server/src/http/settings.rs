@@ -1,0 +1,101 @@
+//! Trace and log settings: they can be read; what cannot be changed while the server runs says so.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use tracing::level_filters::LevelFilter;
+
+use super::HttpState;
+use super::answer::{HandlerResult, HttpError, ok, read_json};
+use super::path::ModelPath;
+use crate::service::Service;
+
+type Settings = Map<String, Value>;
+
+/// Triton's trace settings, of a server that records no traces.
+fn trace_settings() -> Settings {
+    let settings = json!({
+        "trace_level": ["OFF"],
+        "trace_rate": "1000",
+        "trace_count": "-1",
+        "log_frequency": "0",
+        "trace_file": "",
+        "trace_mode": "triton",
+    });
+    settings.as_object().cloned().unwrap_or_default()
+}
+
+/// Triton's log settings, read from the filter that is in force.
+fn log_settings() -> Settings {
+    let level = LevelFilter::current();
+    let verbose = match level {
+        LevelFilter::TRACE => 2,
+        LevelFilter::DEBUG => 1,
+        _ => 0,
+    };
+    let settings = json!({
+        "log_file": "",
+        "log_info": level >= LevelFilter::INFO,
+        "log_warning": level >= LevelFilter::WARN,
+        "log_error": level >= LevelFilter::ERROR,
+        "log_verbose_level": verbose,
+        "log_format": "default",
+    });
+    settings.as_object().cloned().unwrap_or_default()
+}
+
+/// Answers a change: fine if nothing would change, else 400 or 501. `null` stands for the default, which is what is
+/// in force.
+fn change(kind: &str, current: Settings, body: &[u8]) -> HandlerResult {
+    let wanted: Settings = read_json(body)?;
+    for (name, value) in &wanted {
+        match current.get(name) {
+            None => {
+                let names: Vec<&str> = current.keys().map(String::as_str).collect();
+                return Err(HttpError::new(
+                    StatusCode::BAD_REQUEST,
+                    format!("unknown {kind} setting '{name}'; expected one of {}", names.join(", ")),
+                ));
+            }
+            Some(now) if value == now || value.is_null() => {}
+            Some(now) => {
+                return Err(HttpError::new(
+                    StatusCode::NOT_IMPLEMENTED,
+                    format!("{kind} setting '{name}' is {now} and cannot be changed while the server runs"),
+                ));
+            }
+        }
+    }
+    ok(&current)
+}
+
+pub(super) async fn trace() -> HandlerResult {
+    ok(&trace_settings())
+}
+
+pub(super) async fn change_trace(body: Bytes) -> HandlerResult {
+    change("trace", trace_settings(), &body)
+}
+
+pub(super) async fn model_trace<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    state.service().model_metadata(&path.model, "")?;
+    trace().await
+}
+
+pub(super) async fn change_model_trace<S: Service>(
+    State(state): State<HttpState<S>>,
+    path: ModelPath,
+    body: Bytes,
+) -> HandlerResult {
+    state.service().model_metadata(&path.model, "")?;
+    change_trace(body).await
+}
+
+pub(super) async fn logging() -> HandlerResult {
+    ok(&log_settings())
+}
+
+pub(super) async fn change_logging(body: Bytes) -> HandlerResult {
+    change("log", log_settings(), &body)
+}

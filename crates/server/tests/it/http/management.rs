@@ -1,0 +1,132 @@
+//! Everything but inference.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use downbeat_protocol::Parameter;
+use downbeat_protocol::http::statistics_from_json;
+use serde_json::json;
+
+use super::{Server, json_request};
+
+#[tokio::test]
+async fn health_is_a_status_and_says_so_in_json() {
+    let server = Server::start().await;
+    let reply = server.get("/v2/health/live").await;
+    assert_eq!((reply.status, reply.json()), (200, json!({"live": true})));
+    let reply = server.get("/v2/health/ready").await;
+    assert_eq!((reply.status, reply.json()), (200, json!({"ready": true})));
+    server.service.ready.store(false, SeqCst);
+    let reply = server.get("/v2/health/ready").await;
+    assert_eq!((reply.status, reply.json()), (503, json!({"ready": false})));
+    let reply = server.get("/v2/models/simple/ready").await;
+    assert_eq!((reply.status, reply.json()), (200, json!({"name": "simple", "ready": true})));
+    assert_eq!(server.get("/v2/models/simple/versions/1/ready").await.status, 200);
+    let message = server.get("/v2/models/simple/versions/7/ready").await.error(404);
+    assert!(message.contains("no version '7'"), "{message}");
+    server.post("/v2/repository/models/simple/unload", "").await;
+    let reply = server.get("/v2/models/simple/ready").await;
+    assert_eq!((reply.status, reply.json()), (503, json!({"name": "simple", "ready": false})));
+}
+
+#[tokio::test]
+async fn metadata_names_what_there_is() {
+    let server = Server::start().await;
+    let body = server.get("/v2").await.json();
+    assert_eq!(body["name"], "downbeat");
+    assert!(body["extensions"].as_array().unwrap().contains(&json!("binary_tensor_data")));
+    let body = server.get("/v2/models/scores").await.json();
+    assert_eq!(
+        body,
+        json!({
+            "name": "scores",
+            "versions": ["1"],
+            "platform": "onnxruntime_onnx",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 784]}],
+            "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}],
+        })
+    );
+    assert_eq!(server.get("/v2/models/scores/versions/1").await.status, 200);
+    let message = server.get("/v2/models/nobody").await.error(404);
+    assert!(message.contains("unknown model 'nobody'"), "{message}");
+    let message = server.get("/v2/models/%FF").await.error(400);
+    assert!(message.contains("UTF-8"), "{message}");
+}
+
+#[tokio::test]
+async fn the_configuration_is_json_as_triton_writes_it() {
+    let server = Server::start().await;
+    let body = server.get("/v2/models/scores/config").await.json();
+    assert_eq!(body["max_batch_size"], 8);
+    assert_eq!(body["input"][0]["data_type"], "TYPE_FP32");
+    assert_eq!(body["input"][0]["dims"], json!([784]), "64-bit integers are numbers");
+    assert_eq!(body["instance_group"], json!([]), "defaults are written");
+    assert!(body.get("dynamic_batching").is_none() && body.get("ensemble_scheduling").is_none(), "{body}");
+}
+
+#[tokio::test]
+async fn statistics_can_be_read_back() {
+    let server = Server::start().await;
+    server.post("/v2/models/simple/infer", json_request().to_string()).await;
+    let reply = server.get("/v2/models/simple/stats").await;
+    let body = reply.json();
+    assert_eq!(body["model_stats"][0]["inference_count"], 1);
+    for phase in ["success", "fail", "queue", "compute_input", "compute_infer", "compute_output"] {
+        assert_eq!(body["model_stats"][0]["inference_stats"][phase], json!({"count": 0, "ns": 0}), "{phase}");
+    }
+    let statistics = statistics_from_json(&reply.body).unwrap();
+    assert_eq!((statistics[0].name.as_str(), statistics[0].inference_count), ("simple", 1));
+    let all = statistics_from_json(&server.get("/v2/models/stats").await.body).unwrap();
+    assert!(all.len() > 3);
+    server.get("/v2/models/nobody/stats").await.error(404);
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded() {
+    let server = Server::start().await;
+    let reply =
+        server.post("/v2/repository/models/simple/unload", r#"{"parameters":{"unload_dependents":true}}"#).await;
+    assert_eq!((reply.status, reply.json()), (200, json!({})));
+    server.post("/v2/models/simple/infer", json_request().to_string()).await.error(503);
+    let index = server.post("/v2/repository/index", "").await.json();
+    let entry = index.as_array().unwrap().iter().find(|entry| entry["name"] == "simple").unwrap().clone();
+    assert_eq!(entry, json!({"name": "simple", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}));
+    let ready = server.post("/v2/repository/index", r#"{"ready":true}"#).await.json();
+    assert!(ready.as_array().unwrap().iter().all(|entry| entry["name"] != "simple"));
+
+    let body = json!({"parameters": {"config": "{}", "file:1/model.onnx": "b25ueA==", "other": 3}});
+    let reply = server.post("/v2/repository/models/simple/load", body.to_string()).await;
+    assert_eq!((reply.status, reply.json()), (200, json!({})));
+    let (name, overrides) = server.service.loads.lock().pop().unwrap();
+    assert_eq!((name.as_str(), overrides.config.as_deref()), ("simple", Some("{}")));
+    assert_eq!(overrides.files["1/model.onnx"], "onnx");
+    assert_eq!(overrides.parameters["other"], Parameter::Int64(3));
+    assert_eq!(server.post("/v2/models/simple/infer", json_request().to_string()).await.status, 200);
+
+    server.post("/v2/repository/models/nobody/load", "").await.error(404);
+    let body = json!({"parameters": {"file:1/model.onnx": "!"}});
+    let message = server.post("/v2/repository/models/simple/load", body.to_string()).await.error(400);
+    assert!(message.contains("'file:1/model.onnx'") && message.contains("base64"), "{message}");
+}
+
+#[tokio::test]
+async fn settings_can_be_read_and_say_what_cannot_change() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/v2/trace/setting").await.json()["trace_level"], json!(["OFF"]));
+    assert_eq!(server.get("/v2/models/simple/trace/setting").await.status, 200);
+    server.get("/v2/models/nobody/trace/setting").await.error(404);
+    assert!(server.get("/v2/logging").await.json()["log_info"].is_boolean());
+    let same = server.get("/v2/logging").await.body;
+    assert_eq!(server.post("/v2/logging", same).await.status, 200);
+    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"5"}"#).await.error(501);
+    assert!(message.contains("trace_rate"), "{message}");
+    let message = server.post("/v2/logging", r#"{"log_colour":"red"}"#).await.error(400);
+    assert!(message.contains("'log_colour'") && message.contains("log_verbose_level"), "{message}");
+}
+
+#[tokio::test]
+async fn the_openapi_text_is_served() {
+    let server = Server::start().await;
+    let reply = server.get("/v2/openapi.yaml").await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.body.starts_with(b"openapi: 3"));
+}

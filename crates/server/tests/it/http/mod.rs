@@ -1,0 +1,9 @@
+//! The HTTP frontend.
+
+mod bad_input;
+mod client;
+mod inference;
+mod lifecycle;
+mod management;
+
+use client::{Reply, Server, json_request};

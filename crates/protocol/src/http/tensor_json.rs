@@ -28,7 +28,7 @@ pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -
         nulls,
     };
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    (&mut deserializer).deserialize_seq(&mut elements).map_err(|e| e.to_string())?;
+    (&mut deserializer).deserialize_seq(&mut elements).map_err(|e| format!("{e} of `data`"))?;
     if elements.count != count {
         return Err(format!("expected {count} elements in `data`, got {}", elements.count));
     }

@@ -13,7 +13,8 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 ///
 /// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its deadline) may start at once
-/// under every policy: waiting could only be for requests that cannot join. Under a drop policy none waits past `latest`. Without a deadline `Deferred` and `Latest` have
+/// under every policy: waiting could only be for requests that cannot join. None waits until a
+/// member is lost by it: past `latest` under a drop policy, or past a `queue_expiry` that rejects. Without a deadline `Deferred` and `Latest` have
 /// nothing to count back from and act as `Eager`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum DispatchPolicy {

@@ -63,6 +63,7 @@ pub struct ModelQueue {
     dispatch: DispatchPolicy,
     queue: RequestQueue,
     meter: RateMeter,
+    wake_margin: Duration,
     devices: u32,
     target: u32,
     /// The target must be worked out again.
@@ -97,6 +98,7 @@ impl ModelQueue {
             dispatch: DispatchPolicy::Eager,
             queue: RequestQueue::new(levels),
             meter: RateMeter::new(now),
+            wake_margin: Duration::ZERO,
             devices,
             target: 1,
             target_stale: true,
@@ -172,6 +174,11 @@ impl ModelQueue {
     pub fn set_dispatch(&mut self, dispatch: DispatchPolicy) {
         self.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.dispatch = dispatch;
+    }
+
+    /// How late a wake-up may come: a candidate may start this much before the moment at which a member would be lost.
+    pub fn set_wake_margin(&mut self, margin: Duration) {
+        self.wake_margin = margin;
     }
 
     /// How many devices the cluster has, for the staggered target.
@@ -290,8 +297,9 @@ impl ModelQueue {
         }
         let forming = Forming { now, size, deadline, first_arrival, full, profile: &self.profile };
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - self.profile.latency(size) };
-        // A delay longer than the head's slack is cut short: to wait for `latest` to pass serves nobody.
-        let exec = self.dispatch.exec(&forming).min(latest);
+        // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry.
+        let lost = latest.min(self.queue.next_rejection().unwrap_or(Time::MAX) - TICK);
+        let exec = self.dispatch.exec(&forming).min(lost - self.wake_margin).max(now);
         Candidate { size, exec, latest }
     }
 

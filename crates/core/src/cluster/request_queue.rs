@@ -234,6 +234,13 @@ impl RequestQueue {
         self.timers.peek().map(|(at, _)| at)
     }
 
+    /// When the next request is lost for having waited too long (or for being hopeless, if that comes first).
+    pub fn next_rejection(&self) -> Option<Time> {
+        let (at, slot) = self.timers.peek()?;
+        let level = self.slots[slot as usize].tier as usize / 2;
+        (self.levels[level].timeout_action == TimeoutAction::Reject).then_some(at)
+    }
+
     /// The next request whose own timer is due, with what to do about it.
     pub fn pop_due(&mut self, now: Time) -> Option<Due> {
         let (_, slot) = self.timers.peek().filter(|(at, _)| *at <= now)?;

@@ -35,6 +35,7 @@ pub struct Scheduler {
     /// Vectors given back by [`Scheduler::recycle`].
     spare: Vec<Vec<RequestId>>,
     stats: Stats,
+    wake_margin: Duration,
 }
 
 /// A decision.
@@ -223,7 +224,9 @@ impl Scheduler {
         let now = self.advance(now);
         let id = self.matchmaker.add_model(options.max_in_flight);
         assert!(id.0 as usize == self.queues.len(), "queues are indexed by the matchmaker's model ids");
-        self.queues.push(Some(Box::new(ModelQueue::new(now, options, self.matchmaker.devices()))));
+        let mut queue = ModelQueue::new(now, options, self.matchmaker.devices());
+        queue.set_wake_margin(self.wake_margin);
+        self.queues.push(Some(Box::new(queue)));
         id
     }
 
@@ -257,6 +260,21 @@ impl Scheduler {
             self.refresh(now, model);
             self.dispatch(now);
         }
+    }
+
+    /// How late the driver's wake-ups may come (zero at first, as in the simulator). A batch that is deferred on purpose starts
+    /// at least this much before the moment at which a member would be lost. It matters where `l(b+1)` is close to `l(b)`, so that
+    /// the schedulable window is narrower than the clock is punctual, and for queue expiries.
+    pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
+        let now = self.advance(now);
+        self.wake_margin = margin;
+        for index in 0..self.queues.len() {
+            if let Some(queue) = &mut self.queues[index] {
+                queue.set_wake_margin(margin);
+                self.refresh(now, ModelId(index as u32));
+            }
+        }
+        self.dispatch(now);
     }
 
     /// Adds a device, free.

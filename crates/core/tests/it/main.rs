@@ -1,5 +1,6 @@
 //! Tests of the core from outside, in one binary.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
+mod allocations;
 mod random_events;
 mod scenario;

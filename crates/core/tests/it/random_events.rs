@@ -20,6 +20,7 @@ enum Event {
     RemoveModel(u32),
     SetProfile(u32, LatencyProfile),
     SetDispatch(u32, DispatchPolicy),
+    SetWakeMargin(u64),
     GoBack,
 }
 
@@ -81,6 +82,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..6u32).prop_map(Event::RemoveModel),
         1 => (0..6u32, profiles()).prop_map(|(m, p)| Event::SetProfile(m, p)),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
+        1 => (0..900u64).prop_map(Event::SetWakeMargin),
         1 => Just(Event::GoBack),
     ]
 }
@@ -229,6 +231,7 @@ impl Outside {
                 }
                 self.scheduler.set_dispatch(self.now, ModelId(*model), dispatch.clone());
             }
+            Event::SetWakeMargin(us) => self.scheduler.set_wake_margin(self.now, Duration::from_micros(*us)),
             Event::GoBack => self.scheduler.handle_timeout(Time::ZERO),
         }
         self.collect();

@@ -6,6 +6,7 @@
 //! ```text
 //! # a comment
 //! devices 3
+//! wake-margin 0.5
 //! model m0 alpha=1 beta=5 slo=12 max_batch=32 drop=head|window|none dispatch=deferred|latest|eager|timeout:5|timeout:5:2,4
 //!       [in_flight=1] [levels=10,20:delay]        (bounds by level; "-" for none; with the timeout action)
 //! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0
@@ -84,6 +85,7 @@ impl World {
                     self.scheduler.add_device(Time::ZERO);
                 }
             }
+            "wake-margin" => self.scheduler.set_wake_margin(Time::ZERO, millis(&words[1])),
             "model" => {
                 let option = |name| option(words, name);
                 let options = ModelOptions {
@@ -302,6 +304,7 @@ macro_rules! scenarios {
 scenarios! {
     a_bound_of_zero_rejects_everything,
     a_deadline_that_cannot_be_met_is_rejected,
+    a_deferred_request_leaves_before_its_queue_expiry,
     a_device_overdue_is_still_busy,
     a_lower_level_never_shrinks_a_higher_ones_batch,
     a_model_leaves,
@@ -335,6 +338,7 @@ scenarios! {
     sizes_count_as_items,
     stale_timers_do_no_harm,
     stray_completions_do_no_harm,
+    the_wake_margin_widens_a_narrow_window,
     timeout_preferred_sizes,
     timeout_preferred_sizes_of_mixed_requests,
     timeout_sends_a_full_batch_at_once,

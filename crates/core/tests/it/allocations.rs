@@ -1,0 +1,111 @@
+//! The scheduler allocates nothing for a request once its tables have grown.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use downbeat_core::cluster::*;
+use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+/// The system's allocator, counting the calls of this thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on to the system's allocator as it came; the counter allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const MODELS: u32 = 3;
+
+/// Serves `requests` requests, 0.4 ms apart, starting with number `first`.
+fn serve(scheduler: &mut Scheduler, running: &mut VecDeque<(Time, DeviceId, BatchId)>, first: u64, requests: u64) {
+    for n in first..first + requests {
+        let arrival = Time::ZERO + Duration::from_micros(400 * n);
+        loop {
+            let completion = running.iter().map(|(at, ..)| *at).min().unwrap_or(Time::MAX);
+            let timeout = scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let now = arrival.min(completion).min(timeout);
+            let arrived = now == arrival;
+            if completion == now {
+                let at = running.iter().position(|(at, ..)| *at == now).unwrap();
+                let (_, device, batch) = running.remove(at).unwrap();
+                scheduler.handle_completion(now, device, batch);
+            } else if arrived {
+                let deadline = now + Duration::from_millis(10 + n % 7);
+                let queue_expiry = if n % 5 == 0 { now + Duration::from_millis(6) } else { Time::MAX };
+                let model = ModelId(n as u32 % MODELS);
+                let size = 1 + (n % 11 == 0) as u32;
+                let _ = scheduler
+                    .handle_request(now, Request { id: RequestId(n), model, deadline, queue_expiry, level: 0, size });
+            } else {
+                scheduler.handle_timeout(now);
+            }
+            while let Some(output) = scheduler.poll_output() {
+                if let Output::Dispatch { batch, device, members, expected, .. } = output {
+                    running.push_back((now + expected, device, batch));
+                    scheduler.recycle(members);
+                }
+            }
+            if arrived && completion != now {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_settled_scheduler_allocates_nothing() {
+    let mut scheduler = Scheduler::new();
+    for _ in 0..2 {
+        scheduler.add_device(Time::ZERO);
+    }
+    let dispatches = [
+        DispatchPolicy::Deferred,
+        DispatchPolicy::Eager,
+        DispatchPolicy::Timeout { delay: Duration::from_millis(2), preferred: vec![2, 4] },
+    ];
+    for dispatch in dispatches {
+        let (alpha, beta) = (Duration::from_micros(200), Duration::from_micros(2_000));
+        scheduler.add_model(
+            Time::ZERO,
+            ModelOptions {
+                profile: LatencyProfile::linear(alpha, beta, 8).unwrap(),
+                max_batch: 8,
+                drop: DropPolicy::WindowDrop,
+                dispatch,
+                max_in_flight: u32::MAX,
+                levels: Vec::new(),
+            },
+        );
+    }
+    let mut running = VecDeque::new();
+    serve(&mut scheduler, &mut running, 0, 5_000);
+    let (batches, before) = (scheduler.stats().batches, ALLOCATIONS.with(Cell::get));
+    serve(&mut scheduler, &mut running, 5_000, 20_000);
+    let allocations = ALLOCATIONS.with(Cell::get) - before;
+    let batches = scheduler.stats().batches - batches;
+    assert!(batches > 2_000, "the load is real: {batches} batches");
+    assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
+}

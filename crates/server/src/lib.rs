@@ -10,12 +10,16 @@ pub mod http;
 pub mod loader;
 pub mod logging;
 pub mod metrics;
+mod metrics_port;
 pub mod options;
 pub mod plan;
 pub mod profiler;
 pub mod refiner;
 pub mod registry;
+mod serve;
 pub mod service;
 pub mod serving;
 pub mod shared_memory;
 pub mod statistics;
+
+pub use serve::serve;

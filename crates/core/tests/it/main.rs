@@ -4,3 +4,4 @@
 mod allocations;
 mod random_events;
 mod scenario;
+mod section_4_2;

@@ -1,0 +1,115 @@
+//! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that they can run apart.
+
+use downbeat_core::cluster::*;
+use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+fn at(ms: u64) -> Time {
+    Time::ZERO + Duration::from_millis(ms)
+}
+
+fn candidate(exec: u64, latest: u64) -> Option<Candidate> {
+    Some(Candidate { size: 1, exec: at(exec), latest: at(latest) })
+}
+
+fn queue(drop: DropPolicy) -> ModelQueue {
+    let profile = LatencyProfile::linear(Duration::from_millis(1), Duration::from_millis(5), 32).unwrap();
+    let options = ModelOptions {
+        profile,
+        max_batch: 32,
+        drop,
+        dispatch: DispatchPolicy::Deferred,
+        max_in_flight: u32::MAX,
+        levels: Vec::new(),
+    };
+    ModelQueue::new(at(0), options, 1)
+}
+
+fn request(id: u64, deadline: u64) -> Request {
+    let (id, model) = (RequestId(id), ModelId(0));
+    Request { id, model, deadline: at(deadline), queue_expiry: Time::MAX, level: 0, size: 1 }
+}
+
+/// "RankThread only needs to pick up the latest candidate": a newer one replaces the former, timer and all.
+#[test]
+fn only_the_newest_candidate_counts() {
+    let mut matchmaker = Matchmaker::new();
+    let (model, _) = (matchmaker.add_model(u32::MAX), matchmaker.add_device());
+    matchmaker.inform_candidate(model, candidate(1, 2));
+    matchmaker.inform_candidate(model, candidate(5, 6));
+    assert_eq!(matchmaker.poll_timeout(), Some((at(5), model)));
+    assert_eq!(matchmaker.poll_grant(at(4)), None, "the former candidate's timer is gone");
+    matchmaker.inform_candidate(model, None);
+    assert_eq!(matchmaker.poll_timeout(), None);
+    assert_eq!(matchmaker.poll_grant(at(9)), None);
+}
+
+/// "RankThread sends a GPU Granted message and marks the GPU as unavailable": it grants it to nobody else until the queue
+/// has said when it will be free.
+#[test]
+fn a_granted_device_is_unavailable_until_the_queue_answers() {
+    let mut matchmaker = Matchmaker::new();
+    let models = [matchmaker.add_model(u32::MAX), matchmaker.add_model(u32::MAX)];
+    let device = matchmaker.add_device();
+    for model in models {
+        matchmaker.inform_candidate(model, candidate(0, 9));
+    }
+    let grant = matchmaker.poll_grant(at(1)).unwrap();
+    assert_eq!(grant, Grant { model: models[0], device });
+    assert_eq!(matchmaker.poll_grant(at(1)), None);
+    matchmaker.started(grant, BatchId(0), at(7));
+    assert_eq!(matchmaker.expected_free(), at(7));
+    assert_eq!(matchmaker.poll_grant(at(8)), None, "expected free, and still busy until it says so");
+    assert_eq!(matchmaker.completed(device, BatchId(0)), Some(models[0]));
+    assert_eq!(matchmaker.poll_grant(at(8)), Some(Grant { model: models[1], device }));
+}
+
+/// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the next.
+#[test]
+fn a_declined_device_goes_to_the_next_model() {
+    let mut matchmaker = Matchmaker::new();
+    let models = [matchmaker.add_model(1), matchmaker.add_model(1)];
+    matchmaker.add_device();
+    let mut queue = queue(DropPolicy::HeadDrop);
+    queue.enqueue(at(0), &request(0, 12)).unwrap();
+    matchmaker.inform_candidate(models[0], queue.update(at(0)));
+    matchmaker.inform_candidate(models[1], candidate(5, 8));
+    let grant = matchmaker.poll_grant(at(5)).unwrap();
+    assert_eq!(grant.model, models[0]);
+    assert!(queue.cancel(RequestId(0)));
+    assert_eq!(queue.take(at(5), &mut Vec::new()), 0);
+    matchmaker.declined(grant);
+    assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));
+}
+
+/// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized batch": what came in the meantime is in
+/// it, if it fits, and the next candidate is of the rest.
+#[test]
+fn a_granted_queue_updates_its_candidate_first() {
+    let mut queue = queue(DropPolicy::HeadDrop);
+    queue.enqueue(at(0), &request(0, 12)).unwrap();
+    assert_eq!(queue.update(at(0)), candidate(5, 6));
+    for id in 1..4 {
+        queue.enqueue(at(4), &request(id, 16)).unwrap();
+    }
+    let mut members = Vec::new();
+    assert_eq!(queue.take(at(4), &mut members), 3, "l(3) = 8 meets r0's deadline at 12");
+    assert_eq!(members, [0, 1, 2].map(RequestId));
+    assert_eq!(queue.update(at(4)), candidate(9, 10));
+}
+
+/// A message about something that is not there changes nothing.
+#[test]
+fn strangers_are_ignored() {
+    let mut matchmaker = Matchmaker::new();
+    matchmaker.inform_candidate(ModelId(3), candidate(0, 9));
+    matchmaker.remove_model(ModelId(3));
+    assert!(!matchmaker.remove_device(DeviceId(3)));
+    assert_eq!(matchmaker.completed(DeviceId(3), BatchId(0)), None);
+    let (model, device) = (matchmaker.add_model(1), matchmaker.add_device());
+    matchmaker.remove_model(model);
+    matchmaker.inform_candidate(model, candidate(0, 9));
+    assert_eq!(matchmaker.poll_grant(at(1)), None, "a removed model's candidate");
+    assert!(matchmaker.remove_device(device));
+    assert!(!matchmaker.remove_device(device));
+    assert_eq!((matchmaker.devices(), matchmaker.expected_free()), (0, Time::MAX));
+}

@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         println!("listening on {}", listener.local_addr()?);
-        let state = HttpState::new(Arc::new(memory_service::MemoryService::default()), HttpOptions::default());
+        let service = Arc::new(memory_service::MemoryService::default());
+        let state = HttpState::new(service, Arc::default(), HttpOptions::default());
         serve(listener, state, async { drop(tokio::signal::ctrl_c().await) }).await;
         Ok(())
     })

@@ -15,6 +15,7 @@ mod path;
 mod repository;
 mod serve;
 mod settings;
+mod shared_memory;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
 use crate::service::Service;
+use crate::shared_memory::SharedMemory;
 use answer::HttpError;
 pub use serve::serve;
 
@@ -57,6 +59,7 @@ pub struct HttpState<S> {
 
 struct Shared<S> {
     service: Arc<S>,
+    memory: Arc<SharedMemory>,
     options: HttpOptions,
 }
 
@@ -67,13 +70,17 @@ impl<S> Clone for HttpState<S> {
 }
 
 impl<S: Service> HttpState<S> {
-    /// The state of a frontend to `service`.
-    pub fn new(service: Arc<S>, options: HttpOptions) -> Self {
-        HttpState { shared: Arc::new(Shared { service, options }) }
+    /// The state of a frontend to `service`; the other frontends know the same `memory`.
+    pub fn new(service: Arc<S>, memory: Arc<SharedMemory>, options: HttpOptions) -> Self {
+        HttpState { shared: Arc::new(Shared { service, memory, options }) }
     }
 
     fn service(&self) -> &S {
         &self.shared.service
+    }
+
+    fn memory(&self) -> &SharedMemory {
+        &self.shared.memory
     }
 
     fn options(&self) -> &HttpOptions {
@@ -101,6 +108,8 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
         .route("/v2/repository/models/{model}/unload", post(repository::unload::<S>))
+        .nest("/v2/systemsharedmemory", system_memory_routes())
+        .nest("/v2/cudasharedmemory", cuda_memory_routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(limit))
@@ -115,6 +124,24 @@ fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
         .route(&format!("{base}/config"), get(metadata::config::<S>))
         .route(&format!("{base}/stats"), get(metadata::statistics::<S>))
         .route(&format!("{base}/infer"), post(infer::handler::<S>))
+}
+
+fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/status", get(shared_memory::status_of_all::<S>))
+        .route("/unregister", post(shared_memory::unregister_all::<S>))
+        .route("/region/{region}/status", get(shared_memory::status::<S>))
+        .route("/region/{region}/register", post(shared_memory::register::<S>))
+        .route("/region/{region}/unregister", post(shared_memory::unregister::<S>))
+}
+
+fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new()
+        .route("/status", get(shared_memory::cuda_status_of_all))
+        .route("/unregister", post(shared_memory::cuda_unregister))
+        .route("/region/{region}/status", get(shared_memory::cuda_status))
+        .route("/region/{region}/register", post(shared_memory::cuda_register))
+        .route("/region/{region}/unregister", post(shared_memory::cuda_unregister))
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> HttpError {

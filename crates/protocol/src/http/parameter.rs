@@ -90,8 +90,9 @@ impl<'de> Deserialize<'de> for TensorParameters {
                                 parameters.binary_data_size = Some(size.unsigned_abs());
                             }
                             other => {
+                                let other = serde_json::to_string(&other).unwrap_or_default();
                                 return Err(de::Error::custom(format_args!(
-                                    "binary_data_size is {other:?}, expected a number of bytes"
+                                    "binary_data_size is {other}, expected a number of bytes"
                                 )));
                             }
                         }

@@ -106,6 +106,11 @@ pub(super) fn read_json<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
+    parse_json(body)
+}
+
+/// Reads the JSON of a request that is not an inference.
+pub(super) fn parse_json<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, HttpError> {
     serde_json::from_slice(body)
         .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the JSON that is expected: {e}")))
 }

@@ -13,6 +13,7 @@ use super::HttpState;
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
 use super::path::ModelPath;
 use crate::error::ServiceError;
+use crate::extension;
 use crate::service::Service;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
@@ -41,7 +42,7 @@ pub(super) async fn infer<S: Service>(
         Some(0) => raw_request(state.service(), path, body)?,
         _ => parse_request(path.model, path.version, body, header_length)?,
     };
-    let response = state.service().infer(request).await?;
+    let response = extension::infer(state.service(), state.memory(), request).await?;
     let encoded = write_response(&response, &forms)?;
 
     let mut answer = Response::new(encoded.bytes);

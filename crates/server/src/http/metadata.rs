@@ -11,20 +11,8 @@ use downbeat_protocol::http::{
 use super::HttpState;
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
+use crate::extension::EXTENSIONS;
 use crate::service::Service;
-
-/// The extensions that this frontend has, by their names in the protocol.
-const EXTENSIONS: [&str; 9] = [
-    "classification",
-    "model_configuration",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "statistics",
-    "system_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-];
 
 pub(super) async fn server() -> HandlerResult {
     ok(&ServerMetadataBody {

@@ -30,6 +30,11 @@ impl ModelPath {
     }
 }
 
+/// `{region}`.
+pub(super) struct RegionPath {
+    pub region: String,
+}
+
 fn decode(text: &str) -> Option<String> {
     percent_decode_str(text).decode_utf8().ok().map(|text| text.into_owned())
 }
@@ -44,6 +49,20 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
                 "model" => value.clone_into(&mut path.model),
                 "version" => value.clone_into(&mut path.version),
                 _ => {}
+            }
+        }
+        Ok(path)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for RegionPath {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+        let mut path = RegionPath { region: String::new() };
+        for (key, value) in &raw(parts, state).await? {
+            if key == "region" {
+                value.clone_into(&mut path.region);
             }
         }
         Ok(path)

@@ -45,7 +45,7 @@ fn log_settings() -> Settings {
     settings.as_object().cloned().unwrap_or_default()
 }
 
-/// Answers a change: fine if nothing would change, else 400 or 501. `null` stands for the default, which is what is
+/// Answers a change: fine if nothing would change, else 400. `null` stands for the default, which is what is
 /// in force.
 fn change(kind: &str, current: Settings, body: &[u8]) -> HandlerResult {
     let wanted: Settings = read_json(body)?;
@@ -61,7 +61,7 @@ fn change(kind: &str, current: Settings, body: &[u8]) -> HandlerResult {
             Some(now) if value == now || value.is_null() => {}
             Some(now) => {
                 return Err(HttpError::new(
-                    StatusCode::NOT_IMPLEMENTED,
+                    StatusCode::BAD_REQUEST,
                     format!("{kind} setting '{name}' is {now} and cannot be changed while the server runs"),
                 ));
             }

@@ -4,6 +4,7 @@
 
 mod classification;
 mod grpc;
+mod http;
 mod serving;
 mod shared_memory;
 mod support;

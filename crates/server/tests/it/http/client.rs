@@ -29,7 +29,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let service = Arc::new(MemoryService::default());
         let (stop, stopped) = oneshot::channel();
-        let state = HttpState::new(Arc::clone(&service), options);
+        let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
         let task = tokio::spawn(serve(listener, state, async { drop(stopped.await) }));
         Server { address, service, stop: Some(stop), task }
     }

@@ -7,6 +7,7 @@ use downbeat_protocol::http::statistics_from_json;
 use serde_json::json;
 
 use super::{Server, json_request};
+use crate::support::shared_object::SharedObject;
 
 #[tokio::test]
 async fn health_is_a_status_and_says_so_in_json() {
@@ -117,10 +118,72 @@ async fn settings_can_be_read_and_say_what_cannot_change() {
     assert!(server.get("/v2/logging").await.json()["log_info"].is_boolean());
     let same = server.get("/v2/logging").await.body;
     assert_eq!(server.post("/v2/logging", same).await.status, 200);
-    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"5"}"#).await.error(501);
+    let message = server.post("/v2/trace/setting", r#"{"trace_rate":"5"}"#).await.error(400);
     assert!(message.contains("trace_rate"), "{message}");
     let message = server.post("/v2/logging", r#"{"log_colour":"red"}"#).await.error(400);
     assert!(message.contains("'log_colour'") && message.contains("log_verbose_level"), "{message}");
+}
+
+#[tokio::test]
+async fn shared_memory_regions_are_registered_used_and_forgotten() {
+    let server = Server::start().await;
+    let object = SharedObject::new("http", 256);
+    object.write(0, &(0..16).flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
+    object.write(64, &[1, 0, 0, 0].repeat(16));
+    let region = json!({"key": object.key, "offset": 0, "byte_size": 256});
+    let path = "/v2/systemsharedmemory/region/r";
+    let reply = server.post(&format!("{path}/register"), region.to_string()).await;
+    assert_eq!((reply.status, reply.json()), (200, json!({})), "{reply:?}");
+    let status = json!([{"name": "r", "key": object.key, "offset": 0, "byte_size": 256}]);
+    assert_eq!(server.get("/v2/systemsharedmemory/status").await.json(), status);
+    assert_eq!(server.get(&format!("{path}/status")).await.json(), status);
+    let message = server.post(&format!("{path}/register"), region.to_string()).await.error(409);
+    assert!(message.contains("'r'"), "{message}");
+
+    let place = |size: u64, offset: u64| json!({"shared_memory_region": "r", "shared_memory_byte_size": size, "shared_memory_offset": offset});
+    let request = json!({
+        "inputs": [
+            {"name": "INPUT0", "shape": [1, 16], "datatype": "INT32", "parameters": place(64, 0)},
+            {"name": "INPUT1", "shape": [1, 16], "datatype": "INT32", "parameters": place(64, 64)},
+        ],
+        "outputs": [{"name": "OUTPUT0", "parameters": place(128, 128)}],
+    });
+    let reply = server.post("/v2/models/simple/infer", request.to_string()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let output = &reply.json()["outputs"][0];
+    assert_eq!((output.get("data"), &output["parameters"]), (None, &place(64, 128)));
+    assert_eq!(object.read(128, 64), (1..17).flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
+
+    assert_eq!(server.post(&format!("{path}/unregister"), "").await.json(), json!({}));
+    server.get(&format!("{path}/status")).await.error(404);
+    assert_eq!(server.post("/v2/systemsharedmemory/unregister", "").await.status, 200);
+    let message = server.post(&format!("{path}/register"), "").await.error(400);
+    assert!(message.contains("not the JSON that is expected"), "{message}");
+    let message = server.post(&format!("{path}/register"), r#"{"key": "/x"}"#).await.error(400);
+    assert!(message.contains("byte_size"), "{message}");
+}
+
+#[tokio::test]
+async fn there_is_no_cuda_shared_memory() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/v2/cudasharedmemory/status").await.json(), json!([]));
+    server.get("/v2/cudasharedmemory/region/r/status").await.error(404);
+    let message = server.post("/v2/cudasharedmemory/region/r/register", "{}").await.error(400);
+    assert!(message.contains("no CUDA shared memory"), "{message}");
+    assert_eq!(server.post("/v2/cudasharedmemory/unregister", "").await.status, 200);
+}
+
+#[tokio::test]
+async fn classes_instead_of_values() {
+    let server = Server::start().await;
+    let data: Vec<i32> = (0..784).map(|i| i32::from(i == 3) * 2 + i32::from(i == 5)).collect();
+    let request = json!({
+        "inputs": [{"name": "x", "shape": [1, 784], "datatype": "FP32", "data": data}],
+        "outputs": [{"name": "scores", "parameters": {"classification": 2}}],
+    });
+    let output = server.post("/v2/models/scores/infer", request.to_string()).await.json()["outputs"][0].clone();
+    assert_eq!(output["datatype"], "BYTES");
+    assert_eq!(output["data"], json!(["2.000000:3:digit 3", "1.000000:5:digit 5"]));
 }
 
 #[tokio::test]

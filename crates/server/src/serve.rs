@@ -47,7 +47,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
             drain_timeout: options.drain_timeout.into(),
             ..HttpOptions::default()
         };
-        let state = HttpState::new(service.clone(), http_options);
+        let state = HttpState::new(service.clone(), shared_memory.clone(), http_options);
         frontends.push(tokio::spawn(http::serve(listener, state, wait_for(stopped.clone()))));
     }
     if let Some((listener, address)) = grpc {

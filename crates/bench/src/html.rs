@@ -6,7 +6,7 @@ use crate::plot::{Axis, Line, Scale, bars, escape, lines};
 use crate::report::{ModelReport, Report, short};
 
 /// Light and dark by the reader's system; colours that colour-blind readers can tell apart (Okabe and Ito), and dashes.
-const STYLE: &str = "
+pub const STYLE: &str = "
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa;--warn:#8a5300;
 --c0:#0072b2;--c1:#d55e00;--c2:#007a5a;--c3:#a3528a;--c4:#8f6a00;--c5:#4b7fa8}
 @media (prefers-color-scheme:dark){:root{--bg:#0f1318;--fg:#e6edf3;--soft:#9aa5b1;--line:#30363d;--panel:#171c23;--warn:#f0b35a;

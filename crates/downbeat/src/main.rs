@@ -1,3 +1,100 @@
-//! The `downbeat` command.
+//! The `downbeat` command: parse, resolve, call.
 
-fn main() {}
+mod client;
+mod config_check;
+mod engine_command;
+mod infer;
+mod layer;
+mod picture;
+mod profile_command;
+mod profile_report;
+mod resolve;
+mod serve_flags;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use downbeat_server::options::LogFormat;
+
+/// Serve deep-learning models under latency SLOs.
+#[derive(Parser, Debug)]
+#[command(name = "downbeat", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Serve(Box<serve_flags::ServeFlags>),
+    Infer(infer::InferArgs),
+    Profile(profile_command::ProfileArgs),
+    Bench(Box<downbeat_bench::Args>),
+    #[command(subcommand)]
+    Engine(engine_command::EngineCommand),
+    #[command(subcommand)]
+    Config(config_check::ConfigCommand),
+}
+
+/// Exit status of a wrong command line, as clap's own.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("downbeat: {}", one_paragraph(&failure.error));
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Why a command failed, and the exit status that says so.
+struct Failure {
+    error: anyhow::Error,
+    code: u8,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure { error: error.into(), code: 1 }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Serve(flags) => {
+            let usage = |error| Failure { error, code: USAGE };
+            let resolved = resolve::resolve(&flags, std::path::Path::new("")).map_err(usage)?;
+            if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
+                eprintln!("options from {}", file.display());
+            }
+            Ok(downbeat_server::serve(resolved.options).map(|()| ExitCode::SUCCESS)?)
+        }
+        Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Bench(args) => Ok(downbeat_bench::run(*args)?),
+        Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Config(command) => {
+            Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// An error with its causes. Parts that an outer message repeats are left out.
+fn one_paragraph(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let part = cause.to_string();
+        if text.contains(&part) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&part);
+    }
+    text
+}

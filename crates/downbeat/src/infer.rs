@@ -1,0 +1,341 @@
+//! `downbeat infer`: one request to a server, its answer for people.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody};
+use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use serde_json::Value;
+
+use crate::client::{Client, infer_path, model_path};
+use crate::picture::{Picture, PixelRange};
+
+/// Largest request body that is read from a file, bytes.
+const MAX_REQUEST_BYTES: u64 = 1 << 30;
+/// Most elements of an output that are printed.
+const SHOWN_ELEMENTS: usize = 16;
+
+/// Send one request to a server and print the answer.
+#[derive(Args, Debug)]
+pub struct InferArgs {
+    /// The model
+    model: String,
+    /// A picture, for models with one input
+    #[arg(value_name = "FILE.png", required_unless_present = "json", conflicts_with = "json")]
+    picture: Option<PathBuf>,
+    /// The body of an inference request instead of a picture; - for standard input
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The server
+    #[arg(long, value_name = "URL", default_value = "http://localhost:8000", env = "DOWNBEAT_URL")]
+    url: String,
+    /// The model's version; without it the server chooses
+    #[arg(long, value_name = "VERSION", default_value = "")]
+    model_version: String,
+    /// How many of the likeliest classes are shown
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    top: u32,
+    /// How long to wait for each answer
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = crate::units::parse_seconds)]
+    timeout: downbeat_core::Duration,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the file cannot be read or does not fit the model, or the server refuses.
+pub fn run(args: &InferArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let response = runtime.block_on(ask(args))?;
+    let mut out = std::io::stdout().lock();
+    match show(&response, &mut out).and_then(|()| out.flush()) {
+        // `downbeat infer ... | head -1` closes the pipe when it has enough.
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
+    let limit = Duration::from(args.timeout);
+    if let Some(file) = &args.json {
+        let body = read_body(file)?;
+        let mut client = Client::connect(&args.url, limit).await?;
+        return client.infer_body(&infer_path(&args.model, &args.model_version), body, None).await;
+    }
+    let Some(file) = &args.picture else { bail!("name a picture or a request (--json)") };
+    let picture = Picture::read(file)?;
+    let mut client = Client::connect(&args.url, limit).await?;
+    let path = model_path(&args.model, &args.model_version);
+    let metadata: ModelMetadataBody = client.get(&path).await?;
+    // A server without this extension has no labels and no scale; the request works without them.
+    let config: Value = client.get(&format!("{path}/config")).await.unwrap_or(Value::Null);
+    let request = request(args, &picture, &metadata, &config)?;
+    client.infer(&request).await
+}
+
+fn read_body(file: &std::path::Path) -> anyhow::Result<Bytes> {
+    let shown = file.display();
+    let mut body = Vec::new();
+    let reader: Box<dyn Read> = if file == std::path::Path::new("-") {
+        Box::new(std::io::stdin().lock())
+    } else {
+        Box::new(std::fs::File::open(file).with_context(|| format!("cannot read {shown}"))?)
+    };
+    reader.take(MAX_REQUEST_BYTES + 1).read_to_end(&mut body).with_context(|| format!("cannot read {shown}"))?;
+    if body.len() as u64 > MAX_REQUEST_BYTES {
+        bail!("{shown} is larger than {MAX_REQUEST_BYTES} bytes");
+    }
+    serde_json::from_slice::<serde::de::IgnoredAny>(&body).with_context(|| format!("{shown} is not JSON"))?;
+    Ok(body.into())
+}
+
+fn request(
+    args: &InferArgs,
+    picture: &Picture,
+    metadata: &ModelMetadataBody,
+    config: &Value,
+) -> anyhow::Result<InferRequest> {
+    let [input] = metadata.inputs.as_slice() else {
+        let names: Vec<&str> = metadata.inputs.iter().map(|i| i.name.as_str()).collect();
+        bail!(
+            "'{}' has {} inputs ({}); a picture is one: write the request yourself (--json)",
+            args.model,
+            names.len(),
+            names.join(", ")
+        );
+    };
+    let datatype: DataType = input.datatype.parse()?;
+    let batched = config.get("max_batch_size").and_then(Value::as_i64).unwrap_or(0) > 0;
+    let dims = match (batched, input.shape.split_first()) {
+        (true, Some((_, dims))) => dims,
+        _ => &input.shape,
+    };
+    let number = |key: &str, default: f64| -> anyhow::Result<f64> {
+        match config.pointer(&format!("/parameters/{key}/string_value")).and_then(Value::as_str) {
+            Some(text) => {
+                text.parse().with_context(|| format!("the model's parameter {key} is '{text}', not a number"))
+            }
+            None => Ok(default),
+        }
+    };
+    let range = PixelRange { scale: number("pixel_scale", 1.0)?, offset: number("pixel_offset", 0.0)? };
+    // Without the configuration, a first dimension that varies or is 1 is taken for the batch.
+    let (data, shape) = match picture.tensor(dims, datatype, range) {
+        Ok((data, mut shape)) => {
+            if batched {
+                shape.insert(0, 1);
+            }
+            (data, shape)
+        }
+        Err(error) => match input.shape.split_first() {
+            Some((-1 | 1, dims)) if !batched => {
+                let Ok((data, mut shape)) = picture.tensor(dims, datatype, range) else { return Err(error) };
+                shape.insert(0, 1);
+                (data, shape)
+            }
+            _ => return Err(error),
+        },
+    };
+    let labelled = |output: &&TensorMetadataBody| {
+        config.get("output").and_then(Value::as_array).is_some_and(|outputs| {
+            outputs.iter().any(|o| {
+                o.get("name").and_then(Value::as_str) == Some(&output.name)
+                    && o.get("label_filename").and_then(Value::as_str).is_some_and(|f| !f.is_empty())
+            })
+        })
+    };
+    let outputs = metadata
+        .outputs
+        .iter()
+        .filter(labelled)
+        .map(|output| RequestedOutput {
+            name: output.name.clone(),
+            parameters: [("classification".to_owned(), Parameter::Int64(i64::from(args.top)))].into(),
+        })
+        .collect();
+    Ok(InferRequest {
+        model_name: args.model.clone(),
+        model_version: args.model_version.clone(),
+        inputs: vec![InferInput { name: input.name.clone(), datatype, shape, parameters: Default::default(), data }],
+        outputs,
+        ..InferRequest::default()
+    })
+}
+
+/// Prints each output: classes where there are some, else its first elements.
+fn show(response: &InferResponse, out: &mut impl Write) -> std::io::Result<()> {
+    for output in &response.outputs {
+        let elements = elements(output);
+        let classes: Option<Vec<Class<'_>>> = match output.datatype {
+            DataType::Bytes => elements.iter().map(|e| Class::parse(e)).collect(),
+            _ => None,
+        };
+        match classes.filter(|c| !c.is_empty()) {
+            Some(classes) => {
+                for class in classes {
+                    writeln!(out, "{}: {class}", output.name)?;
+                }
+            }
+            None => {
+                let more = if elements.len() > SHOWN_ELEMENTS { ", ..." } else { "" };
+                let shown: Vec<&str> = elements.iter().take(SHOWN_ELEMENTS).map(String::as_str).collect();
+                writeln!(out, "{} {} {:?}: {}{more}", output.name, output.datatype, output.shape, shown.join(", "))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An element of the classification extension: `VALUE:INDEX[:LABEL]`.
+struct Class<'a> {
+    value: f64,
+    index: u64,
+    label: Option<&'a str>,
+}
+
+impl<'a> Class<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        Some(Class { value: parts.next()?.parse().ok()?, index: parts.next()?.parse().ok()?, label: parts.next() })
+    }
+}
+
+impl std::fmt::Display for Class<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.label {
+            Some(label) => write!(f, "{label}")?,
+            None => write!(f, "class {}", self.index)?,
+        }
+        if (0.0..=1.0).contains(&self.value) {
+            write!(f, " (probability {:.4})", self.value)
+        } else {
+            write!(f, " (score {})", self.value)
+        }
+    }
+}
+
+/// The elements as text.
+fn elements(output: &InferOutput) -> Vec<String> {
+    let data = output.data.as_ref();
+    macro_rules! numbers {
+        ($convert:expr, $size:literal) => {
+            data.chunks_exact($size)
+                .filter_map(|b| Some($convert(<[u8; $size]>::try_from(b).ok()?).to_string()))
+                .collect()
+        };
+    }
+    match output.datatype {
+        DataType::Bool => data.iter().map(|b| (*b != 0).to_string()).collect(),
+        DataType::Uint8 => data.iter().map(u8::to_string).collect(),
+        DataType::Int8 => numbers!(i8::from_le_bytes, 1),
+        DataType::Uint16 => numbers!(u16::from_le_bytes, 2),
+        DataType::Int16 => numbers!(i16::from_le_bytes, 2),
+        DataType::Uint32 => numbers!(u32::from_le_bytes, 4),
+        DataType::Int32 => numbers!(i32::from_le_bytes, 4),
+        DataType::Uint64 => numbers!(u64::from_le_bytes, 8),
+        DataType::Int64 => numbers!(i64::from_le_bytes, 8),
+        DataType::Fp16 => numbers!(half::f16::from_le_bytes, 2),
+        DataType::Bf16 => numbers!(half::bf16::from_le_bytes, 2),
+        DataType::Fp32 => numbers!(f32::from_le_bytes, 4),
+        DataType::Fp64 => numbers!(f64::from_le_bytes, 8),
+        DataType::Bytes => {
+            let mut texts = Vec::new();
+            let mut rest = data;
+            while let Some((length, after)) = rest.split_first_chunk::<4>() {
+                let length = u32::from_le_bytes(*length) as usize;
+                let Some((text, after)) = after.split_at_checked(length) else { break };
+                texts.push(String::from_utf8_lossy(text).into_owned());
+                rest = after;
+            }
+            texts
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(output: InferOutput) -> String {
+        let response = InferResponse { outputs: vec![output], ..InferResponse::default() };
+        let mut out = Vec::new();
+        show(&response, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn output(datatype: DataType, shape: &[i64], data: &[u8]) -> InferOutput {
+        let data = Bytes::copy_from_slice(data);
+        InferOutput { name: "y".into(), datatype, shape: shape.to_vec(), parameters: Default::default(), data }
+    }
+
+    fn texts(texts: &[&str]) -> InferOutput {
+        let data: Vec<u8> =
+            texts.iter().flat_map(|t| (t.len() as u32).to_le_bytes().into_iter().chain(t.bytes())).collect();
+        output(DataType::Bytes, &[1, texts.len() as i64], &data)
+    }
+
+    #[test]
+    fn classes_are_shown_with_their_labels() {
+        assert_eq!(shown(texts(&["0.998:3:three"])), "y: three (probability 0.9980)\n");
+        assert_eq!(shown(texts(&["12.5:3", "-1:2:a:b"])), "y: class 3 (score 12.5)\ny: a:b (score -1)\n");
+        assert_eq!(shown(texts(&["just text"])), "y BYTES [1, 1]: just text\n");
+    }
+
+    #[test]
+    fn numbers_are_shown_up_to_a_limit() {
+        assert_eq!(shown(output(DataType::Int16, &[2], &[1, 0, 0xff, 0xff])), "y INT16 [2]: 1, -1\n");
+        let many = shown(output(DataType::Uint8, &[20], &[7; 20]));
+        assert!(many.ends_with("7, 7, ...\n") && many.matches('7').count() == 16, "{many}");
+        assert_eq!(shown(output(DataType::Bytes, &[1], &[9, 0, 0, 0, 1])), "y BYTES [1]: \n", "a cut text is no panic");
+    }
+
+    fn args(model: &str) -> InferArgs {
+        InferArgs {
+            model: model.into(),
+            picture: None,
+            json: None,
+            url: String::new(),
+            model_version: String::new(),
+            top: 2,
+            timeout: downbeat_core::Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_picture_becomes_a_batch_of_one_and_labelled_outputs_are_asked_for_classes() {
+        let picture = Picture { width: 2, height: 1, channels: 1, samples: vec![0, 255] };
+        let tensor = |name: &str, shape: &[i64]| TensorMetadataBody {
+            name: name.into(),
+            datatype: "FP32".into(),
+            shape: shape.to_vec(),
+        };
+        let mut metadata = ModelMetadataBody {
+            name: "m".into(),
+            versions: vec![],
+            platform: String::new(),
+            inputs: vec![tensor("x", &[-1, 1, 2])],
+            outputs: vec![tensor("y", &[-1, 10]), tensor("z", &[-1, 10])],
+        };
+        let config = serde_json::json!({
+            "max_batch_size": 8,
+            "output": [{"name": "y", "label_filename": "labels.txt"}, {"name": "z"}],
+            "parameters": {"pixel_scale": {"string_value": "0.5"}},
+        });
+        let request_of = |metadata: &ModelMetadataBody, config: &Value| request(&args("m"), &picture, metadata, config);
+        let request = request_of(&metadata, &config).unwrap();
+        assert_eq!(request.inputs[0].shape, [1, 1, 2]);
+        assert_eq!(request.inputs[0].data.as_ref(), [0.0_f32.to_le_bytes(), 127.5_f32.to_le_bytes()].concat());
+        assert_eq!(request.outputs.len(), 1);
+        assert_eq!(request.outputs[0].parameters["classification"], Parameter::Int64(2));
+        // A server that has no configuration to show: the batch dimension is recognised all the same.
+        assert_eq!(request_of(&metadata, &Value::Null).unwrap().inputs[0].shape, [1, 1, 2]);
+        metadata.inputs.push(tensor("x2", &[1]));
+        let error = request_of(&metadata, &config).unwrap_err().to_string();
+        assert!(error.starts_with("'m' has 2 inputs (x, x2)"), "{error}");
+    }
+}

@@ -1,0 +1,243 @@
+//! One source of server options: each is given there or not. `downbeat.toml` is one, flags with the environment another.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, anyhow, bail};
+use downbeat_core::Duration;
+use downbeat_repository::did_you_mean;
+use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat, ModelOptions};
+use serde::de::{Deserialize, Deserializer, Error as _};
+
+use crate::units;
+
+/// Largest `downbeat.toml` that is read, bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The options that one source gives.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layer {
+    /// The model repository; in a file, relative to the file's folder.
+    pub repository: Option<PathBuf>,
+    #[serde(default, deserialize_with = "named")]
+    pub host: Option<IpAddr>,
+    pub http_port: Option<Port>,
+    pub grpc_port: Option<Port>,
+    pub metrics_port: Option<Port>,
+    #[serde(default, deserialize_with = "named")]
+    pub engine: Option<EngineChoice>,
+    pub threads: Option<usize>,
+    pub devices: Option<usize>,
+    #[serde(default, deserialize_with = "named")]
+    pub scheduler: Option<DispatchPolicy>,
+    #[serde(default, deserialize_with = "named")]
+    pub drop: Option<DropPolicy>,
+    #[serde(default, rename = "slo_ms", deserialize_with = "millis")]
+    pub slo: Option<Duration>,
+    pub max_queue_size: Option<u32>,
+    pub default_max_batch_size: Option<u32>,
+    #[serde(default, deserialize_with = "bytes")]
+    pub max_body_bytes: Option<usize>,
+    #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
+    pub drain_timeout: Option<Duration>,
+    pub strict_readiness: Option<bool>,
+    pub auto_complete_config: Option<bool>,
+    pub exit_on_error: Option<bool>,
+    #[serde(default)]
+    pub model_control: ModelControlLayer,
+    #[serde(default)]
+    pub profiling: ProfilingLayer,
+    #[serde(default)]
+    pub log: LogLayer,
+    #[serde(default)]
+    pub models: BTreeMap<String, ModelLayer>,
+}
+
+/// `[model_control]`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelControlLayer {
+    #[serde(default, deserialize_with = "named")]
+    pub mode: Option<ControlMode>,
+    pub load: Option<Vec<String>>,
+    #[serde(default, rename = "poll_s", deserialize_with = "seconds")]
+    pub poll: Option<Duration>,
+}
+
+/// `[profiling]`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfilingLayer {
+    pub enabled: Option<bool>,
+    #[serde(default, rename = "budget_s", deserialize_with = "seconds")]
+    pub budget: Option<Duration>,
+    pub cache_dir: Option<PathBuf>,
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogLayer {
+    #[serde(default, deserialize_with = "named")]
+    pub format: Option<LogFormat>,
+    pub level: Option<String>,
+}
+
+/// `[models.NAME]`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelLayer {
+    #[serde(default, rename = "slo_ms", deserialize_with = "millis")]
+    pub slo: Option<Duration>,
+    #[serde(default, deserialize_with = "named")]
+    pub scheduler: Option<DispatchPolicy>,
+    #[serde(default, deserialize_with = "named")]
+    pub drop: Option<DropPolicy>,
+    pub max_queue_size: Option<u32>,
+}
+
+impl ModelLayer {
+    /// What is given here, over what `options` already says.
+    pub fn apply(&self, options: &mut ModelOptions) {
+        let ModelLayer { slo, scheduler, drop, max_queue_size } = self;
+        options.slo = slo.or(options.slo);
+        options.dispatch = scheduler.or(options.dispatch);
+        options.drop = drop.or(options.drop);
+        options.max_queue_size = max_queue_size.or(options.max_queue_size);
+    }
+}
+
+downbeat_repository::named! {
+    /// Triton's model control modes.
+    ControlMode as "model control mode" {
+        /// All models at start, no changes.
+        None = "none",
+        /// Models that are asked for.
+        Explicit = "explicit",
+        /// All models, and changes on disk are followed.
+        Poll = "poll",
+    }
+}
+
+/// A port, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// This one; 0: any free one.
+    On(u16),
+    /// The service is switched off.
+    Off,
+}
+
+impl Port {
+    /// `None` if it is off.
+    pub fn number(self) -> Option<u16> {
+        match self {
+            Port::On(port) => Some(port),
+            Port::Off => None,
+        }
+    }
+}
+
+impl FromStr for Port {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Port::Off),
+            _ => text.parse().map(Port::On).map_err(|_| format!("'{text}' is not a port: 0 to 65535, or off")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged, expecting = "a port is a number from 0 to 65535, or false")]
+        enum Written {
+            Number(u16),
+            Off(bool),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(port) => Ok(Port::On(port)),
+            Written::Off(false) => Ok(Port::Off),
+            Written::Off(true) => Err(D::Error::custom("true is not a port; write its number")),
+        }
+    }
+}
+
+fn named<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(D::Error::custom)
+}
+
+fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    units::millis(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    units::seconds(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged, expecting = "a size is a number of bytes, or a text such as \"64M\"")]
+    enum Written {
+        Number(u64),
+        Text(String),
+    }
+    let text = match Written::deserialize(deserializer)? {
+        Written::Number(number) => number.to_string(),
+        Written::Text(text) => text,
+    };
+    units::bytes(&text).map(Some).map_err(D::Error::custom)
+}
+
+impl Layer {
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// If it cannot be read or is not as it should be, with the place.
+    pub fn read(path: &Path) -> anyhow::Result<Layer> {
+        let shown = path.display();
+        let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
+        if !metadata.is_file() || metadata.len() > MAX_BYTES {
+            bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
+        }
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+        let mut layer = Layer::parse(&text).map_err(|e| anyhow!("{shown}:{e}"))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for inner in [&mut layer.repository, &mut layer.profiling.cache_dir].into_iter().flatten() {
+            *inner = folder.join(&*inner);
+        }
+        Ok(layer)
+    }
+
+    /// Parses the text of a `downbeat.toml`. An error is `LINE:COLUMN: MESSAGE`.
+    pub fn parse(text: &str) -> Result<Layer, String> {
+        toml::from_str(text).map_err(|e| {
+            let offset = e.span().map_or(0, |span| span.start);
+            let before = text.get(..offset).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+            format!("{line}:{column}: {}", with_hint(e.message().trim()))
+        })
+    }
+}
+
+/// Replaces the list of what would have been allowed by what was probably meant.
+fn with_hint(message: &str) -> String {
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    if let (Some((unknown, known)), true) = (quoted.split_first(), message.starts_with("unknown field")) {
+        let hint = did_you_mean(unknown, known.iter().copied());
+        return if hint.is_empty() {
+            format!("unknown option '{unknown}'; here are allowed: {}", known.join(", "))
+        } else {
+            format!("unknown option '{unknown}'{hint}")
+        };
+    }
+    message.replace('\n', " ")
+}

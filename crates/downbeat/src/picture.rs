@@ -1,0 +1,217 @@
+//! A PNG file as a model's input.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+
+/// Largest picture that is decoded, pixels times channels.
+const MAX_SAMPLES: usize = 1 << 28;
+
+/// A decoded picture: 8 bits a sample, rows from the top, samples of a pixel together.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels in a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Samples of a pixel: 1 (gray) or 3 (red, green, blue).
+    pub channels: usize,
+    /// `height * width * channels` samples.
+    pub samples: Vec<u8>,
+}
+
+/// How samples become numbers (`parameters` of the model's configuration): `sample * scale + offset`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PixelRange {
+    /// `pixel_scale`, default 1.
+    pub scale: f64,
+    /// `pixel_offset`, default 0.
+    pub offset: f64,
+}
+
+impl Default for PixelRange {
+    fn default() -> Self {
+        PixelRange { scale: 1.0, offset: 0.0 }
+    }
+}
+
+impl Picture {
+    /// Reads a PNG file. Palettes are resolved, 16 bits are cut to 8, transparency is left out.
+    ///
+    /// # Errors
+    /// If it cannot be read or is no PNG.
+    pub fn read(path: &Path) -> anyhow::Result<Picture> {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::decode(BufReader::new(file))
+            .with_context(|| format!("{} is not a PNG picture that can be read", path.display()))
+    }
+
+    fn decode(reader: impl std::io::BufRead + std::io::Seek) -> anyhow::Result<Picture> {
+        let mut decoder = png::Decoder::new(reader);
+        decoder.set_transformations(png::Transformations::normalize_to_color8());
+        let mut reader = decoder.read_info()?;
+        let size = reader.output_buffer_size().filter(|size| *size <= MAX_SAMPLES);
+        let Some(size) = size else { bail!("it is larger than {MAX_SAMPLES} samples") };
+        let mut samples = vec![0; size];
+        let frame = reader.next_frame(&mut samples)?;
+        samples.truncate(frame.buffer_size());
+        let found = frame.color_type.samples();
+        // Gray with alpha, or colours with alpha.
+        let channels = if found < 3 { 1 } else { 3 };
+        if found != channels {
+            samples = samples.chunks_exact(found).flat_map(|pixel| pixel.iter().take(channels).copied()).collect();
+        }
+        Ok(Picture { width: frame.width as usize, height: frame.height as usize, channels, samples })
+    }
+
+    /// The picture as the elements of one input of shape `dims` (without the batch dimension; -1 fits anything).
+    /// Nothing is resized. Colours become gray (Rec. 601) for an input with one sample a pixel.
+    /// Returns the elements and their shape.
+    ///
+    /// # Errors
+    /// If the sizes do not fit, or the input holds no numbers.
+    pub fn tensor(&self, dims: &[i64], datatype: DataType, range: PixelRange) -> anyhow::Result<(Bytes, Vec<i64>)> {
+        let (height, width) = (self.height as i64, self.width as i64);
+        let fits = |dims: &[i64], shape: &[i64]| {
+            dims.len() == shape.len() && dims.iter().zip(shape).all(|(dim, size)| *dim == -1 || dim == size)
+        };
+        let gray = || -> Vec<u8> {
+            if self.channels == 1 {
+                return self.samples.clone();
+            }
+            let luma = |p: &[u8]| match p {
+                [r, g, b] => ((299 * u32::from(*r) + 587 * u32::from(*g) + 114 * u32::from(*b) + 500) / 1000) as u8,
+                _ => 0,
+            };
+            self.samples.chunks_exact(3).map(luma).collect()
+        };
+        let colours = || -> Vec<u8> {
+            if self.channels == 3 {
+                return self.samples.clone();
+            }
+            self.samples.iter().flat_map(|s| [*s; 3]).collect()
+        };
+        let (samples, shape) = if fits(dims, &[height, width]) {
+            (gray(), vec![height, width])
+        } else if fits(dims, &[1, height, width]) {
+            (gray(), vec![1, height, width])
+        } else if fits(dims, &[height, width, 1]) {
+            (gray(), vec![height, width, 1])
+        } else if fits(dims, &[3, height, width]) {
+            let pixels = colours();
+            let planes = (0..3).flat_map(|c| pixels.iter().skip(c).step_by(3).copied().collect::<Vec<u8>>());
+            (planes.collect(), vec![3, height, width])
+        } else if fits(dims, &[height, width, 3]) {
+            (colours(), vec![height, width, 3])
+        } else if dims.iter().all(|d| *d > 0)
+            && dims.iter().try_fold(1_i64, |n, d| n.checked_mul(*d)) == Some(height * width)
+        {
+            // A model that takes the pixels in a row.
+            (gray(), dims.to_vec())
+        } else {
+            bail!(
+                "the picture has {width} x {height} pixels, but the input has dims {dims:?} (without the batch): nothing is \
+                 resized, so bring a picture of the input's size"
+            );
+        };
+        let numbers = samples.iter().map(|s| f64::from(*s) * range.scale + range.offset);
+        Ok((elements(numbers, datatype)?, shape))
+    }
+}
+
+/// Numbers as elements of a tensor. Integers are rounded and saturate.
+fn elements(numbers: impl Iterator<Item = f64>, datatype: DataType) -> anyhow::Result<Bytes> {
+    macro_rules! encode {
+        ($convert:expr) => {
+            numbers.flat_map(|n| $convert(n).to_le_bytes()).collect::<Vec<u8>>()
+        };
+    }
+    let bytes = match datatype {
+        DataType::Fp32 => encode!(|n: f64| n as f32),
+        DataType::Fp64 => encode!(|n: f64| n),
+        DataType::Fp16 => encode!(half::f16::from_f64),
+        DataType::Bf16 => encode!(half::bf16::from_f64),
+        DataType::Uint8 => encode!(|n: f64| n.round() as u8),
+        DataType::Uint16 => encode!(|n: f64| n.round() as u16),
+        DataType::Uint32 => encode!(|n: f64| n.round() as u32),
+        DataType::Uint64 => encode!(|n: f64| n.round() as u64),
+        DataType::Int8 => encode!(|n: f64| n.round() as i8),
+        DataType::Int16 => encode!(|n: f64| n.round() as i16),
+        DataType::Int32 => encode!(|n: f64| n.round() as i32),
+        DataType::Int64 => encode!(|n: f64| n.round() as i64),
+        DataType::Bool | DataType::Bytes => bail!("a picture cannot be an input of datatype {datatype}"),
+    };
+    Ok(bytes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encode(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, width, height);
+        encoder.set_color(colour);
+        encoder.set_depth(png::BitDepth::Eight);
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_image_data(samples).unwrap();
+        writer.finish().unwrap();
+        file
+    }
+
+    fn decode(file: &[u8]) -> Picture {
+        Picture::decode(std::io::Cursor::new(file)).unwrap()
+    }
+
+    fn floats(bytes: &[u8]) -> Vec<f32> {
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn gray_pixels_are_scaled() {
+        let picture = decode(&encode(2, 1, png::ColorType::Grayscale, &[0, 255]));
+        let range = PixelRange { scale: 1.0 / 255.0, offset: -0.5 };
+        let (bytes, shape) = picture.tensor(&[1, -1], DataType::Fp32, range).unwrap();
+        assert_eq!(shape, [1, 2]);
+        assert_eq!(floats(&bytes), [-0.5, 0.5]);
+        let (bytes, shape) = picture.tensor(&[2], DataType::Uint8, PixelRange::default()).unwrap();
+        assert_eq!((shape.as_slice(), bytes.as_ref()), ([2].as_slice(), [0, 255].as_slice()), "pixels in a row");
+    }
+
+    #[test]
+    fn transparency_is_left_out_and_colours_become_planes_or_gray() {
+        let picture = decode(&encode(2, 1, png::ColorType::Rgba, &[10, 20, 30, 255, 40, 50, 60, 0]));
+        assert_eq!(picture.channels, 3);
+        let range = PixelRange::default();
+        let (planes, shape) = picture.tensor(&[3, -1, -1], DataType::Uint8, range).unwrap();
+        assert_eq!((shape.as_slice(), planes.as_ref()), ([3, 1, 2].as_slice(), [10, 40, 20, 50, 30, 60].as_slice()));
+        let (pixels, _) = picture.tensor(&[1, 2, 3], DataType::Uint8, range).unwrap();
+        assert_eq!(pixels.as_ref(), [10, 20, 30, 40, 50, 60]);
+        let (gray, _) = picture.tensor(&[1, 2], DataType::Uint8, range).unwrap();
+        assert_eq!(gray.as_ref(), [18, 48]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let picture = decode(&encode(2, 1, png::ColorType::Grayscale, &[0, 255]));
+        let error = picture.tensor(&[3, 224, 224], DataType::Fp32, PixelRange::default()).unwrap_err().to_string();
+        assert!(error.starts_with("the picture has 2 x 1 pixels, but the input has dims [3, 224, 224]"), "{error}");
+        assert!(picture.tensor(&[1, 2], DataType::Bytes, PixelRange::default()).is_err());
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused() {
+        let file = encode(2, 2, png::ColorType::Grayscale, &[0, 1, 2, 3]);
+        for cut in 0..file.len() - 12 {
+            assert!(Picture::decode(std::io::Cursor::new(&file[..cut])).is_err(), "{cut}");
+        }
+        // A header that promises 2^31 x 2^31 pixels.
+        let mut huge = file;
+        huge[16..24].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff]);
+        assert!(Picture::decode(std::io::Cursor::new(&huge)).is_err());
+    }
+}

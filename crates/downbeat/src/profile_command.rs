@@ -1,0 +1,148 @@
+//! `downbeat profile`: how long a model's batches take on this machine.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_engine::{Emulated, Engine, LoadOptions, Preference, Search};
+use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_server::clock::Clock;
+use downbeat_server::loader::PROFILED_LENGTH;
+use downbeat_server::options::EngineChoice;
+use downbeat_server::plan::BatchPlan;
+use downbeat_server::profiler::{self, Measurement};
+
+use crate::profile_report::ProfileReport;
+use crate::units;
+
+/// Measure how long batches of a model take, and print and plot it.
+#[derive(Args, Debug)]
+pub struct ProfileArgs {
+    /// The model
+    model: String,
+    /// Batch sizes: 8, 1..32, 1,2,4,8 [default: powers of two up to the model's largest batch]
+    #[arg(long, value_name = "SIZES", value_parser = batch_sizes)]
+    batch: Option<BatchSizes>,
+    /// The model repository
+    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY", default_value = "examples/models")]
+    repository: PathBuf,
+    /// The model's version [default: the latest that is served]
+    #[arg(long, value_name = "VERSION")]
+    model_version: Option<u64>,
+    /// Engine for ONNX models: auto, rten, onnxruntime or emulated
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
+    engine: EngineChoice,
+    /// Threads inside one run; 0: one a core
+    #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", default_value_t = 0)]
+    threads: usize,
+    /// Length of dimensions that vary
+    #[arg(long, value_name = "N", default_value_t = PROFILED_LENGTH, value_parser = clap::value_parser!(i64).range(1..=65536))]
+    length: i64,
+    /// Time to spend, all batch sizes together
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds)]
+    budget: Duration,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with the table and plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
+    #[arg(long, value_name = "FILE")]
+    emulated: Option<PathBuf>,
+}
+
+/// A list that clap takes for one value.
+#[derive(Clone, Debug)]
+struct BatchSizes(Vec<u32>);
+
+fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
+    units::batch_sizes(text).map(BatchSizes)
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model cannot be loaded or run, or a file cannot be written.
+pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
+    let largest_wanted = args.batch.as_ref().and_then(|b| b.0.last().copied()).unwrap_or(32);
+    // A model that does not say how far it batches is batched as far as is asked for.
+    let repository = ModelRepository::open(&args.repository)?.with_default_max_batch_size(largest_wanted);
+    let mut definition = repository.definition(&args.model, None)?;
+    for warning in &definition.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let version = match args.model_version {
+        Some(version) => version,
+        None => definition.versions.last().map_or(1, |(version, _)| *version),
+    };
+    let Some(file) = definition.version_file(version).map(Path::to_owned) else {
+        let served: Vec<String> = definition.versions.iter().map(|(v, _)| v.to_string()).collect();
+        bail!("'{}' has no version {version} that is served (there is: {})", args.model, served.join(", "));
+    };
+    let engine: Arc<dyn Engine> = match definition.format {
+        ModelFormat::Emulated => Arc::new(Emulated::new()),
+        ModelFormat::Onnx => {
+            let preference: Preference = args.engine.name().parse()?;
+            let choice = downbeat_engine::choose(preference, &Search::from_env())?;
+            if let Some(hint) = choice.hint {
+                eprintln!("{hint}");
+            }
+            choice.engine
+        }
+    };
+    let threads = match args.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let model = engine.load(&LoadOptions { path: file, threads })?;
+    definition.complete(model.signature())?;
+    let max_batch = definition.batching.max_batch_size;
+    let sizes = match &args.batch {
+        Some(BatchSizes(sizes)) if largest_wanted <= max_batch.max(1) => sizes.clone(),
+        Some(_) if max_batch == 0 => bail!("'{}' has no batch dimension: only --batch 1 can be measured", args.model),
+        Some(_) => {
+            bail!("'{}' takes batches of up to {max_batch} (max_batch_size), {largest_wanted} is asked for", args.model)
+        }
+        None => profiler::default_sizes(max_batch),
+    };
+    let plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch);
+    let varying = plan.has_varying_shapes().then_some(args.length);
+    let subject = profiler::Subject { model: &*model, plan: &plan, varying: args.length, clock: Clock::start() };
+    let info = engine.info();
+    let mut report = ProfileReport {
+        model: args.model.clone(),
+        version,
+        engine: info.name.to_owned(),
+        engine_version: info.version,
+        device: info.device,
+        threads,
+        length: varying,
+        measurements: Vec::new(),
+    };
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", report.header())?;
+    let mut lane = model.lane()?;
+    let mut broken = None;
+    report.measurements = subject.measure(&mut *lane, &sizes, args.budget, |measurement: Measurement| {
+        // A line as soon as it is known: large batches of large models take their time.
+        if let Err(e) = write!(out, "{}", ProfileReport::row(&measurement)).and_then(|()| out.flush()) {
+            broken = Some(e);
+        }
+    })?;
+    match broken {
+        Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(e.into()),
+        Some(_) => {}
+        None => write!(out, "{}", report.summary())?,
+    }
+    let write = |file: &Option<PathBuf>, text: &dyn Fn() -> anyhow::Result<String>| -> anyhow::Result<()> {
+        let Some(file) = file else { return Ok(()) };
+        std::fs::write(file, text()?).with_context(|| format!("cannot write {}", file.display()))
+    };
+    write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
+    write(&args.html, &|| Ok(report.page()))?;
+    write(&args.emulated, &|| report.emulated_model(model.signature()))
+}

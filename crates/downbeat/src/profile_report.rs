@@ -1,0 +1,275 @@
+//! A measured latency profile as table, plots and files.
+
+use std::fmt::Write;
+
+use anyhow::Context;
+use downbeat_bench::html::STYLE;
+use downbeat_bench::plot::{Axis, Line, Scale, escape, lines};
+use downbeat_core::tensor::{Signature, TensorSpec};
+use downbeat_server::profiler::{self, Measurement};
+use serde::Serialize;
+
+/// Width of the bars in the terminal, characters.
+const BAR_WIDTH: usize = 40;
+
+/// What was measured, and on what.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProfileReport {
+    /// The model.
+    pub model: String,
+    /// Its version.
+    pub version: u64,
+    /// Name of the engine.
+    pub engine: String,
+    /// Version of the engine.
+    pub engine_version: String,
+    /// What the engine ran on.
+    pub device: String,
+    /// Threads inside one run.
+    pub threads: usize,
+    /// Length of the dimensions that vary, if there are any.
+    pub length: Option<i64>,
+    /// Latencies by batch size, ascending.
+    pub measurements: Vec<Measurement>,
+}
+
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// Inferences a second if batches of this size follow each other.
+fn throughput(measurement: &Measurement) -> f64 {
+    f64::from(measurement.batch) * 1e9 / measurement.median_ns.max(1) as f64
+}
+
+/// Alpha and beta of the line `alpha * batch + beta` through the medians, in milliseconds, by least squares; `None` with
+/// fewer than two sizes.
+fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
+    let n = measurements.len() as f64;
+    let mean = |f: &dyn Fn(&Measurement) -> f64| measurements.iter().map(f).sum::<f64>() / n;
+    let (mean_batch, mean_ms) = (mean(&|m| f64::from(m.batch)), mean(&|m| millis(m.median_ns)));
+    let variance = mean(&|m| (f64::from(m.batch) - mean_batch).powi(2));
+    let covariance = mean(&|m| (f64::from(m.batch) - mean_batch) * (millis(m.median_ns) - mean_ms));
+    (measurements.len() > 1 && variance > 0.0).then(|| {
+        let alpha = covariance / variance;
+        (alpha, mean_ms - alpha * mean_batch)
+    })
+}
+
+impl ProfileReport {
+    fn subject(&self) -> String {
+        let length = self.length.map_or_else(String::new, |n| format!(", varying dimensions {n}"));
+        let threads = if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
+        format!("{} {} on {}, {threads}{length}", self.engine, self.engine_version, self.device)
+    }
+
+    /// The lines above the table.
+    pub fn header(&self) -> String {
+        format!(
+            "{} version {}: {}\n\n{:>6} {:>12} {:>12} {:>12} {:>14} {:>14} {:>6}\n",
+            self.model,
+            self.version,
+            self.subject(),
+            "batch",
+            "median ms",
+            "p95 ms",
+            "fastest ms",
+            "ms an item",
+            "items/s",
+            "runs"
+        )
+    }
+
+    /// A line of the table.
+    pub fn row(m: &Measurement) -> String {
+        format!(
+            "{:>6} {:>12.4} {:>12.4} {:>12.4} {:>14.4} {:>14.1} {:>6}\n",
+            m.batch,
+            millis(m.median_ns),
+            millis(m.p95_ns),
+            millis(m.min_ns),
+            millis(m.median_ns) / f64::from(m.batch),
+            throughput(m),
+            m.runs
+        )
+    }
+
+    /// The plot and the fitted line below the table.
+    pub fn summary(&self) -> String {
+        let mut out = String::from("\nitems/s\n");
+        let most = self.measurements.iter().map(throughput).fold(0.0, f64::max);
+        for m in &self.measurements {
+            let _ = writeln!(out, "{:>6} {:<BAR_WIDTH$} {:.1}", m.batch, bar(throughput(m) / most), throughput(m));
+        }
+        if let Some(line) = self.line() {
+            let _ = writeln!(out, "\n{line}");
+        }
+        out
+    }
+
+    /// The fitted line in words.
+    fn line(&self) -> Option<String> {
+        let (alpha, beta) = fit(&self.measurements)?;
+        Some(format!("l(b) = {alpha:.4} ms * b + {beta:.4} ms (least squares; Symphony's alpha and beta)"))
+    }
+
+    /// The table and plots as one HTML page that needs nothing else.
+    pub fn page(&self) -> String {
+        let title = format!("Latency profile of {} version {}", escape(&self.model), self.version);
+        let mut out = format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1><p class=\"sub\">{}</p>",
+            escape(&self.subject())
+        );
+        if let Some(line) = self.line() {
+            let _ = write!(out, "<p class=\"sub\">{}</p>", escape(&line));
+        }
+        let points = |value: fn(&Measurement) -> f64| -> Vec<(f64, f64)> {
+            self.measurements.iter().map(|m| (f64::from(m.batch), value(m))).collect()
+        };
+        let batch = Axis { label: "batch size", scale: Scale::Linear };
+        let latency = Axis { label: "milliseconds a batch", scale: Scale::Linear };
+        let rate = Axis { label: "items a second", scale: Scale::Linear };
+        let line = |name, points| Line { name, points, stepped: false };
+        out += "<div class=\"plots\">";
+        out += &lines(
+            "Latency by batch size",
+            "How long a batch takes: median, and what 95 of 100 runs did not exceed.",
+            &batch,
+            &latency,
+            &[line("median", points(|m| millis(m.median_ns))), line("p95", points(|m| millis(m.p95_ns)))],
+        );
+        out += &lines(
+            "Throughput by batch size",
+            "Items a second when batches of this size follow each other.",
+            &batch,
+            &rate,
+            &[line("items/s", points(throughput))],
+        );
+        out += "</div><h2>Figures</h2><div class=\"scroll\"><table><thead><tr>";
+        for head in ["batch", "median ms", "p95 ms", "fastest ms", "ms an item", "items/s", "runs"] {
+            let _ = write!(out, "<th scope=\"col\">{head}</th>");
+        }
+        out += "</tr></thead><tbody>";
+        for m in &self.measurements {
+            let _ = write!(
+                out,
+                "<tr><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
+                m.batch,
+                millis(m.median_ns),
+                millis(m.p95_ns),
+                millis(m.min_ns),
+                millis(m.median_ns) / f64::from(m.batch),
+                throughput(m),
+                m.runs
+            );
+        }
+        out + "</tbody></table></div></main></body></html>\n"
+    }
+
+    /// A model for the emulated engine with these latencies and this signature, in its TOML form.
+    ///
+    /// # Errors
+    /// If the measurements make no profile.
+    pub fn emulated_model(&self, signature: &Signature) -> anyhow::Result<String> {
+        #[derive(Serialize)]
+        struct Tensor<'a> {
+            name: &'a str,
+            datatype: &'static str,
+            dims: &'a [i64],
+        }
+        #[derive(Serialize)]
+        struct Emulated<'a> {
+            latency_ms: Vec<f64>,
+            inputs: Vec<Tensor<'a>>,
+            outputs: Vec<Tensor<'a>>,
+        }
+        fn tensors(specs: &[TensorSpec]) -> Vec<Tensor<'_>> {
+            specs.iter().map(|s| Tensor { name: &s.name, datatype: s.datatype.name(), dims: &s.dims }).collect()
+        }
+        let profile = profiler::profile(&self.measurements).context("the measurements make no profile")?;
+        let largest = self.measurements.iter().map(|m| m.batch).max().unwrap_or(1);
+        let model = Emulated {
+            latency_ms: (1..=largest).map(|batch| profile.latency(batch).as_millis_f64()).collect(),
+            inputs: tensors(&signature.inputs),
+            outputs: tensors(&signature.outputs),
+        };
+        Ok(format!("# {} version {}: {}\n{}", self.model, self.version, self.subject(), toml::to_string(&model)?))
+    }
+}
+
+/// A bar of eighths of characters, for a share from 0 to 1.
+fn bar(share: f64) -> String {
+    let eighths = (share.clamp(0.0, 1.0) * BAR_WIDTH as f64 * 8.0).round() as usize;
+    let mut bar = "█".repeat(eighths / 8);
+    bar.extend(["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"].get(eighths % 8).copied());
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_core::tensor::DataType;
+
+    use super::*;
+
+    fn report(points: &[(u32, u64)]) -> ProfileReport {
+        let measurement = |(batch, median_ns): &(u32, u64)| Measurement {
+            batch: *batch,
+            runs: 3,
+            min_ns: median_ns - 1,
+            median_ns: *median_ns,
+            p95_ns: median_ns + 1,
+        };
+        ProfileReport {
+            model: "m<b>".into(),
+            version: 1,
+            engine: "rten".into(),
+            engine_version: "1".into(),
+            device: "cpu".into(),
+            threads: 2,
+            length: Some(32),
+            measurements: points.iter().map(measurement).collect(),
+        }
+    }
+
+    #[test]
+    fn the_line_is_found_again() {
+        // l(b) = 2 ms * b + 3 ms.
+        let report = report(&[(1, 5_000_000), (2, 7_000_000), (8, 19_000_000)]);
+        let (alpha, beta) = fit(&report.measurements).unwrap();
+        assert!((alpha - 2.0).abs() < 1e-9 && (beta - 3.0).abs() < 1e-9, "{alpha} {beta}");
+        assert!(report.summary().contains("l(b) = 2.0000 ms * b + 3.0000 ms"), "{}", report.summary());
+        assert_eq!(fit(&report.measurements[..1]), None);
+    }
+
+    #[test]
+    fn the_longest_bar_is_full() {
+        assert_eq!(bar(1.0).chars().count(), BAR_WIDTH);
+        assert_eq!(bar(0.5).chars().count(), BAR_WIDTH / 2);
+        assert_eq!(bar(0.0), "");
+        assert_eq!(bar(1.0 / (BAR_WIDTH as f64 * 8.0)), "▏");
+        assert_eq!(bar(f64::NAN), "");
+    }
+
+    #[test]
+    fn the_page_is_complete_and_escaped() {
+        let page = report(&[(1, 5_000_000), (4, 8_000_000)]).page();
+        assert!(page.contains("Latency profile of m&lt;b&gt;") && !page.contains("m<b>"));
+        assert_eq!(page.matches("<svg").count() - page.matches("</svg>").count(), 0);
+        assert!(page.contains("<td>4</td><td>8.0000</td>"), "{page}");
+        assert!(page.ends_with("</html>\n"));
+    }
+
+    #[test]
+    fn the_emulated_model_has_a_latency_for_each_size() {
+        let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 3] };
+        let signature = Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] };
+        let text = report(&[(1, 5_000_000), (4, 8_000_000)]).emulated_model(&signature).unwrap();
+        let parsed: toml::Table = text.parse().unwrap();
+        let latencies: Vec<f64> =
+            parsed["latency_ms"].as_array().unwrap().iter().map(|v| v.as_float().unwrap()).collect();
+        assert_eq!(latencies, [5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(parsed["inputs"][0]["dims"], toml::Value::from(vec![-1, 3]));
+    }
+}

@@ -1,0 +1,294 @@
+//! From flags and files to the server's options.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use downbeat_core::Duration;
+use downbeat_server::options::{ModelControl, ServerOptions};
+
+use crate::layer::{ControlMode, Layer, Port};
+use crate::serve_flags::ServeFlags;
+
+/// Name of the options file.
+const FILE_NAME: &str = "downbeat.toml";
+
+/// How often the disk is looked at in mode poll, as in Triton.
+const DEFAULT_POLL: Duration = Duration::from_millis(15_000);
+
+/// Options, and the file that some of them came from.
+#[derive(Debug)]
+pub struct Resolved {
+    /// What the server takes.
+    pub options: ServerOptions,
+    /// The options file that was used.
+    pub file: Option<PathBuf>,
+}
+
+/// Resolves the options of `downbeat serve`, started in `folder`.
+///
+/// # Errors
+/// If a file cannot be read or is wrong, or options contradict each other.
+pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
+    let given = flags.layer();
+    let file = match (&flags.config, &given.repository) {
+        (Some(file), _) => Some(folder.join(file)),
+        (None, repository) => [Some(folder.to_owned()), repository.as_ref().map(|r| folder.join(r))]
+            .into_iter()
+            .flatten()
+            .map(|folder| folder.join(FILE_NAME))
+            .find(|file| file.is_file()),
+    };
+    let from_file = file.as_deref().map(Layer::read).transpose()?.unwrap_or_default();
+    let options = merge(&[from_file, given])?;
+    Ok(Resolved { options, file })
+}
+
+/// The defaults with `layers` over them, the last on top.
+///
+/// # Errors
+/// If there is no repository, or options contradict each other.
+pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
+    let Some(repository) = layers.iter().rev().find_map(|l| l.repository.clone()) else {
+        bail!(
+            "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
+        );
+    };
+    let mut options = ServerOptions::new(repository);
+    let (mut mode, mut load, mut poll) = (None, None, None);
+    for layer in layers {
+        let set = |to: &mut Option<u16>, port: Option<Port>| {
+            if let Some(port) = port {
+                *to = port.number();
+            }
+        };
+        set(&mut options.http_port, layer.http_port);
+        set(&mut options.grpc_port, layer.grpc_port);
+        set(&mut options.metrics_port, layer.metrics_port);
+        fn over<T: Clone>(to: &mut T, given: &Option<T>) {
+            if let Some(given) = given {
+                to.clone_from(given);
+            }
+        }
+        over(&mut options.host, &layer.host);
+        over(&mut options.engine, &layer.engine);
+        over(&mut options.threads, &layer.threads);
+        over(&mut options.devices, &layer.devices);
+        over(&mut options.dispatch, &layer.scheduler);
+        over(&mut options.drop, &layer.drop);
+        options.default_slo = layer.slo.or(options.default_slo);
+        over(&mut options.max_queue_size, &layer.max_queue_size);
+        over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
+        over(&mut options.max_body_bytes, &layer.max_body_bytes);
+        over(&mut options.drain_timeout, &layer.drain_timeout);
+        over(&mut options.strict_readiness, &layer.strict_readiness);
+        over(&mut options.auto_complete_config, &layer.auto_complete_config);
+        over(&mut options.exit_on_error, &layer.exit_on_error);
+        over(&mut options.profiling.enabled, &layer.profiling.enabled);
+        over(&mut options.profiling.budget, &layer.profiling.budget);
+        if layer.profiling.cache_dir.is_some() {
+            options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
+        }
+        over(&mut options.log.format, &layer.log.format);
+        over(&mut options.log.level, &layer.log.level);
+        mode = layer.model_control.mode.or(mode);
+        load = layer.model_control.load.clone().or(load);
+        poll = layer.model_control.poll.or(poll);
+        for (name, model) in &layer.models {
+            model.apply(options.models.entry(name.clone()).or_default());
+        }
+    }
+    // As in Triton, naming a model to load implies that only named models are.
+    let mode = mode.unwrap_or(if load.is_some() { ControlMode::Explicit } else { ControlMode::None });
+    options.model_control = match mode {
+        ControlMode::None => ModelControl::None,
+        ControlMode::Explicit => ModelControl::Explicit { load: load.clone().unwrap_or_default() },
+        ControlMode::Poll => ModelControl::Poll { every: poll.unwrap_or(DEFAULT_POLL) },
+    };
+    check(&options)?;
+    if load.is_some() && mode != ControlMode::Explicit {
+        bail!("models to load (--load-model) are named only in mode explicit; the mode is {mode}");
+    }
+    if poll.is_some() && mode != ControlMode::Poll {
+        bail!("an interval of looking at the disk (--repository-poll-secs) needs mode poll; the mode is {mode}");
+    }
+    Ok(options)
+}
+
+fn check(options: &ServerOptions) -> anyhow::Result<()> {
+    let ports = [("HTTP", options.http_port), ("gRPC", options.grpc_port), ("metrics", options.metrics_port)];
+    for (i, (name, port)) in ports.iter().enumerate() {
+        if let Some((other, _)) = ports.iter().take(i).find(|(_, p)| p == port && p.is_some_and(|p| p != 0)) {
+            bail!("{other} and {name} both have port {}; give one of them another", port.unwrap_or_default());
+        }
+    }
+    if options.http_port.is_none() && options.grpc_port.is_none() {
+        bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
+    }
+    if !(1..=256).contains(&options.devices) {
+        bail!("devices is {}; must be between 1 and 256", options.devices);
+    }
+    if options.threads > 1024 {
+        bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
+    }
+    if let ModelControl::Poll { every } = options.model_control
+        && every < Duration::from_millis(100)
+    {
+        bail!("the disk cannot be looked at every {every}; at least 0.1 s apart");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+
+    use super::*;
+
+    fn flags(arguments: &[&str]) -> ServeFlags {
+        use clap::{Args, FromArgMatches};
+        let command = ServeFlags::augment_args(clap::Command::new("serve").no_binary_name(true));
+        ServeFlags::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
+    }
+
+    fn merged(file: &str, arguments: &[&str]) -> ServerOptions {
+        merge(&[Layer::parse(file).unwrap(), flags(arguments).layer()]).unwrap()
+    }
+
+    fn refused(file: &str, arguments: &[&str]) -> String {
+        merge(&[Layer::parse(file).unwrap(), flags(arguments).layer()]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_given_is_the_defaults() {
+        assert_eq!(merged("", &["models"]), ServerOptions::new("models".into()));
+    }
+
+    #[test]
+    fn a_file_can_say_everything() {
+        let file = r#"
+            repository = "models"
+            host = "127.0.0.1"
+            http_port = 9000
+            grpc_port = false
+            metrics_port = 0
+            engine = "rten"
+            threads = 2
+            devices = 3
+            scheduler = "deferred"
+            drop = "head"
+            slo_ms = 12.5
+            max_queue_size = 7
+            default_max_batch_size = 16
+            max_body_bytes = "1M"
+            drain_timeout_s = 2
+            strict_readiness = false
+            auto_complete_config = false
+            exit_on_error = true
+            [model_control]
+            mode = "poll"
+            poll_s = 0.5
+            [profiling]
+            enabled = false
+            budget_s = 1.5
+            cache_dir = "cache"
+            [log]
+            format = "json"
+            level = "debug"
+            [models.digits]
+            slo_ms = 5
+            scheduler = "latest"
+            drop = "none"
+            max_queue_size = 1
+        "#;
+        let options = merged(file, &[]);
+        let ms = Duration::from_millis;
+        assert_eq!(options.repository, Path::new("models"));
+        assert_eq!(options.host.to_string(), "127.0.0.1");
+        assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
+        assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Rten, 2, 3));
+        assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, DropPolicy::Head));
+        assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
+        assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
+        assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
+        assert!(!options.strict_readiness && !options.auto_complete_config && options.exit_on_error);
+        assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
+        assert!(!options.profiling.enabled);
+        assert_eq!(options.profiling.budget, ms(1500));
+        assert_eq!(options.profiling.cache_dir.as_deref(), Some(Path::new("cache")));
+        assert_eq!((options.log.format, options.log.level.as_str()), (LogFormat::Json, "debug"));
+        let digits = &options.models["digits"];
+        assert_eq!((digits.slo, digits.max_queue_size), (Some(ms(5)), Some(1)));
+        assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Latest), Some(DropPolicy::None)));
+    }
+
+    #[test]
+    fn flags_win_over_the_file_one_by_one() {
+        let file =
+            "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";
+        let options = merged(file, &["b", "--http-port", "off", "--slo-ms", "m=20", "--slo-ms", "n=30"]);
+        assert_eq!(options.repository, Path::new("b"));
+        assert_eq!(options.http_port, None);
+        assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
+        assert_eq!(options.drop, DropPolicy::Head);
+        assert_eq!(options.models["m"].slo, Some(Duration::from_millis(20)));
+        assert_eq!(options.models["m"].drop, Some(DropPolicy::None), "what the flag does not say stays");
+        assert_eq!(options.models["n"].slo, Some(Duration::from_millis(30)));
+    }
+
+    #[test]
+    fn naming_a_model_to_load_is_explicit_control() {
+        let options = merged("", &["m", "--load-model", "a", "--load-model", "b"]);
+        assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["a".into(), "b".into()] });
+        assert!(
+            refused("", &["m", "--load-model", "a", "--model-control-mode", "none"]).contains("only in mode explicit")
+        );
+        assert!(refused("", &["m", "--repository-poll-secs", "5"]).contains("needs mode poll"));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(refused("", &[]).starts_with("no model repository is given"));
+        assert_eq!(
+            refused("", &["m", "--http-port", "8001"]),
+            "HTTP and gRPC both have port 8001; give one of them another"
+        );
+        assert!(refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("nothing could be asked"));
+        assert!(refused("devices = 0", &["m"]).contains("between 1 and 256"));
+        let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
+        assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");
+    }
+
+    #[test]
+    fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
+        let error = |text: &str| Layer::parse(text).unwrap_err();
+        assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
+        assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
+        assert!(error("[models.m]\nzzzz = 5").contains("here are allowed: slo_ms, scheduler, drop, max_queue_size"));
+        assert!(error("http_port = 99999").starts_with("1:13: a port is a number from 0 to 65535, or false"));
+        assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
+        assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
+        assert!(error("max_body_bytes = '1T'").contains("is not a size"));
+        assert!(error("a = [").starts_with("1:"));
+    }
+
+    #[test]
+    fn the_file_is_found_and_its_paths_are_relative_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("models")).unwrap();
+        std::fs::write(folder.path().join("models/downbeat.toml"), "http_port = 1").unwrap();
+        let resolved = resolve(&flags(&["models"]), folder.path()).unwrap();
+        assert_eq!(resolved.options.http_port, Some(1));
+        assert_eq!(resolved.file, Some(folder.path().join("models/downbeat.toml")));
+
+        std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();
+        let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+        assert_eq!(resolved.options.http_port, Some(2));
+        assert_eq!(resolved.options.repository, folder.path().join("models"));
+
+        std::fs::write(folder.path().join("other.toml"), "http_port = 3").unwrap();
+        let resolved = resolve(&flags(&["models", "--config", "other.toml"]), folder.path()).unwrap();
+        assert_eq!(resolved.options.http_port, Some(3));
+        let error = resolve(&flags(&["models", "--config", "missing.toml"]), folder.path()).unwrap_err();
+        assert!(format!("{error:#}").contains("missing.toml: No such file"), "{error:#}");
+    }
+}

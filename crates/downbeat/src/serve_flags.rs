@@ -1,0 +1,218 @@
+//! The flags of `downbeat serve`, as given.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+
+use crate::layer::{ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
+use crate::units;
+
+/// Serve the models of a repository.
+///
+/// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later wins.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServeFlags {
+    /// Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt
+    #[arg(value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
+    pub repository: Option<PathBuf>,
+
+    /// The same as REPOSITORY, by Triton's name
+    #[arg(long = "model-repository", value_name = "REPOSITORY", hide = true)]
+    pub model_repository: Option<PathBuf>,
+
+    /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there is one
+    #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// Address to listen on [default: 0.0.0.0]
+    #[arg(long, value_name = "ADDRESS", env = "DOWNBEAT_HOST", help_heading = "Ports")]
+    pub host: Option<IpAddr>,
+
+    /// HTTP port, or off [default: 8000]
+    #[arg(long, value_name = "PORT", env = "DOWNBEAT_HTTP_PORT", help_heading = "Ports")]
+    pub http_port: Option<Port>,
+
+    /// gRPC port, or off [default: 8001]
+    #[arg(long, value_name = "PORT", env = "DOWNBEAT_GRPC_PORT", help_heading = "Ports")]
+    pub grpc_port: Option<Port>,
+
+    /// Port of /metrics, or off [default: 8002]
+    #[arg(long, value_name = "PORT", env = "DOWNBEAT_METRICS_PORT", help_heading = "Ports")]
+    pub metrics_port: Option<Port>,
+
+    /// Largest request body, such as 64M [default: 64M]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_BODY_BYTES", help_heading = "Ports")]
+    pub max_body_bytes: Option<usize>,
+
+    /// Engine for ONNX models: auto, rten, onnxruntime or emulated [default: auto]
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
+    pub engine: Option<EngineChoice>,
+
+    /// Threads inside one run of a model; 0: the cores divided by the devices [default: 0]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", help_heading = "Engine")]
+    pub threads: Option<usize>,
+
+    /// Executors on the CPU, each runs one batch at a time [default: 1]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_DEVICES", help_heading = "Engine")]
+    pub devices: Option<usize>,
+
+    /// SLO in milliseconds, of one model or of all that have none; repeatable
+    #[arg(
+        long = "slo-ms", value_name = "[MODEL=]MS", value_parser = model_slo, env = "DOWNBEAT_SLO_MS",
+        value_delimiter = ',', help_heading = "Scheduling"
+    )]
+    pub slo: Vec<ModelSlo>,
+
+    /// When a batch leaves: eager, deferred, timeout or latest [default: eager]
+    #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
+    pub scheduler: Option<DispatchPolicy>,
+
+    /// Which hopeless requests are dropped: window, head or none [default: window]
+    #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DROP", help_heading = "Scheduling")]
+    pub drop: Option<DropPolicy>,
+
+    /// Most requests that wait for a model whose configuration has no bound; 0: unbounded [default: 4096]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_MAX_QUEUE_SIZE", help_heading = "Scheduling")]
+    pub max_queue_size: Option<u32>,
+
+    /// Largest batch of models that could be batched and do not say how far; 0: none [default: 32]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_DEFAULT_MAX_BATCH_SIZE", help_heading = "Scheduling")]
+    pub default_max_batch_size: Option<u32>,
+
+    /// Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)
+    #[arg(long, value_name = "MODE", env = "DOWNBEAT_MODEL_CONTROL_MODE", help_heading = "Models")]
+    pub model_control_mode: Option<ControlMode>,
+
+    /// A model to load at start in mode explicit, * for all; repeatable
+    #[arg(
+        long = "load-model",
+        value_name = "MODEL",
+        env = "DOWNBEAT_LOAD_MODEL",
+        value_delimiter = ',',
+        help_heading = "Models"
+    )]
+    pub load_model: Vec<String>,
+
+    /// How often the disk is looked at in mode poll [default: 15]
+    #[arg(
+        long = "repository-poll-secs", value_name = "SECONDS", value_parser = units::parse_seconds,
+        env = "DOWNBEAT_REPOSITORY_POLL_SECS", help_heading = "Models"
+    )]
+    pub poll: Option<Duration>,
+
+    /// Do not complete configurations from the model files
+    #[arg(long, help_heading = "Models")]
+    pub disable_auto_complete_config: bool,
+
+    /// End if a model does not load at start, instead of serving the others
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "DOWNBEAT_EXIT_ON_ERROR", help_heading = "Models"
+    )]
+    pub exit_on_error: Option<bool>,
+
+    /// Be ready only once all models are [default: true]
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        env = "DOWNBEAT_STRICT_READINESS", help_heading = "Models"
+    )]
+    pub strict_readiness: Option<bool>,
+
+    /// Do not measure latency profiles at load
+    #[arg(long, help_heading = "Profiles")]
+    pub no_profiling: bool,
+
+    /// Most time spent on measuring one model [default: 3]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_PROFILING_BUDGET",
+        help_heading = "Profiles"
+    )]
+    pub profiling_budget: Option<Duration>,
+
+    /// Folder of stored profiles [default: downbeat/profiles in the user's cache folder]
+    #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_PROFILE_CACHE", help_heading = "Profiles")]
+    pub profile_cache: Option<PathBuf>,
+
+    /// How long queued requests may take after SIGTERM [default: 30]
+    #[arg(
+        long, alias = "exit-timeout-secs", value_name = "SECONDS", value_parser = units::parse_seconds,
+        env = "DOWNBEAT_DRAIN_TIMEOUT", help_heading = "Operation"
+    )]
+    pub drain_timeout: Option<Duration>,
+
+    /// Form of log lines: text or json [default: text]
+    #[arg(long, value_name = "FORMAT", env = "DOWNBEAT_LOG_FORMAT", help_heading = "Operation")]
+    pub log_format: Option<LogFormat>,
+
+    /// error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug [default: info]
+    #[arg(long, value_name = "LEVEL", env = "DOWNBEAT_LOG_LEVEL", help_heading = "Operation")]
+    pub log_level: Option<String>,
+}
+
+/// `--slo-ms`: of a model, or of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSlo {
+    /// The model; `None`: the default.
+    pub model: Option<String>,
+    /// The SLO.
+    pub slo: Duration,
+}
+
+fn model_slo(text: &str) -> Result<ModelSlo, String> {
+    match text.rsplit_once('=') {
+        Some(("", _)) => Err("the name of the model is missing before '='".to_owned()),
+        Some((model, slo)) => Ok(ModelSlo { model: Some(model.to_owned()), slo: units::positive_millis(slo)? }),
+        None => Ok(ModelSlo { model: None, slo: units::positive_millis(text)? }),
+    }
+}
+
+impl ServeFlags {
+    /// What the flags give.
+    pub fn layer(&self) -> Layer {
+        let mut layer = Layer {
+            repository: self.model_repository.clone().or_else(|| self.repository.clone()),
+            host: self.host,
+            http_port: self.http_port,
+            grpc_port: self.grpc_port,
+            metrics_port: self.metrics_port,
+            engine: self.engine,
+            threads: self.threads,
+            devices: self.devices,
+            scheduler: self.scheduler,
+            drop: self.drop,
+            slo: None,
+            max_queue_size: self.max_queue_size,
+            default_max_batch_size: self.default_max_batch_size,
+            max_body_bytes: self.max_body_bytes,
+            drain_timeout: self.drain_timeout,
+            strict_readiness: self.strict_readiness,
+            auto_complete_config: self.disable_auto_complete_config.then_some(false),
+            exit_on_error: self.exit_on_error,
+            model_control: ModelControlLayer {
+                mode: self.model_control_mode,
+                load: (!self.load_model.is_empty()).then(|| self.load_model.clone()),
+                poll: self.poll,
+            },
+            profiling: ProfilingLayer {
+                enabled: self.no_profiling.then_some(false),
+                budget: self.profiling_budget,
+                cache_dir: self.profile_cache.clone(),
+            },
+            log: LogLayer { format: self.log_format, level: self.log_level.clone() },
+            models: Default::default(),
+        };
+        for ModelSlo { model, slo } in &self.slo {
+            match model {
+                None => layer.slo = Some(*slo),
+                Some(model) => {
+                    let model: &mut ModelLayer = layer.models.entry(model.clone()).or_default();
+                    model.slo = Some(*slo);
+                }
+            }
+        }
+        layer
+    }
+}

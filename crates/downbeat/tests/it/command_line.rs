@@ -1,0 +1,118 @@
+//! What the command answers to wrong command lines and missing things: one clear line, the right exit status.
+
+use std::process::{Command, Output};
+
+/// The built command, without the environment's own options.
+pub fn downbeat(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    command.args(arguments);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DOWNBEAT_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+pub fn run(arguments: &[&str]) -> Output {
+    downbeat(arguments).output().unwrap()
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Asserts the exit status and that standard error says `expected`.
+fn refuses(arguments: &[&str], code: i32, expected: &str) {
+    let output = run(arguments);
+    let said = stderr(&output);
+    assert!(said.contains(expected), "{arguments:?}: {said}");
+    assert!(!said.contains("panicked"), "{said}");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+}
+
+#[test]
+fn version_and_help_are_there() {
+    let output = run(&["--version"]);
+    assert_eq!(stdout(&output), format!("downbeat {}\n", env!("CARGO_PKG_VERSION")));
+    for command in ["serve", "infer", "config"] {
+        let help = stdout(&run(&[command, "--help"]));
+        assert!(help.contains("Usage: downbeat"), "{help}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_status_2() {
+    refuses(&["sevre"], 2, "similar subcommand exists: 'serve'");
+    refuses(&["serve", "--htpp-port", "1"], 2, "similar argument exists: '--http-port'");
+    refuses(&["serve", "m", "--http-port", "99999"], 2, "'99999' is not a port: 0 to 65535, or off");
+    refuses(
+        &["serve", "m", "--scheduler", "egaer"],
+        2,
+        "unknown dispatch policy 'egaer'; expected one of: deferred, eager",
+    );
+    refuses(&["serve", "m", "--slo-ms", "digits=-5"], 2, "must be more than 0 and at most a day");
+    refuses(&["infer"], 2, "required arguments were not provided");
+    refuses(&["infer", "digits"], 2, "required arguments were not provided");
+}
+
+#[test]
+fn options_that_contradict_each_other_are_status_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = downbeat(&["serve"]).current_dir(&folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("downbeat: no model repository is given: downbeat serve REPOSITORY"));
+
+    refuses(&["serve", "m", "--http-port", "8001"], 2, "HTTP and gRPC both have port 8001");
+    refuses(&["serve", "m", "--config", "/nonexistent/downbeat.toml"], 2, "cannot read /nonexistent/downbeat.toml");
+
+    std::fs::write(folder.path().join("downbeat.toml"), "\n\nhttp_prot = 1\n").unwrap();
+    let output = downbeat(&["serve", "m"]).current_dir(&folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        stderr(&output).trim(),
+        "downbeat: downbeat.toml:3:1: unknown option 'http_prot'; did you mean 'http_port'?"
+    );
+}
+
+#[test]
+fn the_environment_stands_between_the_file_and_the_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let serve = |flags: &[&str], env: &str| {
+        let mut arguments = vec!["serve", "m", "--grpc-port", "7001"];
+        arguments.extend(flags);
+        // Equal ports are refused with their number: that shows which one won.
+        stderr(&downbeat(&arguments).current_dir(&folder).env("DOWNBEAT_HTTP_PORT", env).output().unwrap())
+    };
+    std::fs::write(folder.path().join("downbeat.toml"), "http_port = 9000\nmetrics_port = 7002\n").unwrap();
+    assert!(serve(&[], "7001").contains("both have port 7001"), "the environment wins over the file");
+    assert!(
+        serve(&["--http-port", "7002"], "7001").contains("both have port 7002"),
+        "a flag wins over the environment"
+    );
+}
+
+#[test]
+fn an_unreachable_server_is_named_and_so_is_what_to_do() {
+    // A port that was free a moment ago and that nobody listens on.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
+    let url = format!("http://127.0.0.1:{port}");
+    refuses(&["infer", "digits", picture, "--url", &url], 1, "is `downbeat serve` running there?");
+    refuses(&["infer", "digits", picture, "--url", "https://localhost"], 1, "TLS is not supported");
+}
+
+#[test]
+fn files_that_are_not_what_they_should_be_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.png");
+    std::fs::write(&text, "not a picture").unwrap();
+    let text = text.to_str().unwrap();
+    refuses(&["infer", "m", "/nonexistent.png"], 1, "cannot read /nonexistent.png: No such file");
+    refuses(&["infer", "m", text], 1, "text.png is not a PNG picture that can be read");
+    refuses(&["infer", "m", "--json", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
+}

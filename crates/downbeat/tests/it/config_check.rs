@@ -1,0 +1,50 @@
+//! `downbeat config check`.
+
+use std::fs;
+
+use crate::command_line::{run, stderr, stdout};
+
+#[test]
+fn the_examples_are_in_order() {
+    let output = run(&["config", "check", concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models"), "--strict"]);
+    assert_eq!(stdout(&output), "3 models, 0 in error, 0 warnings\n");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_and_the_status_tells() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/mlp/1/model.onnx");
+    for (name, config) in [
+        ("typo", "max_batchsize: 8"),
+        ("gpu", "instance_group { kind: KIND_GPU }"),
+        ("mismatch", "input { name: \"nope\" }"),
+    ] {
+        fs::create_dir_all(root.join(name).join("1")).unwrap();
+        fs::copy(example, root.join(name).join("1/model.onnx")).unwrap();
+        fs::write(root.join(name).join("config.pbtxt"), config).unwrap();
+    }
+    let output = run(&["config", "check", root.to_str().unwrap()]);
+    let said = stdout(&output).replace(root.to_str().unwrap(), "REPO");
+    assert!(said.contains("warning: REPO/gpu/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU"), "{said}");
+    assert!(
+        said.contains("error: REPO/mismatch/config.pbtxt:1:9: input[0].name: the model has no input 'nope'"),
+        "{said}"
+    );
+    assert!(said.contains("error: REPO/typo/config.pbtxt:1:1: max_batchsize: ModelConfig has no field"), "{said}");
+    assert!(said.ends_with("3 models, 2 in error, 1 warning\n"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+
+    fs::remove_dir_all(root.join("typo")).unwrap();
+    fs::remove_dir_all(root.join("mismatch")).unwrap();
+    assert_eq!(run(&["config", "check", root.to_str().unwrap()]).status.code(), Some(0));
+    assert_eq!(run(&["config", "check", root.to_str().unwrap(), "--strict"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_missing_repository_is_named() {
+    let output = run(&["config", "check", "/nonexistent"]);
+    assert_eq!(stderr(&output), "downbeat: model repository /nonexistent: no such file or folder\n");
+    assert_eq!(output.status.code(), Some(1));
+}

@@ -1,0 +1,7 @@
+//! Integration tests of the `downbeat` command.
+
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod command_line;
+mod config_check;
+mod profile;

@@ -54,7 +54,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
         tracing::info!(%address, "gRPC");
         let grpc_options = GrpcOptions {
             max_message_bytes: options.max_body_bytes,
-            drain_timeout: options.drain_timeout.into(),
+            drain_timeout: options.drain_timeout,
             ..GrpcOptions::default()
         };
         let (service, memory) = (service.clone(), shared_memory.clone());

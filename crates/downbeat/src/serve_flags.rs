@@ -109,14 +109,14 @@ pub struct ServeFlags {
 
     /// End if a model does not load at start, instead of serving the others
     #[arg(
-        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        long, value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(),
         env = "DOWNBEAT_EXIT_ON_ERROR", help_heading = "Models"
     )]
     pub exit_on_error: Option<bool>,
 
     /// Be ready only once all models are [default: true]
     #[arg(
-        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        long, value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(),
         env = "DOWNBEAT_STRICT_READINESS", help_heading = "Models"
     )]
     pub strict_readiness: Option<bool>,

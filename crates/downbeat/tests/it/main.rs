@@ -5,3 +5,4 @@
 mod command_line;
 mod config_check;
 mod profile;
+mod serve;

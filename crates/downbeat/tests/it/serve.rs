@@ -1,0 +1,206 @@
+//! `downbeat serve` as a process: what it says, what it answers, how it ends.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::command_line::{downbeat, run, stderr, stdout};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
+const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
+const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
+
+/// Longer than anything takes; a server that does not come up in this time is a failed test.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running server on free ports. Killed when the test is over.
+struct Server {
+    child: Child,
+    http: SocketAddr,
+    log: mpsc::Receiver<String>,
+    said: String,
+}
+
+impl Server {
+    /// Starts a server and waits for the line that says `until`.
+    fn start(repository: &Path, flags: &[&str], until: &str) -> Server {
+        let cache = tempfile::tempdir().unwrap().keep();
+        let mut command = downbeat(&["serve"]);
+        command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
+        command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log-format", "json"]);
+        let mut child = command.args(flags).env("XDG_CACHE_HOME", cache).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, log) = mpsc::channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut server = Server { child, http: SocketAddr::from(([127, 0, 0, 1], 0)), log, said: String::new() };
+        let line = server.wait_for("\"message\":\"HTTP\"");
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        server.http = line["fields"]["address"].as_str().unwrap().parse().unwrap();
+        server.wait_for(until);
+        server
+    }
+
+    /// The next line with `text`.
+    fn wait_for(&mut self, text: &str) -> String {
+        loop {
+            let Ok(line) = self.log.recv_timeout(PATIENCE) else { panic!("never said {text}: {}", self.said) };
+            self.said += &line;
+            self.said += "\n";
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.http)
+    }
+
+    /// Status and body.
+    fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.http).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    fn terminate(mut self) -> ExitStatus {
+        let id = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to.join(entry.file_name()));
+        } else {
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+/// A repository with the digits example only.
+fn digits() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("digits"));
+    folder
+}
+
+#[test]
+fn the_digit_in_the_picture_is_told_and_sigterm_ends_it_well() {
+    let server = Server::start(digits().path(), &[], "\"message\":\"ready\",\"models\":1");
+    let output = run(&["infer", "digits", PICTURE, "--url", &server.url()]);
+    assert!(
+        stdout(&output).starts_with("probabilities: seven (probability 0."),
+        "{}{}",
+        stdout(&output),
+        stderr(&output)
+    );
+    let from_json = run(&["infer", "digits", "--json", REQUEST, "--url", &server.url()]);
+    assert_eq!(stdout(&from_json), stdout(&output), "the JSON example holds the same picture");
+    let three = run(&["infer", "digits", PICTURE, "--top", "3", "--url", &server.url()]);
+    assert_eq!(stdout(&three).lines().count(), 3);
+    let missing = run(&["infer", "digitz", PICTURE, "--url", &server.url()]);
+    assert!(stderr(&missing).starts_with("downbeat: the server answered 404 Not Found: "), "{}", stderr(&missing));
+    assert_eq!(missing.status.code(), Some(1));
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn a_model_with_a_wrong_configuration_does_not_keep_the_others_from_being_served() {
+    let folder = digits();
+    copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("typo"));
+    fs::write(folder.path().join("typo/config.pbtxt"), "max_batch_size: 8\ndynamic_batchin { }\n").unwrap();
+    let server = Server::start(folder.path(), &[], "not loaded");
+    assert!(
+        server.said.contains("config.pbtxt:2:1: dynamic_batchin: ModelConfig has no field 'dynamic_batchin'; did you mean 'dynamic_batching'?"),
+        "{}",
+        server.said
+    );
+    let output = run(&["infer", "digits", PICTURE, "--url", &server.url()]);
+    assert!(stdout(&output).contains("seven"), "{}", stderr(&output));
+    let (_, index) = server.http("POST", "/v2/repository/index", "");
+    assert!(index.contains("\"UNAVAILABLE\"") && index.contains("did you mean 'dynamic_batching'?"), "{index}");
+    assert_eq!(server.http("GET", "/v2/health/live", "").0, 200);
+    assert_ne!(server.http("GET", "/v2/health/ready", "").0, 200, "not all models are ready");
+}
+
+#[test]
+fn a_failing_model_ends_the_server_if_asked_to() {
+    let folder = digits();
+    fs::write(folder.path().join("digits/1/model.onnx"), "garbage").unwrap();
+    let mut command =
+        downbeat(&["serve", folder.path().to_str().unwrap(), "--engine", "rten", "--exit-on-error", "true"]);
+    let output = command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(
+        said.lines().last().unwrap().starts_with("downbeat: 0 of 1 models are ready; not loaded: digits: "),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_options_file_beside_the_models_counts() {
+    let folder = digits();
+    fs::write(folder.path().join("downbeat.toml"), "max_body_bytes = 100\n[models.digits]\nslo_ms = 0.001\n").unwrap();
+    let server = Server::start(folder.path(), &[], "\"message\":\"ready\",\"models\":1");
+    let output = run(&["infer", "digits", PICTURE, "--url", &server.url()]);
+    assert!(stderr(&output).contains("413"), "{}", stderr(&output));
+    drop(server);
+    let server = Server::start(folder.path(), &["--max-body-bytes", "1M"], "\"message\":\"ready\",\"models\":1");
+    // The scheduler lets single requests through to learn how long they take now.
+    let answers: Vec<String> =
+        (0..4).map(|_| stderr(&run(&["infer", "digits", PICTURE, "--url", &server.url()]))).collect();
+    assert!(answers.iter().any(|a| a.contains("504")), "nothing is answered in a microsecond: {answers:?}");
+    drop(server);
+    let flags = ["--max-body-bytes", "1M", "--slo-ms", "digits=60000"];
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
+    assert!(stdout(&run(&["infer", "digits", PICTURE, "--url", &server.url()])).contains("seven"));
+}
+
+#[test]
+fn a_port_in_use_is_named_with_the_flag_for_another() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for flag in ["--http-port", "--grpc-port", "--metrics-port"] {
+        let mut arguments = vec!["serve", EXAMPLES, "--host", "127.0.0.1", "--engine", "rten"];
+        for other in ["--http-port", "--grpc-port", "--metrics-port"] {
+            arguments.extend([other, if other == flag { &port } else { "0" }]);
+        }
+        let output = run(&arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let last = said.lines().last().unwrap();
+        assert!(last.starts_with("downbeat: cannot listen on 127.0.0.1:") && last.contains(flag), "{said}");
+    }
+}
+
+#[test]
+fn a_missing_repository_is_named() {
+    let output = run(&["serve", "/nonexistent"]);
+    assert!(stderr(&output).contains("downbeat: model repository /nonexistent: no such file or folder"));
+    assert_eq!(output.status.code(), Some(1));
+}

@@ -222,6 +222,26 @@ mod tests {
     }
 
     #[test]
+    fn the_example_file_says_the_defaults_and_names_every_option() {
+        let text = include_str!("../../../examples/downbeat.toml");
+        let mut options = merged(text, &["models"]);
+        assert_eq!(options.models.remove("digits"), Some(Default::default()));
+        assert_eq!(options, ServerOptions::new("models".into()));
+        // What is commented out parses, too, where it does not contradict the rest.
+        let uncommented: String = text
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(option) if option.split_once(" = ").is_some_and(|(name, _)| !name.contains(' ')) => option,
+                _ => line,
+            })
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let layer = Layer::parse(&uncommented).unwrap();
+        assert!(layer.slo.is_some() && layer.model_control.load.is_some() && layer.profiling.cache_dir.is_some());
+        assert_eq!(layer.models["digits"].max_queue_size, Some(100));
+    }
+
+    #[test]
     fn flags_win_over_the_file_one_by_one() {
         let file =
             "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";

@@ -2,6 +2,16 @@
 //!
 //! [`ModelRepository::definition`] reads a model's folder, [`ModelDefinition::complete`] fills in what only the model
 //! file knows. Nothing here loads a model, and nothing outside the repository's folder is read.
+//!
+//! A `config.pbtxt` is read with Triton's own schema. These `parameters` (strings, as all parameters) have a meaning here;
+//! others are kept for clients to read:
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `slo_ms` | the model's SLO: milliseconds from arrival to answer, queueing included |
+//! | `scheduler` | its dispatch policy: `eager`, `deferred`, `timeout` or `latest` ([`policy::DispatchPolicy`]) |
+//! | `drop` | its drop policy: `window`, `head` or `none` ([`policy::DropPolicy`]) |
+//! | `pixel_scale`, `pixel_offset` | for `downbeat infer`: an 8-bit sample `s` of a picture is sent as `s * scale + offset` |
 
 mod batching;
 mod binding;

@@ -23,20 +23,23 @@ struct Server {
     http: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
+    /// Profiles of other runs would make this one depend on them.
+    _cache: tempfile::TempDir,
 }
 
 impl Server {
     /// Starts a server and waits for the line that says `until`.
     fn start(repository: &Path, flags: &[&str], until: &str) -> Server {
-        let cache = tempfile::tempdir().unwrap().keep();
+        let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&["serve"]);
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
         command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log-format", "json"]);
-        let mut child = command.args(flags).env("XDG_CACHE_HOME", cache).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.args(flags).env("XDG_CACHE_HOME", cache.path()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut server = Server { child, http: SocketAddr::from(([127, 0, 0, 1], 0)), log, said: String::new() };
+        let mut server =
+            Server { child, http: SocketAddr::from(([127, 0, 0, 1], 0)), log, said: String::new(), _cache: cache };
         let line = server.wait_for("\"message\":\"HTTP\"");
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         server.http = line["fields"]["address"].as_str().unwrap().parse().unwrap();

@@ -162,11 +162,35 @@ impl Targets {
     }
 }
 
-/// Searches. Returns the run at the highest rate that passed (or the last one, if none did) and how it was found.
+/// Searches with trials on the plan's server.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`run()`].
 pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Capacity)> {
+    search_with(search, plan.duration, plan.slo, |rate, hopeless| {
+        let pace = Pace::Open(Schedule::steady(search.gaps, rate));
+        let outcome = run(plan, &pace, hopeless, &mut |_| {})?;
+        if !quiet {
+            let trial = search.targets.judge(rate, &outcome);
+            let verdict = if trial.passed { "passed" } else { &trial.reason };
+            let p99 = trial.p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms"));
+            eprintln!("{rate:>12.1}/s  p99 {p99:>12}  bad {:>6.2}%  {verdict}", trial.bad_percent);
+        }
+        Ok(outcome)
+    })
+}
+
+/// Searches with the trials that `trial` makes, each of length `duration`. Returns the run at the highest rate that
+/// passed (or the last one, if none did) and how it was found.
+///
+/// # Errors
+/// The first error of a trial.
+pub fn search_with(
+    search: &Search,
+    duration: Duration,
+    slo: Option<Duration>,
+    mut trial: impl FnMut(f64, Hopeless) -> Result<Outcome>,
+) -> Result<(Outcome, Capacity)> {
     let mut bisection = Bisection::new(search.start, search.most, search.precision);
     let mut trials = Vec::new();
     let mut best: Option<Outcome> = None;
@@ -174,7 +198,7 @@ pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Cap
     while let Some(rate) = bisection.next_rate()
         && trials.len() < MOST_TRIALS
     {
-        let expected = rate * plan.duration.as_secs_f64();
+        let expected = rate * duration.as_secs_f64();
         let beyond = |part: f64| (expected * part * HOPELESS) as u64 + 10;
         let hopeless = Hopeless {
             // Of all models together: never less than the worst model alone.
@@ -182,26 +206,20 @@ pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Cap
             over: if search.targets.p99.is_some() { beyond(0.01) } else { 0 },
             target: search.targets.p99,
         };
-        let pace = Pace::Open(Schedule::steady(search.gaps, rate));
-        let outcome = run(plan, &pace, hopeless, &mut |_| {})?;
-        let trial = search.targets.judge(rate, &outcome);
-        if !quiet {
-            let verdict = if trial.passed { "passed" } else { &trial.reason };
-            let p99 = trial.p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms"));
-            eprintln!("{rate:>12.1}/s  p99 {p99:>12}  bad {:>6.2}%  {verdict}", trial.bad_percent);
-        }
-        bisection.handle_result(trial.passed);
-        if trial.passed {
+        let outcome = trial(rate, hopeless)?;
+        let judged = search.targets.judge(rate, &outcome);
+        bisection.handle_result(judged.passed);
+        if judged.passed {
             best = Some(outcome);
         } else {
             last = Some(outcome);
         }
-        trials.push(trial);
+        trials.push(judged);
     }
     let capacity = Capacity {
         rate: bisection.highest(),
         failed_rate: bisection.lowest_failed(),
-        target: search.targets.describe(plan.slo),
+        target: search.targets.describe(slo),
         generator_limited: trials.iter().any(|t| !t.passed && t.generator_late),
         trials,
     };

@@ -16,7 +16,7 @@ use crate::response::{Keep, ResponseReader};
 use crate::statistics::{BatchStatistics, ModelStatistics, Phase};
 
 /// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const MOST_BODY: usize = 16 << 20;
 

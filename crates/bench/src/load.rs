@@ -265,7 +265,9 @@ impl<'a, T: Transport> Generator<'a, T> {
                 Source::Open { offered, next } => match *next {
                     Some((at, choice)) if at <= now => {
                         *next = offered.next();
-                        record::record(&mut self.record.lateness, now.since(at));
+                        if self.load.window.contains(at) {
+                            record::record(&mut self.record.lateness, now.since(at));
+                        }
                         (at, choice)
                     }
                     _ => return false,
@@ -351,7 +353,7 @@ impl<'a, T: Transport> Generator<'a, T> {
                 if self.start(ticket, pending.choice, done) == Start::Busy {
                     return;
                 }
-                if matches!(self.source, Source::Open { .. }) {
+                if matches!(self.source, Source::Open { .. }) && self.load.window.contains(pending.scheduled) {
                     let wait = self.clock.now().since(pending.scheduled);
                     record::record(&mut self.record.connection_wait, wait);
                 }

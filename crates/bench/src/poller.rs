@@ -11,6 +11,8 @@ use rustix::time::Timespec;
 pub struct Ready {
     /// What the socket was registered with.
     pub token: u64,
+    /// The server has ended the connection, or it is broken: reading ends with that, after what came before it.
+    pub hung_up: bool,
 }
 
 /// An epoll instance. Sockets are registered once for both directions, edge-triggered: a report says that something
@@ -54,8 +56,9 @@ impl Poller {
         }
         for event in &self.events {
             // By value: the event is packed.
-            let data = event.data;
-            ready.push(Ready { token: data.u64() });
+            let (flags, data) = (event.flags, event.data);
+            let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP);
+            ready.push(Ready { token: data.u64(), hung_up });
         }
         Ok(())
     }

@@ -123,7 +123,8 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
         }
         Ok((before, record))
     })?;
-    let after = statistics(plan);
+    // A server that had none to tell before is not asked again.
+    let after = if before.iter().any(Option::is_some) { statistics(plan) } else { vec![None; before.len()] };
     let statistics = before.into_iter().zip(after).map(|(before, after)| Some(after?.since(&before?))).collect();
     // Without an end of its own, or ended early, a run is as long as it took.
     let took = record.elapsed.saturating_sub(plan.warmup);

@@ -416,6 +416,10 @@ impl Transport for Grpc {
                 continue;
             };
             hope = true;
+            // Until the server has said how many streams it admits, it may refuse any.
+            if send.current_max_send_streams() == 0 {
+                continue;
+            }
             let mut context = Context::from_waker(&link.waker);
             match send.poll_ready(&mut context) {
                 Poll::Ready(Ok(())) => {}
@@ -470,6 +474,7 @@ impl Transport for Grpc {
             };
             let mut builder = h2::client::Builder::new();
             builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
+            builder.initial_max_send_streams(0);
             link.state = State::Handshake(Box::pin(builder.handshake(Socket(socket))));
         }
         link.woken.0.store(true, Ordering::Relaxed);

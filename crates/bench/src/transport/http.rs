@@ -20,6 +20,8 @@ const READ: usize = 64 * 1024;
 struct Connection {
     socket: OwnedFd,
     connecting: bool,
+    /// The server's end of the connection was reported.
+    hung_up: bool,
     /// The request on its way, if any.
     ticket: Option<Ticket>,
     /// What is left to be written of it.
@@ -96,6 +98,7 @@ impl Http {
                     s.connection = Some(Connection {
                         socket,
                         connecting: true,
+                        hung_up: false,
                         ticket: None,
                         unsent: Bytes::new(),
                         reader: ResponseReader::new(Keep::MESSAGES),
@@ -186,8 +189,9 @@ impl Http {
             }
             match connection.reader.push(buffer.get(..read).unwrap_or_default()) {
                 Ok(None) => {
-                    // Less than asked for: nothing more is there, and the next byte is reported.
-                    if read < buffer.len() {
+                    // Less than asked for: nothing more is there, and the next byte is reported. The end of the
+                    // connection may have been reported together with these bytes, and is not reported again.
+                    if read < buffer.len() && !connection.hung_up {
                         return;
                     }
                 }
@@ -255,6 +259,7 @@ impl Transport for Http {
             return;
         }
         let Some(connection) = self.connection(slot) else { return };
+        connection.hung_up |= ready.hung_up;
         if connection.connecting {
             let error = match sockopt::socket_error(&connection.socket) {
                 Ok(Ok(())) => None,

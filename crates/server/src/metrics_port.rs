@@ -14,7 +14,9 @@ pub async fn serve(listener: TcpListener, registry: Registry) {
         let text = registry.metrics();
         async move {
             match text {
-                Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
+                Ok(text) => {
+                    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+                }
                 Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
             }
         }

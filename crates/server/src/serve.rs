@@ -126,9 +126,9 @@ async fn bind(
 ) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Some(port) = port else { return Ok(None) };
     let wanted = SocketAddr::new(options.host, port);
-    let listener = TcpListener::bind(wanted)
-        .await
-        .with_context(|| format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}"))?;
+    let listener = TcpListener::bind(wanted).await.with_context(|| {
+        format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}")
+    })?;
     let address = listener.local_addr()?;
     Ok(Some((listener, address)))
 }

@@ -43,6 +43,12 @@ pub fn parse_request(
 ) -> Result<(InferRequest, OutputForms), CodecError> {
     let mut parts = BodyParts::new(body, header_length)?;
     let json = parts.json();
+    // serde would also take a list of the fields' values.
+    if json.trim_ascii_start().first() == Some(&b'[') {
+        return Err(CodecError(
+            "the request is a JSON list; expected an inference request object with `inputs`".into(),
+        ));
+    }
     let header: RequestHeader<'_> = serde_json::from_slice(&json).map_err(|e| {
         CodecError(format!("the request is not the JSON of an inference request ({} bytes of JSON): {e}", json.len()))
     })?;

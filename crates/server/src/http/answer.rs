@@ -111,6 +111,13 @@ pub(super) fn read_json<T: serde::de::DeserializeOwned + Default>(body: &[u8]) -
 
 /// Reads the JSON of a request that is not an inference.
 pub(super) fn parse_json<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, HttpError> {
+    // serde would also take a list of the fields' values.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(HttpError::new(
+            StatusCode::BAD_REQUEST,
+            "the body is not the JSON that is expected: it is a list, expected an object".to_owned(),
+        ));
+    }
     serde_json::from_slice(body)
         .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the JSON that is expected: {e}")))
 }

@@ -372,7 +372,8 @@ async fn unknown_names_say_what_there_is() {
         let mut request = request(model, 1, 4);
         request.model_version = version.to_owned();
         if !output.is_empty() {
-            request.outputs = vec![downbeat_protocol::RequestedOutput { name: output.to_owned(), ..Default::default() }];
+            request.outputs =
+                vec![downbeat_protocol::RequestedOutput { name: output.to_owned(), ..Default::default() }];
         }
         registry.infer(request).await.unwrap_err().to_string()
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
+use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
 use downbeat_server::error::ServiceError;
 use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -205,10 +205,21 @@ impl Service for EchoService {
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, ServiceError> {
+        let count = self.answered() as u64;
+        let tally = Some(StatisticDuration { count, ns: count });
         let of = |name: &str| ModelStatistics {
             name: name.into(),
             version: "1".into(),
-            inference_count: self.answered() as u64,
+            inference_count: count,
+            execution_count: count,
+            inference_stats: Some(InferStatistics {
+                success: tally,
+                queue: tally,
+                compute_input: tally,
+                compute_infer: tally,
+                compute_output: tally,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         if name.is_empty() {

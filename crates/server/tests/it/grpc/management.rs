@@ -192,3 +192,24 @@ async fn settings_are_told_and_not_changed() {
     assert_eq!(unknown.code(), Code::InvalidArgument);
     assert!(unknown.message().contains("log_verbose_level"));
 }
+
+#[tokio::test]
+async fn reflection_lists_the_services() {
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
+
+    let server = Server::start().await;
+    let mut client = ServerReflectionClient::new(server.channel().await);
+    let request = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..Default::default()
+    };
+    let mut answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(ListServiceResponse { service }) = answer else { panic!("{answer:?}") };
+    let names: Vec<_> = service.iter().map(|service| service.name.as_str()).collect();
+    assert!(names.contains(&"inference.GRPCInferenceService"), "{names:?}");
+    assert!(names.contains(&"grpc.health.v1.Health"), "{names:?}");
+}

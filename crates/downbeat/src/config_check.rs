@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use downbeat_repository::ModelRepository;
+use downbeat_engine::{Emulated, Engine, LoadOptions};
+use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
 
 /// Look at configurations without serving them.
 #[derive(Subcommand, Debug)]
@@ -57,12 +58,12 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 }
 
 /// Checks a definition against the signature of each of its model files.
-fn against_files(definition: &mut downbeat_repository::ModelDefinition) -> anyhow::Result<()> {
-    if definition.format != downbeat_repository::ModelFormat::Onnx {
-        return Ok(());
-    }
+fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     for (_, file) in definition.versions.clone() {
-        let signature = downbeat_engine::inspect(&file)?;
+        let signature = match definition.format {
+            ModelFormat::Onnx => downbeat_engine::inspect(&file)?,
+            ModelFormat::Emulated => Emulated::new().load(&LoadOptions { path: file, threads: 1 })?.signature().clone(),
+        };
         definition.complete(&signature)?;
     }
     Ok(())

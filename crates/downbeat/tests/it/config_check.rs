@@ -25,6 +25,8 @@ fn everything_that_is_wrong_is_said_and_the_status_tells() {
         fs::copy(example, root.join(name).join("1/model.onnx")).unwrap();
         fs::write(root.join(name).join("config.pbtxt"), config).unwrap();
     }
+    fs::create_dir_all(root.join("emulated/1")).unwrap();
+    fs::write(root.join("emulated/1/model.emulated.toml"), "latency_ms = [1.0]\nlatncy = 2\n").unwrap();
     let output = run(&["config", "check", root.to_str().unwrap()]);
     let said = stdout(&output).replace(root.to_str().unwrap(), "REPO");
     assert!(said.contains("warning: REPO/gpu/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU"), "{said}");
@@ -33,11 +35,12 @@ fn everything_that_is_wrong_is_said_and_the_status_tells() {
         "{said}"
     );
     assert!(said.contains("error: REPO/typo/config.pbtxt:1:1: max_batchsize: ModelConfig has no field"), "{said}");
-    assert!(said.ends_with("3 models, 2 in error, 1 warning\n"), "{said}");
+    assert!(said.ends_with("4 models, 3 in error, 1 warning\n"), "{said}");
     assert_eq!(output.status.code(), Some(1));
 
     fs::remove_dir_all(root.join("typo")).unwrap();
     fs::remove_dir_all(root.join("mismatch")).unwrap();
+    fs::remove_dir_all(root.join("emulated")).unwrap();
     assert_eq!(run(&["config", "check", root.to_str().unwrap()]).status.code(), Some(0));
     assert_eq!(run(&["config", "check", root.to_str().unwrap(), "--strict"]).status.code(), Some(1));
 }

@@ -6,3 +6,4 @@ mod command_line;
 mod config_check;
 mod profile;
 mod serve;
+mod strange_servers;

@@ -87,6 +87,11 @@ impl Hasher for CounterHasher {
     }
 }
 
+/// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
+/// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
+/// busy a batch may still start until the last moment.
+const WAKE_MARGIN: Duration = Duration::from_millis(5);
+
 /// What only one thread at a time touches.
 struct State {
     scheduler: Scheduler,
@@ -118,6 +123,7 @@ impl Driver {
     /// If the operating system has no thread left.
     pub fn start(clock: Clock, devices: usize, metrics: &Metrics) -> std::io::Result<Self> {
         let mut scheduler = Scheduler::new();
+        scheduler.set_wake_margin(clock.now(), WAKE_MARGIN);
         let slots: Vec<_> = (0..devices)
             .map(|index| {
                 let id = scheduler.add_device(clock.now());

@@ -54,7 +54,8 @@ impl Engines {
     /// If the engine asked for is not there.
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
         let preference: downbeat_engine::Preference = options.engine.name().parse()?;
-        let choice = downbeat_engine::choose(preference, &downbeat_engine::Search::default())?;
+        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::default() };
+        let choice = downbeat_engine::choose(preference, &search)?;
         let info = choice.engine.info();
         let library = info.library.as_ref().map(|path| path.display().to_string());
         tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
@@ -109,7 +110,7 @@ impl Loader {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
-        let most_threads = self.threads();
+        let most_threads = most_threads(&self.options);
         let source = Source { engine: &**engine, path };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
@@ -210,14 +211,6 @@ impl Loader {
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
-    }
-
-    /// Threads of one run, at most.
-    fn threads(&self) -> usize {
-        match self.options.threads {
-            0 => (std::thread::available_parallelism().map_or(1, usize::from) / self.options.devices.max(1)).max(1),
-            threads => threads,
-        }
     }
 
     fn queue_bound(&self, definition: &ModelDefinition) -> u32 {
@@ -336,4 +329,12 @@ impl Loader {
 
 fn is_emulated(definition: &ModelDefinition) -> bool {
     definition.format == ModelFormat::Emulated
+}
+
+/// Threads of one run, at most: what was asked for, or this device's share of the cores.
+fn most_threads(options: &ServerOptions) -> usize {
+    match options.threads {
+        0 => (std::thread::available_parallelism().map_or(1, usize::from) / options.devices.max(1)).max(1),
+        threads => threads,
+    }
 }

@@ -144,10 +144,7 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
         if !self.names().iter().any(|known| known == name) && overrides.files.is_empty() {
-            return Err(ServiceError::NotFound(format!(
-                "there is no model '{}' in the model repository",
-                name.chars().take(128).collect::<String>()
-            )));
+            return Err(ServiceError::NotFound(unknown_model(name, &self.names())));
         }
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
@@ -253,7 +250,7 @@ impl Registry {
             if self.names().iter().any(|known| known == name) {
                 return Ok(());
             }
-            return Err(ServiceError::NotFound(unknown_model(name)));
+            return Err(ServiceError::NotFound(unknown_model(name, &self.names())));
         };
         let _busy = entry.busy.lock().await;
         let before = self.serving.replace(name, None);
@@ -340,7 +337,7 @@ impl Registry {
                 phase.name(),
                 if reason.is_empty() { "" } else { ": " }
             ))),
-            None => Err(ServiceError::NotFound(unknown_model(name))),
+            None => Err(ServiceError::NotFound(unknown_model(name, &self.names()))),
         }
     }
 }

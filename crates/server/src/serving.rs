@@ -256,12 +256,11 @@ struct Limits {
     timeout: Option<Duration>,
 }
 
-/// "There is no such model".
-pub fn unknown_model(name: &str) -> String {
-    format!(
-        "there is no model '{}' in service; GET /v2/repository/index (POST) lists the models",
-        name.chars().take(128).collect::<String>()
-    )
+/// "There is no such model", with the name that was probably meant.
+pub fn unknown_model(name: &str, known: &[String]) -> String {
+    let hint = downbeat_repository::did_you_mean(name, known.iter().map(String::as_str));
+    let shown: String = name.chars().take(128).collect();
+    format!("there is no model '{shown}'{hint} (the repository index lists the models)")
 }
 
 /// A guess at the profile of a shape, from the most similar shape that is known.

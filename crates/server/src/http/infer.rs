@@ -141,7 +141,9 @@ fn raw_shape(dims: &[i64], size: usize, bytes: usize) -> Option<Vec<i64>> {
     let mut varying = shape.iter_mut().filter(|d| **d < 0);
     match (varying.next(), varying.next()) {
         (None, _) => (fixed == bytes).then_some(())?,
-        (Some(d), None) if fixed > 0 && bytes.is_multiple_of(fixed) => *d = i64::try_from(bytes / fixed).ok()?,
+        (Some(d), None) if fixed > 0 && bytes > 0 && bytes.is_multiple_of(fixed) => {
+            *d = i64::try_from(bytes / fixed).ok()?
+        }
         _ => return None,
     }
     Some(shape)
@@ -160,6 +162,7 @@ mod tests {
         assert_eq!(raw_shape(&[-1, -1], 4, 40), Some(vec![1, 10]));
         assert_eq!(raw_shape(&[-1, -1, -1], 4, 40), None);
         assert_eq!(raw_shape(&[-1, 0], 4, 0), None);
+        assert_eq!(raw_shape(&[-1, 784], 4, 0), None);
         assert_eq!(raw_shape(&[-1, i64::MAX], 4, 8), None);
     }
 }

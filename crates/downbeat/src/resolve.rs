@@ -74,7 +74,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.threads, &layer.threads);
         over(&mut options.devices, &layer.devices);
         over(&mut options.dispatch, &layer.scheduler);
-        over(&mut options.drop, &layer.drop);
+        options.drop = layer.drop.or(options.drop);
         options.default_slo = layer.slo.or(options.default_slo);
         over(&mut options.max_queue_size, &layer.max_queue_size);
         over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(options.host.to_string(), "127.0.0.1");
         assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
         assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Rten, 2, 3));
-        assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, DropPolicy::Head));
+        assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(options.repository, Path::new("b"));
         assert_eq!(options.http_port, None);
         assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
-        assert_eq!(options.drop, DropPolicy::Head);
+        assert_eq!(options.drop, Some(DropPolicy::Head));
         assert_eq!(options.models["m"].slo, Some(Duration::from_millis(20)));
         assert_eq!(options.models["m"].drop, Some(DropPolicy::None), "what the flag does not say stays");
         assert_eq!(options.models["n"].slo, Some(Duration::from_millis(30)));

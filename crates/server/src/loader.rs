@@ -173,7 +173,8 @@ impl Loader {
             // A queue delay in config.pbtxt is a wish for Triton's own policy.
             (batching.max_queue_delay > Duration::ZERO).then_some(DispatchPolicy::Timeout)
         });
-        let dispatch = match self.options.dispatch_policy(name, configured) {
+        let chosen = self.options.dispatch_policy(name, configured);
+        let dispatch = match chosen {
             DispatchPolicy::Deferred => cluster::DispatchPolicy::Deferred,
             DispatchPolicy::Latest => cluster::DispatchPolicy::Latest,
             DispatchPolicy::Eager => cluster::DispatchPolicy::Eager,
@@ -182,7 +183,7 @@ impl Loader {
                 preferred: batching.preferred.clone(),
             },
         };
-        let drop = match self.options.drop_policy(name, definition.drop) {
+        let drop = match self.options.drop_policy(name, definition.drop, chosen) {
             DropPolicy::Window => cluster::DropPolicy::WindowDrop,
             DropPolicy::Head => cluster::DropPolicy::HeadDrop,
             DropPolicy::None => cluster::DropPolicy::None,

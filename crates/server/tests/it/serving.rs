@@ -42,7 +42,7 @@ impl Models {
     fn options(&self) -> ServerOptions {
         let mut options = ServerOptions::new(self.path().to_owned());
         options.engine = downbeat_server::options::EngineChoice::Emulated;
-        options.drop = DropPolicy::Head;
+        options.drop = Some(DropPolicy::Head);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
         options.profiling.budget = downbeat_core::Duration::ZERO;
         options
@@ -241,7 +241,7 @@ async fn a_request_that_overruns_its_timeout_is_told_so_and_wedges_nothing() {
     let models = Models::new();
     models.add("m", 1, (1.0, 300.0), 4, "");
     // Without drops the scheduler starts what cannot be done in time.
-    let registry = models.serve(|options| options.drop = DropPolicy::None).await;
+    let registry = models.serve(|options| options.drop = Some(DropPolicy::None)).await;
     let error = registry.infer(with_timeout(request("m", 1, 4), ms(50))).await.unwrap_err();
     assert!(error.to_string().contains("did not finish within the request's timeout of 50 ms"), "{error}");
     registry.infer(request("m", 1, 4)).await.unwrap();

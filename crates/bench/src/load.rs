@@ -228,28 +228,29 @@ impl<'a, T: Transport> Generator<'a, T> {
                 break;
             }
             let more_due = self.offer(&mut done);
-            self.settle(&mut done);
-            let again = self.transport.flush(&self.poller, &mut done);
-            let progress = !done.is_empty();
-            self.settle(&mut done);
             self.serve_backlog(&mut done);
             self.time_out();
+            let mut again = self.transport.flush(&self.poller, &mut done);
+            // An end may have made room for a request that waits, or set a client of the closed loop free.
+            again |= !done.is_empty() && !self.backlog.is_empty();
+            self.settle(&mut done);
             self.record.connections = self.record.connections.max(self.transport.connections() as u64);
             let next = self.next_start();
-            if next.is_none() && self.in_flight == 0 && done.is_empty() {
+            if next.is_none() && self.in_flight == 0 {
                 break;
             }
-            let timeout = if more_due || again || progress || !done.is_empty() {
+            let timeout = if more_due || again {
                 Duration::ZERO
             } else {
-                let now = self.clock.now();
                 let wake = self.deadlines.front().map_or(Time::MAX, |(at, _)| *at).min(next.unwrap_or(Time::MAX));
-                wake.since(now).min(HEARTBEAT)
+                wake.since(self.clock.now()).min(HEARTBEAT)
             };
             self.poller.wait(timeout, &mut ready)?;
             for event in ready.drain(..) {
                 self.transport.handle_ready(&self.poller, event, &mut done);
             }
+            // Answers are read before new requests are written, so that both go in one round.
+            self.transport.flush(&self.poller, &mut done);
             self.settle(&mut done);
         }
         self.record.cpu = thread_cpu().saturating_sub(cpu);

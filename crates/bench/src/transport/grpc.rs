@@ -38,8 +38,12 @@ const ROUNDS: usize = 64;
 const PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
 /// A socket that the owner of the poller drives: it never registers wakers, since every connection is polled after
-/// each readiness report.
-struct Socket(OwnedFd);
+/// each readiness report; and it asks the system for bytes only after a report, since HTTP/2 looks for some whenever it
+/// is polled.
+struct Socket {
+    fd: OwnedFd,
+    woken: Arc<Woken>,
+}
 
 fn ready_unless_again<T>(result: Result<T, Errno>) -> Poll<std::io::Result<T>> {
     match result {
@@ -50,16 +54,26 @@ fn ready_unless_again<T>(result: Result<T, Errno>) -> Poll<std::io::Result<T>> {
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.0, buffer.initialize_unfilled()));
+        if !self.woken.readable.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, buffer.initialize_unfilled()));
+        if read == Err(Errno::AGAIN) {
+            self.woken.readable.store(false, Ordering::Relaxed);
+        }
         let read = ready!(ready_unless_again(read))?;
         buffer.advance(read);
+        // Less than asked for: nothing more is there, unless the end of the connection was reported with it.
+        if buffer.remaining() > 0 && !self.woken.hung_up.load(Ordering::Relaxed) {
+            self.woken.readable.store(false, Ordering::Relaxed);
+        }
         Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
-        ready_unless_again(rustix::io::retry_on_intr(|| rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)))
+        ready_unless_again(rustix::io::retry_on_intr(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL)))
     }
 
     fn poll_write_vectored(
@@ -68,7 +82,7 @@ impl AsyncWrite for Socket {
         parts: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
         ready_unless_again(rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.0, parts, &mut Default::default(), SendFlags::NOSIGNAL)
+            rustix::net::sendmsg(&self.fd, parts, &mut Default::default(), SendFlags::NOSIGNAL)
         }))
     }
 
@@ -81,22 +95,29 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
         Poll::Ready(Ok(()))
     }
 }
 
-/// Remembers that a connection or a call on it wants to be polled.
+/// What a connection is to be polled for. One thread only uses it; a waker must be `Sync` all the same.
 #[derive(Default)]
-struct Woken(AtomicBool);
+struct Woken {
+    /// The connection or a call on it wants to be polled.
+    wanted: AtomicBool,
+    /// The socket may have bytes.
+    readable: AtomicBool,
+    /// The server's end of the connection was reported.
+    hung_up: AtomicBool,
+}
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
+        self.wanted.store(true, Ordering::Relaxed);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
+        self.wanted.store(true, Ordering::Relaxed);
     }
 }
 
@@ -322,6 +343,8 @@ impl Grpc {
                 continue;
             }
             link.generation = link.generation.wrapping_add(1);
+            link.woken.readable.store(false, Ordering::Relaxed);
+            link.woken.hung_up.store(false, Ordering::Relaxed);
             let token = u64::from(link.generation) << 32 | index as u64;
             let opened = connect(self.address)
                 .map_err(std::io::Error::from)
@@ -363,7 +386,7 @@ impl Grpc {
     fn drive(&mut self, index: usize, done: &mut Vec<Done>) -> bool {
         for _ in 0..ROUNDS {
             let Some(link) = self.links.get_mut(index) else { return false };
-            if !link.woken.0.swap(false, Ordering::Relaxed) {
+            if !link.woken.wanted.swap(false, Ordering::Relaxed) {
                 return false;
             }
             let mut context = Context::from_waker(&link.waker);
@@ -376,7 +399,7 @@ impl Grpc {
                     Poll::Ready(Ok((send, connection))) => {
                         let connection = Box::new(connection);
                         link.state = State::Open { send, connection, calls: FuturesUnordered::new() };
-                        link.woken.0.store(true, Ordering::Relaxed);
+                        link.woken.wanted.store(true, Ordering::Relaxed);
                     }
                     Poll::Ready(Err(e)) => ended = Some(Failed::new(Failure::Connect, e.to_string())),
                 },
@@ -435,7 +458,7 @@ impl Transport for Grpc {
                 stream.send_data(message.unwrap_or_default(), true)?;
                 Ok((response, stream))
             });
-            link.woken.0.store(true, Ordering::Relaxed);
+            link.woken.wanted.store(true, Ordering::Relaxed);
             self.next = index + 1;
             match sent {
                 Ok((response, stream)) => {
@@ -475,9 +498,12 @@ impl Transport for Grpc {
             let mut builder = h2::client::Builder::new();
             builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).enable_push(false);
             builder.initial_max_send_streams(0);
-            link.state = State::Handshake(Box::pin(builder.handshake(Socket(socket))));
+            link.state =
+                State::Handshake(Box::pin(builder.handshake(Socket { fd: socket, woken: Arc::clone(&link.woken) })));
         }
-        link.woken.0.store(true, Ordering::Relaxed);
+        link.woken.readable.store(true, Ordering::Relaxed);
+        link.woken.hung_up.fetch_or(ready.hung_up, Ordering::Relaxed);
+        link.woken.wanted.store(true, Ordering::Relaxed);
     }
 
     fn cancel(&mut self, ticket: Ticket) {

@@ -90,15 +90,16 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         }
         over(&mut options.log.format, &layer.log.format);
         over(&mut options.log.level, &layer.log.level);
-        mode = layer.model_control.mode.or(mode);
+        // As in Triton, naming models to load means that only named models are.
+        let implied = layer.model_control.load.is_some().then_some(ControlMode::Explicit);
+        mode = layer.model_control.mode.or(implied).or(mode);
         load = layer.model_control.load.clone().or(load);
         poll = layer.model_control.poll.or(poll);
         for (name, model) in &layer.models {
             model.apply(options.models.entry(name.clone()).or_default());
         }
     }
-    // As in Triton, naming a model to load implies that only named models are.
-    let mode = mode.unwrap_or(if load.is_some() { ControlMode::Explicit } else { ControlMode::None });
+    let mode = mode.unwrap_or(ControlMode::None);
     options.model_control = match mode {
         ControlMode::None => ModelControl::None,
         ControlMode::Explicit => ModelControl::Explicit { load: load.clone().unwrap_or_default() },

@@ -17,6 +17,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use downbeat_server::options::LogFormat;
 
+/// Requests are allocated on one thread and freed on another. Server CPU a request against glibc's allocator, `mlp` with 32
+/// connections: HTTP 18.0 instead of 23.6 us, gRPC 24.5 instead of 28.8 us (means of three runs each, in turns), for 7 MB more.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Serve deep-learning models under latency SLOs.
 #[derive(Parser, Debug)]
 #[command(name = "downbeat", version, max_term_width = 120)]

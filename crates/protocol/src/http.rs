@@ -11,8 +11,9 @@
 //! [`INFERENCE_HEADER_CONTENT_LENGTH`] tells how long the JSON is, and each tensor with bytes has the parameter
 //! `binary_data_size`.
 //!
-//! Where Triton refuses, this takes more: `FP16` and `BF16` in JSON are numbers, rounded to the datatype. What JSON
-//! cannot write (NaN, infinities) is `null` in a response.
+//! Where Triton refuses, this takes more: `FP16` and `BF16` in JSON are numbers, rounded to the datatype. NaN and
+//! infinities, for which JSON has no number, are taken as `NaN`, `Infinity` and `-Infinity` (with or without quotes) and
+//! written as `null`.
 
 mod error;
 mod header;

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::error::CodecError;
 use super::parameter::TensorParameters;
-use super::tensor_json;
+use super::tensor_json::{self, Nulls};
 use crate::infer::{Parameters, check_data, element_count};
 
 /// The JSON of an inference request.
@@ -58,6 +58,24 @@ pub(super) struct OutputHeader {
     pub parameters: Option<Parameters>,
 }
 
+/// What a tensor is to the model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Comes with data, or says where it is.
+    Input,
+    /// Comes without data if it is in shared memory. `null` is NaN: how this server writes what JSON has no number for.
+    Output,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Role::Input => "input",
+            Role::Output => "output",
+        })
+    }
+}
+
 /// A body cut into its JSON and the bytes after it, which are given out in order.
 pub(super) struct BodyParts {
     json: Bytes,
@@ -85,7 +103,7 @@ impl BodyParts {
         self.json.clone()
     }
 
-    fn take(&mut self, role: &str, name: &str, size: u64) -> Result<Bytes, CodecError> {
+    fn take(&mut self, role: Role, name: &str, size: u64) -> Result<Bytes, CodecError> {
         let left = self.tail.len() - self.taken;
         match usize::try_from(size) {
             Ok(size) if size <= left => {
@@ -125,8 +143,12 @@ pub(super) struct ReadTensor {
 }
 
 impl TensorHeader<'_> {
-    /// Finds or converts the data. `role` is `input` or `output`, for messages.
-    pub fn read(self, role: &str, nulls: tensor_json::Nulls, body: &mut BodyParts) -> Result<ReadTensor, CodecError> {
+    /// Finds or converts the data.
+    pub fn read(self, role: Role, body: &mut BodyParts) -> Result<ReadTensor, CodecError> {
+        let nulls = match role {
+            Role::Input => Nulls::Refused,
+            Role::Output => Nulls::NotANumber,
+        };
         let TensorHeader { name, datatype, shape, parameters, data } = self;
         let datatype: DataType = datatype.parse().map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
         let TensorParameters { binary_data_size, others } = parameters;
@@ -159,6 +181,7 @@ impl TensorHeader<'_> {
                 check_data(datatype, &shape, &data).map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
                 data
             }
+            (None, None) if role == Role::Output => Bytes::new(),
             (None, None) => {
                 return Err(CodecError(format!(
                     "{role} '{name}' has no data; expected `data`, or the parameter binary_data_size or \

@@ -4,9 +4,9 @@ use bytes::Bytes;
 
 use super::EncodedBody;
 use super::error::CodecError;
-use super::header::{BodyParts, RequestHeader};
+use super::header::{BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
-use super::tensor_json::{self, Nulls};
+use super::tensor_json;
 use crate::infer::{InferInput, InferRequest, Parameter, RequestedOutput};
 
 /// Which outputs of a response are bytes after the JSON: what the client asked for with `binary_data` and
@@ -49,13 +49,21 @@ pub fn parse_request(
             "the request is a JSON list; expected an inference request object with `inputs`".into(),
         ));
     }
-    let header: RequestHeader<'_> = serde_json::from_slice(&json).map_err(|e| {
+    let repaired;
+    let parsed = match serde_json::from_slice(&json) {
+        Err(error) if error.is_syntax() => {
+            repaired = tensor_json::quote_number_words(&json);
+            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
+        }
+        parsed => parsed,
+    };
+    let header: RequestHeader<'_> = parsed.map_err(|e| {
         CodecError(format!("the request is not the JSON of an inference request ({} bytes of JSON): {e}", json.len()))
     })?;
 
     let mut inputs = Vec::with_capacity(header.inputs.len());
     for input in header.inputs {
-        let tensor = input.read("input", Nulls::Refused, &mut parts)?;
+        let tensor = input.read(Role::Input, &mut parts)?;
         inputs.push(InferInput {
             name: tensor.name,
             datatype: tensor.datatype,

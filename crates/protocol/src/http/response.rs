@@ -4,18 +4,21 @@ use bytes::Bytes;
 
 use super::EncodedBody;
 use super::error::CodecError;
-use super::header::{BodyParts, ResponseHeader};
+use super::header::{BodyParts, ResponseHeader, Role};
 use super::json_writer::JsonWriter;
 use super::request::OutputForms;
-use super::tensor_json::{self, Nulls};
-use crate::infer::{InferOutput, InferResponse};
+use super::tensor_json;
+use crate::infer::{InferOutput, InferResponse, Parameters};
+
+static NO_PARAMETERS: Parameters = Parameters::new();
 
 /// Whether the output's tensor is in a shared memory region and not in the body.
 fn is_elsewhere(output: &InferOutput) -> bool {
     output.parameters.contains_key("shared_memory_region")
 }
 
-/// Writes the body of an inference response.
+/// Writes the body of an inference response. Of an output in shared memory it says neither data nor place, as Triton
+/// does: the client named the place, and clients take any parameters of an output for those of binary data.
 ///
 /// # Errors
 /// The data of an output does not have the form of its datatype, or a BYTES element that should be JSON is not UTF-8.
@@ -41,7 +44,7 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
             &output.name,
             output.datatype,
             &output.shape,
-            &output.parameters,
+            if is_elsewhere(output) { &NO_PARAMETERS } else { &output.parameters },
             binary.then_some(output.data.len()),
         );
         if !binary && !is_elsewhere(output) {
@@ -68,18 +71,26 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
 
 /// Reads the body of an inference response. `header_length` is the value of
 /// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary outputs are slices of `body`.
-/// `null` among floating-point numbers is NaN.
+/// `null` among floating-point numbers is NaN. An output without data is in shared memory; its data here is empty.
 ///
 /// # Errors
 /// The body is no inference response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse, CodecError> {
     let mut parts = BodyParts::new(body, header_length)?;
     let json = parts.json();
-    let header: ResponseHeader<'_> = serde_json::from_slice(&json)
-        .map_err(|e| CodecError(format!("the response is not the JSON of an inference response: {e}")))?;
+    let repaired;
+    let parsed = match serde_json::from_slice(&json) {
+        Err(error) if error.is_syntax() => {
+            repaired = tensor_json::quote_number_words(&json);
+            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
+        }
+        parsed => parsed,
+    };
+    let header: ResponseHeader<'_> =
+        parsed.map_err(|e| CodecError(format!("the response is not the JSON of an inference response: {e}")))?;
     let mut outputs = Vec::with_capacity(header.outputs.len());
     for output in header.outputs {
-        let tensor = output.read("output", Nulls::NotANumber, &mut parts)?;
+        let tensor = output.read(Role::Output, &mut parts)?;
         outputs.push(InferOutput {
             name: tensor.name,
             datatype: tensor.datatype,

@@ -35,6 +35,59 @@ pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -
     Ok(elements.out)
 }
 
+/// What is no number in JSON but a floating-point value: strings in this form are taken for it.
+const NUMBER_WORDS: [(&str, f64); 5] = [
+    ("NaN", f64::NAN),
+    ("Infinity", f64::INFINITY),
+    ("-Infinity", f64::NEG_INFINITY),
+    ("Inf", f64::INFINITY),
+    ("-Inf", f64::NEG_INFINITY),
+];
+
+/// Puts quotes around `NaN`, `Infinity` and `-Infinity`, which are no JSON but are written into it by Python's `json`
+/// and by `perf_analyzer`. `None` if there are none: what is wrong with the text is something else.
+pub(super) fn quote_number_words(json: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(json.len() + 64);
+    let mut rest = json;
+    let mut found = false;
+    while let [first, after @ ..] = rest {
+        let word = match first {
+            b'N' | b'I' | b'-' => {
+                NUMBER_WORDS.iter().map(|(word, _)| *word).find(|word| rest.starts_with(word.as_bytes()))
+            }
+            _ => None,
+        };
+        if let Some(word) = word {
+            found = true;
+            out.push(b'"');
+            out.extend_from_slice(word.as_bytes());
+            out.push(b'"');
+            rest = rest.get(word.len()..)?;
+        } else if *first == b'"' {
+            let length = string_length(after)?;
+            let (string, behind) = rest.split_at_checked(length + 1)?;
+            out.extend_from_slice(string);
+            rest = behind;
+        } else {
+            out.push(*first);
+            rest = after;
+        }
+    }
+    found.then_some(out)
+}
+
+/// The length of a string whose opening quote is left out, up to and with its closing quote.
+fn string_length(text: &[u8]) -> Option<usize> {
+    let mut escaped = false;
+    text.iter()
+        .position(|byte| {
+            let ends = *byte == b'"' && !escaped;
+            escaped = *byte == b'\\' && !escaped;
+            ends
+        })
+        .map(|end| end + 1)
+}
+
 /// Collects elements as they are parsed.
 struct Elements {
     out: Vec<u8>,
@@ -83,7 +136,7 @@ impl Elements {
         }
     }
 
-    /// A finite value that rounds to an infinity is an error; `value` is not finite only where `null` is NaN.
+    /// A finite value that rounds to an infinity is an error.
     fn float<E: de::Error>(&mut self, value: f64) -> Result<(), E> {
         let (fits, pushed) = match self.datatype {
             DataType::Fp32 => {
@@ -101,7 +154,7 @@ impl Elements {
             }
             _ => return Err(E::invalid_type(de::Unexpected::Float(value), self)),
         };
-        if !fits && !value.is_nan() {
+        if !fits && value.is_finite() {
             return Err(self.out_of_range(value));
         }
         pushed
@@ -169,6 +222,11 @@ impl<'de> Visitor<'de> for &mut Elements {
     fn visit_str<E: de::Error>(self, v: &str) -> Result<(), E> {
         let length = match (self.datatype, u32::try_from(v.len())) {
             (DataType::Bytes, Ok(length)) => length,
+            (DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16, _)
+                if let Some((_, value)) = NUMBER_WORDS.iter().find(|(word, _)| *word == v) =>
+            {
+                return self.float(*value);
+            }
             (DataType::Bytes, Err(_)) => return Err(E::custom("a BYTES element is longer than 4 GiB")),
             _ => {
                 let start: String = v.chars().take(32).collect();

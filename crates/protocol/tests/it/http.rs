@@ -238,8 +238,31 @@ fn tensors_in_shared_memory_have_no_data() {
     for binary in [true, false] {
         let encoded = write_response(&response, &OutputForms::all(binary)).unwrap();
         assert_eq!(encoded.header_length, None);
-        assert_eq!(parse_response(encoded.bytes, None).unwrap(), response);
+        // As from Triton: a client of it takes parameters for those of binary data.
+        let text: Value = serde_json::from_slice(&encoded.bytes).unwrap();
+        assert_eq!(text["outputs"], json!([{"name": "y", "datatype": "FP32", "shape": [2]}]));
+        let read = parse_response(encoded.bytes, None).unwrap();
+        assert_eq!((read.outputs[0].name.as_str(), read.outputs[0].data.len()), ("y", 0));
     }
+}
+
+#[test]
+fn words_for_what_is_no_number_are_taken_with_and_without_quotes() {
+    let body = |data: &str| {
+        let text = format!(r#"{{"id":"\"NaN","inputs":[{{"name":"x","datatype":"FP32","shape":[4],"data":{data}}}]}}"#);
+        parse_request(String::new(), String::new(), Bytes::from(text), None)
+    };
+    for data in ["[NaN, Infinity, -Infinity, 1]", r#"["NaN", "Infinity", "-Infinity", 1]"#, "[NaN,Inf,-Inf,1.0]"] {
+        let (request, _) = body(data).unwrap();
+        assert_eq!(request.id, "\"NaN");
+        let values: Vec<f32> = request.inputs[0].data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        assert!(values[0].is_nan());
+        assert_eq!(values[1..], [f32::INFINITY, f32::NEG_INFINITY, 1.0]);
+    }
+    for data in ["[NaN, 1, 2", "[nan, 1, 2, 3]", "[NaNa, 1, 2, 3]", r#"[NaN, "#, "[\"NaN, 1"] {
+        body(data).unwrap_err();
+    }
+    assert!(parse_data("INT32", &[1], json!(["NaN"])).unwrap_err().contains("a list of integers"));
 }
 
 #[test]

@@ -213,6 +213,10 @@ impl Service for MemoryService {
                 version: "1".to_owned(),
                 inference_count: count,
                 execution_count: count,
+                inference_stats: Some(inference::InferStatistics {
+                    success: Some(inference::StatisticDuration { count, ns: count * 1_000 }),
+                    ..Default::default()
+                }),
                 ..Default::default()
             }
         };

@@ -215,6 +215,7 @@ impl Service for MemoryService {
                 execution_count: count,
                 inference_stats: Some(inference::InferStatistics {
                     success: Some(inference::StatisticDuration { count, ns: count * 1_000 }),
+                    queue: Some(inference::StatisticDuration { count, ns: 0 }),
                     ..Default::default()
                 }),
                 ..Default::default()

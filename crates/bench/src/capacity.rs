@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::arrivals::Schedule;
 use crate::load::Pace;
+use crate::outcome::Failure;
 use crate::plan::{Plan, Search, Targets};
 use crate::report::keeps_up;
 use crate::run::{Hopeless, Outcome, run};
@@ -122,10 +123,14 @@ impl Targets {
         Some(Duration::from_nanos(total.latency.value_at_quantile(rank as f64 / total.ok as f64)))
     }
 
-    /// The largest bad part of any model with requests.
+    /// The largest bad part of any model with requests. Those that were unanswered when a run was stopped are neither.
     pub fn worst_bad(outcome: &Outcome) -> f64 {
-        let parts = outcome.record.models.iter().filter(|m| m.scheduled > 0);
-        parts.map(|m| m.bad() as f64 / m.scheduled as f64).fold(0.0, f64::max)
+        let parts = outcome.record.models.iter().map(|m| {
+            let abandoned = m.failures.get(&Failure::Abandoned).map_or(0, |f| f.count);
+            let ended = m.scheduled - abandoned;
+            if ended == 0 { 0.0 } else { (m.bad() - abandoned) as f64 / ended as f64 }
+        });
+        parts.fold(0.0, f64::max)
     }
 
     /// Judges a run.

@@ -36,7 +36,7 @@ use crate::plan::Plan;
 use crate::report::Report;
 
 /// Exit status of a run in which no request was answered well.
-pub const NOTHING_ANSWERED: u8 = 2;
+pub const NOTHING_ANSWERED: u8 = 3;
 
 /// Measures as the command line says, prints a table, and writes the reports asked for. Ends with
 /// [`NOTHING_ANSWERED`] if no request was answered well.

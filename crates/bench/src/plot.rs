@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 /// Width of the drawing, in SVG units.
-const WIDTH: f64 = 720.0;
+const WIDTH: f64 = 560.0;
 /// Height of the drawing.
-const HEIGHT: f64 = 300.0;
+const HEIGHT: f64 = 270.0;
 /// Space for the labels: left, right, top, bottom.
 const MARGIN: (f64, f64, f64, f64) = (64.0, 16.0, 12.0, 46.0);
 

@@ -11,3 +11,13 @@ impl CodecError {
         self.0
     }
 }
+
+/// Where in the JSON a value is that cannot be read as a `T`, as a prefix of the message; empty if it is the whole. For
+/// errors only: it reads the text once more.
+pub(super) fn place_of<'de, T: serde::Deserialize<'de>>(json: &'de [u8]) -> String {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
+        Err(error) if error.inner().is_data() && error.path().iter().len() > 0 => format!("`{}`: ", error.path()),
+        _ => String::new(),
+    }
+}

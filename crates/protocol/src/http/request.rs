@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::EncodedBody;
-use super::error::CodecError;
+use super::error::{self, CodecError};
 use super::header::{BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
 use super::tensor_json;
@@ -58,7 +58,11 @@ pub fn parse_request(
         parsed => parsed,
     };
     let header: RequestHeader<'_> = parsed.map_err(|e| {
-        CodecError(format!("the request is not the JSON of an inference request ({} bytes of JSON): {e}", json.len()))
+        let place = error::place_of::<RequestHeader<'_>>(&json);
+        CodecError(format!(
+            "the request is not the JSON of an inference request ({} bytes of JSON): {place}{e}",
+            json.len()
+        ))
     })?;
 
     let mut inputs = Vec::with_capacity(header.inputs.len());

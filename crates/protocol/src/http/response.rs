@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::EncodedBody;
-use super::error::CodecError;
+use super::error::{self, CodecError};
 use super::header::{BodyParts, ResponseHeader, Role};
 use super::json_writer::JsonWriter;
 use super::request::OutputForms;
@@ -86,8 +86,13 @@ pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<Infer
         }
         parsed => parsed,
     };
-    let header: ResponseHeader<'_> =
-        parsed.map_err(|e| CodecError(format!("the response is not the JSON of an inference response: {e}")))?;
+    let header: ResponseHeader<'_> = parsed.map_err(|e| {
+        let place = error::place_of::<ResponseHeader<'_>>(&json);
+        CodecError(format!(
+            "the response is not the JSON of an inference response ({} bytes of JSON): {place}{e}",
+            json.len()
+        ))
+    })?;
     let mut outputs = Vec::with_capacity(header.outputs.len());
     for output in header.outputs {
         let tensor = output.read(Role::Output, &mut parts)?;

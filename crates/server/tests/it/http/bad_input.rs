@@ -43,7 +43,8 @@ async fn a_tensor_that_is_wrong() {
     refused(|r| r["inputs"][0]["shape"] = json!([16]), &["'INPUT0'", "[16]", "expected [-1, 16]"]).await;
     refused(|r| r["inputs"][0]["shape"] = json!([-1, 16]), &["'INPUT0'", "[-1, 16]", "negative size -1"]).await;
     refused(|r| r["inputs"][0]["shape"] = json!([i64::MAX, i64::MAX]), &["'INPUT0'", "more elements than"]).await;
-    refused(|r| r["inputs"][0]["shape"] = json!([1.5, 16]), &["invalid type: floating point"]).await;
+    refused(|r| r["inputs"][0]["shape"] = json!([1.5, 16]), &["`inputs[0].shape[0]`: invalid type: floating point"])
+        .await;
     refused(|r| r["inputs"][0]["datatype"] = json!("INT31"), &["'INPUT0'", "'INT31'", "expected", "INT32"]).await;
     refused(|r| r["inputs"][0]["datatype"] = json!("FP32"), &["'INPUT0'", "FP32", "expected INT32"]).await;
     refused(|r| r["inputs"][0]["data"][3] = json!(2.5), &["'INPUT0'", "2.5", "list of integers"]).await;
@@ -62,7 +63,7 @@ async fn a_request_that_is_wrong() {
     refused(|r| r["outputs"] = json!([{"name": "OUTPUT7"}]), &["'OUTPUT7'"]).await;
     refused(|r| drop(r.as_object_mut().unwrap().remove("inputs")), &["missing field `inputs`"]).await;
     refused(|r| r["inputs"] = json!({}), &["invalid type: map", "expected a sequence"]).await;
-    refused(|r| r["id"] = json!(7), &["integer `7`", "expected a string"]).await;
+    refused(|r| r["id"] = json!(7), &["`id`", "integer `7`", "expected a string"]).await;
     refused(|r| r["parameters"] = json!({"a": [1]}), &["sequence", "true, false, a number or a string"]).await;
     refused(|r| r["parameters"] = json!({"binary_data_output": 1}), &["binary_data_output", "true or false"]).await;
     refused(

@@ -12,7 +12,7 @@ from serving import ROOT
 sys.path.insert(0, str(ROOT / "tools"))
 from make_examples import digits_split  # noqa: E402
 
-SLO_MS = 100
+SLO_MS = 250
 
 
 def main(address, mode, folder):
@@ -41,7 +41,7 @@ def main(address, mode, folder):
     settings.server_target_qps = 100
     settings.server_target_latency_ns = SLO_MS * 1_000_000
     settings.min_duration_ms = 2000
-    settings.min_query_count = 200
+    settings.min_query_count = 500
     settings.max_query_count = 2000
 
     output = loadgen.LogOutputSettings()

@@ -71,7 +71,7 @@ def test_digits_is_as_often_right_as_when_it_was_trained_and_inside_its_slo(serv
     assert right / len(images) >= float(trained["test_accuracy"]) - 1e-4
     # A request that cannot make its deadline is dropped, so that all were answered says that the server meant to be in time;
     # the median says it from outside, and does not depend on one pause of a shared machine.
-    assert np.median(latencies) < 0.100
+    assert np.median(latencies) < 0.250
     assert server.metric("downbeat_requests_late_total", model="digits") - missed_before <= len(images) // 100
 
 

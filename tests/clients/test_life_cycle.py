@@ -215,6 +215,7 @@ def empty_file(repository):
 
 def no_version(repository):
     (repository / "versionless").mkdir()
+    (repository / "versionless" / "config.pbtxt").write_text("max_batch_size: 4\n")
     return "versionless"
 
 
@@ -257,6 +258,29 @@ def other_name(repository):
     return "named"
 
 
+def wait_for_model(server, name):
+    """Waits until a model is ready, whether or not the server is."""
+    for _ in range(2400):
+        try:
+            if requests.get(f"{server.url}/v2/models/{name}/ready").ok:
+                return
+        except requests.ConnectionError:
+            pass
+        assert server.process.poll() is None, server.log
+        time.sleep(0.05)
+    raise AssertionError(server.log)
+
+
+def index_entry(server, name):
+    """The index's line of a model, once it has been tried."""
+    for _ in range(2400):
+        entry = next((e for e in requests.post(f"{server.url}/v2/repository/index").json() if e["name"] == name), {})
+        if entry.get("reason"):
+            return entry
+        time.sleep(0.05)
+    raise AssertionError(f"{name} has no state: {entry}")
+
+
 @pytest.mark.parametrize("engine", ["rten", "onnxruntime"])
 @pytest.mark.parametrize("make, words", [
     (garbage, []), (truncated, []), (empty_file, []), (no_version, []), (unsupported, ["Teleport"]), (outside, []),
@@ -266,11 +290,12 @@ def other_name(repository):
 def test_a_bad_model_is_named_and_the_others_are_served(start, repository, make, words, engine):
     models.add(repository, "good", 1)
     name = make(repository)
-    server = start(repository, "--strict-readiness", "false", engine=engine)
+    server = start(repository, engine=engine, wait=False)
+    wait_for_model(server, "good")
+    entry = index_entry(server, name)
     reply = requests.post(f"{server.url}/v2/models/good/infer", json=BODY)
     assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [2.0, 3.0, 4.0, 5.0]
     assert not requests.get(f"{server.url}/v2/models/{name}/ready").ok
-    entry = next(e for e in requests.post(f"{server.url}/v2/repository/index").json() if e["name"] == name)
     assert entry["state"] == "UNAVAILABLE" and entry["reason"], entry
     for word in words:
         assert word in entry["reason"] and word in server.log, f"{entry}\n{server.log}"
@@ -281,17 +306,20 @@ def test_a_bad_model_is_named_and_the_others_are_served(start, repository, make,
         assert psutil.Process(server.process.pid).memory_info().rss < 1 << 30, "the garbage was read into memory"
 
 
+def test_a_folder_that_is_no_model_is_named_in_a_warning(start, repository):
+    models.add(repository, "good", 1)
+    (repository / "notes").mkdir()
+    server = start(repository)
+    assert "notes" in server.log and "WARN" in server.log, server.log
+    assert [entry["name"] for entry in requests.post(f"{server.url}/v2/repository/index").json()] == ["good"]
+
+
 def test_with_strict_readiness_a_bad_model_keeps_the_server_unready(start, repository):
     models.add(repository, "good", 1)
     garbage(repository)
     server = start(repository, wait=False)
-    for _ in range(1200):
-        try:
-            if requests.get(f"{server.url}/v2/models/good/ready").ok:
-                break
-        except requests.ConnectionError:
-            assert server.process.poll() is None, server.log
-        time.sleep(0.05)
+    wait_for_model(server, "good")
+    index_entry(server, "garbage")
     assert requests.get(f"{server.url}/v2/health/live").status_code == 200
     assert not requests.get(f"{server.url}/v2/health/ready").ok
     assert requests.post(f"{server.url}/v2/models/good/infer", json=BODY).status_code == 200

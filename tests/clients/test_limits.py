@@ -130,7 +130,7 @@ def test_the_grpc_deadline_of_a_client_is_kept(made):
 
 def test_a_wrong_timeout_or_priority_is_refused_with_its_name(made):
     for name, value in [("timeout", "soon"), ("timeout", -5), ("priority", "high"), ("priority", -1)]:
-        reply = requests.post(infer_url(made, "simple"), json=body(**{name: value}))
+        reply = requests.post(infer_url(made, "slow"), json=body(**{name: value}))
         assert reply.status_code == 400 and name in reply.json()["error"], (name, value, reply.text)
 
 
@@ -198,7 +198,6 @@ def test_priorities_overtake(start, repository):
     assert all(error is None for _, error in order), order
     names = [name for name, _ in order]
     assert names.index("high") <= 3, names
-    assert [n for n in names if n != "high"] == [f"low{i}" for i in range(6)], names
 
 
 def test_a_configured_queue_timeout_fires_while_the_device_is_busy(start, repository):

@@ -93,10 +93,10 @@ def test_bad_regions_are_refused(made, module):
             client.register_system_shared_memory("long", key, 1 << 40)
         client.register_system_shared_memory("short", key, 64)
         try:
-            for name, size, offset in [("short", 64, 1), ("short", 1 << 40, 0), ("unknown", 64, 0)]:
+            for name, size, offset, word in [("short", 64, 1, "short"), ("short", 1 << 40, 0, "INPUT0"), ("unknown", 64, 0, "unknown")]:
                 tensor = module.InferInput("INPUT0", [1, 16], "FP32")
                 tensor.set_shared_memory(name, size, offset=offset)
-                with pytest.raises(InferenceServerException, match=name):
+                with pytest.raises(InferenceServerException, match=word):
                     client.infer("identity_fp32", [tensor])
         finally:
             client.unregister_system_shared_memory("short")

@@ -63,7 +63,7 @@ def test_perf_analyzer(examples, tmp_path, protocol, model, more):
 
 def loadgen(server, mode, folder):
     run([sys.executable, HERE / "loadgen_session.py", server.grpc, mode, folder])
-    return dict(re.findall(r"^(.+?)\s*: (.+)$", (folder / "mlperf_log_summary.txt").read_text(), re.MULTILINE))
+    return dict(re.findall(r"^ *(.+?)\s*: *(.+)$", (folder / "mlperf_log_summary.txt").read_text(), re.MULTILINE))
 
 
 def test_loadgen_accuracy(examples, tmp_path):
@@ -86,7 +86,8 @@ def test_loadgen_performance(examples, tmp_path):
     summary = loadgen(examples, "performance", tmp_path)
     assert summary["Scenario"] == "Server" and summary["Mode"] == "PerformanceOnly"
     assert summary["Min queries satisfied"] == "Yes" and summary["Min duration satisfied"] == "Yes"
-    assert summary.get("Result is", "").strip() == "VALID", summary
+    # All of its rules together: the 99th percentile under the model's SLO, and enough queries to be sure of it.
+    assert summary["Result is"] == "VALID", summary
 
 
 # -- schemathesis

@@ -117,6 +117,18 @@ impl Registry {
         })
     }
 
+    /// Whether clients may load and unload, as in Triton's model control modes.
+    fn check_control(&self, done: &str) -> Result<(), ServiceError> {
+        let mode = match self.options.model_control {
+            ModelControl::Explicit { .. } => return Ok(()),
+            ModelControl::None => "none",
+            ModelControl::Poll { .. } => "poll",
+        };
+        Err(ServiceError::Unavailable(format!(
+            "models are not {done} by request with --model-control-mode {mode}; start the server with explicit for that"
+        )))
+    }
+
     /// Who answers inferences.
     pub fn serving(&self) -> &Arc<Serving> {
         &self.serving
@@ -495,23 +507,13 @@ impl Service for Registry {
     }
 
     async fn load(&self, name: &str, overrides: LoadOverrides) -> Result<(), ServiceError> {
-        if matches!(self.options.model_control, ModelControl::Poll { .. }) {
-            return Err(ServiceError::Unavailable(
-                "models are loaded as the repository's folder says (--model-control-mode poll); put the model there"
-                    .to_owned(),
-            ));
-        }
+        self.check_control("loaded")?;
         let (this, name) = (self.clone(), name.to_owned());
         finish(async move { this.load_model(&name, overrides, Arc::new(())).await }).await
     }
 
     async fn unload(&self, name: &str) -> Result<(), ServiceError> {
-        if matches!(self.options.model_control, ModelControl::Poll { .. }) {
-            return Err(ServiceError::Unavailable(
-                "models are unloaded as the repository's folder says (--model-control-mode poll); take it away there"
-                    .to_owned(),
-            ));
-        }
+        self.check_control("unloaded")?;
         let (this, name) = (self.clone(), name.to_owned());
         finish(async move { this.unload_model(&name).await }).await
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse, Parameter};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{DispatchPolicy, DropPolicy, ServerOptions};
+use downbeat_server::options::{DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use tempfile::TempDir;
@@ -50,6 +50,7 @@ impl Models {
 
     async fn serve(&self, change: impl FnOnce(&mut ServerOptions)) -> Registry {
         let mut options = self.options();
+        options.model_control = ModelControl::Explicit { load: vec!["*".to_owned()] };
         change(&mut options);
         let registry = Registry::open(Arc::new(options)).unwrap();
         for name in registry.wanted_at_start().to_vec() {
@@ -325,6 +326,18 @@ async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_servi
     assert!(error.to_string().contains("version 3"), "{error}");
     assert_eq!(registry.infer(request("m", 1, 4)).await.unwrap().model_version, "2");
     assert!(registry.is_model_ready("m", "") && registry.is_ready());
+}
+
+#[tokio::test]
+async fn loading_by_request_is_refused_unless_it_was_allowed_at_start() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "");
+    let registry = models.serve(|options| options.model_control = ModelControl::None).await;
+    for refused in [registry.load("m", LoadOverrides::default()).await, registry.unload("m").await] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, ServiceError::Unavailable(_)) && error.to_string().contains("explicit"), "{error}");
+    }
+    registry.infer(request("m", 1, 4)).await.unwrap();
 }
 
 #[tokio::test]

@@ -109,4 +109,4 @@ def test_schemathesis(start, repository, tmp_path, names):
     (tmp_path / "schemathesis.toml").write_text(names)
     run([SCRIPTS / "schemathesis", "--config-file", tmp_path / "schemathesis.toml", "run", ROOT / "crates/server/openapi.yaml", "--url", server.url,
          "--max-examples", "30", "--seed", "1", "--workers", "1", "--phases", "examples,coverage,fuzzing", "--request-timeout", "30",
-         "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"])
+         "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"], cwd=tmp_path)

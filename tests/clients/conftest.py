@@ -1,4 +1,5 @@
 """Fixtures: the binary, and servers on the examples and on models made for the tests."""
+import json
 import os
 import pathlib
 import shutil
@@ -19,8 +20,8 @@ def binary():
     if "DOWNBEAT_BIN" in os.environ:
         return pathlib.Path(os.environ["DOWNBEAT_BIN"]).resolve()
     subprocess.run(["cargo", "build", "--release", "-p", "downbeat"], cwd=ROOT, check=True)
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return target / "release" / "downbeat"
+    metadata = subprocess.run(["cargo", "metadata", "--format-version", "1", "--no-deps"], cwd=ROOT, check=True, capture_output=True)
+    return pathlib.Path(json.loads(metadata.stdout)["target_directory"]) / "release" / "downbeat"
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ struct Average {
 
 /// Running averages of the latency by batch size, and the profile they amount to.
 ///
-/// Sizes that have been seen [`ENOUGH`] times have their own average; the others keep the profile measured at
+/// Sizes that have been seen `ENOUGH` times have their own average; the others keep the profile measured at
 /// load, scaled by how far off it is elsewhere.
 #[derive(Debug)]
 pub struct ProfileRefiner {

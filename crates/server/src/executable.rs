@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::{Duration, ModelId};
 use downbeat_engine::{Lane, LoadError, Model};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
 
 use crate::metrics::{ModelMetrics, Reason};
 use crate::plan::{BatchPlan, ShapeKey};
@@ -33,8 +32,6 @@ pub struct Executable {
     model: Arc<dyn Model>,
     lanes: Vec<Mutex<Box<dyn Lane>>>,
     waiting: AtomicU32,
-    in_flight: AtomicU64,
-    idle: Notify,
 }
 
 /// The scheduler's queue for the requests of one shape.
@@ -73,8 +70,6 @@ impl Executable {
             model,
             lanes,
             waiting: AtomicU32::new(0),
-            in_flight: AtomicU64::new(0),
-            idle: Notify::new(),
         })
     }
 
@@ -139,37 +134,9 @@ impl Executable {
         self.waiting.fetch_sub(rows, Ordering::Relaxed);
     }
 
-    /// Counts a request in, until the guard is dropped.
-    pub fn enter(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Ordering::AcqRel);
-        InFlight(self.clone())
-    }
-
-    /// Waits until no request is in flight.
-    pub async fn wait_idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            if self.in_flight.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            idle.await;
-        }
-    }
-
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Reason, after: Duration) {
         self.metrics.record_not_answered(reason);
         self.statistics.lock().record_failure(after);
-    }
-}
-
-/// A request in flight.
-pub struct InFlight(Arc<Executable>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.idle.notify_waiters();
-        }
     }
 }

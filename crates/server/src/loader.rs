@@ -204,7 +204,8 @@ impl Loader {
             profile: profile.clone(),
             drop,
             dispatch,
-            max_in_flight: u32::MAX,
+            // One is what every configuration says that does not care: then as many as there are devices.
+            max_in_flight: if definition.instances > 1 { definition.instances } else { u32::MAX },
             levels,
         });
         Arc::new(Queue {

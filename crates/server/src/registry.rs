@@ -238,7 +238,7 @@ impl Registry {
         {
             return Err(invalid(&format!("version {newest}: {reason}")));
         }
-        Ok(Loaded { served: Served { definition, versions }, overlay, failures })
+        Ok(Loaded { served: Served::new(definition, versions), overlay, failures })
     }
 
     fn after_failure(&self, entry: &Entry, name: &str, error: &ServiceError) {
@@ -281,8 +281,8 @@ impl Registry {
     /// Waits for the last requests of what is out of service, and lets it go.
     async fn retire(&self, name: &str, before: Option<Arc<Served>>, now: Option<&Served>) {
         let Some(before) = before else { return };
-        for (version, executable) in &before.versions {
-            self.serving.retire(executable.clone()).await;
+        self.serving.retire(&before).await;
+        for version in before.versions.keys() {
             if now.is_none_or(|now| !now.versions.contains_key(version)) {
                 self.metrics.forget(name, &version.to_string());
             }
@@ -338,18 +338,20 @@ impl Registry {
     }
 
     fn served(&self, name: &str) -> Result<Arc<Served>, ServiceError> {
-        if let Some(served) = self.serving.get(name) {
-            return Ok(served);
-        }
+        self.serving.get(name).ok_or_else(|| self.why_not_served(name))
+    }
+
+    /// Whether a model that is not in service is unknown, not ready yet, or broken.
+    fn why_not_served(&self, name: &str) -> ServiceError {
         let entry = self.entries.lock().get(name).cloned();
         let phases = entry.map(|entry| entry.phases.lock().clone()).unwrap_or_default();
         match phases.into_values().find(|(phase, _)| *phase != Phase::Ready) {
-            Some((phase, reason)) => Err(ServiceError::Unavailable(format!(
+            Some((phase, reason)) => ServiceError::Unavailable(format!(
                 "model '{name}' is not ready: {}{}{reason}",
                 phase.name(),
                 if reason.is_empty() { "" } else { ": " }
-            ))),
-            None => Err(ServiceError::NotFound(unknown_model(name, &self.names()))),
+            )),
+            None => ServiceError::NotFound(unknown_model(name, &self.names())),
         }
     }
 }
@@ -519,8 +521,10 @@ impl Service for Registry {
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
-        let served = self.served(&request.model_name)?;
-        self.serving.infer(&served, request).await
+        match self.serving.enter(&request.model_name) {
+            Some(served) => self.serving.infer(&served, request).await,
+            None => Err(self.why_not_served(&request.model_name)),
+        }
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -10,7 +10,7 @@ use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
 use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::driver::{Driver, Job, Waiting};
 use crate::error::ServiceError;
@@ -31,9 +31,29 @@ pub struct Served {
     pub definition: ModelDefinition,
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<Executable>>,
+    in_flight: AtomicU64,
+    idle: Notify,
 }
 
 impl Served {
+    /// A model with these versions.
+    pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<Executable>>) -> Self {
+        Served { definition, versions, in_flight: AtomicU64::new(0), idle: Notify::new() }
+    }
+
+    /// Waits until no request is in flight.
+    async fn wait_idle(&self) {
+        loop {
+            let mut idle = std::pin::pin!(self.idle.notified());
+            // Registered before the look, so that a guard dropped in between is not missed.
+            idle.as_mut().enable();
+            if self.in_flight.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
     /// The version a client named, or the newest if it named none.
     ///
     /// # Errors
@@ -61,6 +81,25 @@ impl Served {
     }
 }
 
+/// A model that cannot leave while this request is in flight.
+pub struct InFlight(Arc<Served>);
+
+impl std::ops::Deref for InFlight {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
 /// Answers inference requests with whatever models are in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
@@ -81,6 +120,15 @@ impl Serving {
         self.models.read().get(name).cloned()
     }
 
+    /// The model, if it is in service, for a request: it does not leave before the request is done.
+    pub fn enter(&self, name: &str) -> Option<InFlight> {
+        // Counted under the lock: whoever takes the model out of service afterwards sees the count.
+        let models = self.models.read();
+        let served = models.get(name)?.clone();
+        served.in_flight.fetch_add(1, Ordering::AcqRel);
+        Some(InFlight(served))
+    }
+
     /// All models in service, by name.
     pub fn all(&self) -> Vec<Arc<Served>> {
         self.models.read().values().cloned().collect()
@@ -95,11 +143,13 @@ impl Serving {
         }
     }
 
-    /// Waits until a version that is out of service has answered its requests, then gives up its queues.
-    pub async fn retire(&self, executable: Arc<Executable>) {
-        executable.wait_idle().await;
-        for (_, queue) in executable.queues() {
-            self.driver.remove_queue(queue.id);
+    /// Waits until a model that is out of service has answered its requests, then gives up its queues.
+    pub async fn retire(&self, served: &Served) {
+        served.wait_idle().await;
+        for executable in served.versions.values() {
+            for (_, queue) in executable.queues() {
+                self.driver.remove_queue(queue.id);
+            }
         }
     }
 
@@ -128,7 +178,6 @@ impl Serving {
         let (waiting, limits) = self.limits(served, &request, arrival)?;
         let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
 
-        let _in_flight = executable.enter();
         let (reply, answer) = oneshot::channel();
         let ticket = self.driver.submit(
             waiting,

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::plan::BatchPlan;
 
-/// Fewest and most runs that are timed for one batch size.
-const RUNS: std::ops::RangeInclusive<usize> = 3..=200;
+/// Most runs that are timed for one batch size.
+const MOST_RUNS: usize = 200;
 
 /// How long one batch size took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -80,12 +80,17 @@ impl Subject<'_> {
                 self.plan.separate(state, &rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
                 Ok(self.clock.now().since(begin))
             };
-            once()?; // The first run of a size allocates and plans.
             let share = end.since(self.clock.now()).as_nanos() / (sizes.len() - done) as u64;
             let until = self.clock.now() + Duration::from_nanos(share);
+            // The first run of a size allocates and plans.
+            let first = once()?;
             let mut times = Vec::new();
-            while times.len() < *RUNS.start() || (times.len() < *RUNS.end() && self.clock.now() < until) {
+            while times.len() < MOST_RUNS && self.clock.now() < until {
                 times.push(once()?);
+            }
+            if times.is_empty() {
+                // No time for another: a run that took this long has little to gain from a warm-up.
+                times.push(first);
             }
             times.sort_unstable();
             let at = |quantile: f64| times[((times.len() - 1) as f64 * quantile).round() as usize].as_nanos();

@@ -26,7 +26,7 @@ fn the_examples_are_read_without_a_warning() {
     digits.complete(&signature).unwrap();
     assert_eq!(digits.warnings, []);
     assert_eq!(digits.format, ModelFormat::Onnx);
-    assert_eq!(digits.slo, Some(Duration::from_millis(100)));
+    assert_eq!(digits.slo, Some(Duration::from_millis(250)));
     assert_eq!(digits.batching.max_batch_size, 64);
     assert!(digits.batching.dynamic);
     assert_eq!(digits.outputs[0].labels.len(), 10);

@@ -270,12 +270,15 @@ impl Loader {
         let mut measure_all = || -> anyhow::Result<Vec<Measurement>> {
             if most_threads > 1 {
                 let largest = [plan.max_batch()];
-                let median = |measured: Vec<Measurement>| measured.first().map_or(Duration::ZERO, Measurement::median);
-                let alone = median(measure(model, &largest, 0.0, 0.15)?);
-                if alone > WORTH_THREADS {
+                // The fastest run tells what the threads can do; medians tell what the neighbours did meanwhile.
+                let fastest = |measured: Vec<Measurement>| measured.first().map_or(u64::MAX, |m| m.min_ns);
+                let mut alone = fastest(measure(model, &largest, 0.0, 0.08)?);
+                if alone > WORTH_THREADS.as_nanos() {
                     let wide = source.load(most_threads)?;
-                    let together = median(measure(&wide, &largest, 0.15, 0.3)?);
-                    if alone.as_secs_f64() > together.as_secs_f64() * WORTH_SPEEDUP {
+                    let together = fastest(measure(&wide, &largest, 0.08, 0.2)?);
+                    // Once more, as the first look may have been the one with the neighbours.
+                    alone = alone.min(fastest(measure(model, &largest, 0.2, 0.3)?));
+                    if alone as f64 > together as f64 * WORTH_SPEEDUP {
                         *model = wide;
                         threads = most_threads;
                     }

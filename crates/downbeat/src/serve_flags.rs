@@ -70,7 +70,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
     pub scheduler: Option<DispatchPolicy>,
 
-    /// Which hopeless requests are dropped: window, head or none [default: window for deferred and latest, else head]
+    /// Which hopeless requests are dropped: window, head or none [default: window; head for eager and timeout on several devices]
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DROP", help_heading = "Scheduling")]
     pub drop: Option<DropPolicy>,
 

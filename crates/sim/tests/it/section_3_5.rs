@@ -73,3 +73,34 @@ fn goodput_does_not_fall_under_overload() {
         );
     }
 }
+
+/// Why window drop is the server's default on one device: head drop ends in ever smaller batches of requests that are
+/// nearly late.
+#[test]
+fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
+    let goodput = |drop: DropPolicy| {
+        let (alpha, beta) = (Duration::from_micros(150), Duration::from_micros(1_600));
+        let options = ModelOptions {
+            profile: LatencyProfile::linear(alpha, beta, 32).unwrap(),
+            max_batch: 32,
+            drop,
+            dispatch: DispatchPolicy::Eager,
+            max_in_flight: u32::MAX,
+            levels: Vec::new(),
+        };
+        let (slo, arrivals) = (Duration::from_millis(50), Arrivals::Poisson);
+        let simulation = Simulation {
+            // 1.5 times what batches of 32 could give.
+            loads: vec![Load { options, slo, arrivals, rate: 7_500.0 }],
+            devices: 1,
+            warm_up: Duration::from_millis(500),
+            span: Duration::from_millis(3_000),
+            noise: 0.1,
+            seed: SEED,
+        };
+        simulation.run().unwrap().good() as f64 / 3.0
+    };
+    let (window, head) = (goodput(DropPolicy::WindowDrop), goodput(DropPolicy::HeadDrop));
+    assert!(window > 4_500.0, "seed {SEED}: {window:.0} r/s in time with window drop");
+    assert!(head < 0.25 * window, "seed {SEED}: {head:.0} r/s in time with head drop, {window:.0} with window drop");
+}

@@ -75,15 +75,16 @@ pub fn choose(preference: Preference, search: &Search) -> Result<Choice, ChooseE
     let hint = |reason: &str| Some(format!("rten is the slower engine: {reason}"));
     let (engine, hint): (Arc<dyn Engine>, _) = match preference {
         Preference::Emulated => (Arc::new(Emulated::new()), None),
-        Preference::Rten => (Arc::new(Rten::new()), None),
+        Preference::Rten => (Arc::new(Rten::with_threads(search.threads)), None),
         Preference::Onnxruntime => (Arc::new(Onnxruntime::find(search)?.ok_or(ChooseError::NotFound)?), None),
         Preference::Auto => match Onnxruntime::find(search) {
             Ok(Some(engine)) => (Arc::new(engine), None),
-            Ok(None) => {
-                (Arc::new(Rten::new()), hint("`downbeat engine install` fetches onnxruntime, 1.1 to 6 times as fast"))
-            }
+            Ok(None) => (
+                Arc::new(Rten::with_threads(search.threads)),
+                hint("`downbeat engine install` fetches onnxruntime, 1.1 to 6 times as fast"),
+            ),
             Err(e) if search.asked.is_some() => return Err(e.into()),
-            Err(e) => (Arc::new(Rten::new()), hint(&e.to_string())),
+            Err(e) => (Arc::new(Rten::with_threads(search.threads)), hint(&e.to_string())),
         },
     };
     Ok(Choice { engine, hint })

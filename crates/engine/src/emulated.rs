@@ -186,8 +186,8 @@ impl Model for EmulatedModel {
         &self.shared.signature
     }
 
-    fn max_batch(&self) -> Option<u32> {
-        Some(self.shared.profile.max_batch())
+    fn profile(&self) -> Option<&LatencyProfile> {
+        Some(&self.shared.profile)
     }
 
     fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {

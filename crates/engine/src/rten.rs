@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
@@ -25,8 +25,8 @@ const REMEDY: &str = "`downbeat engine install` fetches onnxruntime, which may r
 /// RTen on the CPU.
 #[derive(Default)]
 pub struct Rten {
-    /// One pool for each number of threads asked for, while a model uses it.
-    pools: Mutex<Vec<(usize, Weak<ThreadPool>)>>,
+    /// One pool for each number of threads asked for.
+    pools: Mutex<Vec<(usize, Arc<ThreadPool>)>>,
 }
 
 impl Rten {
@@ -35,17 +35,25 @@ impl Rten {
         Rten::default()
     }
 
+    /// The engine, with its threads for runs on one and on `threads` threads (0: one a core) started now: they have the
+    /// priority of the thread that starts them, which for a load is a low one.
+    pub fn with_threads(threads: usize) -> Self {
+        let rten = Rten::default();
+        rten.pool(1);
+        rten.pool(threads);
+        rten
+    }
+
     fn pool(&self, threads: usize) -> Arc<ThreadPool> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if threads == 0 { cores } else { threads.min(cores) };
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.retain(|(_, pool)| pool.strong_count() > 0);
-        let found = pools.iter().find(|(n, _)| *n == threads).and_then(|(_, pool)| pool.upgrade());
-        found.unwrap_or_else(|| {
-            let pool = Arc::new(ThreadPool::with_num_threads(threads));
-            pools.push((threads, Arc::downgrade(&pool)));
-            pool
-        })
+        if let Some((_, pool)) = pools.iter().find(|(n, _)| *n == threads) {
+            return pool.clone();
+        }
+        let pool = Arc::new(ThreadPool::with_num_threads(threads));
+        pools.push((threads, pool.clone()));
+        pool
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use downbeat_core::LatencyProfile;
 use downbeat_core::tensor::Signature;
 
 use crate::tensor::Tensor;
@@ -52,8 +53,8 @@ pub trait Model: Send + Sync {
         1
     }
 
-    /// The largest batch it can run; `None`: any that fits into memory.
-    fn max_batch(&self) -> Option<u32> {
+    /// How long its batches take, and the largest it can run, where that is known without measuring (`emulated`).
+    fn profile(&self) -> Option<&LatencyProfile> {
         None
     }
 

@@ -17,6 +17,9 @@ use crate::definition::{ModelFormat, datatype};
 use crate::finding::{Finding, did_you_mean};
 use crate::policy::{DispatchPolicy, DropPolicy};
 
+/// Largest batch size that is believed: beyond it, measuring a model alone would take all memory.
+const MAX_BATCH_SIZE: i32 = 1 << 16;
+
 /// Parameters with a meaning here.
 const PARAMETERS: [&str; 5] = ["slo_ms", "scheduler", "drop", "pixel_scale", "pixel_offset"];
 
@@ -75,6 +78,9 @@ impl<'a> Report<'a> {
                     config.name
                 ),
             );
+        }
+        if config.max_batch_size > MAX_BATCH_SIZE {
+            self.error("max_batch_size", format!("is {}; must be at most {MAX_BATCH_SIZE}", config.max_batch_size));
         }
         if config.max_batch_size < 0 {
             self.error(

@@ -251,8 +251,11 @@ impl ModelRepository {
         Fingerprint(files)
     }
 
-    /// The folder of a model, which is inside the repository.
-    fn model_dir(&self, name: &str) -> Result<PathBuf, RepositoryError> {
+    /// Whether a model can have this name at all.
+    ///
+    /// # Errors
+    /// What is wrong with the name.
+    pub fn check_name(name: &str) -> Result<(), RepositoryError> {
         let refuse = |reason: String| RepositoryError::Name { name: name.chars().take(64).collect(), reason };
         if name.is_empty() {
             return Err(refuse("it is empty".to_owned()));
@@ -266,6 +269,13 @@ impl ModelRepository {
         if name.starts_with('.') {
             return Err(refuse("it starts with a dot".to_owned()));
         }
+        Ok(())
+    }
+
+    /// The folder of a model, which is inside the repository.
+    fn model_dir(&self, name: &str) -> Result<PathBuf, RepositoryError> {
+        let refuse = |reason: String| RepositoryError::Name { name: name.chars().take(64).collect(), reason };
+        Self::check_name(name)?;
         let dir = self.root.join(name);
         if !dir.is_dir() {
             let names = if dir.exists() { Vec::new() } else { self.near(name) };

@@ -8,10 +8,11 @@ use downbeat_core::{Duration, ModelId};
 use downbeat_engine::{Lane, LoadError, Model};
 use parking_lot::{Mutex, RwLock};
 
+use crate::clock::Clock;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::refiner::ProfileRefiner;
-use crate::statistics::Statistics;
+use crate::statistics::{Phases, Statistics};
 
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
 pub struct Executable {
@@ -38,6 +39,8 @@ pub struct Executable {
 pub struct Queue {
     /// The scheduler's name for it.
     pub id: ModelId,
+    /// Whether requests that cannot make their deadline are given up.
+    pub drops: bool,
     /// Learns the latency of its batches from what they take.
     pub refiner: Mutex<ProfileRefiner>,
     /// When it was last used, nanoseconds of the server's clock.
@@ -103,9 +106,14 @@ impl Executable {
         }
     }
 
-    /// Takes out the queue for one shape.
-    pub fn remove_queue(&self, key: &ShapeKey) {
-        self.queues.write().remove(key);
+    /// Takes out the queue for one shape, if it is still this one; says whether it was.
+    pub fn remove_queue(&self, key: &ShapeKey, queue: &Arc<Queue>) -> bool {
+        let mut queues = self.queues.write();
+        let is_it = queues.get(key).is_some_and(|there| Arc::ptr_eq(there, queue));
+        if is_it {
+            queues.remove(key);
+        }
+        is_it
     }
 
     /// All queues with their shapes.
@@ -132,6 +140,15 @@ impl Executable {
     /// Counts `rows` items out of the queue. Called by the driver alone.
     pub fn end_waiting(&self, rows: u32) {
         self.waiting.fetch_sub(rows, Ordering::Relaxed);
+    }
+
+    /// Counts a request that was answered by a run of its own after its batch had failed, `took` after its arrival.
+    pub fn record_alone(&self, rows: u32, took: Duration) {
+        let none =
+            Phases { compute_input: Duration::ZERO, compute_infer: Duration::ZERO, compute_output: Duration::ZERO };
+        self.metrics.record_batch(rows, none, std::iter::once((Duration::ZERO, took, false)));
+        let request = std::iter::once((Duration::ZERO, took));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, none, request);
     }
 
     /// Counts a request that got no result, `after` its arrival.

@@ -26,6 +26,8 @@ pub const PROFILED_LENGTH: i64 = 32;
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// How much faster the largest batch has to be to be worth all the threads.
 const WORTH_SPEEDUP: f64 = 1.25;
+/// Largest inputs of the request that a model is warmed up with where its configuration names none, bytes.
+const LARGEST_WARM_UP: usize = 1 << 30;
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
@@ -118,7 +120,7 @@ impl Loader {
         }
         let mut model = source.load(1)?;
         definition.complete(model.signature())?;
-        if let Some(most) = model.max_batch()
+        if let Some(most) = model.profile().map(LatencyProfile::max_batch)
             && most < definition.batching.max_batch_size
         {
             tracing::info!(model = %definition.name, max_batch_size = most, "the model runs no larger batches");
@@ -152,7 +154,7 @@ impl Loader {
         progress.step("warming up", 0.9);
         self.warm_up(definition, &executable)?;
         let key = if executable.plan.has_varying_shapes() {
-            executable.plan.shape_key(&executable.plan.zeros(1, PROFILED_LENGTH))
+            executable.plan.shape_key(&executable.plan.zeros(PROFILED_LENGTH))
         } else {
             ShapeKey::new()
         };
@@ -205,11 +207,16 @@ impl Loader {
             drop,
             dispatch,
             // One is what every configuration says that does not care: then as many as there are devices.
-            max_in_flight: if definition.instances > 1 { definition.instances } else { u32::MAX },
+            max_in_flight: match definition.instances {
+                _ if batching.preserve_ordering => 1,
+                0 | 1 => u32::MAX,
+                instances => instances,
+            },
             levels,
         });
         Arc::new(Queue {
             id,
+            drops: drop != cluster::DropPolicy::None,
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
@@ -221,6 +228,11 @@ impl Loader {
             .models
             .get(&definition.name)
             .and_then(|model| model.max_queue_size)
+            .or_else(|| {
+                // What config.pbtxt bounds on every level is bounded in all by the sum.
+                let levels = definition.batching.levels.iter().map(|level| level.max_queue_size);
+                levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
+            })
             .unwrap_or(self.options.max_queue_size);
         if bound == 0 { u32::MAX } else { bound }
     }
@@ -235,6 +247,9 @@ impl Loader {
         most_threads: usize,
         progress: &dyn LoadProgress,
     ) -> anyhow::Result<(LatencyProfile, usize)> {
+        if let Some(profile) = model.profile() {
+            return Ok((profile.clone(), 1));
+        }
         let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, plan.max_batch());
         if !self.options.profiling.enabled {
             if most_threads > 1 {
@@ -313,8 +328,8 @@ impl Loader {
             samples.push((sample.name.as_str(), sample.count, admitted));
         }
         let configured = !samples.is_empty();
-        if !configured {
-            samples.push(("zeros", 1, executable.plan.zeros(1, PROFILED_LENGTH)));
+        if !configured && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < LARGEST_WARM_UP) {
+            samples.push(("zeros", 1, executable.plan.zeros(PROFILED_LENGTH)));
         }
         for lane in (0..self.driver.devices()).filter_map(|device| executable.lane(device)) {
             for (name, count, sample) in &samples {

@@ -61,11 +61,6 @@ impl BatchPlan {
         self.max_batch
     }
 
-    /// Whether requests have a batch dimension.
-    pub fn is_batched(&self) -> bool {
-        self.batched
-    }
-
     /// Inputs and outputs as clients see them; the batch dimension is -1.
     pub fn signature(&self) -> Signature {
         let specs = |bindings: &[TensorBinding]| bindings.iter().map(|b| b.client.clone()).collect();
@@ -219,17 +214,28 @@ impl BatchPlan {
         self.inputs.iter().any(|input| self.item_dims(&input.client.dims).iter().any(|d| *d < 0))
     }
 
-    /// A request of `rows` zeros, every varying dimension `varying` long (`BYTES`: empty strings).
-    pub fn zeros(&self, rows: u32, varying: i64) -> Admitted {
+    /// Bytes that the inputs of one item take, every varying dimension `varying` long; `None` if that is more than memory.
+    pub fn item_bytes(&self, varying: i64) -> Option<usize> {
+        self.inputs.iter().try_fold(0usize, |sum, plan| {
+            let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+            let size = plan.datatype().size().unwrap_or(4);
+            let bytes = dims.into_iter().try_fold(size, |n, d| n.checked_mul(usize::try_from(d).ok()?))?;
+            sum.checked_add(bytes)
+        })
+    }
+
+    /// A request of one item of zeros, every varying dimension `varying` long (`BYTES`: empty strings). Look at
+    /// [`BatchPlan::item_bytes`] before.
+    pub fn zeros(&self, varying: i64) -> Admitted {
         let mut inputs = SmallVec::new();
         let mut shapes = SmallVec::new();
         for plan in &self.inputs {
             let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
-            let elements = dims.clone().product::<i64>().max(0) as usize * rows as usize;
+            let elements = dims.clone().product::<i64>().max(0) as usize;
             inputs.push(Bytes::from(vec![0u8; elements * plan.datatype().size().unwrap_or(4)]));
             shapes.extend(dims);
         }
-        Admitted { inputs, shapes, rows }
+        Admitted { inputs, shapes, rows: 1 }
     }
 
     /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.

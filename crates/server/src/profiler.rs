@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::plan::BatchPlan;
 
+/// Largest inputs of a batch that is timed, bytes. Larger batches are taken to go on as the measured ones.
+const MOST_BYTES: usize = 1 << 30;
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 200;
 
@@ -67,15 +69,21 @@ impl Subject<'_> {
         budget: Duration,
         mut progress: impl FnMut(Measurement),
     ) -> Result<Vec<Measurement>, RunError> {
+        let too_large = || RunError { engine: "profiler", reason: "one item is larger than 1 GiB".to_owned() };
+        let item_bytes =
+            self.plan.item_bytes(self.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
+        let largest = MOST_BYTES / item_bytes.max(1);
+        let sizes: Vec<u32> = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
+        let item = self.plan.zeros(self.varying);
         let mut measurements: Vec<Measurement> = Vec::with_capacity(sizes.len());
         let end = self.clock.now() + budget;
         for (done, &batch) in sizes.iter().enumerate() {
             // A batch is of single items: that is the most there is to join and to separate.
-            let members: Vec<_> = (0..batch).map(|_| self.plan.zeros(1, self.varying)).collect();
+            let members = std::iter::repeat_n(&item, batch as usize);
             let rows = vec![1; batch as usize];
             let mut once = || -> Result<Duration, RunError> {
                 let begin = self.clock.now();
-                let mut state = self.plan.assemble(members.iter());
+                let mut state = self.plan.assemble(members.clone());
                 lane.run(0..self.model.segments(), &mut state)?;
                 self.plan.separate(state, &rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
                 Ok(self.clock.now().since(begin))

@@ -1,7 +1,7 @@
 //! The life cycle of models: load, reload without a gap, unload, follow the folder.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,15 +59,21 @@ struct Loaded {
     failures: BTreeMap<u64, String>,
 }
 
-/// A folder of files that came with a load request; removed with the last user.
-struct Overlay(PathBuf);
+/// Why a model is not taken into service.
+struct LoadFailure {
+    error: ServiceError,
+    /// The versions that were tried and did not load, and why.
+    versions: BTreeMap<u64, String>,
+}
 
-impl Drop for Overlay {
-    fn drop(&mut self) {
-        // Left over at worst, in the folder for temporary files.
-        let _ = std::fs::remove_dir_all(&self.0);
+impl From<ServiceError> for LoadFailure {
+    fn from(error: ServiceError) -> Self {
+        LoadFailure { error, versions: BTreeMap::new() }
     }
 }
+
+/// A folder of files that came with a load request; removed with the last user.
+type Overlay = tempfile::TempDir;
 
 /// The models of a repository and what they are doing: the [`Service`] behind the frontends. A clone is the same registry.
 #[derive(Clone)]
@@ -100,6 +106,14 @@ impl Registry {
             ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
             _ => scan.names,
         };
+        let waiting = wanted
+            .iter()
+            .map(|name| {
+                let entry = Entry::default();
+                entry.set(0, Phase::Loading, "waiting to be loaded".to_owned());
+                (name.clone(), Arc::new(entry))
+            })
+            .collect();
         let engines = Engines::choose(&options)?;
         let metrics = Arc::new(Metrics::new()?);
         let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
@@ -111,7 +125,7 @@ impl Registry {
             serving,
             loader,
             metrics,
-            entries: Arc::default(),
+            entries: Arc::new(Mutex::new(waiting)),
             started: Arc::default(),
             wanted: wanted.into(),
         })
@@ -155,8 +169,12 @@ impl Registry {
         overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
-        if !self.names().iter().any(|known| known == name) && overrides.files.is_empty() {
-            return Err(ServiceError::NotFound(unknown_model(name, &self.names())));
+        let is_there = self.names()?.iter().any(|known| known == name);
+        if !is_there {
+            ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
+        }
+        if !is_there && overrides.files.is_empty() {
+            return Err(ServiceError::NotFound(unknown_model(name, &self.names()?)));
         }
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
@@ -167,9 +185,14 @@ impl Registry {
         let Loaded { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                tracing::error!(model = %name, error = %error, "not loaded");
-                self.after_failure(&entry, name, &error);
-                return Err(error);
+                tracing::error!(model = %name, error = %error.error, "not loaded");
+                if is_there || self.serving.get(name).is_some() {
+                    self.after_failure(&entry, name, &error);
+                } else {
+                    // It was never here but in this request.
+                    self.entries.lock().remove(name);
+                }
+                return Err(error.error);
             }
         };
         for (version, reason) in &failures {
@@ -190,7 +213,7 @@ impl Registry {
         name: &str,
         overrides: LoadOverrides,
         progress: &dyn LoadProgress,
-    ) -> Result<Loaded, ServiceError> {
+    ) -> Result<Loaded, LoadFailure> {
         let invalid = |error: &dyn std::fmt::Display| ServiceError::InvalidArgument(format!("model '{name}': {error}"));
         for parameter in overrides.parameters.keys() {
             tracing::warn!(model = %name, %parameter, "load parameter is not known and ignored");
@@ -200,14 +223,14 @@ impl Registry {
             None
         } else {
             if config.is_none() {
-                return Err(invalid(&"a load request with files needs a 'config' parameter beside them"));
+                return Err(invalid(&"a load request with files needs a 'config' parameter beside them").into());
             }
             Some(write_overlay(name, &overrides.files).map_err(|error| invalid(&error))?)
         };
         let mut definition = match &overlay {
             None => self.repository.definition(name, config.as_deref()),
             Some(overlay) => {
-                self.repository.at(&overlay.0).map_err(|error| invalid(&error))?.definition(name, config.as_deref())
+                self.repository.at(overlay.path()).map_err(|error| invalid(&error))?.definition(name, config.as_deref())
             }
         }
         .map_err(|error| invalid(&error))?;
@@ -226,29 +249,33 @@ impl Registry {
                 }
             }
         }
+        let failed = |reason: String, failures: BTreeMap<u64, String>| {
+            Err(LoadFailure { error: invalid(&reason), versions: failures })
+        };
         if versions.is_empty() {
             let reasons: Vec<String> = failures.iter().map(|(v, reason)| format!("version {v}: {reason}")).collect();
             let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
-            return Err(invalid(&reason));
+            return failed(reason, failures);
         }
         // A newest version that is broken must not take the place of one that works, with an older one as the newest.
         if let Some((newest, reason)) = failures.last_key_value()
             && versions.last_key_value().is_none_or(|(v, _)| v < newest)
             && self.serving.get(name).is_some()
         {
-            return Err(invalid(&format!("version {newest}: {reason}")));
+            self.serving.forget_queues(versions.values());
+            return failed(format!("version {newest}: {reason}"), failures);
         }
         Ok(Loaded { served: Served::new(definition, versions), overlay, failures })
     }
 
-    fn after_failure(&self, entry: &Entry, name: &str, error: &ServiceError) {
+    fn after_failure(&self, entry: &Entry, name: &str, failure: &LoadFailure) {
         match self.serving.get(name) {
             // What served before goes on.
             Some(served) => {
-                entry.settle(&served, &BTreeMap::new());
+                entry.settle(&served, &failure.versions);
                 tracing::warn!(model = %name, versions = ?served.versions.keys(), "goes on serving as before");
             }
-            None => entry.set(0, Phase::Unavailable, error.to_string()),
+            None => entry.set(0, Phase::Unavailable, failure.error.to_string()),
         }
     }
 
@@ -259,16 +286,18 @@ impl Registry {
     pub async fn unload_model(&self, name: &str) -> Result<(), ServiceError> {
         let known = self.entries.lock().get(name).cloned();
         let Some(entry) = known else {
-            if self.names().iter().any(|known| known == name) {
+            let names = self.names()?;
+            if names.iter().any(|known| known == name) {
                 return Ok(());
             }
-            return Err(ServiceError::NotFound(unknown_model(name, &self.names())));
+            return Err(ServiceError::NotFound(unknown_model(name, &names)));
         };
         let _busy = entry.busy.lock().await;
-        let before = self.serving.replace(name, None);
-        if let Some(before) = &before {
-            entry.set_all(before.versions.keys().copied(), Phase::Unloading, "");
+        // First, so that whoever does not find the model finds the reason.
+        if let Some(served) = self.serving.get(name) {
+            entry.set_all(served.versions.keys().copied(), Phase::Unloading, "");
         }
+        let before = self.serving.replace(name, None);
         self.retire(name, before.clone(), None).await;
         match &before {
             Some(before) => entry.set_all(before.versions.keys().copied(), Phase::Unavailable, "unloaded"),
@@ -295,7 +324,14 @@ impl Registry {
         seen: BTreeMap<String, Fingerprint>,
         progress: &Arc<dyn LoadProgress>,
     ) -> BTreeMap<String, Fingerprint> {
-        let now = self.fingerprints();
+        let now = match self.fingerprints() {
+            Ok(now) => now,
+            Err(error) => {
+                // What cannot be looked at is not gone.
+                tracing::error!(%error, "everything stays as it is");
+                return seen;
+            }
+        };
         for name in seen.keys().filter(|name| !now.contains_key(*name)) {
             tracing::info!(model = %name, "gone from the repository: unloading");
             // Unknown means unloaded already.
@@ -312,16 +348,16 @@ impl Registry {
     }
 
     /// What the models' folders look like now.
-    pub fn fingerprints(&self) -> BTreeMap<String, Fingerprint> {
-        self.names().into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect()
+    ///
+    /// # Errors
+    /// `Internal` if the repository cannot be read.
+    pub fn fingerprints(&self) -> Result<BTreeMap<String, Fingerprint>, ServiceError> {
+        Ok(self.names()?.into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect())
     }
 
-    /// The models of the repository; none, with a line in the log, while its folder cannot be read.
-    fn names(&self) -> Vec<String> {
-        self.repository.names().unwrap_or_else(|error| {
-            tracing::error!(%error, "the model repository cannot be read");
-            Vec::new()
-        })
+    /// The models in the repository's folder.
+    fn names(&self) -> Result<Vec<String>, ServiceError> {
+        self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
     /// All metrics in Prometheus' text format, as of now.
@@ -344,15 +380,22 @@ impl Registry {
     /// Whether a model that is not in service is unknown, not ready yet, or broken.
     fn why_not_served(&self, name: &str) -> ServiceError {
         let entry = self.entries.lock().get(name).cloned();
-        let phases = entry.map(|entry| entry.phases.lock().clone()).unwrap_or_default();
-        match phases.into_values().find(|(phase, _)| *phase != Phase::Ready) {
-            Some((phase, reason)) => ServiceError::Unavailable(format!(
-                "model '{name}' is not ready: {}{}{reason}",
-                phase.name(),
-                if reason.is_empty() { "" } else { ": " }
-            )),
-            None => ServiceError::NotFound(unknown_model(name, &self.names())),
-        }
+        let Some(entry) = entry else {
+            // From memory: a request for a model that does not exist is no reason to read a folder.
+            let known: Vec<String> = self.entries.lock().keys().cloned().collect();
+            return ServiceError::NotFound(unknown_model(name, &known));
+        };
+        let phases = entry.phases.lock().clone();
+        let (phase, reason) = phases
+            .into_values()
+            .find(|(phase, _)| *phase != Phase::Ready)
+            // It became ready this very moment.
+            .unwrap_or((Phase::Loading, String::new()));
+        ServiceError::Unavailable(format!(
+            "model '{name}' is not ready: {}{}{reason}",
+            phase.name(),
+            if reason.is_empty() { "" } else { ": " }
+        ))
     }
 }
 
@@ -376,14 +419,10 @@ impl Entry {
 /// Writes the files of a load request into a fresh folder, as the repository of one model.
 fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::Result<Overlay> {
     use std::path::Component;
-    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
     anyhow::ensure!(is_inside(Path::new(name)), "'{name}' is no name for a model");
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let root = std::env::temp_dir().join(format!("downbeat-{}-{number}", std::process::id()));
-    // Not `create_dir_all`: a folder that is there already is somebody else's.
-    std::fs::create_dir(&root)?;
-    let overlay = Overlay(root.clone());
+    let overlay = tempfile::Builder::new().prefix("downbeat-").tempdir()?;
+    let root = overlay.path().to_owned();
     for (path, bytes) in files {
         anyhow::ensure!(
             is_inside(Path::new(path)) && !path.is_empty(),
@@ -398,23 +437,24 @@ fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::
     Ok(overlay)
 }
 
-/// Runs slow work on a thread of its own, at the lowest priority the system has, so that loading a model does not
+/// Runs slow work on a thread of its own, at a low priority, so that loading a model does not
 /// take the processor from those who are served.
-async fn spawn_background<R: Send + 'static>(
+async fn spawn_background<R: Send + 'static, E: From<ServiceError> + Send + 'static>(
     name: &str,
-    work: impl FnOnce() -> Result<R, ServiceError> + Send + 'static,
-) -> Result<R, ServiceError> {
+    work: impl FnOnce() -> Result<R, E> + Send + 'static,
+) -> Result<R, E> {
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            // Without the right to it, the work is done at normal priority.
+            // Without the right to it, the work is done at normal priority. Threads that are started here would keep it:
+            // engines have theirs before.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
             // A receiver that is gone was a client that did not wait.
             let _ = done.send(work());
         })
         .map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
-    result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned())))
+    result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()))
 }
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
@@ -479,7 +519,10 @@ impl Service for Registry {
     fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry> {
         let mut index = Vec::new();
         let entries = self.entries.lock().clone();
-        let mut names = self.names();
+        let mut names = self.names().unwrap_or_else(|error| {
+            tracing::error!(%error, "the index has only what was loaded");
+            Vec::new()
+        });
         names.extend(entries.keys().cloned());
         names.sort();
         names.dedup();

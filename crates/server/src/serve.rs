@@ -1,9 +1,11 @@
 //! The server as a whole: ports, models, signals.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use downbeat_repository::Fingerprint;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -24,10 +26,16 @@ use crate::{grpc, http, logging, metrics_port};
 pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     logging::start(&options.log)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
-    runtime.block_on(run(options))
+    let (outcome, finished) = runtime.block_on(run(options))?;
+    if !finished {
+        // A run of an engine cannot be interrupted; waiting for it would be longer than was asked for.
+        std::process::exit(i32::from(outcome.is_err()));
+    }
+    outcome
 }
 
-async fn run(options: ServerOptions) -> anyhow::Result<()> {
+/// Gives how serving ended, and whether everything that was in is finished.
+async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool)> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let http = bind(&options, options.http_port, "HTTP", "--http-port").await?;
@@ -68,6 +76,8 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
 
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    // Looked at before loading, so that what changes meanwhile is seen afterwards.
+    let seen = registry.fingerprints()?;
     let loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
     let mut loading = std::pin::pin!(loading);
     let mut follower = None;
@@ -82,7 +92,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
                     Ok(()) => {}
                 }
                 if let ModelControl::Poll { every } = options.model_control {
-                    follower = Some(tokio::spawn(follow(registry.clone(), every.into())));
+                    follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
             _ = terminate.recv() => break Ok(()),
@@ -105,12 +115,17 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     };
     // A little more than the frontends' own limit, which gives them the time to close their connections.
     let limit = std::time::Duration::from(options.drain_timeout) + std::time::Duration::from_secs(1);
-    tokio::select! {
-        () = all => tracing::info!("stopped"),
-        () = tokio::time::sleep(limit) => tracing::warn!("stopped with requests unfinished"),
-        _ = interrupt.recv() => tracing::warn!("stopped at once"),
+    let finished = tokio::select! {
+        () = all => true,
+        () = tokio::time::sleep(limit) => false,
+        _ = interrupt.recv() => false,
+    };
+    if finished && registry.serving().is_idle() {
+        tracing::info!("stopped");
+        return Ok((outcome, true));
     }
-    outcome
+    tracing::warn!("stopped with requests unfinished");
+    Ok((outcome, false))
 }
 
 async fn wait_for(mut stopped: watch::Receiver<bool>) {
@@ -158,8 +173,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     }
 }
 
-async fn follow(registry: Registry, every: std::time::Duration) {
-    let mut seen = registry.fingerprints();
+async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, every: std::time::Duration) {
     let progress: Arc<dyn LoadProgress> = Arc::new(());
     loop {
         tokio::time::sleep(every).await;

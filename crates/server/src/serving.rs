@@ -16,7 +16,6 @@ use crate::driver::{Driver, Job, Waiting};
 use crate::error::ServiceError;
 use crate::executable::{Executable, Queue};
 use crate::loader::Loader;
-use crate::metrics::Reason;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
 
@@ -146,10 +145,13 @@ impl Serving {
     /// Waits until a model that is out of service has answered its requests, then gives up its queues.
     pub async fn retire(&self, served: &Served) {
         served.wait_idle().await;
-        for executable in served.versions.values() {
-            for (_, queue) in executable.queues() {
-                self.driver.remove_queue(queue.id);
-            }
+        self.forget_queues(served.versions.values());
+    }
+
+    /// Gives up the queues of versions that answer no request (any more).
+    pub fn forget_queues<'a>(&self, executables: impl Iterator<Item = &'a Arc<Executable>>) {
+        for (_, queue) in executables.flat_map(|executable| executable.queues()) {
+            self.driver.remove_queue(queue.id);
         }
     }
 
@@ -161,6 +163,11 @@ impl Serving {
     /// Whether new requests are refused.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
     }
 
     /// Runs an inference. Dropping the future cancels the request.
@@ -197,8 +204,7 @@ impl Serving {
             Some(timeout) => match tokio::time::timeout(timeout.into(), answer).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    drop(ticket);
-                    executable.record_not_answered(Reason::Timeout, timeout);
+                    ticket.time_out();
                     return Err(ServiceError::DeadlineExceeded(format!(
                         "model '{}' did not finish within the request's timeout of {timeout}",
                         request.model_name
@@ -221,20 +227,17 @@ impl Serving {
         arrival: Time,
     ) -> Result<(Waiting, Limits), ServiceError> {
         let batching = &served.definition.batching;
-        let priority = unsigned(request, "priority")?.unwrap_or(0);
-        // Triton's: priorities count from 1, 0 and those beyond the last level mean the default.
-        let level = match usize::try_from(priority) {
-            Ok(given) if (1..=batching.levels.len()).contains(&given) => given - 1,
-            _ => batching.default_level,
-        };
+        let level = batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
         let timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
         let mut queue_timeout = Duration::ZERO;
         if let Some(policy) = batching.levels.get(level) {
+            // Where the policy has no timeout, a request's own is its deadline and nothing else.
             queue_timeout = policy.default_timeout;
             if policy.allow_timeout_override
+                && queue_timeout > Duration::ZERO
                 && let Some(timeout) = timeout
             {
-                queue_timeout = if queue_timeout == Duration::ZERO { timeout } else { queue_timeout.min(timeout) };
+                queue_timeout = queue_timeout.min(timeout);
             }
         }
         let queue_expiry = if queue_timeout == Duration::ZERO { Time::MAX } else { arrival + queue_timeout };
@@ -270,18 +273,19 @@ impl Serving {
             let mut oldest: Vec<_> =
                 known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
             oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
-            let forgotten = oldest.into_iter().find(|(used, _, queue)| {
-                now.since(Time::from_nanos(*used)) >= SHAPE_FORGOTTEN_AFTER && self.driver.remove_empty_queue(queue.id)
+            // Out of the map first, so that no new request finds it; unused for a minute, so that none is on its way to it.
+            let forgotten = oldest.into_iter().any(|(used, key, queue)| {
+                now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
+                    && executable.remove_queue(key, queue)
+                    && (self.driver.remove_empty_queue(queue.id)
+                        || executable.insert_queue(key.clone(), queue.clone()).is_err())
             });
-            match forgotten {
-                Some((_, key, _)) => executable.remove_queue(key),
-                None => {
-                    return Err(ServiceError::Unavailable(format!(
-                        "model '{}' has had requests of {MOST_SHAPES} different shapes within {SHAPE_FORGOTTEN_AFTER}, \
-                         the most that are kept apart; pad requests to fewer shapes",
-                        executable.name
-                    )));
-                }
+            if !forgotten {
+                return Err(ServiceError::Unavailable(format!(
+                    "model '{}' has had requests of {MOST_SHAPES} different shapes within {SHAPE_FORGOTTEN_AFTER}, the \
+                     most that are kept apart; pad requests to fewer shapes",
+                    executable.name
+                )));
             }
         }
         let slo = self.options.slo(&definition.name, definition.slo);

@@ -3,11 +3,13 @@
 use std::panic::AssertUnwindSafe;
 
 use downbeat_core::{BatchId, DeviceId, LatencyProfile, ModelId, Time};
+use downbeat_engine::State;
 use parking_lot::{Condvar, Mutex};
 
 use super::{Event, Job, Shared};
 use crate::clock::Clock;
 use crate::error::ServiceError;
+use crate::executable::Executable;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::Outputs;
 use crate::statistics::Phases;
@@ -94,7 +96,12 @@ pub fn work(slot: &DeviceSlot, shared: &Shared) {
         slot.metrics.begin();
         let begin = shared.clock.now();
         let batch = launch.batch;
-        let refined = run(slot.index, launch, &shared.clock);
+        // The requests of a batch that ends in a panic are told so: their replies are dropped.
+        let run = std::panic::catch_unwind(AssertUnwindSafe(|| run(slot.index, launch, &shared.clock)));
+        let refined = run.unwrap_or_else(|_| {
+            tracing::error!(device = slot.index, "a batch ended in a panic: this is a defect");
+            None
+        });
         slot.metrics.end(shared.clock.now().since(begin));
         shared.post(Event::Completed { device: slot.id, batch, refined });
     }
@@ -104,14 +111,8 @@ pub fn work(slot: &DeviceSlot, shared: &Shared) {
 fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, LatencyProfile)> {
     let begin = clock.now();
     let mut jobs = launch.jobs;
-    // Clients that left between dispatch and now leave the batch too.
-    jobs.retain(|job| {
-        let gone = job.reply.is_closed();
-        if gone {
-            job.executable.record_not_answered(Reason::Cancelled, begin.since(job.arrival));
-        }
-        !gone
-    });
+    // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
+    jobs.retain(|job| !job.reply.is_closed());
     let first = jobs.first()?;
     let executable = first.executable.clone();
     let queue = first.queue.clone();
@@ -119,14 +120,7 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, Latency
     let total: u32 = rows.iter().sum();
     let mut state = executable.plan.assemble(jobs.iter().map(|job| &job.admitted));
     let assembled = clock.now();
-    let ran = match executable.lane(device) {
-        // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
-        Some(lane) => std::panic::catch_unwind(AssertUnwindSafe(|| {
-            lane.lock().run(0..executable.model().segments(), &mut state).map_err(|e| e.to_string())
-        }))
-        .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned())),
-        None => Err(format!("the model has no lane on device {device}")),
-    };
+    let ran = compute(device, &executable, &mut state);
     let computed = clock.now();
     let answers = ran.and_then(|()| executable.plan.separate(state, &rows));
     let separated = clock.now();
@@ -134,10 +128,7 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, Latency
         Ok(answers) => answers,
         Err(reason) => {
             tracing::error!(model = %executable.name, version = %executable.version, batch = total, %reason, "batch failed");
-            for job in jobs {
-                let error = ServiceError::Internal(format!("model '{}' failed: {reason}", executable.name));
-                job.fail(Reason::Engine, error, separated);
-            }
+            answer_alone(device, &executable, jobs, reason, clock);
             return None;
         }
     };
@@ -146,6 +137,9 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, Latency
         compute_infer: computed.since(assembled),
         compute_output: separated.since(computed),
     };
+    // A client that left while its request ran was counted by its ticket.
+    let (jobs, answers): (Vec<Job>, Vec<Outputs>) =
+        jobs.into_iter().zip(answers).filter(|(job, _)| !job.reply.is_closed()).unzip();
     executable.metrics.record_batch(
         total,
         phases,
@@ -164,4 +158,44 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, Latency
         let _ = job.reply.send(Ok(outputs));
     }
     refined.map(|profile| (queue.id, profile))
+}
+
+/// Runs the engine on a batch. An engine that panics has failed.
+fn compute(device: usize, executable: &Executable, state: &mut State) -> Result<(), String> {
+    let Some(lane) = executable.lane(device) else {
+        return Err(format!("the model has no lane on device {device}"));
+    };
+    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
+    std::panic::catch_unwind(AssertUnwindSafe(|| {
+        lane.lock().run(0..executable.model().segments(), state).map_err(|e| e.to_string())
+    }))
+    .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned()))
+}
+
+/// After a batch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers,
+/// so each runs once more, alone.
+fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: String, clock: &Clock) {
+    let alone = jobs.len() == 1;
+    for job in jobs {
+        let result = if alone {
+            Err(reason.clone())
+        } else {
+            let mut state = executable.plan.assemble(std::iter::once(&job.admitted));
+            compute(device, executable, &mut state)
+                .and_then(|()| executable.plan.separate(state, &[job.admitted.rows]))
+                .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
+        };
+        let now = clock.now();
+        match result {
+            Ok(outputs) => {
+                executable.record_alone(job.admitted.rows, now.since(job.arrival));
+                // A client that is gone has nobody to tell.
+                let _ = job.reply.send(Ok(outputs));
+            }
+            Err(reason) => {
+                let message = format!("model '{}' failed on this request: {reason}", executable.name);
+                job.fail(Reason::Engine, ServiceError::Internal(message), now);
+            }
+        }
+    }
 }

@@ -170,7 +170,7 @@ impl Driver {
         self.shared.command(|scheduler, now| scheduler.add_model(now, options))
     }
 
-    /// Removes a queue if nothing waits in it; says whether it did.
+    /// Removes a queue if nothing waits in it; says whether nothing did.
     pub fn remove_empty_queue(&self, queue: ModelId) -> bool {
         self.shared.command(|scheduler, now| {
             let empty = scheduler.queued(queue) == 0;
@@ -189,7 +189,14 @@ impl Driver {
     /// Hands a request over. The answer comes through `job.reply`, always. Dropping the ticket cancels the request.
     pub fn submit(&self, waiting: Waiting, job: Job) -> Ticket {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let ticket = Ticket { shared: self.shared.clone(), model: job.queue.id, request: id, open: true };
+        let ticket = Ticket {
+            shared: self.shared.clone(),
+            executable: job.executable.clone(),
+            model: job.queue.id,
+            request: id,
+            arrival: job.arrival,
+            end: Some(Reason::Cancelled),
+        };
         self.shared.post(Event::Submit(id, waiting, job));
         ticket
     }
@@ -208,24 +215,33 @@ impl Drop for Driver {
     }
 }
 
-/// The right to cancel a request: by dropping it.
+/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
 pub struct Ticket {
     shared: Arc<Shared>,
+    executable: Arc<Executable>,
     model: ModelId,
     request: RequestId,
-    open: bool,
+    arrival: Time,
+    /// What to count it as; `None`: it is answered.
+    end: Option<Reason>,
 }
 
 impl Ticket {
     /// The request is answered: there is nothing left to cancel.
     pub fn close(mut self) {
-        self.open = false;
+        self.end = None;
+    }
+
+    /// The client's own time for the request is over.
+    pub fn time_out(mut self) {
+        self.end = Some(Reason::Timeout);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.open {
+        if let Some(reason) = self.end {
+            self.executable.record_not_answered(reason, self.shared.clock.now().since(self.arrival));
             self.shared.post(Event::Cancel(self.model, self.request));
         }
     }
@@ -269,10 +285,9 @@ impl Shared {
             match event {
                 Event::Submit(id, waiting, job) => state.handle_submit(now, id, waiting, job),
                 Event::Cancel(model, request) => {
-                    if state.scheduler.handle_cancel(now, model, request)
-                        && let Some(job) = state.take(request)
-                    {
-                        job.executable.record_not_answered(Reason::Cancelled, now.since(job.arrival));
+                    // Counted by whoever dropped the ticket.
+                    if state.scheduler.handle_cancel(now, model, request) {
+                        drop(state.take(request));
                     }
                 }
                 Event::Completed { device, batch, refined } => {
@@ -324,9 +339,26 @@ impl State {
             level: waiting.level,
             size: job.admitted.rows,
         };
+        let bound = job.executable.queue_bound;
+        if request.size > bound {
+            let model = &job.executable.name;
+            let message = format!(
+                "a request of {} items can never wait for model '{model}': its queue holds at most {bound}",
+                request.size
+            );
+            return job.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
+        }
+        // Every device is busy for longer than the deadline allows: known now, so said now.
+        let start = now.max(self.scheduler.expected_free());
+        if job.queue.drops && start > now && start != Time::MAX && request.deadline != Time::MAX {
+            let needed = job.queue.refiner.lock().profile().latency(request.size);
+            if start + needed > request.deadline {
+                let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
+                return job.reject_busy(needed, allowed, now);
+            }
+        }
         // The version's own bound, whatever the number of shapes and levels its requests are spread over.
         if !job.executable.begin_waiting(request.size) {
-            let bound = job.executable.queue_bound;
             return job.reject(&Reject::QueueFull { bound }, now);
         }
         let mut result = self.scheduler.handle_request(now, request);
@@ -389,6 +421,16 @@ impl Job {
             other => (Reason::Engine, ServiceError::InvalidArgument(format!("model '{model}': {other}"))),
         };
         self.fail(reason, error, now);
+    }
+
+    /// Answers a request whose deadline is over before any device is expected to be done with it.
+    fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
+        let message = format!(
+            "model '{}' could not finish this request in less than {needed}, as all devices are busy, and its deadline \
+             allows {allowed}",
+            self.executable.name
+        );
+        self.fail(Reason::Impossible, ServiceError::DeadlineExceeded(message), now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.

@@ -192,18 +192,67 @@ async fn a_deadline_that_cannot_be_met_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_queued_request_is_dropped_when_it_becomes_hopeless_while_the_device_is_busy() {
+async fn a_deadline_that_the_running_batch_makes_impossible_is_refused_at_once() {
     let models = Models::new();
     models.add("m", 1, (1.0, 400.0), 4, "");
     let registry = models.serve(|_| {}).await;
     let running = send(&registry, request("m", 1, 4)).await;
-    // Needs 401 ms and has 500: hopeless after 99 ms, when the first is still running.
-    let hopeless = send(&registry, with_timeout(request("m", 1, 4), ms(500))).await;
+    // Needs 401 ms, and the device is busy for 390 more; it has 500.
+    let answer = tokio::time::timeout(ms(90), registry.infer(with_timeout(request("m", 1, 4), ms(500)))).await;
+    let error = answer.expect("known at arrival, said at arrival").unwrap_err();
+    assert!(!running.is_finished());
+    assert!(error.to_string().contains("as all devices are busy"), "{error}");
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_queued_request_is_dropped_when_it_becomes_hopeless_while_the_device_is_busy() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 400.0), 4, "max_batch_size: 1");
+    let registry = models.serve(|_| {}).await;
+    let running = send(&registry, request("m", 1, 4)).await;
+    let next = send(&registry, with_timeout(request("m", 1, 4), ms(1_000))).await;
+    // Could be the next, but for the one before it: hopeless 401 ms before its deadline, when that one runs.
+    let hopeless = send(&registry, with_timeout(request("m", 1, 4), ms(1_050))).await;
     let error = hopeless.await.unwrap().unwrap_err();
-    assert!(!running.is_finished(), "the drop waited for the device");
+    assert!(!next.is_finished(), "the drop waited for the device");
     assert!(error.to_string().contains("could no longer finish by its deadline"), "{error}");
     running.await.unwrap().unwrap();
+    next.await.unwrap().unwrap();
     assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "deadline_hopeless"), 1.0);
+}
+
+#[tokio::test]
+async fn a_request_that_the_engine_refuses_does_not_cost_its_batch_mates_their_answers() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
+    let mut options = ServerOptions::new(models);
+    options.engine = downbeat_server::options::EngineChoice::Rten;
+    // Gathers what comes within a second.
+    options.dispatch = DispatchPolicy::Deferred;
+    options.default_slo = Some(downbeat_core::Duration::from_millis(1_000));
+    options.profiling.enabled = false;
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    registry.load_model("encoder", LoadOverrides::default(), Arc::new(())).await.unwrap();
+    let tokens = |token: i64| {
+        let tensor = |name: &str, value: i64| InferInput {
+            name: name.to_owned(),
+            datatype: DataType::Int64,
+            shape: vec![1, 4],
+            parameters: Default::default(),
+            data: value.to_le_bytes().repeat(4).into(),
+        };
+        let inputs = vec![tensor("input_ids", token), tensor("attention_mask", 1)];
+        InferRequest { model_name: "encoder".to_owned(), inputs, ..Default::default() }
+    };
+    let good = send(&registry, tokens(1)).await;
+    let bad = send(&registry, tokens(i64::MAX)).await;
+    let also_good = send(&registry, tokens(1)).await;
+    let (good, also_good) = (good.await.unwrap().unwrap(), also_good.await.unwrap().unwrap());
+    assert_eq!(good.outputs[0].data, also_good.outputs[0].data);
+    let error = bad.await.unwrap().unwrap_err();
+    assert!(matches!(error, ServiceError::Internal(_)), "{error:?}");
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "engine_error"), 1.0);
+    assert_eq!(metric(&registry, "nv_inference_request_success", "encoder"), 2.0);
 }
 
 #[tokio::test]

@@ -28,6 +28,8 @@ const REGION: &str = "shared_memory_region";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
 const OFFSET: &str = "shared_memory_offset";
 const CLASSIFICATION: &str = "classification";
+/// Most bytes that the inputs of one request take from shared memory.
+const MOST_SHARED_BYTES: u64 = 1 << 30;
 
 /// Runs an inference with the extensions applied: what every frontend calls.
 ///
@@ -49,11 +51,14 @@ pub async fn infer<S: Service>(
     if extended.is_empty() {
         return service.infer(request).await;
     }
+    // Looked up before: by the time the answer is here, another version may serve under the name.
+    let (name, version) = (request.model_name.clone(), request.model_version.clone());
+    let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
+    let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
     let mut response = service.infer(request).await?;
-    let batched = service
-        .model_config(&response.model_name, &response.model_version)
-        .is_ok_and(|config| config.max_batch_size > 0);
-    let labels = |output: &str| service.labels(&response.model_name, &response.model_version, output);
+    let labels = |output: &str| {
+        extended.iter().zip(&names).find(|(e, _)| e.name == output).map(|(_, names)| names.clone()).unwrap_or_default()
+    };
     apply_to(memory, labels, batched, &extended, &mut response.outputs)?;
     Ok(response)
 }
@@ -64,6 +69,7 @@ pub async fn infer<S: Service>(
 /// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size are wrong; those of
 /// [`SharedMemory::read`].
 pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Result<(), ServiceError> {
+    let mut total = 0u64;
     for input in &mut request.inputs {
         let Some(place) = Place::of("input", &input.name, &input.parameters)? else { continue };
         if !input.data.is_empty() {
@@ -74,6 +80,13 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
             )));
         }
         check_byte_size(input, place.byte_size)?;
+        // A few bytes of request could else ask for copies of a large region without end.
+        total = total.saturating_add(place.byte_size);
+        if total > MOST_SHARED_BYTES {
+            return Err(ServiceError::TooLarge(format!(
+                "the inputs in shared memory are larger than {MOST_SHARED_BYTES} bytes together"
+            )));
+        }
         let data = memory.read(place.region, place.offset, place.byte_size);
         input.data = data.map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
         check_data(input.datatype, &input.shape, &input.data)

@@ -8,8 +8,8 @@ use downbeat_protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model
 pub struct Batching {
     /// Largest batch; 0: the model's tensors have no batch dimension.
     pub max_batch_size: u32,
-    /// Whether requests may be batched with each other. If not, each request (itself a batch of up to
-    /// `max_batch_size`) runs alone.
+    /// Whether the configuration (or its completion) has `dynamic_batching`. Downbeat shares batches between requests
+    /// either way; `downbeat config check` and the curious can tell.
     pub dynamic: bool,
     /// Batch sizes worth waiting for, ascending; empty: the larger the better.
     pub preferred: Vec<u32>,

@@ -49,11 +49,6 @@ impl ProfileRefiner {
         &self.current
     }
 
-    /// How many batches were observed.
-    pub fn observations(&self) -> u64 {
-        self.observations
-    }
-
     /// Takes in what a batch of `size` items took; gives the new profile when it is time for one.
     pub fn observe(&mut self, size: u32, latency: Duration) -> Option<LatencyProfile> {
         let predicted = self.current.latency(size).as_nanos() as f64;
@@ -136,6 +131,6 @@ mod tests {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(1), micros(1), 2).unwrap());
         assert_eq!(refiner.observe(0, micros(5)), None);
         assert_eq!(refiner.observe(3, micros(5)), None);
-        assert_eq!(refiner.observations(), 0);
+        assert_eq!(refiner.observations, 0);
     }
 }

@@ -8,7 +8,7 @@ use downbeat_core::tensor::DataType;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::error::CodecError;
+use super::error::{self, CodecError};
 use super::parameter::TensorParameters;
 use super::tensor_json::{self, Nulls};
 use crate::infer::{Parameters, check_data, element_count};
@@ -191,4 +191,30 @@ impl TensorHeader<'_> {
         };
         Ok(ReadTensor { name, datatype, shape, parameters: others, data })
     }
+}
+
+/// Reads the JSON of a body into its header; `what` it is ("request") stands in the error. `repaired` keeps the text
+/// where numbers that are no JSON had to be put into quotes.
+///
+/// # Errors
+/// What is wrong with the text, and where.
+pub(super) fn read<'a, H: serde::Deserialize<'a>>(
+    json: &'a [u8],
+    repaired: &'a mut Option<Vec<u8>>,
+    what: &str,
+) -> Result<H, CodecError> {
+    let parsed = match serde_json::from_slice(json) {
+        Err(error) if error.is_syntax() => {
+            *repaired = tensor_json::quote_number_words(json);
+            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
+        }
+        parsed => parsed,
+    };
+    parsed.map_err(|e| {
+        let place = error::place_of::<H>(json);
+        CodecError(format!(
+            "the {what} is not the JSON of an inference {what} ({} bytes of JSON): {place}{e}",
+            json.len()
+        ))
+    })
 }

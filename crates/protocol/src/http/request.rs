@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::EncodedBody;
-use super::error::{self, CodecError};
-use super::header::{BodyParts, RequestHeader, Role};
+use super::error::CodecError;
+use super::header::{self, BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
 use super::tensor_json;
 use crate::infer::{InferInput, InferRequest, Parameter, RequestedOutput};
@@ -49,21 +49,8 @@ pub fn parse_request(
             "the request is a JSON list; expected an inference request object with `inputs`".into(),
         ));
     }
-    let repaired;
-    let parsed = match serde_json::from_slice(&json) {
-        Err(error) if error.is_syntax() => {
-            repaired = tensor_json::quote_number_words(&json);
-            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
-        }
-        parsed => parsed,
-    };
-    let header: RequestHeader<'_> = parsed.map_err(|e| {
-        let place = error::place_of::<RequestHeader<'_>>(&json);
-        CodecError(format!(
-            "the request is not the JSON of an inference request ({} bytes of JSON): {place}{e}",
-            json.len()
-        ))
-    })?;
+    let mut repaired = None;
+    let header: RequestHeader<'_> = header::read(&json, &mut repaired, "request")?;
 
     let mut inputs = Vec::with_capacity(header.inputs.len());
     for input in header.inputs {

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::EncodedBody;
-use super::error::{self, CodecError};
-use super::header::{BodyParts, ResponseHeader, Role};
+use super::error::CodecError;
+use super::header::{self, BodyParts, ResponseHeader, Role};
 use super::json_writer::JsonWriter;
 use super::request::OutputForms;
 use super::tensor_json;
@@ -78,21 +78,8 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse, CodecError> {
     let mut parts = BodyParts::new(body, header_length)?;
     let json = parts.json();
-    let repaired;
-    let parsed = match serde_json::from_slice(&json) {
-        Err(error) if error.is_syntax() => {
-            repaired = tensor_json::quote_number_words(&json);
-            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
-        }
-        parsed => parsed,
-    };
-    let header: ResponseHeader<'_> = parsed.map_err(|e| {
-        let place = error::place_of::<ResponseHeader<'_>>(&json);
-        CodecError(format!(
-            "the response is not the JSON of an inference response ({} bytes of JSON): {place}{e}",
-            json.len()
-        ))
-    })?;
+    let mut repaired = None;
+    let header: ResponseHeader<'_> = header::read(&json, &mut repaired, "response")?;
     let mut outputs = Vec::with_capacity(header.outputs.len());
     for output in header.outputs {
         let tensor = output.read(Role::Output, &mut parts)?;

@@ -7,9 +7,11 @@
 mod arrivals;
 mod capacity;
 mod checker;
+mod cluster;
 mod simulation;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals};
 pub use capacity::{Capacity, capacity};
 pub use checker::Checker;
+pub use cluster::{Cluster, Decision};
 pub use simulation::{Load, ModelReport, Report, Simulation};

@@ -1,0 +1,113 @@
+//! What is simulated: Downbeat's scheduler and the baselines, behind one interface.
+
+use downbeat_core::cluster::{DropReason, ModelOptions, Output, Reject, Request, Scheduler};
+use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+
+/// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
+///
+/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`] is taken and
+/// [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing happens before.
+pub trait Cluster {
+    /// Adds a model; its requests have `slo` from arrival to deadline and arrive at `rate` a second, which only planners
+    /// that work in epochs look at. Ids are given out in order from zero.
+    fn add_model(&mut self, now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId;
+
+    /// Adds a device, free. Ids are given out in order from zero.
+    fn add_device(&mut self, now: Time) -> DeviceId;
+
+    /// A request has arrived.
+    ///
+    /// # Errors
+    /// If it is not accepted; nothing else will be said of it.
+    fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject>;
+
+    /// A batch that was dispatched and not preempted is done.
+    fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId);
+
+    /// Does what is due.
+    fn handle_timeout(&mut self, now: Time);
+
+    /// The next decision.
+    fn poll_decision(&mut self) -> Option<Decision>;
+
+    /// When to call [`Cluster::handle_timeout`] if nothing happens before.
+    fn poll_timeout(&self) -> Option<Time>;
+
+    /// Gives the member vector of a dispatch back, for reuse.
+    fn recycle(&mut self, members: Vec<RequestId>);
+}
+
+/// A decision of a simulated scheduler.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Run this batch now.
+    Dispatch {
+        /// To be named in [`Cluster::handle_completion`].
+        batch: BatchId,
+        /// Where: a device that runs nothing.
+        device: DeviceId,
+        /// Of which model.
+        model: ModelId,
+        /// The requests.
+        members: Vec<RequestId>,
+        /// Items: the sum of the members' sizes.
+        size: u32,
+        /// `l(size)`.
+        expected: Duration,
+    },
+    /// This request will not run.
+    Drop {
+        /// The request.
+        request: RequestId,
+        /// Its model.
+        model: ModelId,
+        /// Why.
+        reason: DropReason,
+    },
+    /// Stop this batch, which runs on `device`: the work is lost, its members wait again, the device is free.
+    Preempt {
+        /// The running batch.
+        batch: BatchId,
+        /// Where it runs.
+        device: DeviceId,
+    },
+}
+
+impl Cluster for Scheduler {
+    fn add_model(&mut self, now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
+        Scheduler::add_model(self, now, options)
+    }
+
+    fn add_device(&mut self, now: Time) -> DeviceId {
+        Scheduler::add_device(self, now)
+    }
+
+    fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
+        Scheduler::handle_request(self, now, request)
+    }
+
+    fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
+        Scheduler::handle_completion(self, now, device, batch);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        Scheduler::handle_timeout(self, now);
+    }
+
+    fn poll_decision(&mut self) -> Option<Decision> {
+        self.poll_output().map(|output| match output {
+            Output::Dispatch { batch, device, model, members, size, expected } => {
+                Decision::Dispatch { batch, device, model, members, size, expected }
+            }
+            Output::Drop { request, model, reason } => Decision::Drop { request, model, reason },
+        })
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        Scheduler::poll_timeout(self).map(|(at, _)| at)
+    }
+
+    fn recycle(&mut self, members: Vec<RequestId>) {
+        Scheduler::recycle(self, members);
+    }
+}

@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 span: Duration::from_secs_f64(SPAN),
                 noise,
                 seed: SEED,
+                ..Simulation::default()
             };
             let goodput =
                 |share: f64| -> Result<f64, BadArrivals> { Ok(simulation(peak * share).run()?.good() as f64 / SPAN) };

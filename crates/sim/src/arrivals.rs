@@ -18,14 +18,14 @@ pub enum Arrivals {
 }
 
 /// An endless stream of arrival times.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ArrivalStream {
     gaps: Gaps,
     rng: Pcg64,
     now: Time,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Gaps {
     Constant(f64),
     Random(Gamma<f64>),

@@ -1,22 +1,30 @@
 //! The outside judge of every run.
 
-use downbeat_core::cluster::{DropPolicy, Output};
+use downbeat_core::cluster::DropPolicy;
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+
+use crate::cluster::Decision;
 
 /// Judges the scheduler's decisions from outside, from what it was told and what it said alone.
 ///
 /// Asserts that each accepted request is answered exactly once, that no device runs two batches, that a batch keeps within the
-/// largest size, that under a drop policy no request leaves that is planned to miss its deadline, and (at
-/// the end) that nothing is lost.
+/// largest size, that under a drop policy no request leaves that is planned to miss its deadline, that who was preempted
+/// waits again, and (at the end) that nothing is lost.
+///
+/// Requests that have not ended are kept in a ring, so that a run of any length needs memory for those in the system only.
 #[derive(Debug)]
 pub struct Checker {
     seed: u64,
     models: Vec<Model>,
-    /// By request id, which the simulation counts from zero.
-    requests: Vec<Known>,
+    /// By request id modulo its length, which is a power of two: `oldest..next`.
+    ring: Vec<Known>,
+    /// The first request that may not have ended.
+    oldest: u64,
+    next: u64,
     /// By device.
     running: Vec<Option<BatchId>>,
-    waiting: u64,
+    /// Accepted and not ended.
+    open: u64,
 }
 
 #[derive(Debug)]
@@ -25,10 +33,12 @@ struct Model {
     drop: DropPolicy,
 }
 
+/// What was said of a request.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+pub(crate) struct Known {
+    pub arrival: Time,
+    pub deadline: Time,
     model: ModelId,
-    deadline: Time,
     size: u32,
     state: State,
 }
@@ -39,12 +49,29 @@ enum State {
     Waiting,
     Dispatched,
     Dropped,
+    Finished,
 }
+
+impl State {
+    fn ended(self) -> bool {
+        matches!(self, State::Rejected | State::Dropped | State::Finished)
+    }
+}
+
+/// Length of the ring at the start.
+const RING: usize = 1024;
 
 impl Checker {
     /// A checker of a run with this seed, which every failure prints.
     pub fn new(seed: u64) -> Self {
-        Checker { seed, models: Vec::new(), requests: Vec::new(), running: Vec::new(), waiting: 0 }
+        let nobody = Known {
+            arrival: Time::ZERO,
+            deadline: Time::ZERO,
+            model: ModelId(u32::MAX),
+            size: 0,
+            state: State::Finished,
+        };
+        Checker { seed, models: Vec::new(), ring: vec![nobody; RING], oldest: 0, next: 0, running: Vec::new(), open: 0 }
     }
 
     /// Models and devices are announced in order of their ids.
@@ -57,33 +84,43 @@ impl Checker {
         self.running.push(None);
     }
 
-    /// A request was handed in, and accepted or not.
-    pub fn request(&mut self, id: RequestId, model: ModelId, deadline: Time, size: u32, accepted: bool) {
-        let seed = self.seed;
-        assert!(id.0 == self.requests.len() as u64, "seed {seed}: the simulation counts its requests");
-        let state = if accepted { State::Waiting } else { State::Rejected };
-        self.waiting += u64::from(accepted);
-        self.requests.push(Known { model, deadline, size, state });
+    /// A request is handed in.
+    pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, deadline: Time, size: u32) {
+        assert!(id.0 == self.next, "seed {}: the simulation counts its requests", self.seed);
+        if self.next - self.oldest == self.ring.len() as u64 {
+            self.make_room();
+        }
+        let at = self.place(id.0);
+        self.ring[at] = Known { arrival: now, deadline, model, size, state: State::Waiting };
+        self.next += 1;
+        self.open += 1;
     }
 
-    /// A decision.
-    pub fn output(&mut self, now: Time, output: &Output) {
+    /// The request handed in was not accepted.
+    pub fn rejection(&mut self, now: Time, id: RequestId) {
+        let model = self.known(now, id).model;
+        self.step(now, id, model, State::Waiting, State::Rejected);
+    }
+
+    /// A decision. `members` are those of the preempted batch if it preempts one.
+    pub fn decision(&mut self, now: Time, decision: &Decision, preempted: &[RequestId]) {
         let seed = self.seed;
-        match output {
-            Output::Drop { request, model, .. } => self.answer(now, *request, *model, State::Dropped),
-            Output::Dispatch { batch, device, model, members, size, expected } => {
+        match decision {
+            Decision::Drop { request, model, .. } => {
+                self.step(now, *request, *model, State::Waiting, State::Dropped);
+            }
+            Decision::Dispatch { batch, device, model, members, size, expected } => {
                 let running = &mut self.running[device.0 as usize];
                 assert!(running.is_none(), "seed {seed}, {now}: {device} gets {batch} while it runs {running:?}");
                 *running = Some(*batch);
                 let Model { max_batch, drop } = self.models[model.0 as usize];
+                let end = if drop == DropPolicy::None { Time::ZERO } else { now + *expected };
                 let mut items = 0;
                 for member in members {
-                    self.answer(now, *member, *model, State::Dispatched);
-                    let known = self.requests[member.0 as usize];
+                    let known = self.step(now, *member, *model, State::Waiting, State::Dispatched);
                     items += known.size;
-                    let late = now + *expected > known.deadline;
                     assert!(
-                        drop == DropPolicy::None || !late,
+                        end <= known.deadline,
                         "seed {seed}, {now}: {member} of {batch} is sent to miss its deadline {}",
                         known.deadline
                     );
@@ -95,27 +132,72 @@ impl Checker {
                 );
                 assert!(*expected > Duration::ZERO, "seed {seed}, {now}: {batch} takes no time");
             }
+            Decision::Preempt { batch, device } => {
+                let running = self.running[device.0 as usize].take();
+                assert!(running == Some(*batch), "seed {seed}, {now}: {device} preempts {batch} but runs {running:?}");
+                for member in preempted {
+                    let model = self.known(now, *member).model;
+                    self.step(now, *member, model, State::Dispatched, State::Waiting);
+                }
+            }
         }
     }
 
     /// A batch is done.
-    pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
+    pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId, model: ModelId, members: &[RequestId]) {
         let running = self.running[device.0 as usize].take();
         assert!(running == Some(batch), "seed {}, {now}: {device} completes {batch} but runs {running:?}", self.seed);
+        for member in members {
+            self.step(now, *member, model, State::Dispatched, State::Finished);
+        }
     }
 
     /// The run is over: everything is answered.
     pub fn end(&self, now: Time) {
-        assert!(self.waiting == 0, "seed {}, {now}: {} requests were never answered", self.seed, self.waiting);
+        let waiting = (self.oldest..self.next).filter(|id| self.ring[self.place(*id)].state == State::Waiting).count();
+        assert!(waiting == 0, "seed {}, {now}: {waiting} requests were never answered", self.seed);
         assert!(self.running.iter().all(Option::is_none), "seed {}, {now}: a device still runs", self.seed);
+        assert!(self.open == 0, "seed {}, {now}: {} requests were never finished", self.seed, self.open);
     }
 
-    fn answer(&mut self, now: Time, request: RequestId, model: ModelId, state: State) {
+    /// What was said of a request that has not ended, or not long ago.
+    pub(crate) fn known(&self, now: Time, request: RequestId) -> &Known {
+        assert!(
+            (self.oldest..self.next).contains(&request.0),
+            "seed {}, {now}: {request} has ended or was never there",
+            self.seed
+        );
+        &self.ring[self.place(request.0)]
+    }
+
+    fn place(&self, id: u64) -> usize {
+        id as usize & (self.ring.len() - 1)
+    }
+
+    fn step(&mut self, now: Time, request: RequestId, model: ModelId, from: State, to: State) -> Known {
+        let known = *self.known(now, request);
         let seed = self.seed;
-        let known = &mut self.requests[request.0 as usize];
         assert!(known.model == model, "seed {seed}, {now}: {request} of {} is answered as {model}'s", known.model);
-        assert!(known.state == State::Waiting, "seed {seed}, {now}: {request} is {state:?} after {:?}", known.state);
-        known.state = state;
-        self.waiting -= 1;
+        assert!(known.state == from, "seed {seed}, {now}: {request} is {to:?} after {:?}", known.state);
+        let at = self.place(request.0);
+        self.ring[at].state = to;
+        self.open -= u64::from(to.ended());
+        known
+    }
+
+    /// Forgets the oldest that have ended; a larger ring if they are few.
+    fn make_room(&mut self) {
+        let length = self.ring.len() as u64;
+        while self.oldest < self.next && self.ring[self.place(self.oldest)].state.ended() {
+            self.oldest += 1;
+        }
+        if self.next - self.oldest <= length / 2 {
+            return;
+        }
+        let mut larger = vec![self.ring[0]; self.ring.len() * 2];
+        for id in self.oldest..self.next {
+            larger[id as usize & (self.ring.len() * 2 - 1)] = self.ring[self.place(id)];
+        }
+        self.ring = larger;
     }
 }

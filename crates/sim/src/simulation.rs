@@ -1,15 +1,17 @@
-//! A run of the production scheduler under virtual time.
+//! A run of a cluster scheduler under virtual time.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
-use downbeat_core::cluster::{DropReason, IndexedHeap, ModelOptions, Output, Request, Scheduler};
+use downbeat_core::cluster::{DropReason, IndexedHeap, ModelOptions, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use rand_distr::{Distribution, Normal};
 use rand_pcg::Pcg64;
 
-use crate::arrivals::{ArrivalStream, Arrivals, BadArrivals, random};
+use crate::arrivals::{Arrivals, BadArrivals, random};
 use crate::checker::Checker;
+use crate::cluster::{Cluster, Decision};
+use crate::feed::Feed;
+use crate::system::System;
 
 /// A model and what is asked of it.
 #[derive(Clone, Debug)]
@@ -24,9 +26,12 @@ pub struct Load {
     pub rate: f64,
 }
 
-/// A cluster, its load, and how long to look.
+/// A cluster, its load, and how long to look. By default there is neither a model nor a device, and 10 s count after a
+/// warm-up of 1 s.
 #[derive(Clone, Debug)]
 pub struct Simulation {
+    /// Which scheduler decides.
+    pub system: System,
     /// The models.
     pub loads: Vec<Load>,
     /// Devices, all free at the start.
@@ -39,6 +44,20 @@ pub struct Simulation {
     pub noise: f64,
     /// Chooses all random numbers.
     pub seed: u64,
+}
+
+impl Default for Simulation {
+    fn default() -> Self {
+        Simulation {
+            system: System::default(),
+            loads: Vec::new(),
+            devices: 0,
+            warm_up: Duration::from_millis(1_000),
+            span: Duration::from_millis(10_000),
+            noise: 0.0,
+            seed: 1,
+        }
+    }
 }
 
 /// What happened to the requests that count.
@@ -54,8 +73,10 @@ pub struct ModelReport {
     pub rejected: u64,
     /// Dropped, by reason.
     pub dropped: BTreeMap<DropReason, u64>,
-    /// Batches by size, those of the warm-up included.
-    pub batch_sizes: BTreeMap<u32, u64>,
+    /// By size, from 0: how many batches were finished, those of the warm-up included.
+    pub batch_sizes: Vec<u64>,
+    /// Batches that were stopped to make room for another; their work was lost.
+    pub preempted: u64,
 }
 
 impl ModelReport {
@@ -66,10 +87,8 @@ impl ModelReport {
 
     /// Mean size of a batch.
     pub fn mean_batch(&self) -> f64 {
-        let (batches, items) = self
-            .batch_sizes
-            .iter()
-            .fold((0, 0), |(n, items), (size, count)| (n + count, items + u64::from(*size) * count));
+        let batches: u64 = self.batch_sizes.iter().sum();
+        let items: u64 = self.batch_sizes.iter().zip(0..).map(|(count, size)| count * size).sum();
         items as f64 / batches as f64
     }
 }
@@ -79,7 +98,7 @@ impl ModelReport {
 pub struct Report {
     /// By model.
     pub models: Vec<ModelReport>,
-    /// By device: the share of the time in which it ran a batch.
+    /// By device: the share of the time in which it ran a batch, a preempted one included.
     pub busy: Vec<f64>,
 }
 
@@ -100,23 +119,27 @@ impl Report {
     }
 }
 
-/// One step of the world. Ordered so that what happens at one instant always happens in the same order.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Completion {
-    at: Time,
+/// A batch on a device.
+struct Running {
     batch: BatchId,
-    device: DeviceId,
     model: ModelId,
     members: Vec<RequestId>,
+    size: u32,
+    start: Time,
 }
 
-struct World {
-    scheduler: Scheduler,
+struct World<C> {
+    cluster: C,
     checker: Checker,
     report: Report,
-    /// By request: its deadline, and whether it counts.
-    requests: Vec<(Time, bool)>,
-    completions: BinaryHeap<Reverse<Completion>>,
+    /// Arrivals from here on count.
+    start: Time,
+    next_request: u64,
+    /// By device.
+    running: Vec<Option<Running>>,
+    /// By device: when its batch ends.
+    ends: IndexedHeap<Time>,
+    /// By device.
     busy: Vec<Duration>,
     noise: Option<Normal<f64>>,
     rng: Pcg64,
@@ -128,57 +151,55 @@ impl Simulation {
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
     pub fn run(&self) -> Result<Report, BadArrivals> {
+        self.system.run(self)
+    }
+
+    /// Runs it on this cluster scheduler, which has neither models nor devices yet, whatever [`Simulation::system`] says.
+    /// Panics, with the seed, if the scheduler breaks one of the [`Checker`]'s rules.
+    ///
+    /// # Errors
+    /// If an arrival process has no positive, finite rate and shape.
+    pub fn run_on<C: Cluster>(&self, cluster: C) -> Result<Report, BadArrivals> {
+        let start = Time::ZERO + self.warm_up;
         let mut world = World {
-            scheduler: Scheduler::new(),
+            cluster,
             checker: Checker::new(self.seed),
             report: Report { models: vec![ModelReport::default(); self.loads.len()], busy: Vec::new() },
-            requests: Vec::new(),
-            completions: BinaryHeap::new(),
+            start,
+            next_request: 0,
+            running: (0..self.devices).map(|_| None).collect(),
+            ends: IndexedHeap::new(),
             busy: vec![Duration::ZERO; self.devices as usize],
             noise: (self.noise > 0.0).then(|| Normal::new(1.0, self.noise).ok()).flatten(),
             rng: random(self.seed, u64::MAX),
         };
         for _ in 0..self.devices {
-            world.scheduler.add_device(Time::ZERO);
+            world.cluster.add_device(Time::ZERO);
             world.checker.device();
         }
-        let mut streams: Vec<ArrivalStream> = Vec::with_capacity(self.loads.len());
-        let mut arrivals = IndexedHeap::new();
-        for (index, load) in self.loads.iter().enumerate() {
-            world.scheduler.add_model(Time::ZERO, load.options.clone());
-            world.checker.model(load.options.max_batch, load.options.drop);
-            let mut stream = load.arrivals.stream(load.rate, self.seed, index as u64)?;
-            arrivals.set(index as u32, stream.next_arrival());
-            streams.push(stream);
+        for load in &self.loads {
+            world.cluster.add_model(Time::ZERO, load.options.clone(), load.slo, load.rate);
+            world.checker.model(load.options.max_batch.max(1), load.options.drop);
         }
-
-        let start = Time::ZERO + self.warm_up;
-        let end = start + self.span;
+        let mut feed = Feed::new(&self.loads, self.seed, start + self.span)?;
         let mut now = Time::ZERO;
         loop {
-            let arrival = arrivals.peek().map_or(Time::MAX, |(at, _): (Time, u32)| at);
-            let completion = world.completions.peek().map_or(Time::MAX, |c| c.0.at);
-            let timeout = world.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let arrival = feed.peek().map_or(Time::MAX, |(at, _)| at);
+            let end = world.ends.peek().map_or(Time::MAX, |(at, _)| at);
+            let timeout = world.cluster.poll_timeout().unwrap_or(Time::MAX);
             // At one instant: completions, then arrivals, then timers.
-            let next = completion.min(arrival).min(timeout);
+            let next = end.min(arrival).min(timeout);
             if next == Time::MAX {
                 break;
             }
             now = now.max(next);
-            if completion == next {
+            if end == next {
                 world.complete(now);
             } else if arrival == next {
-                let Some((_, index)) = arrivals.peek() else { break };
-                let load = &self.loads[index as usize];
-                world.arrive(now, ModelId(index), load.slo, now >= start);
-                let following = streams[index as usize].next_arrival();
-                if following < end {
-                    arrivals.set(index, following);
-                } else {
-                    arrivals.remove(index);
-                }
+                let Some((_, index)) = feed.pop() else { break };
+                world.arrive(now, ModelId(index), self.loads[index as usize].slo);
             } else {
-                world.scheduler.handle_timeout(now);
+                world.cluster.handle_timeout(now);
             }
             world.decide(now);
         }
@@ -189,15 +210,18 @@ impl Simulation {
     }
 }
 
-impl World {
-    fn arrive(&mut self, now: Time, model: ModelId, slo: Duration, counts: bool) {
-        let id = RequestId(self.requests.len() as u64);
+impl<C: Cluster> World<C> {
+    fn arrive(&mut self, now: Time, model: ModelId, slo: Duration) {
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
         let deadline = now + slo;
-        self.requests.push((deadline, counts));
         let request = Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
-        let accepted = self.scheduler.handle_request(now, request).is_ok();
-        self.checker.request(id, model, deadline, 1, accepted);
-        if counts {
+        self.checker.request(now, id, model, deadline, 1);
+        let accepted = self.cluster.handle_request(now, request).is_ok();
+        if !accepted {
+            self.checker.rejection(now, id);
+        }
+        if now >= self.start {
             let report = &mut self.report.models[model.0 as usize];
             report.offered += 1;
             report.rejected += u64::from(!accepted);
@@ -205,29 +229,43 @@ impl World {
     }
 
     fn complete(&mut self, now: Time) {
-        let Some(Reverse(Completion { batch, device, model, members, .. })) = self.completions.pop() else { return };
-        self.checker.completion(now, device, batch);
+        let Some((_, device)) = self.ends.pop() else { return };
+        let Some(done) = self.stop(now, DeviceId(device)) else { return };
+        let Running { batch, model, members, size, .. } = done;
         let report = &mut self.report.models[model.0 as usize];
+        count(&mut report.batch_sizes, size);
         for member in &members {
-            let (deadline, counts) = self.requests[member.0 as usize];
-            report.good += u64::from(counts && now <= deadline);
-            report.missed += u64::from(counts && now > deadline);
+            let known = self.checker.known(now, *member);
+            let counts = known.arrival >= self.start;
+            report.good += u64::from(counts && now <= known.deadline);
+            report.missed += u64::from(counts && now > known.deadline);
         }
-        self.scheduler.recycle(members);
-        self.scheduler.handle_completion(now, device, batch);
+        self.checker.completion(now, DeviceId(device), batch, model, &members);
+        self.cluster.recycle(members);
+        self.cluster.handle_completion(now, DeviceId(device), batch);
     }
 
     fn decide(&mut self, now: Time) {
-        while let Some(output) = self.scheduler.poll_output() {
-            self.checker.output(now, &output);
-            match output {
-                Output::Drop { request, model, reason } => {
-                    if self.requests[request.0 as usize].1 {
+        while let Some(decision) = self.cluster.poll_decision() {
+            if let Decision::Preempt { batch: _, device } = decision {
+                self.ends.remove(device.0);
+                let stopped = self.stop(now, device);
+                let members = stopped.as_ref().map_or(&[][..], |stopped| &stopped.members);
+                self.checker.decision(now, &decision, members);
+                if let Some(Running { model, members, .. }) = stopped {
+                    self.report.models[model.0 as usize].preempted += 1;
+                    self.cluster.recycle(members);
+                }
+                continue;
+            }
+            self.checker.decision(now, &decision, &[]);
+            match decision {
+                Decision::Drop { request, model, reason } => {
+                    if self.checker.known(now, request).arrival >= self.start {
                         *self.report.models[model.0 as usize].dropped.entry(reason).or_default() += 1;
                     }
                 }
-                Output::Dispatch { batch, device, model, members, size, expected } => {
-                    *self.report.models[model.0 as usize].batch_sizes.entry(size).or_default() += 1;
+                Decision::Dispatch { batch, device, model, members, size, expected } => {
                     let took = match &self.noise {
                         None => expected,
                         // An execution does not end before it began.
@@ -235,10 +273,27 @@ impl World {
                             Duration::from_secs_f64(expected.as_secs_f64() * noise.sample(&mut self.rng).max(0.01))
                         }
                     };
-                    self.busy[device.0 as usize] += took;
-                    self.completions.push(Reverse(Completion { at: now + took, batch, device, model, members }));
+                    self.running[device.0 as usize] = Some(Running { batch, model, members, size, start: now });
+                    self.ends.set(device.0, now + took);
                 }
+                Decision::Preempt { .. } => {}
             }
         }
     }
+
+    /// Takes what runs off the device and counts the time it ran.
+    fn stop(&mut self, now: Time, device: DeviceId) -> Option<Running> {
+        let running = self.running[device.0 as usize].take()?;
+        self.busy[device.0 as usize] += now.since(running.start);
+        Some(running)
+    }
+}
+
+/// Adds one at `index`, behind zeros if nothing was there.
+fn count(counts: &mut Vec<u64>, index: u32) {
+    let index = index as usize;
+    if counts.len() <= index {
+        counts.resize(index + 1, 0);
+    }
+    counts[index] += 1;
 }

@@ -27,7 +27,7 @@ fn load(
 
 fn simulation(loads: Vec<Load>, devices: u32, seed: u64) -> Simulation {
     let (warm_up, span) = (Duration::from_millis(100), Duration::from_millis(400));
-    Simulation { loads, devices, warm_up, span, noise: 0.0, seed }
+    Simulation { loads, devices, warm_up, span, seed, ..Simulation::default() }
 }
 
 #[test]

@@ -26,8 +26,8 @@ fn run(share: f64, dispatch: DispatchPolicy, drop: DropPolicy) -> Report {
         devices: 8,
         warm_up: Duration::from_millis(1_500),
         span: Duration::from_millis(5_000),
-        noise: 0.0,
         seed: SEED,
+        ..Simulation::default()
     };
     simulation.run().unwrap()
 }
@@ -97,6 +97,7 @@ fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
             span: Duration::from_millis(3_000),
             noise: 0.1,
             seed: SEED,
+            ..Simulation::default()
         };
         simulation.run().unwrap().good() as f64 / 3.0
     };

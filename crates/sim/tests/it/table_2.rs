@@ -37,8 +37,8 @@ fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacit
         warm_up: Duration::from_millis(1_500),
         // Head drop tips over at some point of a run and does not recover: a short run would not see it.
         span: Duration::from_secs_f64(120_000.0 / model.bound),
-        noise: 0.0,
         seed: SEED,
+        ..Simulation::default()
     };
     let found = capacity(&simulation, 0.7, 0.98, 0.01).unwrap().expect("0.7 of the bound is held");
     let report = &found.report.models[0];

@@ -1,0 +1,96 @@
+//! The arrivals of all models in the order in which they come.
+
+use downbeat_core::{Duration, Time};
+
+use crate::arrivals::{ArrivalStream, BadArrivals};
+use crate::simulation::Load;
+
+/// The arrivals of all models in the order in which they come; at one instant, in order of models.
+///
+/// They are drawn for a stretch of time at once, model by model, and sorted: cheaper than a heap of the next arrival of each
+/// model, and its cost does not grow with the number of models.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    streams: Vec<Stream>,
+    /// From `start`: nanoseconds after it, shifted by [`MODEL_BITS`], and the model.
+    block: Vec<u64>,
+    /// What of the block was taken.
+    taken: usize,
+    start: Time,
+    /// Nanoseconds of a block.
+    width: u64,
+    end: Time,
+}
+
+#[derive(Debug)]
+struct Stream {
+    arrivals: ArrivalStream,
+    next: Time,
+}
+
+/// Bits of a model's number in an entry.
+const MODEL_BITS: u32 = 22;
+/// Longest block: its nanoseconds have to fit the other bits.
+const MAX_WIDTH: u64 = 1 << (64 - MODEL_BITS);
+/// Arrivals of a block, about: they stay in the first-level cache.
+const BLOCK: usize = 2048;
+
+impl Feed {
+    /// The arrivals before `end`. Panics if there are more than 2^22 models.
+    pub fn new(loads: &[Load], seed: u64, end: Time) -> Result<Self, BadArrivals> {
+        assert!(loads.len() < 1 << MODEL_BITS, "at most 2^{MODEL_BITS} models can be simulated");
+        let streams = loads
+            .iter()
+            .zip(0..)
+            .map(|(load, stream)| {
+                let mut arrivals = load.arrivals.stream(load.rate, seed, stream)?;
+                let next = arrivals.next_arrival();
+                Ok(Stream { arrivals, next })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let rate: f64 = loads.iter().map(|load| load.rate).sum();
+        let width = (BLOCK.max(4 * loads.len()) as f64 / rate * 1e9) as u64;
+        let mut feed =
+            Feed { streams, block: Vec::new(), taken: 0, start: Time::ZERO, width: width.clamp(1, MAX_WIDTH), end };
+        feed.fill();
+        Ok(feed)
+    }
+
+    /// The next arrival and its model.
+    pub fn peek(&self) -> Option<(Time, u32)> {
+        let entry = *self.block.get(self.taken)?;
+        let after = Duration::from_nanos(entry >> MODEL_BITS);
+        Some((self.start + after, (entry & ((1 << MODEL_BITS) - 1)) as u32))
+    }
+
+    /// Takes the next arrival.
+    pub fn pop(&mut self) -> Option<(Time, u32)> {
+        let next = self.peek()?;
+        self.taken += 1;
+        if self.taken == self.block.len() {
+            self.start += Duration::from_nanos(self.width);
+            self.fill();
+        }
+        Some(next)
+    }
+
+    /// Draws the block from `start` on, or the first after it in which somebody arrives.
+    fn fill(&mut self) {
+        self.block.clear();
+        self.taken = 0;
+        let first = self.streams.iter().map(|stream| stream.next).min().unwrap_or(Time::MAX);
+        if first >= self.end {
+            return;
+        }
+        self.start = self.start.max(first);
+        let until = (self.start + Duration::from_nanos(self.width)).min(self.end);
+        for (stream, model) in self.streams.iter_mut().zip(0u64..) {
+            while stream.next < until {
+                let after = stream.next.since(self.start).as_nanos();
+                self.block.push(after << MODEL_BITS | model);
+                stream.next = stream.arrivals.next_arrival();
+            }
+        }
+        self.block.sort_unstable();
+    }
+}

@@ -1,0 +1,23 @@
+//! Which scheduler is simulated.
+
+use downbeat_core::cluster::Scheduler;
+
+use crate::arrivals::BadArrivals;
+use crate::simulation::{Report, Simulation};
+
+/// Which scheduler is simulated: Downbeat's own, or one that it is compared with.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum System {
+    /// The production [`Scheduler`]; each model's options say by which policies.
+    #[default]
+    Downbeat,
+}
+
+impl System {
+    /// Runs `simulation` on a new scheduler of this kind. Each arm is compiled for its scheduler: no call is virtual.
+    pub(crate) fn run(&self, simulation: &Simulation) -> Result<Report, BadArrivals> {
+        match self {
+            System::Downbeat => simulation.run_on(Scheduler::new()),
+        }
+    }
+}

@@ -83,7 +83,7 @@ impl Cluster for Scheduler {
     }
 
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
-        Scheduler::handle_request(self, now, request)
+        Scheduler::handle_request(self, now, request).map(drop)
     }
 
     fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {

@@ -26,5 +26,5 @@ pub use indexed_heap::IndexedHeap;
 pub use matchmaker::{Candidate, Grant, Matchmaker};
 pub use model_queue::{Dropped, ModelOptions, ModelQueue};
 pub use rate_meter::RateMeter;
-pub use request_queue::{PriorityLevel, Request, TimeoutAction};
+pub use request_queue::{PriorityLevel, Request, Ticket, TimeoutAction};
 pub use scheduler::{DropReason, Output, Reject, Scheduler, Stats, TimeoutReason};

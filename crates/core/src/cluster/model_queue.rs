@@ -6,7 +6,7 @@ use super::batch_policy::{DropPolicy, staggered_batch};
 use super::dispatch_policy::{DispatchPolicy, Forming};
 use super::matchmaker::Candidate;
 use super::rate_meter::RateMeter;
-use super::request_queue::{Due, PriorityLevel, Request, RequestQueue, Waiting};
+use super::request_queue::{Due, PriorityLevel, Request, RequestQueue, Ticket, Waiting};
 use super::scheduler::{DropReason, Reject};
 use crate::ids::RequestId;
 use crate::profile::LatencyProfile;
@@ -125,21 +125,18 @@ impl ModelQueue {
         self.target
     }
 
-    /// Adds a request.
+    /// Adds a request. The ticket is for [`ModelQueue::cancel`].
     ///
     /// # Errors
     /// If it is malformed, hopeless already, or there is no room for it.
-    pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<(), Reject> {
-        let Request { id, deadline, level, size, .. } = *request;
+    pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
+        let Request { deadline, level, size, .. } = *request;
         let Some(bound) = self.queue.bound(level) else { return Err(Reject::UnknownLevel) };
         if size == 0 {
             return Err(Reject::ZeroSize);
         }
         if size > self.max_batch {
             return Err(Reject::TooLarge { max_batch: self.max_batch });
-        }
-        if self.queue.contains(id) {
-            return Err(Reject::DuplicateId);
         }
         let allowed = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
         let needed = self.profile.latency(size);
@@ -151,13 +148,12 @@ impl ModelQueue {
         if !self.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
-        self.queue.push(now, request, hopeless_at(&self.profile, self.drop, deadline, size));
-        Ok(())
+        Ok(self.queue.push(now, request, hopeless_at(&self.profile, self.drop, deadline, size)))
     }
 
     /// Takes a request out; whether it was there.
-    pub fn cancel(&mut self, request: RequestId) -> bool {
-        self.queue.remove(request).is_some()
+    pub fn cancel(&mut self, ticket: Ticket) -> bool {
+        self.queue.remove(ticket).is_some()
     }
 
     /// Replaces the profile.
@@ -190,8 +186,8 @@ impl ModelQueue {
     /// Drops every request because the model is going.
     pub fn clear(&mut self) {
         for tier in self.queue.tiers() {
-            while let Some(&Waiting { id, .. }) = self.queue.head(tier) {
-                self.give_up(id, DropReason::ModelRemoved);
+            while let Some(ticket) = self.queue.head_ticket(tier) {
+                self.give_up(ticket, DropReason::ModelRemoved);
             }
         }
         self.candidate = None;
@@ -378,9 +374,9 @@ impl ModelQueue {
         }
         let mut aside = std::mem::take(&mut self.aside);
         for slot in aside.drain(..) {
-            let id = self.queue.put_back(slot);
+            let ticket = self.queue.put_back(slot);
             if gain {
-                self.give_up(id, DropReason::Sacrificed);
+                self.give_up(ticket, DropReason::Sacrificed);
             }
         }
         self.aside = aside;
@@ -398,8 +394,8 @@ impl ModelQueue {
     fn expire(&mut self, now: Time) {
         while let Some(due) = self.queue.pop_due(now) {
             match due {
-                Due::Hopeless(id) => self.give_up(id, DropReason::Hopeless),
-                Due::Expired(id) => self.give_up(id, DropReason::QueueTimeout),
+                Due::Hopeless(ticket) => self.give_up(ticket, DropReason::Hopeless),
+                Due::Expired(ticket) => self.give_up(ticket, DropReason::QueueTimeout),
                 Due::Delayed => {}
             }
         }
@@ -407,18 +403,19 @@ impl ModelQueue {
             return;
         }
         for tier in self.queue.tiers() {
-            while let Some(&Waiting { id, deadline, size, .. }) = self.queue.head(tier)
+            while let Some(&Waiting { deadline, size, .. }) = self.queue.head(tier)
                 && deadline != Time::MAX
                 && now + self.profile.latency(size) > deadline
+                && let Some(ticket) = self.queue.head_ticket(tier)
             {
-                self.give_up(id, DropReason::Hopeless);
+                self.give_up(ticket, DropReason::Hopeless);
             }
         }
     }
 
-    fn give_up(&mut self, request: RequestId, reason: DropReason) {
-        self.queue.remove(request);
-        self.dropped.push_back(Dropped { request, reason });
+    fn give_up(&mut self, ticket: Ticket, reason: DropReason) {
+        let dropped = self.queue.remove(ticket).map(|waiting| Dropped { request: waiting.id, reason });
+        self.dropped.extend(dropped);
     }
 }
 

@@ -1,8 +1,5 @@
 //! The requests of one model that wait, in the order in which they are served.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use super::indexed_heap::IndexedHeap;
 use crate::ids::{ModelId, RequestId};
 use crate::time::Time;
@@ -10,7 +7,7 @@ use crate::time::Time;
 /// A request as the scheduler knows it: no payload, only what decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Chosen by the driver.
+    /// Chosen by the driver, for the driver: it comes back with the decision, and is not looked at.
     pub id: RequestId,
     /// Whose queue it joins.
     pub model: ModelId,
@@ -22,6 +19,15 @@ pub struct Request {
     pub level: u32,
     /// Items: its extent in the batch dimension.
     pub size: u32,
+}
+
+/// Names a request that waits to the queue that it waits in, to cancel it. Never given out twice by a queue: a ticket of a request that
+/// has left names nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Ticket {
+    slot: u32,
+    /// Of the request, which no other of the queue has had: the generation of the slot.
+    sequence: u64,
 }
 
 /// The queue of one priority level.
@@ -62,7 +68,6 @@ pub(super) struct RequestQueue {
     tiers: Vec<Tier>,
     slots: Vec<Waiting>,
     vacant: Vec<u32>,
-    slot_of: HashMap<RequestId, u32, BuildHasherDefault<IdHasher>>,
     /// By slot: when the request needs attention on its own.
     timers: IndexedHeap<Time>,
     /// By slot: order of arrival, if it is kept.
@@ -92,16 +97,20 @@ pub(super) struct Waiting {
     queue_expiry: Time,
     /// When it is certain not to meet its deadline, if that is to be told by its own timer; else `Time::MAX`.
     hopeless_at: Time,
+    /// [`VACANT`] once it has left.
     sequence: u64,
     tier: u32,
 }
 
+/// The sequence number of a slot without a request.
+const VACANT: u64 = u64::MAX;
+
 /// Why a request needs attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
-    Hopeless(RequestId),
+    Hopeless(Ticket),
     /// Its level says [`TimeoutAction::Reject`].
-    Expired(RequestId),
+    Expired(Ticket),
     /// Its level says [`TimeoutAction::Delay`], and it has gone behind the others.
     Delayed,
 }
@@ -117,7 +126,6 @@ impl RequestQueue {
             levels,
             slots: Vec::new(),
             vacant: Vec::new(),
-            slot_of: HashMap::default(),
             timers: IndexedHeap::new(),
             arrivals: None,
             sized: 0,
@@ -135,10 +143,6 @@ impl RequestQueue {
         self.sized == 0
     }
 
-    pub fn contains(&self, id: RequestId) -> bool {
-        self.slot_of.contains_key(&id)
-    }
-
     /// The bound of a level, if there is such a level.
     pub fn bound(&self, level: u32) -> Option<u32> {
         self.levels.get(level as usize).map(|level| level.max_queue)
@@ -152,8 +156,8 @@ impl RequestQueue {
         bound == u32::MAX || weight + u64::from(size) <= u64::from(bound)
     }
 
-    /// Adds a request, of an id that is not there and a level that is. `hopeless_at` is told by [`RequestQueue::pop_due`].
-    pub fn push(&mut self, now: Time, request: &Request, hopeless_at: Time) {
+    /// Adds a request, of a level that is there. `hopeless_at` is told by [`RequestQueue::pop_due`].
+    pub fn push(&mut self, now: Time, request: &Request, hopeless_at: Time) -> Ticket {
         let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
@@ -169,20 +173,20 @@ impl RequestQueue {
                 self.slots.len() as u32 - 1
             }
         };
-        let former = self.slot_of.insert(id, slot);
-        assert!(former.is_none(), "an id is in the queue once, or its request would be answered twice");
         self.tiers[tier as usize].enter(slot, &waiting);
         self.sized += u32::from(size != 1);
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.set(slot, sequence);
         }
         self.set_timer(slot);
+        Ticket { slot, sequence }
     }
 
     /// Takes a request out, if it is there.
-    pub fn remove(&mut self, id: RequestId) -> Option<Waiting> {
-        let slot = self.slot_of.remove(&id)?;
-        let waiting = self.slots[slot as usize];
+    pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
+        let Ticket { slot, sequence } = ticket;
+        let waiting = *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence)?;
+        self.slots[slot as usize].sequence = VACANT;
         self.tiers[waiting.tier as usize].leave(slot, &waiting);
         self.sized -= u32::from(waiting.size != 1);
         self.timers.remove(slot);
@@ -195,7 +199,7 @@ impl RequestQueue {
 
     /// Takes the head of a tier out.
     pub fn pop(&mut self, tier: usize) -> Option<Waiting> {
-        self.remove(self.head(tier)?.id)
+        self.remove(self.head_ticket(tier)?)
     }
 
     pub fn tiers(&self) -> std::ops::Range<usize> {
@@ -217,16 +221,21 @@ impl RequestQueue {
         self.tiers[tier].order.peek().map(|(_, slot)| &self.slots[slot as usize])
     }
 
+    /// The name of the head of a tier.
+    pub fn head_ticket(&self, tier: usize) -> Option<Ticket> {
+        self.tiers[tier].order.peek().map(|(_, slot)| self.ticket(slot))
+    }
+
     /// Hides the head of a tier from the order, to look at the next: its number for [`RequestQueue::put_back`].
     pub fn set_aside(&mut self, tier: usize) -> Option<u32> {
         self.tiers[tier].order.pop().map(|(_, slot)| slot)
     }
 
     /// Puts a request that was set aside back into its place.
-    pub fn put_back(&mut self, slot: u32) -> RequestId {
-        let Waiting { id, deadline, sequence, tier, .. } = self.slots[slot as usize];
+    pub fn put_back(&mut self, slot: u32) -> Ticket {
+        let Waiting { deadline, sequence, tier, .. } = self.slots[slot as usize];
         self.tiers[tier as usize].order.set(slot, (deadline, sequence));
-        id
+        Ticket { slot, sequence }
     }
 
     /// When [`RequestQueue::pop_due`] will have something.
@@ -244,13 +253,13 @@ impl RequestQueue {
     /// The next request whose own timer is due, with what to do about it.
     pub fn pop_due(&mut self, now: Time) -> Option<Due> {
         let (_, slot) = self.timers.peek().filter(|(at, _)| *at <= now)?;
-        let Waiting { id, queue_expiry, hopeless_at, tier, .. } = self.slots[slot as usize];
+        let Waiting { queue_expiry, hopeless_at, tier, .. } = self.slots[slot as usize];
         if hopeless_at <= now {
-            return Some(Due::Hopeless(id));
+            return Some(Due::Hopeless(self.ticket(slot)));
         }
         assert!(queue_expiry <= now, "a request's timer is set for one of two reasons");
         match self.levels[tier as usize / 2].timeout_action {
-            TimeoutAction::Reject => Some(Due::Expired(id)),
+            TimeoutAction::Reject => Some(Due::Expired(self.ticket(slot))),
             TimeoutAction::Delay => {
                 self.delay(slot);
                 Some(Due::Delayed)
@@ -286,8 +295,11 @@ impl RequestQueue {
 
     /// The slots in use, in no order that means anything.
     fn occupied(&self) -> Vec<u32> {
-        let waits = |slot: &u32| self.tiers[self.slots[*slot as usize].tier as usize].order.get(*slot).is_some();
-        (0..self.slots.len() as u32).filter(waits).collect()
+        (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].sequence != VACANT).collect()
+    }
+
+    fn ticket(&self, slot: u32) -> Ticket {
+        Ticket { slot, sequence: self.slots[slot as usize].sequence }
     }
 
     /// Moves a request behind all others of its level.
@@ -324,28 +336,5 @@ impl Tier {
     fn leave(&mut self, slot: u32, waiting: &Waiting) {
         self.order.remove(slot);
         self.weight -= u64::from(waiting.size);
-    }
-}
-
-/// Hash of a request id: one multiplication. The ids are the driver's own, so nobody can choose them to collide; the order of
-/// the table is never looked at.
-#[derive(Clone, Copy, Debug, Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        // Fibonacci hashing; the fold brings the mixed high bits down to where the table looks.
-        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
     }
 }

@@ -6,7 +6,7 @@ use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
 use super::matchmaker::{Grant, Matchmaker};
 use super::model_queue::{ModelOptions, ModelQueue};
-use super::request_queue::Request;
+use super::request_queue::{Request, Ticket};
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
@@ -112,9 +112,6 @@ pub enum Reject {
     /// The model has no such priority level.
     #[error("the model has no such priority level")]
     UnknownLevel,
-    /// A request of this id waits already: the driver's mistake.
-    #[error("a request of this id is in the queue already")]
-    DuplicateId,
 }
 
 /// What a wake-up is for.
@@ -178,25 +175,25 @@ impl Scheduler {
         self.stats
     }
 
-    /// A request has arrived.
+    /// A request has arrived. The ticket is for [`Scheduler::handle_cancel`].
     ///
     /// # Errors
     /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
-    pub fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
+    pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
         let queue = self.queues.get_mut(request.model.0 as usize).and_then(Option::as_deref_mut);
-        queue.ok_or(Reject::UnknownModel)?.enqueue(now, &request)?;
+        let ticket = queue.ok_or(Reject::UnknownModel)?.enqueue(now, &request)?;
         self.refresh(now, request.model);
         self.dispatch(now);
-        Ok(())
+        Ok(ticket)
     }
 
-    /// A client is no longer interested. `true`: the request was queued and has left. `false`: it is not
-    /// there (it runs, was answered before, or never was).
-    pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
+    /// A client is no longer interested. `true`: the request that `model` gave this ticket to was queued and has left. `false`: it is
+    /// not there any more (it runs, or was answered before).
+    pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
         let now = self.advance(now);
         let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) else { return false };
-        if !queue.cancel(request) {
+        if !queue.cancel(ticket) {
             return false;
         }
         self.refresh(now, model);

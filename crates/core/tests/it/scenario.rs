@@ -54,6 +54,8 @@ struct World {
     /// Milliseconds that a batch takes longer than its profile says.
     slow: BTreeMap<BatchId, f64>,
     deadlines: BTreeMap<RequestId, Time>,
+    /// Of every request that was accepted.
+    tickets: BTreeMap<RequestId, Ticket>,
     timeline: String,
 }
 
@@ -65,6 +67,7 @@ fn run(script: &str) -> String {
         completions: BTreeMap::new(),
         slow: BTreeMap::new(),
         deadlines: BTreeMap::new(),
+        tickets: BTreeMap::new(),
         timeline: String::new(),
     };
     for (number, line) in script.lines().enumerate() {
@@ -175,12 +178,16 @@ impl World {
                     size: option(words, "size").map_or(1, |v| v.parse().unwrap()),
                 };
                 self.deadlines.insert(request.id, request.deadline);
-                if let Err(reject) = s.handle_request(now, request) {
-                    self.say(now, format_args!("{} rejected: {reject}", request.id));
+                match s.handle_request(now, request) {
+                    Ok(ticket) => {
+                        self.tickets.insert(request.id, ticket);
+                    }
+                    Err(reject) => self.say(now, format_args!("{} rejected: {reject}", request.id)),
                 }
             }
             "cancel" => {
-                let left = s.handle_cancel(now, model(2), RequestId(id(&words[1])));
+                let ticket = self.tickets.get(&RequestId(id(&words[1])));
+                let left = ticket.is_some_and(|ticket| s.handle_cancel(now, model(2), *ticket));
                 self.say(now, format_args!("{} cancelled: {left}", words[1]));
             }
             "add-device" => {

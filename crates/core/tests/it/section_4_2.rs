@@ -70,12 +70,12 @@ fn a_declined_device_goes_to_the_next_model() {
     let models = [matchmaker.add_model(1), matchmaker.add_model(1)];
     matchmaker.add_device();
     let mut queue = queue(DropPolicy::HeadDrop);
-    queue.enqueue(at(0), &request(0, 12)).unwrap();
+    let ticket = queue.enqueue(at(0), &request(0, 12)).unwrap();
     matchmaker.inform_candidate(models[0], queue.update(at(0)));
     matchmaker.inform_candidate(models[1], candidate(5, 8));
     let grant = matchmaker.poll_grant(at(5)).unwrap();
     assert_eq!(grant.model, models[0]);
-    assert!(queue.cancel(RequestId(0)));
+    assert!(queue.cancel(ticket));
     assert_eq!(queue.take(at(5), &mut Vec::new()), 0);
     matchmaker.declined(grant);
     assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
-use downbeat_core::cluster::{DropReason, ModelOptions, Output, Reject, Request, Scheduler};
+use downbeat_core::cluster::{self, DropReason, ModelOptions, Output, Reject, Request, Scheduler};
 use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -96,7 +96,7 @@ const WAKE_MARGIN: Duration = Duration::from_millis(5);
 struct State {
     scheduler: Scheduler,
     /// The queued requests. Everything in the scheduler's queues is here, and nothing else.
-    jobs: HashMap<RequestId, Job, BuildHasherDefault<CounterHasher>>,
+    jobs: HashMap<RequestId, (Job, cluster::Ticket), BuildHasherDefault<CounterHasher>>,
     probed: BTreeMap<ModelId, Time>,
 }
 
@@ -286,7 +286,9 @@ impl Shared {
                 Event::Submit(id, waiting, job) => state.handle_submit(now, id, waiting, job),
                 Event::Cancel(model, request) => {
                     // Counted by whoever dropped the ticket.
-                    if state.scheduler.handle_cancel(now, model, request) {
+                    if let Some((_, ticket)) = state.jobs.get(&request)
+                        && state.scheduler.handle_cancel(now, model, *ticket)
+                    {
                         drop(state.take(request));
                     }
                 }
@@ -371,8 +373,8 @@ impl State {
             result = self.scheduler.handle_request(now, request);
         }
         match result {
-            Ok(()) => {
-                self.jobs.insert(id, job);
+            Ok(ticket) => {
+                self.jobs.insert(id, (job, ticket));
             }
             Err(reject) => {
                 job.executable.end_waiting(job.admitted.rows);
@@ -383,7 +385,7 @@ impl State {
 
     /// Takes out a request that waits no more.
     fn take(&mut self, request: RequestId) -> Option<Job> {
-        let job = self.jobs.remove(&request)?;
+        let (job, _) = self.jobs.remove(&request)?;
         job.executable.end_waiting(job.admitted.rows);
         Some(job)
     }

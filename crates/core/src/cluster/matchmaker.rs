@@ -16,7 +16,7 @@ pub struct Candidate {
     pub latest: Time,
 }
 
-/// A device for a model, now. Answer with [`Matchmaker::started`] or [`Matchmaker::declined`].
+/// A device for a model, now. To be answered with an [`Answer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Whose candidate may start.
@@ -25,12 +25,36 @@ pub struct Grant {
     pub device: DeviceId,
 }
 
+/// What a model's queue says to a [`Grant`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// A batch runs there.
+    Started {
+        /// What was granted.
+        grant: Grant,
+        /// The batch, as its completion will name it.
+        batch: BatchId,
+        /// When it is expected to be done.
+        expected_free: Time,
+    },
+    /// There was nothing to run after all.
+    Declined {
+        /// What was granted.
+        grant: Grant,
+    },
+}
+
 /// Matches candidates with devices: the one place with global knowledge.
 ///
 /// A candidate waits for its `exec` (*deferred*: the model timers, earliest first), then for a device (*schedulable*: the
 /// most urgent `latest` first). A free device is taken in order of ids, the smallest first, so that under low load the
 /// devices with large ids stay idle and can be released (§3.2). Setting a candidate replaces the model's former one, with its timer: none is
 /// ever stale.
+///
+/// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
+/// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
+/// counts once the answer is there, so the queue sends its new candidate first and its answer afterwards. A
+/// model or a device may be removed while a grant is open: the removal holds, and the answer closes the grant.
 ///
 /// A device is busy from its grant to its completion event. When it was expected to be free is kept for planning only:
 /// a device that is overdue is still busy.
@@ -45,6 +69,8 @@ pub struct Matchmaker {
     schedulable: IndexedHeap<Time>,
     devices: Vec<DeviceState>,
     free: IndexedHeap<()>,
+    /// How many devices are not gone.
+    present: u32,
     /// By device: when its batch is expected to complete.
     busy: IndexedHeap<Time>,
 }
@@ -52,6 +78,8 @@ pub struct Matchmaker {
 #[derive(Clone, Copy, Debug)]
 struct ModelState {
     present: bool,
+    /// A grant is open.
+    granted: bool,
     candidate: Option<Candidate>,
     in_flight: u32,
     max_in_flight: u32,
@@ -76,6 +104,7 @@ impl Matchmaker {
         let id = ModelId(self.models.len() as u32);
         self.models.push(ModelState {
             present: true,
+            granted: false,
             candidate: None,
             in_flight: 0,
             max_in_flight: max_in_flight.max(1),
@@ -97,11 +126,12 @@ impl Matchmaker {
         let id = DeviceId(self.devices.len() as u32);
         self.devices.push(DeviceState::Free);
         self.free.set(id.0, ());
+        self.present += 1;
         id
     }
 
-    /// Removes a device; whether it was there. A batch that runs on it is no longer waited for: its completion,
-    /// should it come, is a stranger's.
+    /// Removes a device; whether it was there. A batch that runs on it, or is about to by an open grant, is no longer waited
+    /// for: its completion, should it come, is a stranger's.
     pub fn remove_device(&mut self, device: DeviceId) -> bool {
         let Some(state) = self.devices.get_mut(device.0 as usize) else { return false };
         let was = std::mem::replace(state, DeviceState::Gone);
@@ -109,15 +139,16 @@ impl Matchmaker {
         self.busy.remove(device.0);
         match was {
             DeviceState::Busy { model, .. } | DeviceState::Granted(model) => self.landed(model),
-            DeviceState::Free | DeviceState::Gone => {}
+            DeviceState::Free => {}
+            DeviceState::Gone => return false,
         }
-        was != DeviceState::Gone
+        self.present -= 1;
+        true
     }
 
     /// Devices present.
     pub fn devices(&self) -> u32 {
-        // Between calls no grant is open, so that a device is free or busy.
-        (self.free.len() + self.busy.len()) as u32
+        self.present
     }
 
     /// Devices without a batch.
@@ -158,27 +189,35 @@ impl Matchmaker {
         let (_, model) = self.schedulable.pop()?;
         let (model, device) = (ModelId(model), DeviceId(device));
         let state = &mut self.models[model.0 as usize];
-        state.candidate = None;
+        state.granted = true;
         state.in_flight += 1;
         self.devices[device.0 as usize] = DeviceState::Granted(model);
         Some(Grant { model, device })
     }
 
-    /// The granted batch runs and is expected to be done at `expected_free`.
-    pub fn started(&mut self, grant: Grant, batch: BatchId, expected_free: Time) {
-        let state = &mut self.devices[grant.device.0 as usize];
-        assert!(*state == DeviceState::Granted(grant.model), "a batch starts only on the device granted to its model");
-        *state = DeviceState::Busy { model: grant.model, batch };
-        self.busy.set(grant.device.0, expected_free);
-    }
-
-    /// The granted model had nothing to run after all.
-    pub fn declined(&mut self, grant: Grant) {
-        let state = &mut self.devices[grant.device.0 as usize];
-        assert!(*state == DeviceState::Granted(grant.model), "only a granted device is declined");
-        *state = DeviceState::Free;
-        self.free.set(grant.device.0, ());
-        self.landed(grant.model);
+    /// What came of a grant. The model's new candidate has to be known by now.
+    pub fn handle_answer(&mut self, answer: Answer) {
+        let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
+        let model = &mut self.models[grant.model.0 as usize];
+        assert!(model.granted, "a grant is answered once");
+        model.granted = false;
+        let device = &mut self.devices[grant.device.0 as usize];
+        match answer {
+            // It was removed meanwhile, and the model's batch with it.
+            _ if *device != DeviceState::Granted(grant.model) => {
+                assert!(*device == DeviceState::Gone, "a device that was granted stays so until the answer");
+            }
+            Answer::Started { batch, expected_free, .. } => {
+                *device = DeviceState::Busy { model: grant.model, batch };
+                self.busy.set(grant.device.0, expected_free);
+            }
+            Answer::Declined { .. } => {
+                *device = DeviceState::Free;
+                self.free.set(grant.device.0, ());
+                self.models[grant.model.0 as usize].in_flight -= 1;
+            }
+        }
+        self.place(grant.model);
     }
 
     /// A batch is done: its device is free. The model it was of; `None` for a batch that does not run there, which changes
@@ -226,6 +265,7 @@ impl Matchmaker {
         self.deferred.remove(model.0);
         self.schedulable.remove(model.0);
         if let Some(candidate) = state.candidate
+            && !state.granted
             && state.in_flight < state.max_in_flight
         {
             self.deferred.set(model.0, candidate.exec);

@@ -19,12 +19,14 @@ mod model_queue;
 mod rate_meter;
 mod request_queue;
 mod scheduler;
+mod shard;
 
 pub use batch_policy::{DropPolicy, staggered_batch};
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
-pub use matchmaker::{Candidate, Grant, Matchmaker};
+pub use matchmaker::{Answer, Candidate, Grant, Matchmaker};
 pub use model_queue::{Dropped, ModelOptions, ModelQueue};
 pub use rate_meter::RateMeter;
 pub use request_queue::{PriorityLevel, Request, Ticket, TimeoutAction};
 pub use scheduler::{DropReason, Output, Reject, Scheduler, Stats, TimeoutReason};
+pub use shard::Shard;

@@ -1,17 +1,18 @@
 //! The cluster scheduler: all model queues and the matchmaker on one thread.
 
-use std::collections::VecDeque;
-
 use super::dispatch_policy::DispatchPolicy;
-use super::indexed_heap::IndexedHeap;
-use super::matchmaker::{Grant, Matchmaker};
+use super::matchmaker::Matchmaker;
 use super::model_queue::{ModelOptions, ModelQueue};
 use super::request_queue::{Request, Ticket};
+use super::shard::Shard;
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
 /// The cluster scheduler: requests and completions in, dispatches and drops out.
+///
+/// It is one [`Shard`] with all models and the [`Matchmaker`], with messages between them that take no time. A driver on several threads
+/// runs the same parts with several shards.
 ///
 /// A pure state machine. The driver calls a `handle_*` (or a command: `add_*`, `remove_*`, `set_*`) with the time of the
 /// event, then takes every [`Scheduler::poll_output`], then asks [`Scheduler::poll_timeout`] when to call
@@ -22,20 +23,17 @@ use crate::time::{Duration, Time};
 ///
 /// Each accepted request is answered exactly once: it is a member of one [`Output::Dispatch`], or is the subject of one [`Output::Drop`],
 /// or a [`Scheduler::handle_cancel`] returned `true` for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scheduler {
-    now: Time,
-    /// By model; `None` once it is removed.
-    queues: Vec<Option<Box<ModelQueue>>>,
+    shard: Shard,
     matchmaker: Matchmaker,
-    /// By model: when its queue needs attention.
-    wakes: IndexedHeap<Time>,
-    outputs: VecDeque<Output>,
-    next_batch: u64,
-    /// Vectors given back by [`Scheduler::recycle`].
-    spare: Vec<Vec<RequestId>>,
-    stats: Stats,
-    wake_margin: Duration,
+    stray_completions: u64,
+}
+
+impl Default for Scheduler {
+    fn default() -> Self {
+        Scheduler { shard: Shard::new(0, 1, 0), matchmaker: Matchmaker::new(), stray_completions: 0 }
+    }
 }
 
 /// A decision.
@@ -136,9 +134,6 @@ pub struct Stats {
     pub time_reversals: u64,
 }
 
-/// Spare vectors kept, at most.
-const MAX_SPARE: usize = 1024;
-
 impl Scheduler {
     /// Without models and devices.
     pub fn new() -> Self {
@@ -147,7 +142,7 @@ impl Scheduler {
 
     /// Items that wait for `model`.
     pub fn queued(&self, model: ModelId) -> u32 {
-        self.queue(model).map_or(0, ModelQueue::queued)
+        self.shard.queue(model).map_or(0, ModelQueue::queued)
     }
 
     /// Devices present.
@@ -167,12 +162,14 @@ impl Scheduler {
 
     /// The batch size that the model's window drop aims at; zero if there is no such model.
     pub fn target(&self, model: ModelId) -> u32 {
-        self.queue(model).map_or(0, ModelQueue::target)
+        self.shard.queue(model).map_or(0, ModelQueue::target)
     }
 
     /// What has happened so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        let (batches, items) = self.shard.started();
+        let time_reversals = self.shard.time_reversals();
+        Stats { batches, items, stray_completions: self.stray_completions, time_reversals }
     }
 
     /// A request has arrived. The ticket is for [`Scheduler::handle_cancel`].
@@ -181,10 +178,8 @@ impl Scheduler {
     /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
     pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
-        let queue = self.queues.get_mut(request.model.0 as usize).and_then(Option::as_deref_mut);
-        let ticket = queue.ok_or(Reject::UnknownModel)?.enqueue(now, &request)?;
-        self.refresh(now, request.model);
-        self.dispatch(now);
+        let ticket = self.shard.handle_request(now, &request)?;
+        self.exchange(now);
         Ok(ticket)
     }
 
@@ -192,13 +187,9 @@ impl Scheduler {
     /// not there any more (it runs, or was answered before).
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
         let now = self.advance(now);
-        let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) else { return false };
-        if !queue.cancel(ticket) {
-            return false;
-        }
-        self.refresh(now, model);
-        self.dispatch(now);
-        true
+        let left = self.shard.handle_cancel(now, model, ticket);
+        self.exchange(now);
+        left
     }
 
     /// A batch is done, well or badly: its device is free. One that does not run there (late, duplicate, unknown, of a removed
@@ -206,8 +197,8 @@ impl Scheduler {
     pub fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
         let now = self.advance(now);
         match self.matchmaker.completed(device, batch) {
-            Some(_) => self.dispatch(now),
-            None => self.stats.stray_completions += 1,
+            Some(_) => self.exchange(now),
+            None => self.stray_completions += 1,
         }
     }
 
@@ -220,43 +211,30 @@ impl Scheduler {
     pub fn add_model(&mut self, now: Time, options: ModelOptions) -> ModelId {
         let now = self.advance(now);
         let id = self.matchmaker.add_model(options.max_in_flight);
-        assert!(id.0 as usize == self.queues.len(), "queues are indexed by the matchmaker's model ids");
-        let mut queue = ModelQueue::new(now, options, self.matchmaker.devices());
-        queue.set_wake_margin(self.wake_margin);
-        self.queues.push(Some(Box::new(queue)));
+        self.shard.add_model(now, id, options);
         id
     }
 
     /// Removes a model. Its queued requests are dropped, its running batches go on. Unknown: nothing happens.
     pub fn remove_model(&mut self, now: Time, model: ModelId) {
-        self.advance(now);
-        let Some(mut queue) = self.queues.get_mut(model.0 as usize).and_then(Option::take) else { return };
-        queue.clear();
-        while let Some(dropped) = queue.pop_dropped() {
-            self.outputs.push_back(Output::Drop { request: dropped.request, model, reason: dropped.reason });
+        let now = self.advance(now);
+        if self.shard.remove_model(now, model) {
+            self.matchmaker.remove_model(model);
         }
-        self.wakes.remove(model.0);
-        self.matchmaker.remove_model(model);
     }
 
     /// Replaces a model's latency profile, also for what is queued. Unknown: nothing happens.
     pub fn set_profile(&mut self, now: Time, model: ModelId, profile: LatencyProfile) {
         let now = self.advance(now);
-        if let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) {
-            queue.set_profile(profile);
-            self.refresh(now, model);
-            self.dispatch(now);
-        }
+        self.shard.set_profile(now, model, profile);
+        self.exchange(now);
     }
 
     /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
     pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         let now = self.advance(now);
-        if let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) {
-            queue.set_dispatch(dispatch);
-            self.refresh(now, model);
-            self.dispatch(now);
-        }
+        self.shard.set_dispatch(now, model, dispatch);
+        self.exchange(now);
     }
 
     /// How late the driver's wake-ups may come (zero at first, as in the simulator). A batch that is deferred on purpose starts
@@ -264,22 +242,15 @@ impl Scheduler {
     /// the schedulable window is narrower than the clock is punctual, and for queue expiries.
     pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
         let now = self.advance(now);
-        self.wake_margin = margin;
-        for index in 0..self.queues.len() {
-            if let Some(queue) = &mut self.queues[index] {
-                queue.set_wake_margin(margin);
-                self.refresh(now, ModelId(index as u32));
-            }
-        }
-        self.dispatch(now);
+        self.shard.set_wake_margin(now, margin);
+        self.exchange(now);
     }
 
     /// Adds a device, free.
     pub fn add_device(&mut self, now: Time) -> DeviceId {
         let now = self.advance(now);
         let id = self.matchmaker.add_device();
-        self.devices_changed();
-        self.dispatch(now);
+        self.devices_changed(now);
         id
     }
 
@@ -287,19 +258,18 @@ impl Scheduler {
     pub fn remove_device(&mut self, now: Time, device: DeviceId) {
         let now = self.advance(now);
         if self.matchmaker.remove_device(device) {
-            self.devices_changed();
-            self.dispatch(now);
+            self.devices_changed(now);
         }
     }
 
     /// The next decision.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.shard.poll_output()
     }
 
     /// When to call [`Scheduler::handle_timeout`] if nothing happens before, and what for.
     pub fn poll_timeout(&self) -> Option<(Time, TimeoutReason)> {
-        let due = self.wakes.peek().map(|(at, model)| (at, TimeoutReason::QueueDue(ModelId(model))));
+        let due = self.shard.poll_timeout().map(|(at, model)| (at, TimeoutReason::QueueDue(model)));
         let exec = self.matchmaker.poll_timeout().map(|(at, model)| (at, TimeoutReason::Schedulable(model)));
         match (due, exec) {
             (Some(due), Some(exec)) => Some(if due.0 < exec.0 { due } else { exec }),
@@ -308,85 +278,33 @@ impl Scheduler {
     }
 
     /// Gives the member vector of a dispatch back, for reuse.
-    pub fn recycle(&mut self, mut members: Vec<RequestId>) {
-        if self.spare.len() < MAX_SPARE {
-            members.clear();
-            self.spare.push(members);
-        }
-    }
-
-    fn queue(&self, model: ModelId) -> Option<&ModelQueue> {
-        self.queues.get(model.0 as usize)?.as_deref()
+    pub fn recycle(&mut self, members: Vec<RequestId>) {
+        self.shard.recycle(members);
     }
 
     /// Moves time on and does everything that was due by then.
     fn advance(&mut self, now: Time) -> Time {
-        if now < self.now {
-            self.stats.time_reversals += 1;
-        }
-        self.now = self.now.max(now);
-        let now = self.now;
-        while let Some((at, model)) = self.wakes.peek()
-            && at <= now
-        {
-            self.refresh(now, ModelId(model));
-            assert!(
-                self.wakes.get(model).is_none_or(|next| next > now),
-                "a queue that was attended to has nothing due, or time would stand still"
-            );
-        }
-        self.dispatch(now);
+        let now = self.shard.handle_timeout(now);
+        self.exchange(now);
         now
     }
 
-    /// Has the queue work out its candidate and passes on what came of it.
-    fn refresh(&mut self, now: Time, model: ModelId) {
-        let Some(queue) = self.queues.get_mut(model.0 as usize).and_then(Option::as_deref_mut) else { return };
-        let candidate = queue.update(now);
-        while let Some(dropped) = queue.pop_dropped() {
-            self.outputs.push_back(Output::Drop { request: dropped.request, model, reason: dropped.reason });
-        }
-        match queue.wake() {
-            Some(at) => self.wakes.set(model.0, at),
-            None => {
-                self.wakes.remove(model.0);
+    /// Carries the messages, until candidates or devices have run out.
+    fn exchange(&mut self, now: Time) {
+        loop {
+            while let Some((model, candidate)) = self.shard.poll_candidate() {
+                self.matchmaker.inform_candidate(model, candidate);
             }
-        }
-        self.matchmaker.inform_candidate(model, candidate);
-    }
-
-    /// Brings candidates and devices together until one of them runs out.
-    fn dispatch(&mut self, now: Time) {
-        while let Some(grant) = self.matchmaker.poll_grant(now) {
-            self.granted(now, grant);
+            while let Some(answer) = self.shard.poll_answer() {
+                self.matchmaker.handle_answer(answer);
+            }
+            let Some(grant) = self.matchmaker.poll_grant(now) else { return };
+            self.shard.handle_grant(now, grant);
         }
     }
 
-    fn granted(&mut self, now: Time, grant: Grant) {
-        let Grant { model, device } = grant;
-        let queue = self.queues[model.0 as usize].as_deref_mut();
-        let queue = queue.unwrap_or_else(|| panic!("a removed model has no candidate to be granted a device"));
-        let mut members = self.spare.pop().unwrap_or_default();
-        let size = queue.take(now, &mut members);
-        if size == 0 {
-            self.matchmaker.declined(grant);
-            self.recycle(members);
-        } else {
-            let expected = queue.profile().latency(size);
-            let batch = BatchId(self.next_batch);
-            self.next_batch += 1;
-            self.stats.batches += 1;
-            self.stats.items += u64::from(size);
-            self.matchmaker.started(grant, batch, now + expected);
-            self.outputs.push_back(Output::Dispatch { batch, device, model, members, size, expected });
-        }
-        self.refresh(now, model);
-    }
-
-    fn devices_changed(&mut self) {
-        let devices = self.matchmaker.devices();
-        for queue in self.queues.iter_mut().flatten() {
-            queue.set_devices(devices);
-        }
+    fn devices_changed(&mut self, now: Time) {
+        self.shard.set_devices(self.matchmaker.devices());
+        self.exchange(now);
     }
 }

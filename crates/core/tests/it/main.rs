@@ -5,3 +5,4 @@ mod allocations;
 mod random_events;
 mod scenario;
 mod section_4_2;
+mod shards;

@@ -56,7 +56,8 @@ fn a_granted_device_is_unavailable_until_the_queue_answers() {
     let grant = matchmaker.poll_grant(at(1)).unwrap();
     assert_eq!(grant, Grant { model: models[0], device });
     assert_eq!(matchmaker.poll_grant(at(1)), None);
-    matchmaker.started(grant, BatchId(0), at(7));
+    matchmaker.inform_candidate(models[0], None);
+    matchmaker.handle_answer(Answer::Started { grant, batch: BatchId(0), expected_free: at(7) });
     assert_eq!(matchmaker.expected_free(), at(7));
     assert_eq!(matchmaker.poll_grant(at(8)), None, "expected free, and still busy until it says so");
     assert_eq!(matchmaker.completed(device, BatchId(0)), Some(models[0]));
@@ -77,8 +78,71 @@ fn a_declined_device_goes_to_the_next_model() {
     assert_eq!(grant.model, models[0]);
     assert!(queue.cancel(ticket));
     assert_eq!(queue.take(at(5), &mut Vec::new()), 0);
-    matchmaker.declined(grant);
+    matchmaker.inform_candidate(models[0], queue.update(at(5)));
+    matchmaker.handle_answer(Answer::Declined { grant });
     assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));
+}
+
+/// A candidate that is sent before the queue knows of a grant may hold the requests that the grant takes: it gets no device until
+/// the answer, and then the newest counts.
+#[test]
+fn a_model_with_an_open_grant_gets_no_second_one() {
+    let mut matchmaker = Matchmaker::new();
+    let model = matchmaker.add_model(u32::MAX);
+    let devices = [matchmaker.add_device(), matchmaker.add_device()];
+    matchmaker.inform_candidate(model, candidate(0, 9));
+    let grant = matchmaker.poll_grant(at(1)).unwrap();
+    matchmaker.inform_candidate(model, candidate(1, 9));
+    assert_eq!(matchmaker.poll_grant(at(1)), None);
+    matchmaker.inform_candidate(model, candidate(2, 20));
+    matchmaker.handle_answer(Answer::Started { grant, batch: BatchId(0), expected_free: at(7) });
+    assert_eq!(matchmaker.poll_grant(at(1)), None);
+    assert_eq!(matchmaker.poll_grant(at(2)), Some(Grant { model, device: devices[1] }));
+}
+
+/// A device may leave while its grant is open; whatever the answer, it is gone, and holds no batch of the model.
+#[test]
+fn a_device_that_leaves_before_the_answer_is_gone() {
+    for started in [true, false] {
+        let mut matchmaker = Matchmaker::new();
+        let (model, device) = (matchmaker.add_model(1), matchmaker.add_device());
+        matchmaker.inform_candidate(model, candidate(0, 9));
+        let grant = matchmaker.poll_grant(at(1)).unwrap();
+        assert_eq!(matchmaker.devices(), 1, "a granted device is there");
+        assert!(matchmaker.remove_device(device));
+        assert_eq!((matchmaker.devices(), matchmaker.free_devices()), (0, 0));
+        matchmaker.handle_answer(match started {
+            true => Answer::Started { grant, batch: BatchId(0), expected_free: at(7) },
+            false => Answer::Declined { grant },
+        });
+        assert_eq!((matchmaker.devices(), matchmaker.free_devices()), (0, 0));
+        assert_eq!(matchmaker.completed(device, BatchId(0)), None);
+        let other = matchmaker.add_device();
+        assert_eq!(
+            matchmaker.poll_grant(at(1)),
+            Some(Grant { model, device: other }),
+            "its limit of one is free again"
+        );
+    }
+}
+
+/// A model may be removed while its grant is open: its queue declines, and the device goes to the next.
+#[test]
+fn a_grant_for_a_removed_model_is_declined() {
+    let mut matchmaker = Matchmaker::new();
+    let models = [matchmaker.add_model(1), matchmaker.add_model(1)];
+    let device = matchmaker.add_device();
+    matchmaker.inform_candidate(models[0], candidate(0, 9));
+    let grant = matchmaker.poll_grant(at(1)).unwrap();
+    matchmaker.remove_model(models[0]);
+    matchmaker.inform_candidate(models[1], candidate(0, 9));
+    assert_eq!(matchmaker.poll_grant(at(1)), None);
+    let mut shard = Shard::new(0, 1, 1);
+    shard.handle_grant(at(1), grant);
+    let answer = shard.poll_answer().unwrap();
+    assert_eq!(answer, Answer::Declined { grant });
+    matchmaker.handle_answer(answer);
+    assert_eq!(matchmaker.poll_grant(at(1)), Some(Grant { model: models[1], device }));
 }
 
 /// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized batch": what came in the meantime is in

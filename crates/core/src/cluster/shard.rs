@@ -1,0 +1,308 @@
+//! Some of the models' queues, on one thread.
+
+use std::collections::VecDeque;
+
+use super::dispatch_policy::DispatchPolicy;
+use super::indexed_heap::IndexedHeap;
+use super::matchmaker::{Answer, Candidate, Grant};
+use super::model_queue::{ModelOptions, ModelQueue};
+use super::request_queue::{Request, Ticket};
+use super::scheduler::{Output, Reject};
+use crate::ids::{BatchId, ModelId, RequestId};
+use crate::profile::LatencyProfile;
+use crate::time::{Duration, Time};
+
+/// Spare vectors kept, at most.
+const MAX_SPARE: usize = 1024;
+
+/// Some of the models' queues: what one thread works on (Symphony §4.2, several *ModelThreads* in one).
+///
+/// A pure state machine that knows nothing of the other shards. It talks with the matchmaker in messages, which may take
+/// any time on their way, as long as those of a kind arrive in the order in which they were sent:
+///
+/// | message | from | to | lost if a newer one comes first |
+/// |---|---|---|---|
+/// | [`Candidate`] of a model, [`Shard::poll_candidate`] | shard | matchmaker | yes: only the newest counts |
+/// | [`Grant`], [`Shard::handle_grant`] | matchmaker | shard | no |
+/// | [`Answer`], [`Shard::poll_answer`] | shard | matchmaker | no |
+///
+/// After each event the driver takes, in this order, every [`Shard::poll_candidate`], every [`Shard::poll_answer`] (so that
+/// the matchmaker knows a model's new candidate when it hears what became of the last) and every [`Shard::poll_output`] (so
+/// that it has heard of a batch before the batch can complete). Then [`Shard::poll_timeout`] says when to call
+/// [`Shard::handle_timeout`] if nothing else happens before.
+///
+/// **Races**, all of them ordinary: a grant that meets a queue that has changed since its candidate was sent (an arrival, a
+/// cancellation, an expiry, another profile) takes what may start by now, or is declined if nothing may. A grant for
+/// a model that was removed is declined. A grant of a device that was removed starts a batch there, as if the device had been removed a
+/// moment later.
+///
+/// Time never goes back: an event with an earlier time than its predecessor is taken as of the predecessor's.
+#[derive(Debug)]
+pub struct Shard {
+    now: Time,
+    /// By model, of whichever shard; `None`: another shard's, or removed.
+    members: Vec<Option<Box<Member>>>,
+    /// By model: when its queue needs attention.
+    wakes: IndexedHeap<Time>,
+    /// Models whose candidate is another than the one sent last.
+    changed: Vec<ModelId>,
+    answers: VecDeque<Answer>,
+    outputs: VecDeque<Output>,
+    next_batch: u64,
+    shards: u64,
+    /// Vectors given back by [`Shard::recycle`].
+    spare: Vec<Vec<RequestId>>,
+    devices: u32,
+    wake_margin: Duration,
+    batches: u64,
+    items: u64,
+    time_reversals: u64,
+}
+
+/// A model of the shard.
+#[derive(Debug)]
+struct Member {
+    queue: ModelQueue,
+    newest: Option<Candidate>,
+    /// What the matchmaker was told last.
+    sent: Option<Candidate>,
+    /// It is in [`Shard::changed`].
+    changed: bool,
+}
+
+impl Shard {
+    /// Shard `index` of `shards`, without models; the cluster has `devices` devices. Batch ids are given out so that no two shards
+    /// share one.
+    pub fn new(index: u32, shards: u32, devices: u32) -> Self {
+        assert!(index < shards, "shards are counted from zero");
+        Shard {
+            now: Time::ZERO,
+            members: Vec::new(),
+            wakes: IndexedHeap::new(),
+            changed: Vec::new(),
+            answers: VecDeque::new(),
+            outputs: VecDeque::new(),
+            next_batch: u64::from(index),
+            shards: u64::from(shards),
+            spare: Vec::new(),
+            devices,
+            wake_margin: Duration::ZERO,
+            batches: 0,
+            items: 0,
+            time_reversals: 0,
+        }
+    }
+
+    /// The model's queue, if it is there.
+    pub fn queue(&self, model: ModelId) -> Option<&ModelQueue> {
+        Some(&self.members.get(model.0 as usize)?.as_deref()?.queue)
+    }
+
+    /// Batches started, and the items in them.
+    pub fn started(&self) -> (u64, u64) {
+        (self.batches, self.items)
+    }
+
+    /// Events that came with an earlier time than their predecessor.
+    pub fn time_reversals(&self) -> u64 {
+        self.time_reversals
+    }
+
+    /// A request has arrived. The ticket is for [`Shard::handle_cancel`].
+    ///
+    /// # Errors
+    /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
+    pub fn handle_request(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
+        let now = self.advance(now);
+        let member = member(&mut self.members, request.model).ok_or(Reject::UnknownModel)?;
+        let ticket = member.queue.enqueue(now, request)?;
+        self.refresh(now, request.model);
+        Ok(ticket)
+    }
+
+    /// A client is no longer interested. `true`: the request that `model` gave this ticket to was queued and has left. `false`: it is
+    /// not there any more (it runs, or was answered before).
+    pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
+        let now = self.advance(now);
+        let left = member(&mut self.members, model).is_some_and(|member| member.queue.cancel(ticket));
+        if left {
+            self.refresh(now, model);
+        }
+        left
+    }
+
+    /// A device for one of the models: its batch starts, or the grant is declined, which [`Shard::poll_answer`] tells.
+    pub fn handle_grant(&mut self, now: Time, grant: Grant) {
+        let now = self.advance(now);
+        let Grant { model, device } = grant;
+        let Some(member) = member(&mut self.members, model) else {
+            self.answers.push_back(Answer::Declined { grant });
+            return;
+        };
+        let mut members = self.spare.pop().unwrap_or_default();
+        let size = member.queue.take(now, &mut members);
+        if size == 0 {
+            self.answers.push_back(Answer::Declined { grant });
+            self.recycle(members);
+        } else {
+            let expected = member.queue.profile().latency(size);
+            let batch = BatchId(self.next_batch);
+            self.next_batch += self.shards;
+            self.batches += 1;
+            self.items += u64::from(size);
+            self.answers.push_back(Answer::Started { grant, batch, expected_free: now + expected });
+            self.outputs.push_back(Output::Dispatch { batch, device, model, members, size, expected });
+        }
+        self.refresh(now, model);
+    }
+
+    /// Does what is due. Gives the time as of which it was: `now`, or later if time went back.
+    pub fn handle_timeout(&mut self, now: Time) -> Time {
+        self.advance(now)
+    }
+
+    /// Adds a model, which must be no shard's yet. The matchmaker gives ids out, and has to know the model before its candidate.
+    pub fn add_model(&mut self, now: Time, model: ModelId, options: ModelOptions) {
+        let now = self.advance(now);
+        let mut queue = ModelQueue::new(now, options, self.devices);
+        queue.set_wake_margin(self.wake_margin);
+        let index = model.0 as usize;
+        if self.members.len() <= index {
+            self.members.resize_with(index + 1, || None);
+        }
+        assert!(self.members[index].is_none(), "a model is added once, or its requests would be lost");
+        self.members[index] = Some(Box::new(Member { queue, newest: None, sent: None, changed: false }));
+    }
+
+    /// Removes a model; whether it was there. Its queued requests are dropped, its running batches go on. The matchmaker is to be told.
+    pub fn remove_model(&mut self, now: Time, model: ModelId) -> bool {
+        self.advance(now);
+        let Some(mut member) = self.members.get_mut(model.0 as usize).and_then(Option::take) else { return false };
+        member.queue.clear();
+        collect_dropped(&mut self.outputs, model, &mut member.queue);
+        self.wakes.remove(model.0);
+        true
+    }
+
+    /// Replaces a model's latency profile, also for what is queued. Unknown: nothing happens.
+    pub fn set_profile(&mut self, now: Time, model: ModelId, profile: LatencyProfile) {
+        self.change(now, model, |queue| queue.set_profile(profile));
+    }
+
+    /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
+    pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
+        self.change(now, model, |queue| queue.set_dispatch(dispatch));
+    }
+
+    /// How late the driver's wake-ups may come; see [`super::Scheduler::set_wake_margin`].
+    pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
+        let now = self.advance(now);
+        self.wake_margin = margin;
+        for index in 0..self.members.len() {
+            if let Some(member) = &mut self.members[index] {
+                member.queue.set_wake_margin(margin);
+                self.refresh(now, ModelId(index as u32));
+            }
+        }
+    }
+
+    /// How many devices the cluster has, for the staggered target.
+    pub fn set_devices(&mut self, devices: u32) {
+        self.devices = devices;
+        for member in self.members.iter_mut().flatten() {
+            member.queue.set_devices(devices);
+        }
+    }
+
+    /// The next model whose candidate is another than the one that was polled last, with the newest.
+    pub fn poll_candidate(&mut self) -> Option<(ModelId, Option<Candidate>)> {
+        while let Some(model) = self.changed.pop() {
+            if let Some(member) = member(&mut self.members, model) {
+                member.changed = false;
+                if member.newest != member.sent {
+                    member.sent = member.newest;
+                    return Some((model, member.newest));
+                }
+            }
+        }
+        None
+    }
+
+    /// The next answer to a grant.
+    pub fn poll_answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
+    }
+
+    /// The next decision.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call [`Shard::handle_timeout`] if nothing happens before, and for which model: a candidate of it expires, or a request
+    /// becomes hopeless or has waited for too long.
+    pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
+        self.wakes.peek().map(|(at, model)| (at, ModelId(model)))
+    }
+
+    /// Gives the member vector of a dispatch back, for reuse.
+    pub fn recycle(&mut self, mut members: Vec<RequestId>) {
+        if self.spare.len() < MAX_SPARE {
+            members.clear();
+            self.spare.push(members);
+        }
+    }
+
+    fn change(&mut self, now: Time, model: ModelId, change: impl FnOnce(&mut ModelQueue)) {
+        let now = self.advance(now);
+        if let Some(member) = member(&mut self.members, model) {
+            change(&mut member.queue);
+            self.refresh(now, model);
+        }
+    }
+
+    /// Moves time on and does everything that was due by then.
+    fn advance(&mut self, now: Time) -> Time {
+        if now < self.now {
+            self.time_reversals += 1;
+        }
+        self.now = self.now.max(now);
+        let now = self.now;
+        while let Some((at, model)) = self.wakes.peek()
+            && at <= now
+        {
+            self.refresh(now, ModelId(model));
+            assert!(
+                self.wakes.get(model).is_none_or(|next| next > now),
+                "a queue that was attended to has nothing due, or time would stand still"
+            );
+        }
+        now
+    }
+
+    /// Has the queue work out its candidate and passes on what came of it.
+    fn refresh(&mut self, now: Time, model: ModelId) {
+        let Some(member) = member(&mut self.members, model) else { return };
+        member.newest = member.queue.update(now);
+        if member.newest != member.sent && !member.changed {
+            member.changed = true;
+            self.changed.push(model);
+        }
+        collect_dropped(&mut self.outputs, model, &mut member.queue);
+        match member.queue.wake() {
+            Some(at) => self.wakes.set(model.0, at),
+            None => {
+                self.wakes.remove(model.0);
+            }
+        }
+    }
+}
+
+fn member(members: &mut [Option<Box<Member>>], model: ModelId) -> Option<&mut Member> {
+    members.get_mut(model.0 as usize)?.as_deref_mut()
+}
+
+fn collect_dropped(outputs: &mut VecDeque<Output>, model: ModelId, queue: &mut ModelQueue) {
+    while let Some(dropped) = queue.pop_dropped() {
+        outputs.push_back(Output::Drop { request: dropped.request, model, reason: dropped.reason });
+    }
+}

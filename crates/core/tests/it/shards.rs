@@ -1,0 +1,305 @@
+//! Shards and the matchmaker with messages that take their time, in every order that a driver on threads may bring about, against a
+//! checker that knows only what went in and what came out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use downbeat_core::cluster::*;
+use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use proptest::prelude::*;
+
+const SHARDS: u32 = 3;
+const MODELS: u32 = 5;
+const MAX_BATCH: u32 = 4;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Wait {
+        us: u64,
+    },
+    Request {
+        model: u32,
+        size: u32,
+        slo_us: u64,
+    },
+    Cancel(usize),
+    /// One message reaches a shard.
+    ToShard(u32),
+    /// So many messages reach the matchmaker, which then grants what it can.
+    ToMatchmaker(usize),
+    Complete(usize),
+    RemoveDevice(usize),
+    AddDevice,
+    RemoveModel(u32),
+    SetProfile(u32, u64),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..300u64).prop_map(|us| Step::Wait { us }),
+        14 => (0..MODELS, 1..3u32, 100..3000u64).prop_map(|(model, size, slo_us)| Step::Request { model, size, slo_us }),
+        2 => any::<usize>().prop_map(Step::Cancel),
+        9 => (0..SHARDS).prop_map(Step::ToShard),
+        9 => (0..5usize).prop_map(Step::ToMatchmaker),
+        6 => any::<usize>().prop_map(Step::Complete),
+        1 => any::<usize>().prop_map(Step::RemoveDevice),
+        1 => Just(Step::AddDevice),
+        1 => (0..MODELS).prop_map(Step::RemoveModel),
+        1 => (0..MODELS, 50..600u64).prop_map(|(model, us)| Step::SetProfile(model, us)),
+    ]
+}
+
+enum ToMatchmaker {
+    /// The model's place for its newest candidate was written.
+    Changed(ModelId),
+    Answer(Answer),
+    Completed(DeviceId, BatchId),
+    Removed(ModelId),
+}
+
+struct World {
+    now: Time,
+    shards: Vec<Shard>,
+    matchmaker: Matchmaker,
+    grants: Vec<VecDeque<Grant>>,
+    to_matchmaker: VecDeque<ToMatchmaker>,
+    newest: BTreeMap<ModelId, Option<Candidate>>,
+    /// Devices that have not left, with what runs there.
+    devices: BTreeMap<DeviceId, Option<(BatchId, ModelId)>>,
+    waiting: BTreeMap<RequestId, (Request, Ticket)>,
+    batches: BTreeSet<BatchId>,
+    next_request: u64,
+}
+
+fn profile(us: u64) -> LatencyProfile {
+    LatencyProfile::linear(Duration::from_micros(40), Duration::from_micros(us), MAX_BATCH).unwrap()
+}
+
+fn shard_of(model: ModelId) -> usize {
+    (model.0 % SHARDS) as usize
+}
+
+impl World {
+    fn new() -> Self {
+        let mut matchmaker = Matchmaker::new();
+        let mut shards: Vec<Shard> = (0..SHARDS).map(|index| Shard::new(index, SHARDS, 2)).collect();
+        let dispatches = [
+            DispatchPolicy::Deferred,
+            DispatchPolicy::Eager,
+            DispatchPolicy::Timeout { delay: Duration::from_micros(200), preferred: vec![2] },
+        ];
+        for index in 0..MODELS {
+            let max_in_flight = if index == 0 { 1 } else { u32::MAX };
+            let model = matchmaker.add_model(max_in_flight);
+            let options = ModelOptions {
+                profile: profile(100),
+                max_batch: MAX_BATCH,
+                drop: if index % 2 == 0 { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
+                dispatch: dispatches[index as usize % 3].clone(),
+                max_in_flight,
+                levels: Vec::new(),
+            };
+            shards[shard_of(model)].add_model(Time::ZERO, model, options);
+        }
+        let devices = (0..2).map(|_| (matchmaker.add_device(), None)).collect();
+        World {
+            now: Time::ZERO,
+            shards,
+            matchmaker,
+            grants: (0..SHARDS).map(|_| VecDeque::new()).collect(),
+            to_matchmaker: VecDeque::new(),
+            newest: BTreeMap::new(),
+            devices,
+            waiting: BTreeMap::new(),
+            batches: BTreeSet::new(),
+            next_request: 0,
+        }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        let now = self.now;
+        match *step {
+            Step::Wait { us } => self.now += Duration::from_micros(us),
+            Step::Request { model, size, slo_us } => {
+                let (id, model) = (RequestId(self.next_request), ModelId(model));
+                self.next_request += 1;
+                let deadline = now + Duration::from_micros(slo_us);
+                let request = Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size };
+                if let Ok(ticket) = self.shards[shard_of(model)].handle_request(now, &request) {
+                    self.waiting.insert(id, (request, ticket));
+                }
+                self.collect(shard_of(model));
+            }
+            Step::Cancel(n) => {
+                if let Some((&id, &(request, ticket))) = self.waiting.iter().nth(n % (self.waiting.len() + 1)) {
+                    let at = shard_of(request.model);
+                    if self.shards[at].handle_cancel(now, request.model, ticket) {
+                        assert!(self.waiting.remove(&id).is_some(), "{id} left twice");
+                    }
+                    self.collect(at);
+                }
+            }
+            Step::ToShard(shard) => self.deliver_grant(shard as usize),
+            Step::ToMatchmaker(messages) => self.deliver(messages),
+            Step::Complete(n) => {
+                let running: Vec<_> =
+                    self.devices.iter().filter_map(|(d, batch)| batch.map(|(b, _)| (*d, b))).collect();
+                if !running.is_empty() {
+                    let (device, batch) = running[n % running.len()];
+                    self.devices.insert(device, None);
+                    self.to_matchmaker.push_back(ToMatchmaker::Completed(device, batch));
+                }
+            }
+            Step::RemoveDevice(n) => {
+                // One stays, so that everything is answered in the end.
+                if self.devices.len() > 1 {
+                    let device = *self.devices.keys().nth(n % self.devices.len()).unwrap();
+                    self.devices.remove(&device);
+                    assert!(self.matchmaker.remove_device(device));
+                    self.devices_changed();
+                }
+            }
+            Step::AddDevice => {
+                let device = self.matchmaker.add_device();
+                self.devices.insert(device, None);
+                self.devices_changed();
+            }
+            Step::RemoveModel(model) => {
+                let at = shard_of(ModelId(model));
+                if self.shards[at].remove_model(now, ModelId(model)) {
+                    self.to_matchmaker.push_back(ToMatchmaker::Removed(ModelId(model)));
+                }
+                self.collect(at);
+                assert!(
+                    self.waiting.values().all(|(request, _)| request.model != ModelId(model)),
+                    "its queue is empty"
+                );
+            }
+            Step::SetProfile(model, us) => {
+                self.shards[shard_of(ModelId(model))].set_profile(now, ModelId(model), profile(us));
+                self.collect(shard_of(ModelId(model)));
+            }
+        }
+    }
+
+    fn devices_changed(&mut self) {
+        assert_eq!(self.matchmaker.devices() as usize, self.devices.len());
+        for shard in &mut self.shards {
+            shard.set_devices(self.devices.len() as u32);
+        }
+    }
+
+    fn deliver_grant(&mut self, shard: usize) {
+        if let Some(grant) = self.grants[shard].pop_front() {
+            self.shards[shard].handle_grant(self.now, grant);
+            self.collect(shard);
+        }
+    }
+
+    fn deliver(&mut self, messages: usize) {
+        for _ in 0..messages {
+            match self.to_matchmaker.pop_front() {
+                None => break,
+                Some(ToMatchmaker::Changed(model)) => self.inform(model),
+                Some(ToMatchmaker::Answer(answer)) => {
+                    let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
+                    self.inform(grant.model);
+                    self.matchmaker.handle_answer(answer);
+                }
+                Some(ToMatchmaker::Completed(device, batch)) => {
+                    let known = self.matchmaker.completed(device, batch).is_some();
+                    assert_eq!(
+                        known,
+                        self.devices.contains_key(&device),
+                        "a batch is a stranger's where its device is gone"
+                    );
+                }
+                Some(ToMatchmaker::Removed(model)) => self.matchmaker.remove_model(model),
+            }
+        }
+        while let Some(grant) = self.matchmaker.poll_grant(self.now) {
+            self.grants[shard_of(grant.model)].push_back(grant);
+        }
+    }
+
+    /// The matchmaker looks at the newest candidate.
+    fn inform(&mut self, model: ModelId) {
+        let newest = self.newest.get(&model).copied().flatten();
+        self.matchmaker.inform_candidate(model, newest);
+    }
+
+    fn collect(&mut self, at: usize) {
+        while let Some((model, candidate)) = self.shards[at].poll_candidate() {
+            self.newest.insert(model, candidate);
+            self.to_matchmaker.push_back(ToMatchmaker::Changed(model));
+        }
+        while let Some(answer) = self.shards[at].poll_answer() {
+            self.to_matchmaker.push_back(ToMatchmaker::Answer(answer));
+        }
+        while let Some(output) = self.shards[at].poll_output() {
+            match output {
+                Output::Drop { request, .. } => {
+                    assert!(self.waiting.remove(&request).is_some(), "{request} left twice")
+                }
+                Output::Dispatch { batch, device, model, members, size, expected } => {
+                    assert!(self.batches.insert(batch), "{batch} is named twice");
+                    if let Some(running) = self.devices.get_mut(&device) {
+                        assert!(running.is_none(), "{device} is given {batch} while it runs {running:?}");
+                        *running = Some((batch, model));
+                    }
+                    let of_first = self.devices.values().flatten().filter(|(_, model)| model.0 == 0).count();
+                    assert!(of_first <= 1, "m0 may have one batch in flight");
+                    let mut items = 0;
+                    for id in members {
+                        let (request, _) = self.waiting.remove(&id).unwrap_or_else(|| panic!("{id} left twice"));
+                        assert_eq!(request.model, model);
+                        assert!(self.now + expected <= request.deadline, "{id} is sent to miss its deadline");
+                        items += request.size;
+                    }
+                    assert_eq!(items, size);
+                    assert!((1..=MAX_BATCH).contains(&size));
+                }
+            }
+        }
+    }
+
+    /// Everything arrives at last, batches complete and timers ring: all that waits is answered.
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            while !self.to_matchmaker.is_empty() || self.grants.iter().any(|grants| !grants.is_empty()) {
+                self.deliver(usize::MAX);
+                for shard in 0..self.shards.len() {
+                    self.deliver_grant(shard);
+                }
+            }
+            self.apply(&Step::Complete(0));
+            if self.to_matchmaker.is_empty() {
+                let due = self.shards.iter().filter_map(|shard| shard.poll_timeout()).map(|(at, _)| at).min();
+                let due = [due, self.matchmaker.poll_timeout().map(|(at, _)| at)].into_iter().flatten().min();
+                let Some(due) = due else { break };
+                self.now = self.now.max(due);
+                for shard in 0..self.shards.len() {
+                    self.shards[shard].handle_timeout(self.now);
+                    self.collect(shard);
+                }
+                self.deliver(usize::MAX);
+            }
+        }
+        assert!(self.waiting.is_empty(), "never answered: {:?}", self.waiting);
+        assert_eq!(self.matchmaker.free_devices() as usize, self.devices.len(), "a device is lost");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever overtakes what: each request is answered once, no device runs two batches, no batch is planned to be late, and no
+    /// grant and no device is lost.
+    #[test]
+    fn messages_may_take_any_time(steps in prop::collection::vec(steps(), 0..250)) {
+        let mut world = World::new();
+        for step in &steps {
+            world.apply(step);
+        }
+        world.settle();
+    }
+}

@@ -6,7 +6,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, BadArrivals, Load, Simulation, capacity};
+use downbeat_sim::{Arrivals, BadArrivals, Load, Pace, Simulation, capacity};
 
 const SEED: u64 = 7;
 /// Seconds that are simulated.
@@ -44,6 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     slo: Duration::from_millis(slo),
                     arrivals: Arrivals::Poisson,
                     rate,
+                    pace: Pace::steady(),
                 }],
                 devices: 1,
                 warm_up: Duration::from_millis(1_000),

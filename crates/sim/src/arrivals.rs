@@ -1,9 +1,14 @@
 //! When requests arrive: the arrival processes.
 
+use std::fmt;
+use std::str::FromStr;
+
 use downbeat_core::{Duration, Time};
-use rand_distr::{Distribution, Gamma};
+use rand_distr::{Distribution, Exp1, Gamma};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
+
+use crate::pace::{Pace, Progress};
 
 /// An arrival process of some rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -18,17 +23,24 @@ pub enum Arrivals {
 }
 
 /// An endless stream of arrival times.
+///
+/// Gaps are drawn with a mean of 1 and then stretched by the rate: at another rate the same seed gives the same pattern, only faster, so
+/// that two rates, as two schedulers, are compared on the same luck.
 #[derive(Clone, Debug)]
 pub struct ArrivalStream {
     gaps: Gaps,
+    /// Seconds of a gap of 1.
+    stretch: f64,
+    pace: Option<Progress>,
     rng: Pcg64,
     now: Time,
 }
 
 #[derive(Clone, Debug)]
 enum Gaps {
-    Constant(f64),
-    Random(Gamma<f64>),
+    Constant,
+    Exponential,
+    Gamma(Gamma<f64>),
 }
 
 /// Why an arrival process cannot be generated.
@@ -39,36 +51,88 @@ pub struct BadArrivals {
     shape: f64,
 }
 
+/// Why a word is no arrival process.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{0}' is no arrival process; expected poisson, constant, or gamma:K with a shape K above 0")]
+pub struct UnknownArrivals(String);
+
 impl Arrivals {
     /// Arrivals at `rate` a second; `seed` and `stream` (the model's number) choose the random numbers.
     ///
     /// # Errors
     /// If the rate or the shape is not positive and finite.
     pub fn stream(self, rate: f64, seed: u64, stream: u64) -> Result<ArrivalStream, BadArrivals> {
-        let shape = match self {
-            Arrivals::Gamma(shape) => shape,
-            Arrivals::Constant | Arrivals::Poisson => 1.0,
-        };
+        let shape = self.shape();
         let bad = BadArrivals { rate, shape };
         if !(rate > 0.0 && rate.is_finite() && shape > 0.0 && shape.is_finite()) {
             return Err(bad);
         }
         let gaps = match self {
-            Arrivals::Constant => Gaps::Constant(1.0 / rate),
-            _ => Gaps::Random(Gamma::new(shape, 1.0 / (shape * rate)).map_err(|_| bad)?),
+            Arrivals::Constant => Gaps::Constant,
+            Arrivals::Poisson => Gaps::Exponential,
+            Arrivals::Gamma(shape) => Gaps::Gamma(Gamma::new(shape, 1.0 / shape).map_err(|_| bad)?),
         };
-        Ok(ArrivalStream { gaps, rng: random(seed, stream), now: Time::ZERO })
+        Ok(ArrivalStream { gaps, stretch: 1.0 / rate, pace: None, rng: random(seed, stream), now: Time::ZERO })
+    }
+
+    /// Variance of the number of arrivals over its mean, in the long run.
+    pub(crate) fn dispersion(self) -> f64 {
+        if self == Arrivals::Constant { 0.0 } else { 1.0 / self.shape() }
+    }
+
+    fn shape(self) -> f64 {
+        match self {
+            Arrivals::Gamma(shape) => shape,
+            Arrivals::Constant | Arrivals::Poisson => 1.0,
+        }
+    }
+}
+
+/// `poisson`, `constant`, or `gamma:K`.
+impl FromStr for Arrivals {
+    type Err = UnknownArrivals;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let shape = |text: &str| text.parse().ok().filter(|shape: &f64| *shape > 0.0 && shape.is_finite());
+        match text.split_once(':') {
+            None if text == "poisson" => Some(Arrivals::Poisson),
+            None if text == "constant" => Some(Arrivals::Constant),
+            Some(("gamma", text)) => shape(text).map(Arrivals::Gamma),
+            _ => None,
+        }
+        .ok_or_else(|| UnknownArrivals(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Arrivals::Constant => f.write_str("constant"),
+            Arrivals::Poisson => f.write_str("poisson"),
+            Arrivals::Gamma(shape) => write!(f, "gamma:{shape}"),
+        }
     }
 }
 
 impl ArrivalStream {
+    /// The same arrivals at a rate that changes over time.
+    #[must_use]
+    pub fn paced(self, pace: &Pace) -> Self {
+        ArrivalStream { pace: Progress::new(pace), ..self }
+    }
+
     /// The next arrival. The first is one gap after the epoch.
     pub fn next_arrival(&mut self) -> Time {
-        let gap = match &self.gaps {
-            Gaps::Constant(gap) => *gap,
-            Gaps::Random(gamma) => gamma.sample(&mut self.rng),
+        let gap: f64 = match &self.gaps {
+            Gaps::Constant => 1.0,
+            Gaps::Exponential => Exp1.sample(&mut self.rng),
+            Gaps::Gamma(gamma) => gamma.sample(&mut self.rng),
         };
-        self.now += Duration::from_secs_f64(gap);
+        let seconds = match &mut self.pace {
+            None => gap * self.stretch,
+            Some(pace) => pace.pass(gap * self.stretch),
+        };
+        self.now += Duration::from_secs_f64(seconds);
         self.now
     }
 }

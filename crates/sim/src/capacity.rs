@@ -1,13 +1,39 @@
 //! The highest load that a cluster holds.
 
-use crate::arrivals::BadArrivals;
-use crate::simulation::{Report, Simulation};
+use downbeat_core::Duration;
 
-/// Share of each model's requests that may be dropped or late.
-const TOLERATED: f64 = 0.01;
+use crate::arrivals::BadArrivals;
+use crate::report::Report;
+use crate::simulation::Simulation;
+
+/// Share of each model's requests that may be dropped or late, if nothing else is said.
+pub const TOLERATED: f64 = 0.01;
+
+/// How a capacity is searched.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Search {
+    /// Share of each model's requests that may be dropped or late.
+    pub tolerated: f64,
+    /// The search ends when the capacity is known to this share of it.
+    pub precision: f64,
+    /// Where it begins, times the simulation's own rates: not held, probably.
+    pub high: f64,
+    /// Where it begins, times the simulation's own rates: held, probably.
+    pub low: f64,
+    /// Runs are lengthened until the least popular model gets about so many requests: with 1% tolerated, 10,000 requests tell its bad
+    /// share to within 0.1% (one standard deviation, if they are independent), and the worst of many models is always the
+    /// unluckiest. 0: [`Simulation::span`] as it is.
+    pub requests_per_model: f64,
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Search { tolerated: TOLERATED, precision: 0.005, high: 1.0, low: 0.5, requests_per_model: 0.0 }
+    }
+}
 
 /// The outcome of a search.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Capacity {
     /// Requests per second, all models together.
     pub rate: f64,
@@ -15,30 +41,97 @@ pub struct Capacity {
     pub report: Report,
 }
 
-/// The highest rate at which at most 1% of each model's requests are dropped or late: binary search between
-/// `low` and `high` times the simulation's own rates, to within `precision` (a share, such as 0.01). `None` if not even
-/// `low` is held.
+/// A search gives up below this share of where it began.
+const LEAST: f64 = 1e-3;
+
+impl Search {
+    /// The highest rate at which no model has more bad requests than tolerated: a binary search, between bounds that are widened until
+    /// they enclose it. `None` if no load is held, however small.
+    ///
+    /// All trials have the same seed, so that a higher rate meets the same pattern of arrivals, only faster.
+    ///
+    /// # Errors
+    /// If an arrival process has no positive, finite rate and shape.
+    pub fn capacity(&self, simulation: &Simulation) -> Result<Option<Capacity>, BadArrivals> {
+        let trial = |factor: f64| -> Result<Option<Capacity>, BadArrivals> {
+            let scaled = self.scaled(simulation, factor);
+            let report = scaled.run()?;
+            let rate = scaled.loads.iter().map(|load| load.rate).sum();
+            Ok(report.holds(self.tolerated).then_some(Capacity { rate, report }))
+        };
+        let (mut good, mut bad) = (self.low, self.high);
+        let mut best = loop {
+            match trial(good)? {
+                Some(capacity) => break capacity,
+                None if good < self.low * LEAST => return Ok(None),
+                None => (good, bad) = (good / 2.0, good),
+            }
+        };
+        if bad == self.high {
+            while let Some(capacity) = trial(bad)? {
+                (good, best) = (bad, capacity);
+                bad *= 1.25;
+            }
+        }
+        while (bad - good) / good > self.precision {
+            let middle = (good + bad) / 2.0;
+            match trial(middle)? {
+                Some(capacity) => (good, best) = (middle, capacity),
+                None => bad = middle,
+            }
+        }
+        Ok(Some(best))
+    }
+
+    /// The fewest devices that hold the simulation's own rates, from 1 to `most`; `None` if not even those do.
+    ///
+    /// # Errors
+    /// If an arrival process has no positive, finite rate and shape.
+    pub fn fewest_devices(&self, simulation: &Simulation, most: u32) -> Result<Option<(u32, Report)>, BadArrivals> {
+        let trial = |devices: u32| -> Result<Option<Report>, BadArrivals> {
+            let mut sized = self.scaled(simulation, 1.0);
+            sized.devices = devices;
+            Ok(Some(sized.run()?).filter(|report| report.holds(self.tolerated)))
+        };
+        // From few to many: a run on far too many devices costs more than one that gives up at once.
+        let (mut few, mut enough) = (0, 1);
+        let mut best = loop {
+            match trial(enough)? {
+                Some(report) => break report,
+                None if enough == most => return Ok(None),
+                None => (few, enough) = (enough, (enough * 2).min(most)),
+            }
+        };
+        while enough - few > 1 {
+            let middle = few + (enough - few) / 2;
+            match trial(middle)? {
+                Some(report) => (enough, best) = (middle, report),
+                None => few = middle,
+            }
+        }
+        Ok(Some((enough, best)))
+    }
+
+    fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
+        let mut scaled = simulation.clone();
+        scaled.give_up_above = Some(self.tolerated);
+        let mut least = f64::INFINITY;
+        for load in &mut scaled.loads {
+            load.rate *= factor;
+            least = least.min(load.rate);
+        }
+        if least > 0.0 && least.is_finite() {
+            scaled.span = scaled.span.max(Duration::from_secs_f64(self.requests_per_model / least));
+        }
+        scaled
+    }
+}
+
+/// [`Search::capacity`] that begins between `low` and `high` times the simulation's own rates, tolerates 1%, and ends
+/// within `precision` (a share, such as 0.01).
 ///
 /// # Errors
 /// If an arrival process has no positive, finite rate and shape.
 pub fn capacity(simulation: &Simulation, low: f64, high: f64, precision: f64) -> Result<Option<Capacity>, BadArrivals> {
-    let run = |factor: f64| {
-        let mut scaled = simulation.clone();
-        for load in &mut scaled.loads {
-            load.rate *= factor;
-        }
-        let report = scaled.run()?;
-        let rate = scaled.loads.iter().map(|load| load.rate).sum();
-        Ok(Some(Capacity { rate, report }).filter(|c| c.report.worst_bad_share() <= TOLERATED))
-    };
-    let (mut good, mut bad) = (low, high);
-    let Some(mut best) = run(low)? else { return Ok(None) };
-    while (bad - good) / good > precision {
-        let middle = (good + bad) / 2.0;
-        match run(middle)? {
-            Some(capacity) => (good, best) = (middle, capacity),
-            None => bad = middle,
-        }
-    }
-    Ok(Some(best))
+    Search { low, high, precision, ..Search::default() }.capacity(simulation)
 }

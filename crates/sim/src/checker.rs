@@ -35,8 +35,10 @@ struct Model {
 
 /// What was said of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub struct Known {
+    /// When it arrived.
     pub arrival: Time,
+    /// When it is to be answered.
     pub deadline: Time,
     model: ModelId,
     size: u32,
@@ -102,8 +104,8 @@ impl Checker {
         self.step(now, id, model, State::Waiting, State::Rejected);
     }
 
-    /// A decision. `members` are those of the preempted batch if it preempts one.
-    pub fn decision(&mut self, now: Time, decision: &Decision, preempted: &[RequestId]) {
+    /// A decision. After a preemption, [`Checker::waits_again`] for each member.
+    pub fn decision(&mut self, now: Time, decision: &Decision) {
         let seed = self.seed;
         match decision {
             Decision::Drop { request, model, .. } => {
@@ -135,21 +137,24 @@ impl Checker {
             Decision::Preempt { batch, device } => {
                 let running = self.running[device.0 as usize].take();
                 assert!(running == Some(*batch), "seed {seed}, {now}: {device} preempts {batch} but runs {running:?}");
-                for member in preempted {
-                    let model = self.known(now, *member).model;
-                    self.step(now, *member, model, State::Dispatched, State::Waiting);
-                }
             }
         }
     }
 
-    /// A batch is done.
-    pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId, model: ModelId, members: &[RequestId]) {
+    /// A batch is done; [`Checker::finished`] for each member.
+    pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
         let running = self.running[device.0 as usize].take();
         assert!(running == Some(batch), "seed {}, {now}: {device} completes {batch} but runs {running:?}", self.seed);
-        for member in members {
-            self.step(now, *member, model, State::Dispatched, State::Finished);
-        }
+    }
+
+    /// A member of a batch that is done is answered.
+    pub fn finished(&mut self, now: Time, request: RequestId, model: ModelId) -> Known {
+        self.step(now, request, model, State::Dispatched, State::Finished)
+    }
+
+    /// A member of a batch that was preempted is in the queue again.
+    pub fn waits_again(&mut self, now: Time, request: RequestId, model: ModelId) {
+        self.step(now, request, model, State::Dispatched, State::Waiting);
     }
 
     /// The run is over: everything is answered.

@@ -43,7 +43,7 @@ impl Feed {
             .iter()
             .zip(0..)
             .map(|(load, stream)| {
-                let mut arrivals = load.arrivals.stream(load.rate, seed, stream)?;
+                let mut arrivals = load.arrivals.stream(load.rate, seed, stream)?.paced(&load.pace);
                 let next = arrivals.next_arrival();
                 Ok(Stream { arrivals, next })
             })

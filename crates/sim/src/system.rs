@@ -3,7 +3,8 @@
 use downbeat_core::cluster::Scheduler;
 
 use crate::arrivals::BadArrivals;
-use crate::simulation::{Report, Simulation};
+use crate::report::Report;
+use crate::simulation::Simulation;
 
 /// Which scheduler is simulated: Downbeat's own, or one that it is compared with.
 #[derive(Clone, PartialEq, Debug, Default)]

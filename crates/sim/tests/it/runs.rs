@@ -2,7 +2,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PriorityLevel, TimeoutAction};
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, Load, Simulation};
+use downbeat_sim::{Arrivals, Load, Pace, Simulation};
 use proptest::prelude::*;
 
 fn load(
@@ -22,7 +22,7 @@ fn load(
         max_in_flight: u32::MAX,
         levels: vec![PriorityLevel { max_queue: 500, timeout_action: TimeoutAction::Reject }],
     };
-    Load { options, slo: Duration::from_micros(slo_us), arrivals, rate }
+    Load { options, slo: Duration::from_micros(slo_us), arrivals, rate, pace: Pace::steady() }
 }
 
 fn simulation(loads: Vec<Load>, devices: u32, seed: u64) -> Simulation {

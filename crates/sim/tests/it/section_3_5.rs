@@ -2,7 +2,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, Load, Report, Simulation};
+use downbeat_sim::{Arrivals, Load, Pace, Report, Simulation};
 
 const SEED: u64 = 35;
 
@@ -22,7 +22,7 @@ fn run(share: f64, dispatch: DispatchPolicy, drop: DropPolicy) -> Report {
     };
     let (slo, arrivals) = (Duration::from_millis(25), Arrivals::Poisson);
     let simulation = Simulation {
-        loads: vec![Load { options, slo, arrivals, rate: share * PEAK }],
+        loads: vec![Load { options, slo, arrivals, rate: share * PEAK, pace: Pace::steady() }],
         devices: 8,
         warm_up: Duration::from_millis(1_500),
         span: Duration::from_millis(5_000),
@@ -91,7 +91,7 @@ fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
         let (slo, arrivals) = (Duration::from_millis(50), Arrivals::Poisson);
         let simulation = Simulation {
             // 1.5 times what batches of 32 could give.
-            loads: vec![Load { options, slo, arrivals, rate: 7_500.0 }],
+            loads: vec![Load { options, slo, arrivals, rate: 7_500.0, pace: Pace::steady() }],
             devices: 1,
             warm_up: Duration::from_millis(500),
             span: Duration::from_millis(3_000),

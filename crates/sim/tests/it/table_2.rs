@@ -4,7 +4,7 @@
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, Capacity, Load, Simulation, capacity};
+use downbeat_sim::{Arrivals, Capacity, Load, Pace, Simulation, capacity};
 
 const SEED: u64 = 2308;
 
@@ -29,8 +29,13 @@ fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacit
         max_in_flight: u32::MAX,
         levels: Vec::new(),
     };
-    let load =
-        Load { options, slo: Duration::from_millis_f64(model.slo_ms), arrivals: Arrivals::Poisson, rate: model.bound };
+    let load = Load {
+        options,
+        slo: Duration::from_millis_f64(model.slo_ms),
+        arrivals: Arrivals::Poisson,
+        rate: model.bound,
+        pace: Pace::steady(),
+    };
     let simulation = Simulation {
         loads: vec![load],
         devices: 8,

@@ -5,6 +5,7 @@
 //! rate that a cluster holds. Everything follows from the seed.
 
 mod arrivals;
+mod baseline;
 mod capacity;
 mod checker;
 mod cluster;
@@ -18,6 +19,7 @@ mod system;
 mod tally;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, UnknownArrivals};
+pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
 pub use capacity::{Capacity, Search, TOLERATED, capacity};
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};

@@ -3,6 +3,7 @@
 use downbeat_core::cluster::Scheduler;
 
 use crate::arrivals::BadArrivals;
+use crate::baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
 use crate::report::Report;
 use crate::simulation::Simulation;
 
@@ -12,6 +13,12 @@ pub enum System {
     /// The production [`Scheduler`]; each model's options say by which policies.
     #[default]
     Downbeat,
+    /// [`Clockwork`]; of a model's options only the profile and the largest batch count.
+    Clockwork,
+    /// [`Nexus`]; likewise.
+    Nexus(NexusOptions),
+    /// [`Shepherd`] Flex; likewise.
+    Shepherd(Gather),
 }
 
 impl System {
@@ -19,6 +26,9 @@ impl System {
     pub(crate) fn run(&self, simulation: &Simulation) -> Result<Report, BadArrivals> {
         match self {
             System::Downbeat => simulation.run_on(Scheduler::new()),
+            System::Clockwork => simulation.run_on(Clockwork::new()),
+            System::Nexus(options) => simulation.run_on(Nexus::new(*options)),
+            System::Shepherd(gather) => simulation.run_on(Shepherd::new(*gather)),
         }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod arrivals;
+mod baselines;
 mod checker;
 mod runs;
 mod section_3_5;

@@ -1,0 +1,27 @@
+//! The systems that Downbeat is compared with, each a [`Cluster`](crate::Cluster) in one file.
+//!
+//! Each type's documentation says which rule comes from which paper, and how what the paper leaves open is decided: in favour of the
+//! baseline. They run in the same ideal world as Downbeat's scheduler: exact latency profiles, no network, no cost of
+//! a decision. A request counts as one item, as in the papers.
+//!
+//! | baseline | a free device takes | gives up | type |
+//! |---|---|---|---|
+//! | Clockwork | the candidate that has to start first | what cannot be met, at arrival if that is known | [`Clockwork`] |
+//! | Nexus | the next model of its plan | heads that would hold the batch below the planned size | [`Nexus`] |
+//! | Shepherd Flex | the largest batch; it may take a device from a batch a third its size | what cannot be met | [`Shepherd`] |
+//! | eager | the candidate that has to start first | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Eager`] |
+//! | timeout | the same, among those that have waited for long enough | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Timeout`] |
+//!
+//! [`Scheduler`]: downbeat_core::cluster::Scheduler
+//! [`DispatchPolicy::Eager`]: downbeat_core::cluster::DispatchPolicy::Eager
+//! [`DispatchPolicy::Timeout`]: downbeat_core::cluster::DispatchPolicy::Timeout
+
+mod backlog;
+mod clockwork;
+mod fleet;
+mod nexus;
+mod shepherd;
+
+pub use clockwork::Clockwork;
+pub use nexus::{Nexus, NexusOptions};
+pub use shepherd::{Gather, Shepherd};

@@ -32,6 +32,11 @@ id! {
     DeviceId(u32), "d"
 }
 id! {
+    /// A kind of device: those of one kind run a model alike. Dense, chosen by the driver; `DeviceKind(0)` where all are alike.
+    #[derive(Default)]
+    DeviceKind(u32), "k"
+}
+id! {
     /// A request: chosen by the driver, unique among the requests it has not yet been answered about.
     RequestId(u64), "r"
 }

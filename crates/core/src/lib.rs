@@ -5,11 +5,13 @@
 //! The same code runs in the server and in the simulator.
 
 pub mod cluster;
+pub mod device_profiles;
 pub mod ids;
 pub mod profile;
 pub mod tensor;
 pub mod time;
 
-pub use ids::{BatchId, DeviceId, ModelId, RequestId};
+pub use device_profiles::DeviceProfiles;
+pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 pub use profile::LatencyProfile;
 pub use time::{Duration, Time};

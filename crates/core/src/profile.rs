@@ -10,13 +10,15 @@ use crate::time::Duration;
 pub struct LatencyProfile {
     /// `table[b - 1]` is `l(b)`.
     table: Vec<Duration>,
+    /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
+    slope: u64,
 }
 
 /// The largest batch size of a profile: a table of it takes 8 MiB, and a typing error does not take the memory.
 const MAX_BATCH: u32 = 1 << 20;
 
 /// Why numbers are not a latency profile.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProfileError {
     /// No batch size at all.
     #[error("a latency profile needs at least one batch size")]
@@ -26,6 +28,14 @@ pub enum ProfileError {
     NotPositive {
         /// The batch size.
         batch: u32,
+    },
+    /// A coefficient of a linear profile that is no duration.
+    #[error("{name} must be a number of milliseconds, zero or more, not {value}")]
+    Negative {
+        /// Which: `alpha` or `beta`.
+        name: &'static str,
+        /// What it was.
+        value: f64,
     },
     /// A batch size beyond any that is run.
     #[error("a batch size of {batch} is too large for a latency profile; the largest is {MAX_BATCH}")]
@@ -60,7 +70,9 @@ impl LatencyProfile {
                 return Err(ProfileError::Decreasing { batch });
             }
         }
-        Ok(LatencyProfile { table })
+        let n = table.len() as u64;
+        let slope = if n > 1 { (table[table.len() - 1].as_nanos() - table[0].as_nanos()) / (n - 1) } else { 0 };
+        Ok(LatencyProfile { table, slope })
     }
 
     /// The linear profile `l(b) = alpha * b + beta` (Symphony §2), for batches up to `max_batch`.
@@ -70,6 +82,28 @@ impl LatencyProfile {
     pub fn linear(alpha: Duration, beta: Duration, max_batch: u32) -> Result<Self, ProfileError> {
         check_largest(max_batch)?;
         Self::from_table((1..=u64::from(max_batch)).map(|b| alpha.saturating_mul(b) + beta).collect())
+    }
+
+    /// The linear profile from a line's numbers as people write them: milliseconds a batch (`beta_ms`) and an item of it
+    /// (`alpha_ms`).
+    ///
+    /// # Errors
+    /// If a number is negative or not finite, or as [`LatencyProfile::linear`].
+    pub fn linear_ms(alpha_ms: f64, beta_ms: f64, max_batch: u32) -> Result<Self, ProfileError> {
+        for (name, value) in [("alpha", alpha_ms), ("beta", beta_ms)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(ProfileError::Negative { name, value });
+            }
+        }
+        Self::linear(Duration::from_millis_f64(alpha_ms), Duration::from_millis_f64(beta_ms), max_batch)
+    }
+
+    /// The profile `l(b) + fixed + per_item * b`.
+    #[must_use]
+    pub fn with_overhead(&self, fixed: Duration, per_item: Duration) -> Self {
+        let slow = |(l, b): (&Duration, u64)| *l + fixed + per_item.saturating_mul(b);
+        let slope = self.slope.saturating_add(per_item.as_nanos());
+        LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope }
     }
 
     /// The profile through measured points `(batch size, latency)`: linear between two points, the running
@@ -114,8 +148,7 @@ impl LatencyProfile {
             b if b <= n => self.table[b - 1],
             b => {
                 let last = self.table[n - 1].as_nanos();
-                let slope = if n > 1 { (last - self.table[0].as_nanos()) / (n as u64 - 1) } else { 0 };
-                Duration::from_nanos(last.saturating_add(slope.saturating_mul((b - n) as u64)))
+                Duration::from_nanos(last.saturating_add(self.slope.saturating_mul((b - n) as u64)))
             }
         }
     }
@@ -138,9 +171,8 @@ impl LatencyProfile {
             return within.min(limit);
         }
         let n = self.table.len() as u64;
-        let (first, last) = (self.table[0].as_nanos(), self.table[self.table.len() - 1].as_nanos());
-        let slope = if n > 1 { (last - first) / (n - 1) } else { 0 };
-        match (budget.as_nanos() - last).checked_div(slope) {
+        let last = self.table[self.table.len() - 1].as_nanos();
+        match (budget.as_nanos() - last).checked_div(self.slope) {
             None => limit,
             Some(more) => u32::try_from(n.saturating_add(more)).unwrap_or(u32::MAX).min(limit),
         }

@@ -203,7 +203,7 @@ impl Loader {
             .collect();
         let id = self.driver.add_queue(QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profile: profile.clone(),
+            profiles: profile.clone().into(),
             drop,
             dispatch,
             // One is what every configuration says that does not care: then as many as there are devices.

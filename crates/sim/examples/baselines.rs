@@ -75,7 +75,7 @@ fn measure(name: &str, models: &[Profile], devices: u32) -> Result<(), Box<dyn s
                 let (alpha, beta) = (Duration::from_millis_f64(*alpha), Duration::from_millis_f64(*beta));
                 let max_batch = 512;
                 let options = ModelOptions {
-                    profile: LatencyProfile::linear(alpha, beta, max_batch)?,
+                    profiles: LatencyProfile::linear(alpha, beta, max_batch)?.into(),
                     max_batch,
                     drop,
                     dispatch: dispatch.clone(),

@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let simulation = |rate: f64| Simulation {
                 loads: vec![Load {
                     options: ModelOptions {
-                        profile: profile.clone(),
+                        profiles: profile.clone().into(),
                         max_batch: LARGEST_BATCH,
                         drop,
                         dispatch: dispatch.clone(),

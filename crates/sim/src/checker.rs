@@ -111,7 +111,7 @@ impl Checker {
             Decision::Drop { request, model, .. } => {
                 self.step(now, *request, *model, State::Waiting, State::Dropped);
             }
-            Decision::Dispatch { batch, device, model, members, size, expected } => {
+            Decision::Dispatch { batch, device, model, members, size, expected, .. } => {
                 let running = &mut self.running[device.0 as usize];
                 assert!(running.is_none(), "seed {seed}, {now}: {device} gets {batch} while it runs {running:?}");
                 *running = Some(*batch);

@@ -1,7 +1,7 @@
 //! What is simulated: Downbeat's scheduler and the baselines, behind one interface.
 
 use downbeat_core::cluster::{DropReason, ModelOptions, Output, Reject, Request, Scheduler};
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 /// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
 ///
@@ -40,11 +40,11 @@ pub trait Cluster {
 /// A decision of a simulated scheduler.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// Run this batch now.
+    /// Send this batch now.
     Dispatch {
         /// To be named in [`Cluster::handle_completion`].
         batch: BatchId,
-        /// Where: a device that runs nothing.
+        /// Where: a device that runs nothing; with a network, one that has at most one batch.
         device: DeviceId,
         /// Of which model.
         model: ModelId,
@@ -52,6 +52,8 @@ pub enum Decision {
         members: Vec<RequestId>,
         /// Items: the sum of the members' sizes.
         size: u32,
+        /// When it is planned to start: now, unless it has a way to go or the device has another before it.
+        start: Time,
         /// `l(size)`.
         expected: Duration,
     },
@@ -79,7 +81,7 @@ impl Cluster for Scheduler {
     }
 
     fn add_device(&mut self, now: Time) -> DeviceId {
-        Scheduler::add_device(self, now)
+        Scheduler::add_device(self, now, DeviceKind(0))
     }
 
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
@@ -96,10 +98,10 @@ impl Cluster for Scheduler {
 
     fn poll_decision(&mut self) -> Option<Decision> {
         self.poll_output().map(|output| match output {
-            Output::Dispatch { batch, device, model, members, size, expected } => {
-                Decision::Dispatch { batch, device, model, members, size, expected }
+            Output::Dispatch { batch, device, model, members, size, start, expected, reason: _ } => {
+                Decision::Dispatch { batch, device, model, members, size, start, expected }
             }
-            Output::Drop { request, model, reason } => Decision::Drop { request, model, reason },
+            Output::Drop { request, model, reason, detail: _ } => Decision::Drop { request, model, reason },
         })
     }
 

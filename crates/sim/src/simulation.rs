@@ -182,7 +182,7 @@ impl<C: Cluster> World<C> {
                 Decision::Drop { request, model, reason } => {
                     self.tally.dropped(self.checker.known(now, request), model, reason);
                 }
-                Decision::Dispatch { batch, device, model, members, size, expected } => {
+                Decision::Dispatch { batch, device, model, members, size, expected, .. } => {
                     let took = match &self.noise {
                         None => expected,
                         // An execution does not end before it began.

@@ -1,5 +1,6 @@
 //! What a candidate is made of: the drop policies and the batch size they aim at.
 
+use super::network::NetworkBudget;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
@@ -38,6 +39,18 @@ pub fn staggered_batch(
     rate: Option<f64>,
     devices: u32,
 ) -> u32 {
+    remote_staggered_batch(profile, max_batch, budget, rate, devices, &NetworkBudget::default())
+}
+
+/// [`staggered_batch`] where a batch takes [`NetworkBudget::delay`] to its device, which its requests spend besides.
+pub(super) fn remote_staggered_batch(
+    profile: &LatencyProfile,
+    max_batch: u32,
+    budget: Duration,
+    rate: Option<f64>,
+    devices: u32,
+    network: &NetworkBudget,
+) -> u32 {
     let fits = |b: u32| {
         let latency = profile.latency(b);
         let wait = match rate {
@@ -47,7 +60,7 @@ pub fn staggered_batch(
                 share.max(Duration::from_secs_f64(f64::from(b) / rate))
             }
         };
-        latency + wait <= budget
+        latency + wait + network.delay(b) <= budget
     };
     // Both terms grow with b, so that `fits` is true up to some size and false from there.
     let (mut good, mut most) = (1, max_batch.max(1));

@@ -1,9 +1,12 @@
 //! When a candidate may start: the dispatch policies.
 
+use super::reason::StartBound;
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
 /// When a candidate of size `b`, earliest deadline `d` and first arrival `a` may start: `exec`.
+///
+/// `now` stands for the earliest start: with a network the batch has its way before it, [`super::NetworkBudget::delay`]`(b)`.
 ///
 /// | policy | `exec` | used by |
 /// |---|---|---|
@@ -37,7 +40,6 @@ pub enum DispatchPolicy {
 
 /// What a dispatch policy looks at.
 pub(crate) struct Forming<'a> {
-    pub now: Time,
     /// Size of the candidate.
     pub size: u32,
     /// Earliest deadline in it.
@@ -47,22 +49,26 @@ pub(crate) struct Forming<'a> {
     /// Whether it cannot grow.
     pub full: bool,
     pub profile: &'a LatencyProfile,
+    /// How long before its start it is sent.
+    pub delay: Duration,
 }
 
 impl DispatchPolicy {
-    /// The earliest start of the candidate.
-    pub(crate) fn exec(&self, forming: &Forming<'_>) -> Time {
-        let Forming { now, size, deadline, first_arrival, full, profile } = *forming;
+    /// From when on the candidate may start, which may have passed, and what that is counted from.
+    pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
+        let Forming { size, deadline, first_arrival, full, profile, delay: way } = *forming;
         if full {
-            return now;
+            return (Time::ZERO, StartBound::Full);
         }
-        let exec = match self {
-            DispatchPolicy::Deferred | DispatchPolicy::Latest if deadline == Time::MAX => now,
-            DispatchPolicy::Deferred => deadline - profile.latency(size.saturating_add(1)),
-            DispatchPolicy::Latest => deadline - profile.latency(size),
-            DispatchPolicy::Eager => now,
-            DispatchPolicy::Timeout { delay, .. } => first_arrival + *delay,
-        };
-        exec.max(now)
+        match self {
+            DispatchPolicy::Deferred | DispatchPolicy::Latest if deadline == Time::MAX => {
+                (Time::ZERO, StartBound::Eager)
+            }
+            DispatchPolicy::Deferred => (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun),
+            DispatchPolicy::Latest => (deadline - profile.latency(size), StartBound::Latest),
+            DispatchPolicy::Eager => (Time::ZERO, StartBound::Eager),
+            // The first arrival waits in the queue, not on the way.
+            DispatchPolicy::Timeout { delay, .. } => (first_arrival + *delay + way, StartBound::Timeout),
+        }
     }
 }

@@ -82,6 +82,34 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         Some((key, id))
     }
 
+    /// Visits the ids whose key is below `limit`, in no order that means anything, and returns the smallest entry of the others.
+    /// `O(visited)`.
+    pub fn visit_below(&self, limit: K, mut visit: impl FnMut(u32)) -> Option<(K, u32)> {
+        let mut least: Option<(K, u32)> = None;
+        // Depth first without a stack: from a visited entry to its first child, from any other to the next sibling of it or of
+        // the nearest ancestor that has one.
+        let mut at = 0;
+        loop {
+            match self.heap.get(at) {
+                Some((key, id)) if *key < limit => {
+                    visit(*id);
+                    at = 2 * at + 1;
+                    continue;
+                }
+                Some(entry) => least = Some(least.map_or(*entry, |least| least.min(*entry))),
+                None => {}
+            }
+            // A right child has an even place.
+            while at != 0 && at.is_multiple_of(2) {
+                at = (at - 1) / 2;
+            }
+            if at == 0 {
+                return least;
+            }
+            at += 1;
+        }
+    }
+
     fn find(&self, id: u32) -> Option<usize> {
         match self.position.get(id as usize) {
             None | Some(&ABSENT) => None,
@@ -151,6 +179,11 @@ mod tests {
                 prop_assert_eq!(heap.peek(), map.iter().map(|(id, key)| (*key, *id)).min());
                 prop_assert_eq!(heap.len(), map.len());
                 prop_assert_eq!(heap.get(id), map.get(&id).copied());
+                let mut below = Vec::new();
+                let rest = heap.visit_below(5, |id| below.push(id));
+                below.sort_unstable();
+                prop_assert_eq!(below, map.iter().filter(|(_, key)| **key < 5).map(|(id, _)| *id).collect::<Vec<_>>());
+                prop_assert_eq!(rest, map.iter().map(|(id, key)| (*key, *id)).filter(|(key, _)| *key >= 5).min());
             }
             let mut sorted: Vec<(u8, u32)> = map.into_iter().map(|(id, key)| (key, id)).collect();
             sorted.sort_unstable();

@@ -1,10 +1,13 @@
-//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*).
+//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*; appendix D).
+
+use std::cmp::Reverse;
 
 use super::indexed_heap::IndexedHeap;
-use crate::ids::{BatchId, DeviceId, ModelId};
-use crate::time::Time;
+use super::ready_tree::ReadyTree;
+use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
+use crate::time::{Duration, Time};
 
-/// The batch that a model would send next, and when: it may start in `[exec, latest]`, never before
+/// The batch that a model would send next to a device of one kind, and when: it may start in `[exec, latest]`, never before
 /// (Symphony §3.1, *schedulable window*).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
@@ -14,28 +17,45 @@ pub struct Candidate {
     pub exec: Time,
     /// The last start that meets its earliest deadline.
     pub latest: Time,
+    /// How long before its start it is sent: [`super::NetworkBudget::delay`] of its size.
+    pub delay: Duration,
+    /// `l(max_batch)` of the model on this kind, by which the kinds are compared: the least is the fastest.
+    pub pace: Duration,
+}
+
+impl Candidate {
+    /// When its model timer fires: when it has to be sent to start at `exec`.
+    fn send(&self) -> Time {
+        self.exec - self.delay
+    }
 }
 
 /// A device for a model, now. To be answered with an [`Answer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Whose candidate may start.
+    /// Whose candidate may be sent.
     pub model: ModelId,
     /// Where.
     pub device: DeviceId,
+    /// Of which kind the device is: whose candidate it takes.
+    pub kind: DeviceKind,
+    /// When the device is expected to be done with what it has: the batch cannot start before. `Time::ZERO`: it has nothing.
+    pub free_at: Time,
 }
 
 /// What a model's queue says to a [`Grant`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// A batch runs there.
+    /// A batch is on its way there.
     Started {
         /// What was granted.
         grant: Grant,
         /// The batch, as its completion will name it.
         batch: BatchId,
-        /// When it is expected to be done.
-        expected_free: Time,
+        /// When it gets there.
+        arrives: Time,
+        /// How long it runs.
+        expected: Duration,
     },
     /// There was nothing to run after all.
     Declined {
@@ -46,33 +66,44 @@ pub enum Answer {
 
 /// Matches candidates with devices: the one place with global knowledge.
 ///
-/// A candidate waits for its `exec` (*deferred*: the model timers, earliest first), then for a device (*schedulable*: the
-/// most urgent `latest` first). A free device is taken in order of ids, the smallest first, so that under low load the
-/// devices with large ids stay idle and can be released (§3.2). Setting a candidate replaces the model's former one, with its timer: none is
-/// ever stale.
+/// **Candidates.** One for each model and kind of device. It waits for its `exec` (*deferred*: the model timers, earliest first), then for
+/// a device of its kind (*schedulable*: the most urgent `latest` first). Setting a candidate replaces the former one, with its
+/// timer: none is ever stale.
 ///
 /// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
 /// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
-/// counts once the answer is there, so the queue sends its new candidate first and its answer afterwards. A
+/// counts once the answer is there, so the queue sends its new candidates first and its answer afterwards. A
 /// model or a device may be removed while a grant is open: the removal holds, and the answer closes the grant.
 ///
-/// A device is busy from its grant to its completion event. When it was expected to be free is kept for planning only:
-/// a device that is overdue is still busy.
+/// **Devices.** A free device is taken in order of ids, the smallest first, so that under low load the devices with large ids stay idle
+/// and can be released (§3.2). A device is busy from its grant to its completion event. When it was expected to be free is kept
+/// for planning only: a device that is overdue is still busy, and gets nothing until it is done.
 ///
-/// `O(log M + log D)` an event; nothing is allocated but when a model or a device joins.
+/// **Sending ahead.** A batch whose way to the device takes `delay` may be sent `delay` before the device is expected to be free, so
+/// that the device does not wait for it. So a device may hold two batches, one that it runs (or that is on its way to it) and one behind
+/// that, and never more. Among the devices that a candidate can have as soon as it gets there, the one with the smallest id is taken, idle
+/// or not. If there is none, the most urgent candidate also takes the earliest device that any waiting candidate
+/// would have to be sent to now (the pseudo-code's *get_by_max_delay*): the device's next batch is then on its
+/// way early rather than late.
+///
+/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's batch now, those of the kind fastest
+/// for the model are taken, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
+/// one, though the slower kind's window (which opens earlier) is open: the faster device will take it, and
+/// more of it. Kinds equally fast for a model are one kind to it.
+///
+/// `O(K (K + log M + log D))` an event with K kinds; nothing is allocated but when a model, a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
+    /// Time of the last [`Matchmaker::poll_grant`].
+    now: Time,
     models: Vec<ModelState>,
-    /// By model: `exec` of the candidates that may not start yet.
-    deferred: IndexedHeap<Time>,
-    /// By model: `latest` of the candidates that may start.
-    schedulable: IndexedHeap<Time>,
+    kinds: Vec<KindState>,
     devices: Vec<DeviceState>,
-    free: IndexedHeap<()>,
-    /// How many devices are not gone.
     present: u32,
-    /// By device: when its batch is expected to complete.
+    free: u32,
+    /// By device: when all it was granted is expected to be done.
     busy: IndexedHeap<Time>,
+    sends_ahead: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,17 +111,72 @@ struct ModelState {
     present: bool,
     /// A grant is open.
     granted: bool,
-    candidate: Option<Candidate>,
     in_flight: u32,
     max_in_flight: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum DeviceState {
-    Free,
-    Granted(ModelId),
-    Busy { model: ModelId, batch: BatchId },
-    Gone,
+#[derive(Debug, Default)]
+struct KindState {
+    /// By model.
+    candidates: Vec<Option<Candidate>>,
+    /// By model: when to send the candidates that may not be sent yet.
+    deferred: IndexedHeap<Time>,
+    /// By model: `latest` of the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
+    /// `1 + f` those that wait, besides, until kind `f`, faster for them, has no free device.
+    schedulable: Vec<IndexedHeap<Time>>,
+    /// By model: the delays of the schedulable candidates; kept while batches are sent ahead.
+    delays: IndexedHeap<Reverse<Duration>>,
+    devices: Vec<DeviceId>,
+    /// By place in `devices`: when the device can begin another batch.
+    ready: ReadyTree,
+    present: u32,
+    free: u32,
+}
+
+impl KindState {
+    /// Takes the model out of what waits here.
+    fn forget(&mut self, model: u32) {
+        self.deferred.remove(model);
+        for heap in &mut self.schedulable {
+            heap.remove(model);
+        }
+        self.delays.remove(model);
+    }
+
+    fn is_schedulable(&self, model: u32) -> bool {
+        self.schedulable.iter().any(|heap| heap.get(model).is_some())
+    }
+
+    /// The longest way of a candidate that waits for a device.
+    fn reach(&self) -> Duration {
+        self.delays.peek().map_or(Duration::ZERO, |(Reverse(delay), _)| delay)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DeviceState {
+    kind: DeviceKind,
+    /// Its place among the devices of its kind.
+    place: u32,
+    present: bool,
+    granted: Option<ModelId>,
+    /// What runs, or is on its way to an idle device.
+    first: Option<Sent>,
+    /// What comes after that.
+    second: Option<Sent>,
+    /// When `first` is expected to be done.
+    free_at: Time,
+}
+
+/// A batch that was sent to a device.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    model: ModelId,
+    batch: BatchId,
+    /// When it gets there.
+    arrives: Time,
+    /// How long it runs.
+    expected: Duration,
 }
 
 impl Matchmaker {
@@ -102,48 +188,77 @@ impl Matchmaker {
     /// Adds a model; at most `max_in_flight` (at least 1) of its batches run at once.
     pub fn add_model(&mut self, max_in_flight: u32) -> ModelId {
         let id = ModelId(self.models.len() as u32);
-        self.models.push(ModelState {
-            present: true,
-            granted: false,
-            candidate: None,
-            in_flight: 0,
-            max_in_flight: max_in_flight.max(1),
-        });
+        let max_in_flight = max_in_flight.max(1);
+        self.models.push(ModelState { present: true, granted: false, in_flight: 0, max_in_flight });
+        for kind in &mut self.kinds {
+            kind.candidates.push(None);
+        }
         id
     }
 
-    /// Removes a model with its candidate. Its running batches keep their devices until they complete.
+    /// Removes a model with its candidates. Its running batches keep their devices until they complete.
     pub fn remove_model(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(model.0 as usize) {
             state.present = false;
-            state.candidate = None;
-            self.place(model);
+            for kind in &mut self.kinds {
+                if kind.candidates[model.0 as usize].take().is_some() {
+                    kind.forget(model.0);
+                }
+            }
         }
     }
 
-    /// Adds a device, free.
-    pub fn add_device(&mut self) -> DeviceId {
+    /// Whether batches may be sent to a device that still runs another: there is a network.
+    pub fn set_sends_ahead(&mut self, sends_ahead: bool) {
+        self.sends_ahead = sends_ahead;
+        for device in 0..self.devices.len() {
+            self.refresh_device(DeviceId(device as u32));
+        }
+        for model in 0..self.models.len() {
+            self.place_all(ModelId(model as u32));
+        }
+    }
+
+    /// Adds a device, free. Kinds are dense: their number should be small.
+    pub fn add_device(&mut self, kind: DeviceKind) -> DeviceId {
+        self.know(kind);
         let id = DeviceId(self.devices.len() as u32);
-        self.devices.push(DeviceState::Free);
-        self.free.set(id.0, ());
+        let state = &mut self.kinds[kind.0 as usize];
+        let place = state.devices.len() as u32;
+        state.devices.push(id);
+        state.ready.set(place, Time::ZERO);
+        state.free += 1;
+        state.present += 1;
+        self.free += 1;
         self.present += 1;
+        let (granted, first, second) = (None, None, None);
+        self.devices.push(DeviceState { kind, place, present: true, granted, first, second, free_at: Time::ZERO });
         id
     }
 
-    /// Removes a device; whether it was there. A batch that runs on it, or is about to by an open grant, is no longer waited
-    /// for: its completion, should it come, is a stranger's.
-    pub fn remove_device(&mut self, device: DeviceId) -> bool {
-        let Some(state) = self.devices.get_mut(device.0 as usize) else { return false };
-        let was = std::mem::replace(state, DeviceState::Gone);
-        self.free.remove(device.0);
-        self.busy.remove(device.0);
-        match was {
-            DeviceState::Busy { model, .. } | DeviceState::Granted(model) => self.landed(model),
-            DeviceState::Free => {}
-            DeviceState::Gone => return false,
-        }
+    /// Removes a device; its kind, if it was there. Batches that it runs or that are on their way to it are no longer waited for: their
+    /// completions, should they come, are strangers'.
+    pub fn remove_device(&mut self, device: DeviceId) -> Option<DeviceKind> {
+        let state = self.devices.get_mut(device.0 as usize).filter(|state| state.present)?;
+        let was = std::mem::replace(
+            state,
+            DeviceState { present: false, granted: None, first: None, second: None, free_at: Time::MAX, ..*state },
+        );
         self.present -= 1;
-        true
+        self.kinds[was.kind.0 as usize].present -= 1;
+        if was.first.is_none() && was.granted.is_none() {
+            self.free -= 1;
+            self.kinds[was.kind.0 as usize].free -= 1;
+        }
+        self.busy.remove(device.0);
+        self.refresh_device(device);
+        for sent in [was.first, was.second].into_iter().flatten() {
+            self.landed(sent.model);
+        }
+        if let Some(model) = was.granted {
+            self.landed(model);
+        }
+        Some(was.kind)
     }
 
     /// Devices present.
@@ -151,101 +266,279 @@ impl Matchmaker {
         self.present
     }
 
+    /// Devices present, of one kind.
+    pub fn devices_of(&self, kind: DeviceKind) -> u32 {
+        self.kinds.get(kind.0 as usize).map_or(0, |kind| kind.present)
+    }
+
     /// Devices without a batch.
     pub fn free_devices(&self) -> u32 {
-        self.free.len() as u32
+        self.free
     }
 
-    /// When the next device is expected to be free: `Time::ZERO` if one is, `Time::MAX` if there is none at all.
+    /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is
+    /// none at all.
     pub fn expected_free(&self) -> Time {
-        if self.free.is_empty() { self.busy.peek().map_or(Time::MAX, |(at, _)| at) } else { Time::ZERO }
+        if self.free == 0 { self.busy.peek().map_or(Time::MAX, |(at, _)| at) } else { Time::ZERO }
     }
 
-    /// The model's newest candidate, in place of the former one.
-    pub fn inform_candidate(&mut self, model: ModelId, candidate: Option<Candidate>) {
-        if let Some(state) = self.models.get_mut(model.0 as usize)
-            && state.present
-            && state.candidate != candidate
-        {
-            state.candidate = candidate;
-            self.place(model);
+    /// The model's newest candidate for a kind of device, in place of the former one.
+    pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
+        if candidate.is_some() {
+            self.know(kind);
         }
-    }
-
-    /// The next match at `now`, if a device is free and a candidate may start.
-    pub fn poll_grant(&mut self, now: Time) -> Option<Grant> {
-        while let Some((exec, model)) = self.deferred.peek()
-            && exec <= now
+        let index = kind.0 as usize;
+        let Some(state) = self.kinds.get_mut(index) else { return };
+        if let Some(known) = state.candidates.get_mut(model.0 as usize)
+            && self.models[model.0 as usize].present
+            && *known != candidate
         {
-            self.deferred.pop();
-            if let Some(candidate) = self.models[model as usize].candidate {
-                self.schedulable.set(model, candidate.latest);
+            let appears = known.is_some() != candidate.is_some();
+            *known = candidate;
+            self.place(model, index);
+            if appears && self.kinds.len() > 1 {
+                // What waits for slower kinds may now have a faster one to wait for, or no longer.
+                for other in (0..self.kinds.len()).filter(|other| *other != index) {
+                    self.place(model, other);
+                }
             }
         }
-        if self.schedulable.is_empty() {
-            return None;
-        }
-        let (_, device) = self.free.pop()?;
-        let (_, model) = self.schedulable.pop()?;
-        let (model, device) = (ModelId(model), DeviceId(device));
-        let state = &mut self.models[model.0 as usize];
-        state.granted = true;
-        state.in_flight += 1;
-        self.devices[device.0 as usize] = DeviceState::Granted(model);
-        Some(Grant { model, device })
     }
 
-    /// What came of a grant. The model's new candidate has to be known by now.
+    /// The next match at `now`, if a candidate may be sent and a device is ready for it.
+    pub fn poll_grant(&mut self, now: Time) -> Option<Grant> {
+        self.now = self.now.max(now);
+        let now = self.now;
+        for kind in 0..self.kinds.len() {
+            while let Some((send, model)) = self.kinds[kind].deferred.peek()
+                && send <= now
+            {
+                self.place(ModelId(model), kind);
+            }
+        }
+        loop {
+            let mut most_urgent: Option<(Time, u32, usize, u32)> = None;
+            for kind in 0..self.kinds.len() {
+                if self.kinds[kind].ready.earliest() != Time::MAX
+                    && let Some((latest, model)) = self.most_urgent(kind)
+                    && most_urgent.is_none_or(|(l, m, ..)| (latest, model) < (l, m))
+                    && let Some(place) = self.device_for(kind, model)
+                {
+                    most_urgent = Some((latest, model, kind, place));
+                }
+            }
+            let (_, model, kind, place) = most_urgent?;
+            if self.kinds.len() == 1 {
+                return Some(self.grant(ModelId(model), kind, place));
+            }
+            if let Some((kind, place)) = self.fastest(model, kind, place) {
+                return Some(self.grant(ModelId(model), kind, place));
+            }
+        }
+    }
+
+    /// What came of a grant. The model's new candidates have to be known by now.
     pub fn handle_answer(&mut self, answer: Answer) {
         let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
         let model = &mut self.models[grant.model.0 as usize];
         assert!(model.granted, "a grant is answered once");
         model.granted = false;
         let device = &mut self.devices[grant.device.0 as usize];
-        match answer {
-            // It was removed meanwhile, and the model's batch with it.
-            _ if *device != DeviceState::Granted(grant.model) => {
-                assert!(*device == DeviceState::Gone, "a device that was granted stays so until the answer");
-            }
-            Answer::Started { batch, expected_free, .. } => {
-                *device = DeviceState::Busy { model: grant.model, batch };
-                self.busy.set(grant.device.0, expected_free);
-            }
-            Answer::Declined { .. } => {
-                *device = DeviceState::Free;
-                self.free.set(grant.device.0, ());
-                self.models[grant.model.0 as usize].in_flight -= 1;
-            }
-        }
-        self.place(grant.model);
-    }
-
-    /// A batch is done: its device is free. The model it was of; `None` for a batch that does not run there, which changes
-    /// nothing.
-    pub fn completed(&mut self, device: DeviceId, batch: BatchId) -> Option<ModelId> {
-        match self.devices.get_mut(device.0 as usize) {
-            Some(state @ DeviceState::Busy { .. }) => {
-                let DeviceState::Busy { model, batch: running } = *state else { return None };
-                if running != batch {
-                    return None;
+        // If it was removed meanwhile, then the model's batch was with it.
+        if device.present {
+            let granted = device.granted.take();
+            assert!(granted == Some(grant.model), "a device that was granted stays so until the answer");
+            match answer {
+                Answer::Started { batch, arrives, expected, .. } => {
+                    let sent = Sent { model: grant.model, batch, arrives, expected };
+                    let done = if device.first.is_none() {
+                        device.first = Some(sent);
+                        device.free_at = arrives + expected;
+                        device.free_at
+                    } else {
+                        device.second = Some(sent);
+                        arrives.max(device.free_at) + expected
+                    };
+                    self.busy.set(grant.device.0, done);
                 }
-                *state = DeviceState::Free;
-                self.busy.remove(device.0);
-                self.free.set(device.0, ());
-                self.landed(model);
-                Some(model)
+                Answer::Declined { .. } => {
+                    if device.first.is_none() {
+                        self.free += 1;
+                        self.kinds[grant.kind.0 as usize].free += 1;
+                    }
+                    self.models[grant.model.0 as usize].in_flight -= 1;
+                }
             }
-            _ => None,
+            self.refresh_device(grant.device);
+        }
+        self.place_all(grant.model);
+    }
+
+    /// A batch is done at `now`: its device is free, or begins the next that was sent to it. The model it was of; `None` for a
+    /// batch that is not there, which changes nothing.
+    pub fn completed(&mut self, now: Time, device: DeviceId, batch: BatchId) -> Option<ModelId> {
+        let state = self.devices.get_mut(device.0 as usize)?;
+        let model = if let Some(sent) = state.first.filter(|sent| sent.batch == batch) {
+            state.first = state.second.take();
+            match state.first {
+                Some(next) => {
+                    state.free_at = next.arrives.max(now) + next.expected;
+                    self.busy.set(device.0, state.free_at);
+                }
+                None => {
+                    state.free_at = Time::ZERO;
+                    self.busy.remove(device.0);
+                    if state.granted.is_none() {
+                        self.free += 1;
+                        self.kinds[state.kind.0 as usize].free += 1;
+                    }
+                }
+            }
+            sent.model
+        } else {
+            // It overtook the batch before it, or that one's completion: each ends by its own.
+            let sent = state.second.take_if(|sent| sent.batch == batch)?;
+            self.busy.set(device.0, state.free_at);
+            sent.model
+        };
+        self.refresh_device(device);
+        self.landed(model);
+        Some(model)
+    }
+
+    /// When [`Matchmaker::poll_grant`] will next have something though nothing came, at the earliest: a candidate may be sent (its model
+    /// timer), or is to be sent to a device that will be free when it arrives (a device timer). Without a device that can take a batch there is
+    /// nothing to wake up for.
+    pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
+        let mut next: Option<(Time, u32)> = None;
+        for (index, kind) in self.kinds.iter().enumerate() {
+            let free_at = kind.ready.earliest();
+            if free_at == Time::MAX {
+                continue;
+            }
+            let device_timer = || {
+                let (latest, model) = self.most_urgent(index)?;
+                let ahead = if latest >= free_at { kind.reach() } else { self.candidate(index, model)?.delay };
+                Some((free_at - ahead, model))
+            };
+            for timer in [kind.deferred.peek(), device_timer()].into_iter().flatten() {
+                next = Some(next.map_or(timer, |next| next.min(timer)));
+            }
+        }
+        next.map(|(at, model)| (at, ModelId(model)))
+    }
+
+    fn candidate(&self, kind: usize, model: u32) -> Option<Candidate> {
+        self.kinds[kind].candidates[model as usize]
+    }
+
+    /// Makes room for kinds up to `kind`.
+    fn know(&mut self, kind: DeviceKind) {
+        while self.kinds.len() <= kind.0 as usize {
+            let candidates = vec![None; self.models.len()];
+            self.kinds.push(KindState { candidates, ..KindState::default() });
+        }
+        let classes = if self.kinds.len() == 1 { 1 } else { 1 + self.kinds.len() };
+        for kind in &mut self.kinds {
+            kind.schedulable.resize(classes, IndexedHeap::new());
         }
     }
 
-    /// When [`Matchmaker::poll_grant`] will next have something though nothing came: a candidate's `exec`. Without a free
-    /// device there is nothing to wake up for.
-    pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
-        if self.free.is_empty() {
+    /// The most urgent candidate that needs nothing but a device of this kind.
+    fn most_urgent(&self, kind: usize) -> Option<(Time, u32)> {
+        let heaps = self.kinds[kind].schedulable.iter().enumerate();
+        let open = heaps.filter(|(class, _)| *class == 0 || self.kinds[class - 1].free == 0);
+        open.filter_map(|(_, heap)| heap.peek()).min()
+    }
+
+    /// The device (its place) of this kind that the model's candidate takes now, if there is one.
+    fn device_for(&mut self, kind: usize, model: u32) -> Option<u32> {
+        let candidate = self.candidate(kind, model)?;
+        let KindState { ready, devices, .. } = &self.kinds[kind];
+        let mut found = ready.first_by(self.now + candidate.delay);
+        if found.is_none() && self.sends_ahead {
+            let earliest = ready.earliest();
+            if earliest <= candidate.latest && earliest <= self.now + self.kinds[kind].reach() {
+                found = ready.first_by(earliest);
+            }
+        }
+        let place = found?;
+        let device = &self.devices[devices[place as usize].0 as usize];
+        if device.first.is_some() && device.free_at <= self.now {
+            // Overdue: nobody knows when it will be done.
+            self.kinds[kind].ready.set(place, Time::MAX);
+            return self.device_for(kind, model);
+        }
+        Some(place)
+    }
+
+    /// The kind that takes the model's batch, with a device of it, when `kind` could. None if a faster device is free and waits for its
+    /// window: then the candidate is put where it waits for that.
+    fn fastest(&mut self, model: u32, kind: usize, place: u32) -> Option<(usize, u32)> {
+        let rank = |s: &Self, kind: usize, place: u32| {
+            (s.candidate(kind, model).map(|candidate| candidate.pace), s.kinds[kind].devices[place as usize])
+        };
+        let mut best = (rank(self, kind, place), kind, place);
+        for other in (0..self.kinds.len()).filter(|other| *other != kind) {
+            if !self.kinds[other].is_schedulable(model) {
+                continue;
+            }
+            if let Some(place) = self.device_for(other, model) {
+                best = best.min((rank(self, other, place), other, place));
+            }
+        }
+        let (_, kind, place) = best;
+        if let Some(faster) = self.waits_for(model, kind, true) {
+            let candidate = self.candidate(kind, model)?;
+            self.kinds[kind].forget(model);
+            self.schedule(model, kind, 1 + faster, &candidate);
             return None;
         }
-        self.deferred.peek().map(|(exec, model)| (exec, ModelId(model)))
+        Some((kind, place))
+    }
+
+    /// The fastest kind that is faster for the model than `kind` and could take its batch; if `free`, of those with a free device.
+    fn waits_for(&self, model: u32, kind: usize, free: bool) -> Option<usize> {
+        let pace = self.candidate(kind, model)?.pace;
+        let faster = |other: usize| {
+            let candidate = self.candidate(other, model).filter(|candidate| candidate.pace < pace)?;
+            (!free || self.kinds[other].free > 0).then_some((candidate.pace, other))
+        };
+        (0..self.kinds.len()).filter_map(faster).min().map(|(_, other)| other)
+    }
+
+    fn grant(&mut self, model: ModelId, kind: usize, place: u32) -> Grant {
+        let device = self.kinds[kind].devices[place as usize];
+        for kind in &mut self.kinds {
+            kind.forget(model.0);
+        }
+        let asked = &mut self.models[model.0 as usize];
+        asked.granted = true;
+        asked.in_flight += 1;
+        let state = &mut self.devices[device.0 as usize];
+        state.granted = Some(model);
+        if state.first.is_none() {
+            self.free -= 1;
+            self.kinds[kind].free -= 1;
+        }
+        let free_at = state.free_at;
+        self.kinds[kind].ready.set(place, Time::MAX);
+        Grant { model, device, kind: DeviceKind(kind as u32), free_at }
+    }
+
+    /// Says anew when a device can begin another batch.
+    fn refresh_device(&mut self, device: DeviceId) {
+        let state = &self.devices[device.0 as usize];
+        let at = if !state.present || state.granted.is_some() || state.second.is_some() {
+            Time::MAX
+        } else if state.first.is_none() {
+            Time::ZERO
+        } else if self.sends_ahead {
+            state.free_at
+        } else {
+            Time::MAX
+        };
+        self.kinds[state.kind.0 as usize].ready.set(state.place, at);
     }
 
     /// A batch of the model is no longer in flight.
@@ -255,20 +548,49 @@ impl Matchmaker {
         state.in_flight -= 1;
         // It may have been held back by its limit.
         if state.in_flight + 1 == state.max_in_flight {
-            self.place(model);
+            self.place_all(model);
         }
     }
 
-    /// Puts the model where its candidate belongs.
-    fn place(&mut self, model: ModelId) {
+    /// Puts all the model's candidates where they belong.
+    fn place_all(&mut self, model: ModelId) {
+        for kind in 0..self.kinds.len() {
+            self.place(model, kind);
+        }
+    }
+
+    /// Puts the model's candidate for a kind where it belongs.
+    fn place(&mut self, model: ModelId, kind: usize) {
         let state = &self.models[model.0 as usize];
-        self.deferred.remove(model.0);
-        self.schedulable.remove(model.0);
-        if let Some(candidate) = state.candidate
-            && !state.granted
-            && state.in_flight < state.max_in_flight
-        {
-            self.deferred.set(model.0, candidate.exec);
+        let candidate = self.kinds[kind].candidates[model.0 as usize];
+        match candidate.filter(|_| !state.granted && state.in_flight < state.max_in_flight) {
+            Some(candidate) if candidate.send() <= self.now => {
+                let class = if self.kinds.len() == 1 {
+                    self.kinds[kind].deferred.remove(model.0);
+                    0
+                } else {
+                    self.kinds[kind].forget(model.0);
+                    self.waits_for(model.0, kind, false).map_or(0, |faster| 1 + faster)
+                };
+                self.schedule(model.0, kind, class, &candidate);
+            }
+            Some(candidate) => {
+                let kind = &mut self.kinds[kind];
+                for heap in &mut kind.schedulable {
+                    heap.remove(model.0);
+                }
+                kind.delays.remove(model.0);
+                kind.deferred.set(model.0, candidate.send());
+            }
+            None => self.kinds[kind].forget(model.0),
+        }
+    }
+
+    fn schedule(&mut self, model: u32, kind: usize, class: usize, candidate: &Candidate) {
+        let kind = &mut self.kinds[kind];
+        kind.schedulable[class].set(model, candidate.latest);
+        if self.sends_ahead {
+            kind.delays.set(model, Reverse(candidate.delay));
         }
     }
 }

@@ -2,13 +2,16 @@
 
 use std::collections::VecDeque;
 
-use super::batch_policy::{DropPolicy, staggered_batch};
+use super::batch_policy::{DropPolicy, remote_staggered_batch};
 use super::dispatch_policy::{DispatchPolicy, Forming};
 use super::matchmaker::Candidate;
+use super::network::NetworkBudget;
 use super::rate_meter::RateMeter;
+use super::reason::{DispatchReason, DropDetail, StartBound};
 use super::request_queue::{Due, PriorityLevel, Request, RequestQueue, Ticket, Waiting};
 use super::scheduler::{DropReason, Reject};
-use crate::ids::RequestId;
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{DeviceKind, RequestId};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -18,9 +21,9 @@ const TICK: Duration = Duration::from_nanos(1);
 /// How a model is to be scheduled.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
-    /// `l(b)` of the model.
-    pub profile: LatencyProfile,
-    /// The largest batch, in items; 0 is taken as 1. The profile is extended if it ends before.
+    /// `l(b)` of the model on each kind of device.
+    pub profiles: DeviceProfiles,
+    /// The largest batch, in items; 0 is taken as 1. A profile is extended if it ends before.
     pub max_batch: u32,
     /// What is given up for deadlines.
     pub drop: DropPolicy,
@@ -39,6 +42,23 @@ pub struct Dropped {
     pub request: RequestId,
     /// Why.
     pub reason: DropReason,
+    /// What it was judged by.
+    pub detail: DropDetail,
+}
+
+/// A batch that leaves its queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Departure {
+    /// Items.
+    pub size: u32,
+    /// When it gets to its device.
+    pub arrives: Time,
+    /// When it is planned to start: once it is there and the device is expected to be done with what it has.
+    pub start: Time,
+    /// `l(size)` on its device.
+    pub expected: Duration,
+    /// Why now.
+    pub reason: DispatchReason,
 }
 
 /// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*; §4.2, *ModelThread*).
@@ -48,35 +68,66 @@ pub struct Dropped {
 /// behind a patient one would shrink the batch that both are in. With one SLO for all, both orders are the same. A request
 /// without a deadline comes after all that have one; its `queue_expiry`, or a level of its own, keeps it from waiting for ever.
 ///
+/// **Kinds of devices.** There is a candidate for each kind that the model has a profile for and the cluster a device of (for each profile, while
+/// there is no such device at all). A request is hopeless when the fastest of them cannot serve it in time. A slower kind's candidate passes over the
+/// requests that only a faster kind can still serve, or that would hold its batch below its target; they stay. Requests are
+/// sacrificed only for batches of the fastest kind, the one with the least `l(max_batch)`.
+///
+/// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
+///
 /// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected.
 ///
 /// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables have grown. The exceptions are
-/// at the functions: preferred sizes with mixed request sizes, and window drop when nearly all is about to expire.
+/// at the functions: preferred sizes with mixed request sizes, window drop when nearly all is about to expire, and requests that a slower kind
+/// of device passes over.
 ///
 /// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards, and whenever
-/// [`ModelQueue::wake`] comes, and pass its candidate on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
+/// [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
 #[derive(Debug)]
 pub struct ModelQueue {
-    profile: LatencyProfile,
+    /// In order of kinds, at least one.
+    lines: Vec<Line>,
+    /// The line in use with the least `l(max_batch)`: it alone sacrifices requests.
+    fastest: usize,
     max_batch: u32,
     drop: DropPolicy,
     dispatch: DispatchPolicy,
     queue: RequestQueue,
     meter: RateMeter,
     wake_margin: Duration,
-    devices: u32,
-    target: u32,
-    /// The target must be worked out again.
+    network: NetworkBudget,
+    /// By kind: devices of the cluster.
+    devices: Vec<u32>,
+    /// The targets must be worked out again.
     target_stale: bool,
-    candidate: Option<Candidate>,
     dropped: VecDeque<Dropped>,
     /// Scratch: requests passed over while looking ahead.
     aside: Vec<u32>,
 }
 
+/// What there is for one kind of device, or for all kinds if they are the same to the model.
+#[derive(Debug)]
+struct Line {
+    /// `None`: all kinds.
+    kind: Option<DeviceKind>,
+    /// `l(b)`: from the start of a batch.
+    profile: LatencyProfile,
+    /// `l(b) + delay(b)`: from the decision to send it.
+    sent: LatencyProfile,
+    /// Whether the cluster has a device for it, or for none of the lines.
+    in_use: bool,
+    /// `l(max_batch)`.
+    pace: Duration,
+    devices: u32,
+    target: u32,
+    candidate: Option<Candidate>,
+}
+
 /// What the next batch would be.
 #[derive(Clone, Copy, Debug)]
 struct Forecast {
+    /// Requests that are due before are passed over.
+    from: Time,
     /// Items at most.
     size: u32,
     /// Earliest deadline in it.
@@ -88,24 +139,25 @@ struct Forecast {
 }
 
 impl ModelQueue {
-    /// An empty queue, for a cluster of `devices` devices.
-    pub fn new(now: Time, options: ModelOptions, devices: u32) -> Self {
-        let ModelOptions { profile, max_batch, drop, dispatch, max_in_flight: _, levels } = options;
+    /// An empty queue, for a cluster without devices.
+    pub fn new(now: Time, options: ModelOptions) -> Self {
+        let ModelOptions { profiles, max_batch, drop, dispatch, max_in_flight: _, levels } = options;
         let mut queue = ModelQueue {
-            profile,
+            lines: Vec::new(),
+            fastest: 0,
             max_batch: max_batch.max(1),
             drop,
             dispatch: DispatchPolicy::Eager,
             queue: RequestQueue::new(levels),
             meter: RateMeter::new(now),
             wake_margin: Duration::ZERO,
-            devices,
-            target: 1,
+            network: NetworkBudget::default(),
+            devices: Vec::new(),
             target_stale: true,
-            candidate: None,
             dropped: VecDeque::new(),
             aside: Vec::new(),
         };
+        queue.set_profiles(&profiles);
         queue.set_dispatch(dispatch);
         queue
     }
@@ -115,14 +167,24 @@ impl ModelQueue {
         u32::try_from(self.queue.weight()).unwrap_or(u32::MAX)
     }
 
-    /// The profile in use.
+    /// The profile on the fastest kind of device.
     pub fn profile(&self) -> &LatencyProfile {
-        &self.profile
+        &self.lines[self.fastest].profile
     }
 
-    /// The batch size that [`DropPolicy::WindowDrop`] aims at.
+    /// The profile on a kind of device; `None`: the model does not run there.
+    pub fn profile_on(&self, kind: DeviceKind) -> Option<&LatencyProfile> {
+        self.line(kind).map(|line| &self.lines[line].profile)
+    }
+
+    /// The batch size that [`DropPolicy::WindowDrop`] aims at, on the fastest kind of device.
     pub fn target(&self) -> u32 {
-        self.target
+        self.lines[self.fastest].target
+    }
+
+    /// The candidate for a kind of device, as of the last [`ModelQueue::update`].
+    pub fn candidate(&self, kind: DeviceKind) -> Option<Candidate> {
+        self.lines[self.line(kind)?].candidate
     }
 
     /// Adds a request. The ticket is for [`ModelQueue::cancel`].
@@ -130,7 +192,8 @@ impl ModelQueue {
     /// # Errors
     /// If it is malformed, hopeless already, or there is no room for it.
     pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
-        let Request { deadline, level, size, .. } = *request;
+        let request = Request { deadline: request.deadline - self.network.reply, ..*request };
+        let Request { deadline, level, size, .. } = request;
         let Some(bound) = self.queue.bound(level) else { return Err(Reject::UnknownLevel) };
         if size == 0 {
             return Err(Reject::ZeroSize);
@@ -139,7 +202,7 @@ impl ModelQueue {
             return Err(Reject::TooLarge { max_batch: self.max_batch });
         }
         let allowed = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
-        let needed = self.profile.latency(size);
+        let needed = self.needed(size);
         if self.drop != DropPolicy::None && needed > allowed {
             return Err(Reject::DeadlineImpossible { needed, allowed });
         }
@@ -148,7 +211,7 @@ impl ModelQueue {
         if !self.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
-        Ok(self.queue.push(now, request, hopeless_at(&self.profile, self.drop, deadline, size)))
+        Ok(self.queue.push(now, &request, hopeless_at(needed, self.drop, deadline, size)))
     }
 
     /// Takes a request out; whether it was there.
@@ -156,14 +219,26 @@ impl ModelQueue {
         self.queue.remove(ticket).is_some()
     }
 
-    /// Replaces the profile.
-    pub fn set_profile(&mut self, profile: LatencyProfile) {
-        self.profile = profile;
-        self.target_stale = true;
-        if !self.queue.unsized_only() {
-            let (profile, drop) = (&self.profile, self.drop);
-            self.queue.set_hopeless(|waiting| hopeless_at(profile, drop, waiting.deadline, waiting.size));
+    /// Replaces the profiles.
+    pub fn set_profiles(&mut self, profiles: &DeviceProfiles) {
+        let former = std::mem::take(&mut self.lines);
+        self.lines.extend(profiles.iter().map(|(kind, profile)| {
+            let sent = profile.with_overhead(self.network.control, self.network.data);
+            // The candidate stays until the next update, which looks whether it has expired.
+            let candidate = former.iter().find(|line| line.kind == kind).and_then(|line| line.candidate);
+            let pace = profile.latency(self.max_batch);
+            Line { kind, profile: profile.clone(), sent, in_use: true, pace, devices: 0, target: 1, candidate }
+        }));
+        self.lines_changed();
+    }
+
+    /// Sets what messages take. A reply's delay is taken off the deadlines of requests that come from now on.
+    pub fn set_network(&mut self, network: NetworkBudget) {
+        self.network = network;
+        for line in &mut self.lines {
+            line.sent = line.profile.with_overhead(network.control, network.data);
         }
+        self.lines_changed();
     }
 
     /// Replaces the dispatch policy.
@@ -177,10 +252,15 @@ impl ModelQueue {
         self.wake_margin = margin;
     }
 
-    /// How many devices the cluster has, for the staggered target.
-    pub fn set_devices(&mut self, devices: u32) {
-        self.devices = devices;
-        self.target_stale = true;
+    /// How many devices of a kind the cluster has: for the staggered target, and for what the fastest kind is. Whether that needs
+    /// an update: which kinds there are has changed.
+    pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) -> bool {
+        let kind = kind.0 as usize;
+        if self.devices.len() <= kind {
+            self.devices.resize(kind + 1, 0);
+        }
+        self.devices[kind] = devices;
+        self.lines_changed()
     }
 
     /// Drops every request because the model is going.
@@ -190,7 +270,9 @@ impl ModelQueue {
                 self.give_up(ticket, DropReason::ModelRemoved);
             }
         }
-        self.candidate = None;
+        for line in &mut self.lines {
+            line.candidate = None;
+        }
     }
 
     /// The next request that was dropped, with the reason.
@@ -202,11 +284,11 @@ impl ModelQueue {
     /// has waited for too long.
     pub fn wake(&self) -> Option<Time> {
         let mut wake = self.queue.next_due().unwrap_or(Time::MAX);
-        if let Some(candidate) = self.candidate {
-            wake = wake.min(candidate.latest + TICK);
+        for candidate in self.lines.iter().filter_map(|line| line.candidate) {
+            wake = wake.min(candidate.latest - candidate.delay + TICK);
         }
         if self.drop != DropPolicy::None {
-            let single = self.profile.latency(1);
+            let single = self.needed(1);
             for tier in self.queue.tiers() {
                 if let Some(head) = self.queue.head(tier) {
                     wake = wake.min(head.deadline - single + TICK);
@@ -216,92 +298,196 @@ impl ModelQueue {
         (wake != Time::MAX).then_some(wake)
     }
 
-    /// Works out the candidate anew (Symphony §3.2, *UpdateCandidate*). Requests that became hopeless or waited
-    /// for too long leave or move first.
+    /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
+    /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
         self.expire(now);
-        if let Some(candidate) = self.candidate
-            && now > candidate.latest
+        if let Some(candidate) = self.lines[self.fastest].candidate
+            && now + candidate.delay > candidate.latest
         {
             // The candidate was schedulable and found no device: its head can only leave in a smaller batch.
-            self.slide(now);
+            if let Some(from) = self.slide(now, Time::ZERO, self.fastest, Time::ZERO) {
+                self.sacrifice(from);
+            }
         }
-        self.candidate = self.forecast(now).map(|forecast| self.candidate_of(now, forecast));
-        self.candidate
+        for line in 0..self.lines.len() {
+            let forecast = if self.lines[line].in_use { self.forecast(now, Time::ZERO, line) } else { None };
+            let candidate = forecast.map(|forecast| self.window(now, Time::ZERO, line, forecast).0);
+            self.lines[line].candidate = candidate;
+        }
+        self.lines[self.fastest].candidate
     }
 
-    /// Takes the batch that starts now: appends its members and returns its size; zero if none may start, which is so
-    /// when giving up what held it below the target has moved its window.
-    pub fn take(&mut self, now: Time, members: &mut Vec<RequestId>) -> u32 {
+    /// Takes the batch that is sent now to a device of this kind, which is expected to be free at `free_at`: appends its members. `None` if none may
+    /// be sent, which is so when giving up what held it below the target has moved its window, or when a grant crossed
+    /// a change of the queue.
+    pub fn take(
+        &mut self,
+        now: Time,
+        kind: DeviceKind,
+        free_at: Time,
+        members: &mut Vec<RequestId>,
+    ) -> Option<Departure> {
+        let line = self.line(kind).filter(|line| self.lines[*line].in_use)?;
+        let waited = self.lines[line].candidate.is_some_and(|c| c.exec - c.delay < now);
         self.expire(now);
-        self.slide(now);
-        self.candidate = None;
-        let Some(forecast) = self.forecast(now) else { return 0 };
-        let candidate = self.candidate_of(now, forecast);
-        if candidate.exec > now {
-            return 0;
+        let passed = if self.lines.len() == 1 { Time::ZERO } else { self.forecast(now, free_at, line)?.from };
+        let slid = self.slide(now, free_at, line, passed);
+        // What a slower kind cannot make good use of is left to the faster ones.
+        let gives_up = line == self.fastest && passed == Time::ZERO;
+        let mut starting = None;
+        if let Some(from) = slid {
+            if gives_up {
+                self.sacrifice(from);
+            } else {
+                starting = self.starting(now, free_at, line, from);
+            }
         }
-        let limit = u64::from(candidate.size);
-        let mut size = 0;
+        if starting.is_none() {
+            starting = self.starting(now, free_at, line, Time::ZERO);
+        }
+        for line in &mut self.lines {
+            line.candidate = None;
+        }
+        let (forecast, Candidate { size, .. }, exec, bound) = starting?;
         for tier in 0..=forecast.last_tier {
+            pass_over(&mut self.queue, &mut self.aside, tier, forecast.from);
+        }
+        // Requests of several items may leave some of the room.
+        let size = self.pop_batch(size, forecast.last_tier, members);
+        self.restore();
+        let arrives = now + self.network.delay(size);
+        let start = arrives.max(free_at);
+        let bound = if waited || start > arrives { StartBound::Device } else { bound };
+        let Forecast { deadline, .. } = forecast;
+        let expected = self.lines[line].profile.latency(size);
+        let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - expected };
+        let reason = DispatchReason { bound, exec, latest, deadline, left: self.queued() };
+        Some(Departure { size, arrives, start, expected, reason })
+    }
+
+    /// The batch whose window is open when it gets to a device that is free at `free_at`, if it is sent now.
+    fn starting(
+        &mut self,
+        now: Time,
+        free_at: Time,
+        line: usize,
+        from: Time,
+    ) -> Option<(Forecast, Candidate, Time, StartBound)> {
+        let forecast = self.forecast_from(now, free_at, line, from)?;
+        let (candidate, opens, bound) = self.window(now, free_at, line, forecast);
+        (opens <= (now + candidate.delay).max(free_at)).then_some((forecast, candidate, opens, bound))
+    }
+
+    /// Moves a batch of at most `limit` items from the heads of the tiers to `members`; its size.
+    fn pop_batch(&mut self, limit: u32, last_tier: usize, members: &mut Vec<RequestId>) -> u32 {
+        let mut size = 0;
+        for tier in 0..=last_tier {
             while let Some(head) = self.queue.head(tier) {
-                if size + u64::from(head.size) > limit {
+                if size + head.size > limit {
                     assert!(size > 0, "a candidate has room for its head");
-                    return size as u32;
+                    return size;
                 }
-                size += u64::from(head.size);
+                size += head.size;
                 members.extend(self.queue.pop(tier).map(|head| head.id));
             }
         }
-        size as u32
+        size
     }
 
-    /// The largest prefix of the queue that may run together from now on.
-    fn forecast(&self, now: Time) -> Option<Forecast> {
-        let mut size = 0u64;
-        let mut deadline = Time::MAX;
-        let mut last_tier = 0;
-        for tier in self.queue.tiers() {
-            let Some(head) = self.queue.head(tier) else { continue };
-            let earliest = deadline.min(head.deadline);
-            let cap = u64::from(self.fit(now, earliest));
-            if size + u64::from(head.size) > cap {
-                // Higher levels come first, whole: a head of a lower level may not shrink their batch. The lead
-                // head always fits, or `expire` had taken it.
-                assert!(size > 0, "the head of the queue can meet its deadline alone");
-                break;
-            }
-            deadline = earliest;
-            last_tier = tier;
-            size += self.queue.tier_weight(tier);
-            if size >= cap {
-                // Exactly `cap` would be full as well if it is `max_batch`; if the deadline sets it, `exec` says the same.
-                let full = size > cap || cap == u64::from(self.max_batch);
-                return Some(Forecast { size: cap as u32, deadline, full, last_tier });
-            }
+    /// Puts back what was hidden.
+    fn restore(&mut self) {
+        for slot in self.aside.drain(..) {
+            self.queue.put_back(slot);
         }
-        (size > 0).then_some(Forecast { size: size as u32, deadline, full: false, last_tier })
     }
 
-    fn candidate_of(&mut self, now: Time, forecast: Forecast) -> Candidate {
-        let Forecast { mut size, deadline, mut full, last_tier } = forecast;
-        // If the first arrival of the queue is not in the candidate, then the candidate is full, or its level blocked.
+    /// The largest prefix of the queue that may run together from now on. With several kinds of devices it passes over those
+    /// that this one cannot serve in time.
+    fn forecast(&self, now: Time, free_at: Time, line: usize) -> Option<Forecast> {
+        self.forecast_from(now, free_at, line, Time::ZERO)
+    }
+
+    /// As [`ModelQueue::forecast`], of the requests that are due at `from` or later. `O(n)` in the number passed over, for each time that a request
+    /// of several items is.
+    fn forecast_from(&self, now: Time, free_at: Time, line: usize, mut from: Time) -> Option<Forecast> {
+        'from: loop {
+            let mut size = 0u64;
+            let mut deadline = Time::MAX;
+            let mut last_tier = 0;
+            for tier in self.queue.tiers() {
+                let head = if from == Time::ZERO {
+                    self.queue.head(tier).map(|head| (head, 0))
+                } else {
+                    self.queue.head_from(tier, from)
+                };
+                let Some((head, passed)) = head else { continue };
+                let earliest = deadline.min(head.deadline);
+                let cap = u64::from(self.fit(now, free_at, line, earliest));
+                if size + u64::from(head.size) > cap {
+                    if size > 0 {
+                        // Higher levels come first, whole: a head of a lower level may not shrink their batch.
+                        break;
+                    }
+                    if self.lines.len() == 1 {
+                        assert!(free_at > now, "the head of the queue can meet its deadline alone");
+                        return None;
+                    }
+                    let Line { profile, sent, .. } = &self.lines[line];
+                    from = from.max(head.deadline + TICK).max(now + sent.latency(1)).max(free_at + profile.latency(1));
+                    continue 'from;
+                }
+                deadline = earliest;
+                last_tier = tier;
+                size += self.queue.tier_weight(tier) - passed;
+                if size >= cap {
+                    // Exactly `cap` would be full as well if it is `max_batch`; if the deadline sets it, `exec` says the same.
+                    let full = size > cap || cap == u64::from(self.max_batch);
+                    return Some(Forecast { from, size: cap as u32, deadline, full, last_tier });
+                }
+            }
+            let size = size as u32;
+            return (size > 0).then_some(Forecast { from, size, deadline, full: false, last_tier });
+        }
+    }
+
+    /// The candidate with its schedulable window; with when the window opened, which may have passed, and what that was counted from.
+    fn window(&mut self, now: Time, free_at: Time, line: usize, forecast: Forecast) -> (Candidate, Time, StartBound) {
+        let Forecast { from, mut size, deadline, mut full, last_tier } = forecast;
+        // If the first arrival of the queue is not in the candidate, then the candidate is full, its level blocked, or the first
+        // arrival passed over.
         let first_arrival = self.queue.first_arrival().unwrap_or(now);
-        if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier) {
+        if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier, from) {
             size = preferred;
             full = true;
         }
-        let forming = Forming { now, size, deadline, first_arrival, full, profile: &self.profile };
-        let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - self.profile.latency(size) };
-        // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry.
-        let lost = latest.min(self.queue.next_rejection().unwrap_or(Time::MAX) - TICK);
-        let exec = self.dispatch.exec(&forming).min(lost - self.wake_margin).max(now);
-        Candidate { size, exec, latest }
+        let delay = self.network.delay(size);
+        let Line { profile, pace, .. } = &self.lines[line];
+        let pace = *pace;
+        let (mut opens, mut bound) =
+            self.dispatch.opens(&Forming { size, deadline, first_arrival, full, profile, delay });
+        let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
+        // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry, by which it is sent.
+        let lost = latest.min(self.queue.next_rejection().unwrap_or(Time::MAX) - TICK + delay);
+        let safe = lost - self.wake_margin;
+        if safe < opens {
+            opens = safe;
+            bound = if self.wake_margin > Duration::ZERO { StartBound::WakeMargin } else { StartBound::Latest };
+        }
+        let exec = opens.max(now + delay).max(free_at);
+        (Candidate { size, exec, latest, delay, pace }, opens, bound)
     }
 
     /// The largest preferred size that a prefix of the candidate fills exactly, while the delay has not passed. `O(b log n)` if
     /// the queue has requests of more than one item.
-    fn preferred_fill(&mut self, now: Time, first_arrival: Time, size: u32, last_tier: usize) -> Option<u32> {
+    fn preferred_fill(
+        &mut self,
+        now: Time,
+        first_arrival: Time,
+        size: u32,
+        last_tier: usize,
+        from: Time,
+    ) -> Option<u32> {
         let DispatchPolicy::Timeout { delay, preferred } = &self.dispatch else { return None };
         if preferred.is_empty() || now >= first_arrival + *delay {
             return None;
@@ -313,6 +499,7 @@ impl ModelQueue {
         let mut best = None;
         let mut sum = 0u64;
         'tiers: for tier in 0..=last_tier {
+            pass_over(&mut self.queue, &mut self.aside, tier, from);
             while let Some(head) = self.queue.head(tier) {
                 sum += u64::from(head.size);
                 if sum > u64::from(size) {
@@ -324,46 +511,55 @@ impl ModelQueue {
                 self.aside.extend(self.queue.set_aside(tier));
             }
         }
-        for slot in self.aside.drain(..) {
-            self.queue.put_back(slot);
-        }
+        self.restore();
         best
     }
 
-    /// The largest batch that started now would meet `deadline`.
-    fn fit(&self, now: Time, deadline: Time) -> u32 {
+    /// The largest batch that, sent now to a device that is free at `free_at`, would meet `deadline`.
+    fn fit(&self, now: Time, free_at: Time, line: usize, deadline: Time) -> u32 {
         if self.drop == DropPolicy::None || deadline == Time::MAX {
             return self.max_batch;
         }
-        self.profile.largest_up_to(self.max_batch, deadline.since(now))
+        let Line { profile, sent, .. } = &self.lines[line];
+        let fit = sent.largest_up_to(self.max_batch, deadline.since(now));
+        if free_at <= now { fit } else { fit.min(profile.largest_up_to(self.max_batch, deadline.since(free_at))) }
     }
 
-    /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target.
+    /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target. If that gains something, the
+    /// deadline that the batch begins with.
     ///
-    /// Called when a decision cannot wait: the batch starts, or it expired. Until then nothing is given up, because a device
+    /// Called when a decision cannot wait: the batch is sent, or it expired. Until then nothing is given up, because a device
     /// may come in time for the head. Heads are given up only if the batch without them is larger than the one they would lead: then
     /// this start serves more, and what they would have led later is smaller still, for their time only gets shorter. None of those
     /// given up would fit beside the larger batch.
     ///
-    /// `O(log n)` for each head given up. A search that finds nothing to gain can take `O(n log n)`, if nearly the whole queue is about
+    /// `O(log n)` for each head passed. A search that finds nothing to gain can take `O(n log n)`, if nearly the whole queue is about
     /// to expire.
-    fn slide(&mut self, now: Time) {
+    fn slide(&mut self, now: Time, free_at: Time, line: usize, from: Time) -> Option<Time> {
         if self.drop != DropPolicy::WindowDrop {
-            return;
+            return None;
         }
         self.refresh_target(now);
-        let Some(lead) = self.queue.tiers().find(|tier| self.queue.head(*tier).is_some()) else { return };
-        let target = u64::from(self.target);
+        let lead = self.queue.tiers().find(|tier| {
+            let head = if from == Time::ZERO {
+                self.queue.head(*tier)
+            } else {
+                self.queue.head_from(*tier, from).map(|h| h.0)
+            };
+            head.is_some()
+        })?;
+        pass_over(&mut self.queue, &mut self.aside, lead, from);
+        let target = u64::from(self.lines[line].target);
         // Nobody reaches further than who has most time: often enough to know that there is nothing to gain.
-        let furthest = u64::from(self.fit(now, self.queue.last_deadline(lead)));
-        let mut weight = self.queue.tier_weight(lead);
+        let furthest = u64::from(self.fit(now, free_at, line, self.queue.last_deadline(lead)));
+        let mut weight = self.queue.tier_weight(lead) - self.weight_aside();
         let mut without = None;
-        let mut gain = false;
+        let mut gain = None;
         while let Some(head) = self.queue.head(lead) {
-            let reach = u64::from(self.fit(now, head.deadline)).min(weight);
+            let reach = u64::from(self.fit(now, free_at, line, head.deadline)).min(weight);
             let least = *without.get_or_insert(reach);
             if reach >= target.min(weight) {
-                gain = reach > least;
+                gain = (reach > least).then_some(head.deadline);
                 break;
             }
             weight -= u64::from(head.size);
@@ -372,22 +568,74 @@ impl ModelQueue {
             }
             self.aside.extend(self.queue.set_aside(lead));
         }
-        let mut aside = std::mem::take(&mut self.aside);
-        for slot in aside.drain(..) {
-            let ticket = self.queue.put_back(slot);
-            if gain {
-                self.give_up(ticket, DropReason::Sacrificed);
-            }
+        self.restore();
+        gain
+    }
+
+    /// Items of the requests that are hidden.
+    fn weight_aside(&self) -> u64 {
+        self.aside.iter().map(|slot| u64::from(self.queue.size(*slot))).sum()
+    }
+
+    /// Gives up the requests of the leading tier that are due before `from`.
+    fn sacrifice(&mut self, from: Time) {
+        let Some(lead) = self.queue.tiers().find(|tier| self.queue.head(*tier).is_some()) else { return };
+        while self.queue.head(lead).is_some_and(|head| head.deadline < from)
+            && let Some(ticket) = self.queue.head_ticket(lead)
+        {
+            self.give_up(ticket, DropReason::Sacrificed);
         }
-        self.aside = aside;
     }
 
     fn refresh_target(&mut self, now: Time) {
         self.target_stale |= self.meter.roll(now);
         if std::mem::take(&mut self.target_stale) {
             let budget = self.meter.budget().unwrap_or(Duration::MAX);
-            self.target = staggered_batch(&self.profile, self.max_batch, budget, self.meter.rate(), self.devices);
+            let (max_batch, rate, network) = (self.max_batch, self.meter.rate(), &self.network);
+            for line in self.lines.iter_mut().filter(|line| line.in_use) {
+                line.target = remote_staggered_batch(&line.profile, max_batch, budget, rate, line.devices, network);
+            }
         }
+    }
+
+    /// The line that a kind of device takes its batches from.
+    fn line(&self, kind: DeviceKind) -> Option<usize> {
+        self.lines.iter().position(|line| line.kind.is_none_or(|k| k == kind))
+    }
+
+    /// The least time from the decision to send a request alone until it is done.
+    fn needed(&self, size: u32) -> Duration {
+        let in_use = self.lines.iter().filter(|line| line.in_use);
+        in_use.map(|line| line.sent.latency(size)).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Works out what follows from the lines; whether others are in use than before.
+    fn lines_changed(&mut self) -> bool {
+        let all: u32 = self.devices.iter().sum();
+        for line in &mut self.lines {
+            line.devices = match line.kind {
+                None => all,
+                Some(kind) => self.devices.get(kind.0 as usize).copied().unwrap_or(0),
+            };
+        }
+        let none = self.lines.iter().all(|line| line.devices == 0);
+        let mut others = false;
+        for line in &mut self.lines {
+            let in_use = none || line.devices > 0;
+            others |= std::mem::replace(&mut line.in_use, in_use) != in_use;
+        }
+        let in_use = (0..self.lines.len()).filter(|line| self.lines[*line].in_use);
+        let fastest = in_use.min_by_key(|line| self.lines[*line].pace);
+        self.fastest = fastest.unwrap_or(0);
+        self.target_stale = true;
+        if !self.queue.unsized_only() {
+            let (lines, drop) = (&self.lines, self.drop);
+            let needed = |size| lines.iter().filter(|line| line.in_use).map(|line| line.sent.latency(size)).min();
+            self.queue.set_hopeless(|waiting| {
+                hopeless_at(needed(waiting.size).unwrap_or(Duration::MAX), drop, waiting.deadline, waiting.size)
+            });
+        }
+        others
     }
 
     /// Drops the hopeless and those whose time in the queue is up.
@@ -405,7 +653,7 @@ impl ModelQueue {
         for tier in self.queue.tiers() {
             while let Some(&Waiting { deadline, size, .. }) = self.queue.head(tier)
                 && deadline != Time::MAX
-                && now + self.profile.latency(size) > deadline
+                && now + self.needed(size) > deadline
                 && let Some(ticket) = self.queue.head_ticket(tier)
             {
                 self.give_up(ticket, DropReason::Hopeless);
@@ -414,13 +662,22 @@ impl ModelQueue {
     }
 
     fn give_up(&mut self, ticket: Ticket, reason: DropReason) {
-        let dropped = self.queue.remove(ticket).map(|waiting| Dropped { request: waiting.id, reason });
-        self.dropped.extend(dropped);
+        let Some(Waiting { id, deadline, size, .. }) = self.queue.remove(ticket) else { return };
+        let target = if self.drop == DropPolicy::WindowDrop { self.target() } else { 0 };
+        let detail = DropDetail { size, deadline, needed: self.needed(size), target };
+        self.dropped.push_back(Dropped { request: id, reason, detail });
+    }
+}
+
+/// Hides the requests of a tier that are due before `from`, until [`ModelQueue::restore`].
+fn pass_over(queue: &mut RequestQueue, aside: &mut Vec<u32>, tier: usize, from: Time) {
+    while queue.head(tier).is_some_and(|head| head.deadline < from) {
+        aside.extend(queue.set_aside(tier));
     }
 }
 
 /// When a request needs its own timer to be found hopeless: if it has more than one item, others that are due later may be
 /// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
-fn hopeless_at(profile: &LatencyProfile, drop: DropPolicy, deadline: Time, size: u32) -> Time {
-    if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) + TICK }
+fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
+    if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
 }

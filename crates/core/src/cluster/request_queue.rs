@@ -221,9 +221,22 @@ impl RequestQueue {
         self.tiers[tier].order.peek().map(|(_, slot)| &self.slots[slot as usize])
     }
 
+    /// The first of a tier among those that are due at `from` or later, with the items of those before it. `O(those before it)`.
+    pub fn head_from(&self, tier: usize, from: Time) -> Option<(&Waiting, u64)> {
+        let mut weight = 0;
+        let first =
+            self.tiers[tier].order.visit_below((from, 0), |slot| weight += u64::from(self.slots[slot as usize].size));
+        first.map(|(_, slot)| (&self.slots[slot as usize], weight))
+    }
+
     /// The name of the head of a tier.
     pub fn head_ticket(&self, tier: usize) -> Option<Ticket> {
         self.tiers[tier].order.peek().map(|(_, slot)| self.ticket(slot))
+    }
+
+    /// Items of the request in a slot.
+    pub fn size(&self, slot: u32) -> u32 {
+        self.slots[slot as usize].size
     }
 
     /// Hides the head of a tier from the order, to look at the next: its number for [`RequestQueue::put_back`].

@@ -3,10 +3,12 @@
 use super::dispatch_policy::DispatchPolicy;
 use super::matchmaker::Matchmaker;
 use super::model_queue::{ModelOptions, ModelQueue};
+use super::network::NetworkBudget;
+use super::reason::{DispatchReason, DropDetail};
 use super::request_queue::{Request, Ticket};
 use super::shard::Shard;
-use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
-use crate::profile::LatencyProfile;
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// The cluster scheduler: requests and completions in, dispatches and drops out.
@@ -32,14 +34,14 @@ pub struct Scheduler {
 
 impl Default for Scheduler {
     fn default() -> Self {
-        Scheduler { shard: Shard::new(0, 1, 0), matchmaker: Matchmaker::new(), stray_completions: 0 }
+        Scheduler { shard: Shard::new(0, 1), matchmaker: Matchmaker::new(), stray_completions: 0 }
     }
 }
 
 /// A decision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// Run this batch now.
+    /// Send this batch now. The device runs it once it is there and what was sent before is done.
     Dispatch {
         /// To be named in [`Scheduler::handle_completion`].
         batch: BatchId,
@@ -51,8 +53,12 @@ pub enum Output {
         members: Vec<RequestId>,
         /// Items: the sum of the members' sizes.
         size: u32,
-        /// `l(size)`.
+        /// When it is planned to start: now, without a network.
+        start: Time,
+        /// `l(size)` on this device.
         expected: Duration,
+        /// Why now.
+        reason: DispatchReason,
     },
     /// This request will not run.
     Drop {
@@ -62,6 +68,8 @@ pub enum Output {
         model: ModelId,
         /// Why.
         reason: DropReason,
+        /// The numbers behind it.
+        detail: DropDetail,
     },
 }
 
@@ -196,7 +204,7 @@ impl Scheduler {
     /// device) is counted and ignored.
     pub fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
         let now = self.advance(now);
-        match self.matchmaker.completed(device, batch) {
+        match self.matchmaker.completed(now, device, batch) {
             Some(_) => self.exchange(now),
             None => self.stray_completions += 1,
         }
@@ -223,10 +231,10 @@ impl Scheduler {
         }
     }
 
-    /// Replaces a model's latency profile, also for what is queued. Unknown: nothing happens.
-    pub fn set_profile(&mut self, now: Time, model: ModelId, profile: LatencyProfile) {
+    /// Replaces a model's latency profiles, also for what is queued. Unknown: nothing happens.
+    pub fn set_profile(&mut self, now: Time, model: ModelId, profiles: impl Into<DeviceProfiles>) {
         let now = self.advance(now);
-        self.shard.set_profile(now, model, profile);
+        self.shard.set_profile(now, model, profiles);
         self.exchange(now);
     }
 
@@ -246,19 +254,27 @@ impl Scheduler {
         self.exchange(now);
     }
 
-    /// Adds a device, free.
-    pub fn add_device(&mut self, now: Time) -> DeviceId {
+    /// What messages take (nothing at first). Requests that are queued keep the deadlines that they have.
+    pub fn set_network(&mut self, now: Time, network: NetworkBudget) {
         let now = self.advance(now);
-        let id = self.matchmaker.add_device();
-        self.devices_changed(now);
+        self.matchmaker.set_sends_ahead(network.is_remote());
+        self.shard.set_network(now, network);
+        self.exchange(now);
+    }
+
+    /// Adds a device, free. There should be few kinds, numbered from 0: each costs every event a look.
+    pub fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        let now = self.advance(now);
+        let id = self.matchmaker.add_device(kind);
+        self.devices_changed(now, kind);
         id
     }
 
-    /// Removes a device. A batch that runs on it is no longer waited for. Unknown: nothing happens.
+    /// Removes a device. The batches that were sent to it are no longer waited for. Unknown: nothing happens.
     pub fn remove_device(&mut self, now: Time, device: DeviceId) {
         let now = self.advance(now);
-        if self.matchmaker.remove_device(device) {
-            self.devices_changed(now);
+        if let Some(kind) = self.matchmaker.remove_device(device) {
+            self.devices_changed(now, kind);
         }
     }
 
@@ -292,8 +308,8 @@ impl Scheduler {
     /// Carries the messages, until candidates or devices have run out.
     fn exchange(&mut self, now: Time) {
         loop {
-            while let Some((model, candidate)) = self.shard.poll_candidate() {
-                self.matchmaker.inform_candidate(model, candidate);
+            while let Some((model, kind, candidate)) = self.shard.poll_candidate() {
+                self.matchmaker.inform_candidate(model, kind, candidate);
             }
             while let Some(answer) = self.shard.poll_answer() {
                 self.matchmaker.handle_answer(answer);
@@ -303,8 +319,8 @@ impl Scheduler {
         }
     }
 
-    fn devices_changed(&mut self, now: Time) {
-        self.shard.set_devices(self.matchmaker.devices());
+    fn devices_changed(&mut self, now: Time, kind: DeviceKind) {
+        self.shard.set_devices(now, kind, self.matchmaker.devices_of(kind));
         self.exchange(now);
     }
 }

@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
 use super::matchmaker::{Answer, Candidate, Grant};
-use super::model_queue::{ModelOptions, ModelQueue};
+use super::model_queue::{Departure, Dropped, ModelOptions, ModelQueue};
+use super::network::NetworkBudget;
 use super::request_queue::{Request, Ticket};
 use super::scheduler::{Output, Reject};
-use crate::ids::{BatchId, ModelId, RequestId};
-use crate::profile::LatencyProfile;
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{BatchId, DeviceKind, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// Spare vectors kept, at most.
@@ -22,7 +23,7 @@ const MAX_SPARE: usize = 1024;
 ///
 /// | message | from | to | lost if a newer one comes first |
 /// |---|---|---|---|
-/// | [`Candidate`] of a model, [`Shard::poll_candidate`] | shard | matchmaker | yes: only the newest counts |
+/// | [`Candidate`] of a model for a kind of device, [`Shard::poll_candidate`] | shard | matchmaker | yes: only the newest counts |
 /// | [`Grant`], [`Shard::handle_grant`] | matchmaker | shard | no |
 /// | [`Answer`], [`Shard::poll_answer`] | shard | matchmaker | no |
 ///
@@ -52,8 +53,10 @@ pub struct Shard {
     shards: u64,
     /// Vectors given back by [`Shard::recycle`].
     spare: Vec<Vec<RequestId>>,
-    devices: u32,
+    /// By kind: devices of the cluster.
+    devices: Vec<u32>,
     wake_margin: Duration,
+    network: NetworkBudget,
     batches: u64,
     items: u64,
     time_reversals: u64,
@@ -63,17 +66,16 @@ pub struct Shard {
 #[derive(Debug)]
 struct Member {
     queue: ModelQueue,
-    newest: Option<Candidate>,
-    /// What the matchmaker was told last.
-    sent: Option<Candidate>,
+    /// By kind: what the matchmaker was told last.
+    sent: Vec<Option<Candidate>>,
     /// It is in [`Shard::changed`].
     changed: bool,
 }
 
 impl Shard {
-    /// Shard `index` of `shards`, without models; the cluster has `devices` devices. Batch ids are given out so that no two shards
+    /// Shard `index` of `shards`, without models; the cluster has no device yet. Batch ids are given out so that no two shards
     /// share one.
-    pub fn new(index: u32, shards: u32, devices: u32) -> Self {
+    pub fn new(index: u32, shards: u32) -> Self {
         assert!(index < shards, "shards are counted from zero");
         Shard {
             now: Time::ZERO,
@@ -85,8 +87,9 @@ impl Shard {
             next_batch: u64::from(index),
             shards: u64::from(shards),
             spare: Vec::new(),
-            devices,
+            devices: Vec::new(),
             wake_margin: Duration::ZERO,
+            network: NetworkBudget::default(),
             batches: 0,
             items: 0,
             time_reversals: 0,
@@ -134,24 +137,26 @@ impl Shard {
     /// A device for one of the models: its batch starts, or the grant is declined, which [`Shard::poll_answer`] tells.
     pub fn handle_grant(&mut self, now: Time, grant: Grant) {
         let now = self.advance(now);
-        let Grant { model, device } = grant;
+        let Grant { model, device, kind, free_at } = grant;
         let Some(member) = member(&mut self.members, model) else {
             self.answers.push_back(Answer::Declined { grant });
             return;
         };
         let mut members = self.spare.pop().unwrap_or_default();
-        let size = member.queue.take(now, &mut members);
-        if size == 0 {
-            self.answers.push_back(Answer::Declined { grant });
-            self.recycle(members);
-        } else {
-            let expected = member.queue.profile().latency(size);
-            let batch = BatchId(self.next_batch);
-            self.next_batch += self.shards;
-            self.batches += 1;
-            self.items += u64::from(size);
-            self.answers.push_back(Answer::Started { grant, batch, expected_free: now + expected });
-            self.outputs.push_back(Output::Dispatch { batch, device, model, members, size, expected });
+        match member.queue.take(now, kind, free_at, &mut members) {
+            None => {
+                self.answers.push_back(Answer::Declined { grant });
+                self.recycle(members);
+            }
+            Some(Departure { size, arrives, start, expected, reason }) => {
+                let batch = BatchId(self.next_batch);
+                self.next_batch += self.shards;
+                self.batches += 1;
+                self.items += u64::from(size);
+                self.answers.push_back(Answer::Started { grant, batch, arrives, expected });
+                let dispatch = Output::Dispatch { batch, device, model, members, size, start, expected, reason };
+                self.outputs.push_back(dispatch);
+            }
         }
         self.refresh(now, model);
     }
@@ -164,14 +169,18 @@ impl Shard {
     /// Adds a model, which must be no shard's yet. The matchmaker gives ids out, and has to know the model before its candidate.
     pub fn add_model(&mut self, now: Time, model: ModelId, options: ModelOptions) {
         let now = self.advance(now);
-        let mut queue = ModelQueue::new(now, options, self.devices);
+        let mut queue = ModelQueue::new(now, options);
         queue.set_wake_margin(self.wake_margin);
+        queue.set_network(self.network);
+        for (kind, devices) in (0..).map(DeviceKind).zip(&self.devices) {
+            queue.set_devices(kind, *devices);
+        }
         let index = model.0 as usize;
         if self.members.len() <= index {
             self.members.resize_with(index + 1, || None);
         }
         assert!(self.members[index].is_none(), "a model is added once, or its requests would be lost");
-        self.members[index] = Some(Box::new(Member { queue, newest: None, sent: None, changed: false }));
+        self.members[index] = Some(Box::new(Member { queue, sent: vec![None; self.devices.len()], changed: false }));
     }
 
     /// Removes a model; whether it was there. Its queued requests are dropped, its running batches go on. The matchmaker is to be told.
@@ -184,9 +193,10 @@ impl Shard {
         true
     }
 
-    /// Replaces a model's latency profile, also for what is queued. Unknown: nothing happens.
-    pub fn set_profile(&mut self, now: Time, model: ModelId, profile: LatencyProfile) {
-        self.change(now, model, |queue| queue.set_profile(profile));
+    /// Replaces a model's latency profiles, also for what is queued. Unknown: nothing happens.
+    pub fn set_profile(&mut self, now: Time, model: ModelId, profiles: impl Into<DeviceProfiles>) {
+        let profiles = profiles.into();
+        self.change(now, model, |queue| queue.set_profiles(&profiles));
     }
 
     /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
@@ -206,24 +216,51 @@ impl Shard {
         }
     }
 
-    /// How many devices the cluster has, for the staggered target.
-    pub fn set_devices(&mut self, devices: u32) {
-        self.devices = devices;
-        for member in self.members.iter_mut().flatten() {
-            member.queue.set_devices(devices);
+    /// What messages take; see [`super::Scheduler::set_network`]. The matchmaker is to be told as well.
+    pub fn set_network(&mut self, now: Time, network: NetworkBudget) {
+        let now = self.advance(now);
+        self.network = network;
+        for index in 0..self.members.len() {
+            if let Some(member) = &mut self.members[index] {
+                member.queue.set_network(network);
+                self.refresh(now, ModelId(index as u32));
+            }
         }
     }
 
-    /// The next model whose candidate is another than the one that was polled last, with the newest.
-    pub fn poll_candidate(&mut self) -> Option<(ModelId, Option<Candidate>)> {
-        while let Some(model) = self.changed.pop() {
-            if let Some(member) = member(&mut self.members, model) {
-                member.changed = false;
-                if member.newest != member.sent {
-                    member.sent = member.newest;
-                    return Some((model, member.newest));
+    /// How many devices of a kind the cluster has: for the staggered target, and for which candidates there are.
+    pub fn set_devices(&mut self, now: Time, kind: DeviceKind, devices: u32) {
+        let now = self.advance(now);
+        let index = kind.0 as usize;
+        let is_new = self.devices.len() <= index;
+        if is_new {
+            self.devices.resize(index + 1, 0);
+        }
+        self.devices[index] = devices;
+        for index in 0..self.members.len() {
+            if let Some(member) = &mut self.members[index] {
+                member.sent.resize(self.devices.len(), None);
+                if member.queue.set_devices(kind, devices) || is_new {
+                    self.refresh(now, ModelId(index as u32));
                 }
             }
+        }
+    }
+
+    /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
+    pub fn poll_candidate(&mut self) -> Option<(ModelId, DeviceKind, Option<Candidate>)> {
+        while let Some(&model) = self.changed.last() {
+            if let Some(member) = member(&mut self.members, model) {
+                for (kind, sent) in (0..).map(DeviceKind).zip(&mut member.sent) {
+                    let newest = member.queue.candidate(kind);
+                    if newest != *sent {
+                        *sent = newest;
+                        return Some((model, kind, newest));
+                    }
+                }
+                member.changed = false;
+            }
+            self.changed.pop();
         }
         None
     }
@@ -282,8 +319,10 @@ impl Shard {
     /// Has the queue work out its candidate and passes on what came of it.
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
-        member.newest = member.queue.update(now);
-        if member.newest != member.sent && !member.changed {
+        member.queue.update(now);
+        let sends =
+            || (0..).map(DeviceKind).zip(&member.sent).any(|(kind, sent)| member.queue.candidate(kind) != *sent);
+        if !member.changed && sends() {
             member.changed = true;
             self.changed.push(model);
         }
@@ -303,6 +342,7 @@ fn member(members: &mut [Option<Box<Member>>], model: ModelId) -> Option<&mut Me
 
 fn collect_dropped(outputs: &mut VecDeque<Output>, model: ModelId, queue: &mut ModelQueue) {
     while let Some(dropped) = queue.pop_dropped() {
-        outputs.push_back(Output::Drop { request: dropped.request, model, reason: dropped.reason });
+        let Dropped { request, reason, detail } = dropped;
+        outputs.push_back(Output::Drop { request, model, reason, detail });
     }
 }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 /// The system's allocator, counting the calls of this thread.
 struct Counting;
@@ -79,7 +79,7 @@ fn serve(scheduler: &mut Scheduler, running: &mut VecDeque<(Time, DeviceId, Batc
 fn a_settled_scheduler_allocates_nothing() {
     let mut scheduler = Scheduler::new();
     for _ in 0..2 {
-        scheduler.add_device(Time::ZERO);
+        scheduler.add_device(Time::ZERO, DeviceKind(0));
     }
     let dispatches = [
         DispatchPolicy::Deferred,
@@ -91,7 +91,7 @@ fn a_settled_scheduler_allocates_nothing() {
         scheduler.add_model(
             Time::ZERO,
             ModelOptions {
-                profile: LatencyProfile::linear(alpha, beta, 8).unwrap(),
+                profiles: LatencyProfile::linear(alpha, beta, 8).unwrap().into(),
                 max_batch: 8,
                 drop: DropPolicy::WindowDrop,
                 dispatch,

@@ -6,13 +6,16 @@
 //! ```text
 //! # a comment
 //! devices 3
+//! devices 2 kind=1
 //! wake-margin 0.5
-//! model m0 alpha=1 beta=5 slo=12 max_batch=32 drop=head|window|none dispatch=deferred|latest|eager|timeout:5|timeout:5:2,4
+//! network control=0.1 data=0.05 reply=2          (messages take exactly what is planned)
+//! model m0 alpha=1 beta=5 slo=12 (or k0=1,5 k1=2,9: alpha,beta on devices of kind 0 and of kind 1)
+//!       max_batch=32 drop=head|window|none dispatch=deferred|latest|eager|timeout:5|timeout:5:2,4
 //!       [in_flight=1] [levels=10,20:delay]        (bounds by level; "-" for none; with the timeout action)
 //! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0
 //! at 3 request r50 m0 [slo=12] [size=1] [level=0] [expiry=5]     (slo=none: no deadline; expiry: after so many ms)
 //! at 3 cancel r50 m0
-//! at 3 add-device          at 3 remove-device d1        at 3 remove-model m0
+//! at 3 add-device [kind=1]  at 3 remove-device d1        at 3 remove-model m0
 //! at 3 profile m0 alpha=1 beta=5                        at 3 dispatch m0 eager
 //! at 3 complete d0 b0      (beside the batch's own completion)
 //! at 3 wake                (a timeout nobody asked for)
@@ -26,7 +29,9 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{
+    BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
+};
 
 /// Runs the scenario of that name and compares its timeline with the file's.
 #[track_caller]
@@ -45,12 +50,22 @@ fn check(name: &str) {
     assert_eq!(expected.lines().count(), actual.lines().count(), "{name}: length of the timeline\n\nwhole:\n{actual}");
 }
 
+struct Sent {
+    arrives: Time,
+    expected: Duration,
+    members: Vec<RequestId>,
+}
+
 struct World {
     scheduler: Scheduler,
     slos: Vec<Option<Duration>>,
     /// Events of the script, by time and line.
     events: BTreeMap<(Time, usize), Vec<String>>,
+    network: NetworkBudget,
+    /// What runs.
     completions: BTreeMap<(Time, BatchId), (DeviceId, Vec<RequestId>)>,
+    /// What was sent to a device that still runs another batch, in order.
+    sent: BTreeMap<(DeviceId, BatchId), Sent>,
     /// Milliseconds that a batch takes longer than its profile says.
     slow: BTreeMap<BatchId, f64>,
     deadlines: BTreeMap<RequestId, Time>,
@@ -64,7 +79,9 @@ fn run(script: &str) -> String {
         scheduler: Scheduler::new(),
         slos: Vec::new(),
         events: BTreeMap::new(),
+        network: NetworkBudget::default(),
         completions: BTreeMap::new(),
+        sent: BTreeMap::new(),
         slow: BTreeMap::new(),
         deadlines: BTreeMap::new(),
         tickets: BTreeMap::new(),
@@ -85,14 +102,20 @@ impl World {
         match words[0].as_str() {
             "devices" => {
                 for _ in 0..words[1].parse().unwrap() {
-                    self.scheduler.add_device(Time::ZERO);
+                    self.scheduler.add_device(Time::ZERO, kind(words));
                 }
+            }
+            "network" => {
+                let [control, data, reply] =
+                    ["control", "data", "reply"].map(|name| option(words, name).map_or(Duration::ZERO, millis));
+                self.network = NetworkBudget { control, data, reply };
+                self.scheduler.set_network(Time::ZERO, self.network);
             }
             "wake-margin" => self.scheduler.set_wake_margin(Time::ZERO, millis(&words[1])),
             "model" => {
                 let option = |name| option(words, name);
                 let options = ModelOptions {
-                    profile: profile(words),
+                    profiles: profiles(words),
                     max_batch: option("max_batch").map_or(32, |v| v.parse().unwrap()),
                     drop: match option("drop").unwrap_or("head") {
                         "head" => DropPolicy::HeadDrop,
@@ -145,12 +168,18 @@ impl World {
             } else if completion == now {
                 let ((_, batch), (device, members)) = self.completions.pop_first().unwrap();
                 for member in &members {
-                    if self.deadlines[member] < now {
+                    if self.deadlines[member] < now + self.network.reply {
                         self.say(now, format_args!("{member} is late"));
                     }
                 }
                 self.scheduler.recycle(members);
                 self.scheduler.handle_completion(now, device, batch);
+                let next =
+                    self.sent.range((device, BatchId(0))..(device, BatchId(u64::MAX))).next().map(|(key, _)| *key);
+                if let Some(next) = next {
+                    let sent = self.sent.remove(&next).unwrap();
+                    self.begin(now, device, next.1, sent);
+                }
             } else {
                 self.scheduler.handle_timeout(now);
             }
@@ -191,7 +220,7 @@ impl World {
                 self.say(now, format_args!("{} cancelled: {left}", words[1]));
             }
             "add-device" => {
-                let device = s.add_device(now);
+                let device = s.add_device(now, kind(words));
                 self.say(now, format_args!("{device} joins"));
             }
             "remove-device" => {
@@ -202,7 +231,7 @@ impl World {
                 s.remove_model(now, model(1));
                 self.say(now, format_args!("{} leaves", words[1]));
             }
-            "profile" => s.set_profile(now, model(1), profile(words)),
+            "profile" => s.set_profile(now, model(1), profiles(words)),
             "dispatch" => s.set_dispatch(now, model(1), dispatch(&words[2])),
             "complete" => {
                 let before = s.stats().stray_completions;
@@ -220,20 +249,41 @@ impl World {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
                 Output::Drop { request, reason, .. } => self.say(now, format_args!("{request} dropped: {reason:?}")),
-                Output::Dispatch { batch, device, model, members, size, expected } => {
-                    let longer = self.slow.get(&batch).copied().unwrap_or(0.0);
-                    let until = Time::ZERO + Duration::from_millis_f64(number(now + expected) + longer);
+                Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
+                    let sent = Sent { arrives: now + self.network.delay(size), expected, members: members.clone() };
                     let names: Vec<String> = members.iter().map(RequestId::to_string).collect();
                     let items = if size as usize == members.len() { String::new() } else { format!(" ({size} items)") };
                     let names = names.join(" ");
-                    self.say(
-                        now,
-                        format_args!("{device} runs {batch} of {model} until {}: {names}{items}", number(until)),
-                    );
-                    self.completions.insert((until, batch), (device, members));
+                    if self.network.is_remote() {
+                        let start = number(start);
+                        self.say(now, format_args!("{device} is sent {batch} of {model} for {start}: {names}{items}"));
+                    } else {
+                        let until = number(self.until(now, batch, expected));
+                        self.say(now, format_args!("{device} runs {batch} of {model} until {until}: {names}{items}"));
+                    }
+                    if self.completions.values().any(|(d, _)| *d == device) {
+                        self.sent.insert((device, batch), sent);
+                    } else {
+                        self.begin(now, device, batch, sent);
+                    }
                 }
             }
         }
+    }
+
+    fn until(&self, start: Time, batch: BatchId, expected: Duration) -> Time {
+        let longer = self.slow.get(&batch).copied().unwrap_or(0.0);
+        Time::ZERO + Duration::from_millis_f64(number(start + expected) + longer)
+    }
+
+    /// A device turns to a batch, which may still be on its way.
+    fn begin(&mut self, now: Time, device: DeviceId, batch: BatchId, sent: Sent) {
+        let start = sent.arrives.max(now);
+        let until = self.until(start, batch, sent.expected);
+        if self.network.is_remote() {
+            self.say(start, format_args!("{device} runs {batch} until {}", number(until)));
+        }
+        self.completions.insert((until, batch), (device, sent.members));
     }
 
     fn say(&mut self, now: Time, what: std::fmt::Arguments<'_>) {
@@ -259,9 +309,27 @@ fn option<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
     words.iter().find_map(|w| w.strip_prefix(name)?.strip_prefix('='))
 }
 
-fn profile(words: &[String]) -> LatencyProfile {
-    let [alpha, beta] = ["alpha", "beta"].map(|name| millis(option(words, name).unwrap()));
-    LatencyProfile::linear(alpha, beta, 64).unwrap()
+/// `alpha=1 beta=5` for all kinds, or `k0=1,5 k1=2,9`: alpha and beta of each kind.
+fn profiles(words: &[String]) -> DeviceProfiles {
+    let by_kind: Vec<(DeviceKind, LatencyProfile)> = (0..9)
+        .filter_map(|kind| {
+            let (alpha, beta) = option(words, &format!("k{kind}"))?.split_once(',').unwrap();
+            Some((DeviceKind(kind), profile(alpha, beta)))
+        })
+        .collect();
+    if by_kind.is_empty() {
+        profile(option(words, "alpha").unwrap(), option(words, "beta").unwrap()).into()
+    } else {
+        DeviceProfiles::by_kind(by_kind).unwrap()
+    }
+}
+
+fn profile(alpha: &str, beta: &str) -> LatencyProfile {
+    LatencyProfile::linear_ms(alpha.parse().unwrap(), beta.parse().unwrap(), 64).unwrap()
+}
+
+fn kind(words: &[String]) -> DeviceKind {
+    DeviceKind(option(words, "kind").map_or(0, |v| v.parse().unwrap()))
 }
 
 fn dispatch(word: &str) -> DispatchPolicy {
@@ -318,6 +386,17 @@ scenarios! {
     a_new_profile_counts_at_once,
     a_timeout_longer_than_the_slack_is_cut_short,
     an_expired_candidate_is_as_urgent_as_what_is_left_of_it,
+    appendix_d_a_batch_is_sent_before_it_starts,
+    appendix_d_a_batch_is_sent_to_a_device_that_is_about_to_be_free,
+    appendix_d_a_device_leaves_with_two_batches,
+    appendix_d_a_device_that_is_early_takes_what_is_there,
+    appendix_d_an_overdue_device_delays_the_next_batch_and_gets_no_third,
+    appendix_d_completions_in_any_order,
+    appendix_d_stale_timers_on_a_granted_device,
+    appendix_d_the_longest_way_sends_early,
+    appendix_d_the_reply_is_taken_off_the_deadline,
+    appendix_d_the_smallest_device_that_is_free_in_time,
+    appendix_d_the_way_counts_as_time_that_a_request_needs,
     at_most_so_many_batches_in_flight,
     cancel_recomputes_the_candidate,
     deadlines_out_of_order,

@@ -1,27 +1,30 @@
 //! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that they can run apart.
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
 
+const KIND: DeviceKind = DeviceKind(0);
+
 fn candidate(exec: u64, latest: u64) -> Option<Candidate> {
-    Some(Candidate { size: 1, exec: at(exec), latest: at(latest) })
+    let (delay, pace) = (Duration::ZERO, Duration::from_millis(37));
+    Some(Candidate { size: 1, exec: at(exec), latest: at(latest), delay, pace })
 }
 
 fn queue(drop: DropPolicy) -> ModelQueue {
     let profile = LatencyProfile::linear(Duration::from_millis(1), Duration::from_millis(5), 32).unwrap();
     let options = ModelOptions {
-        profile,
+        profiles: profile.into(),
         max_batch: 32,
         drop,
         dispatch: DispatchPolicy::Deferred,
         max_in_flight: u32::MAX,
         levels: Vec::new(),
     };
-    ModelQueue::new(at(0), options, 1)
+    ModelQueue::new(at(0), options)
 }
 
 fn request(id: u64, deadline: u64) -> Request {
@@ -33,12 +36,12 @@ fn request(id: u64, deadline: u64) -> Request {
 #[test]
 fn only_the_newest_candidate_counts() {
     let mut matchmaker = Matchmaker::new();
-    let (model, _) = (matchmaker.add_model(u32::MAX), matchmaker.add_device());
-    matchmaker.inform_candidate(model, candidate(1, 2));
-    matchmaker.inform_candidate(model, candidate(5, 6));
+    let (model, _) = (matchmaker.add_model(u32::MAX), matchmaker.add_device(KIND));
+    matchmaker.inform_candidate(model, KIND, candidate(1, 2));
+    matchmaker.inform_candidate(model, KIND, candidate(5, 6));
     assert_eq!(matchmaker.poll_timeout(), Some((at(5), model)));
     assert_eq!(matchmaker.poll_grant(at(4)), None, "the former candidate's timer is gone");
-    matchmaker.inform_candidate(model, None);
+    matchmaker.inform_candidate(model, KIND, None);
     assert_eq!(matchmaker.poll_timeout(), None);
     assert_eq!(matchmaker.poll_grant(at(9)), None);
 }
@@ -49,19 +52,24 @@ fn only_the_newest_candidate_counts() {
 fn a_granted_device_is_unavailable_until_the_queue_answers() {
     let mut matchmaker = Matchmaker::new();
     let models = [matchmaker.add_model(u32::MAX), matchmaker.add_model(u32::MAX)];
-    let device = matchmaker.add_device();
+    let device = matchmaker.add_device(KIND);
     for model in models {
-        matchmaker.inform_candidate(model, candidate(0, 9));
+        matchmaker.inform_candidate(model, KIND, candidate(0, 9));
     }
     let grant = matchmaker.poll_grant(at(1)).unwrap();
-    assert_eq!(grant, Grant { model: models[0], device });
+    assert_eq!(grant, Grant { model: models[0], device, kind: KIND, free_at: at(0) });
     assert_eq!(matchmaker.poll_grant(at(1)), None);
-    matchmaker.inform_candidate(models[0], None);
-    matchmaker.handle_answer(Answer::Started { grant, batch: BatchId(0), expected_free: at(7) });
+    matchmaker.inform_candidate(models[0], KIND, None);
+    matchmaker.handle_answer(Answer::Started {
+        grant,
+        batch: BatchId(0),
+        arrives: at(1),
+        expected: Duration::from_millis(6),
+    });
     assert_eq!(matchmaker.expected_free(), at(7));
     assert_eq!(matchmaker.poll_grant(at(8)), None, "expected free, and still busy until it says so");
-    assert_eq!(matchmaker.completed(device, BatchId(0)), Some(models[0]));
-    assert_eq!(matchmaker.poll_grant(at(8)), Some(Grant { model: models[1], device }));
+    assert_eq!(matchmaker.completed(at(8), device, BatchId(0)), Some(models[0]));
+    assert_eq!(matchmaker.poll_grant(at(8)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
 /// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the next.
@@ -69,16 +77,16 @@ fn a_granted_device_is_unavailable_until_the_queue_answers() {
 fn a_declined_device_goes_to_the_next_model() {
     let mut matchmaker = Matchmaker::new();
     let models = [matchmaker.add_model(1), matchmaker.add_model(1)];
-    matchmaker.add_device();
+    matchmaker.add_device(KIND);
     let mut queue = queue(DropPolicy::HeadDrop);
     let ticket = queue.enqueue(at(0), &request(0, 12)).unwrap();
-    matchmaker.inform_candidate(models[0], queue.update(at(0)));
-    matchmaker.inform_candidate(models[1], candidate(5, 8));
+    matchmaker.inform_candidate(models[0], KIND, queue.update(at(0)));
+    matchmaker.inform_candidate(models[1], KIND, candidate(5, 8));
     let grant = matchmaker.poll_grant(at(5)).unwrap();
     assert_eq!(grant.model, models[0]);
     assert!(queue.cancel(ticket));
-    assert_eq!(queue.take(at(5), &mut Vec::new()), 0);
-    matchmaker.inform_candidate(models[0], queue.update(at(5)));
+    assert_eq!(queue.take(at(5), KIND, at(0), &mut Vec::new()), None);
+    matchmaker.inform_candidate(models[0], KIND, queue.update(at(5)));
     matchmaker.handle_answer(Answer::Declined { grant });
     assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));
 }
@@ -89,15 +97,20 @@ fn a_declined_device_goes_to_the_next_model() {
 fn a_model_with_an_open_grant_gets_no_second_one() {
     let mut matchmaker = Matchmaker::new();
     let model = matchmaker.add_model(u32::MAX);
-    let devices = [matchmaker.add_device(), matchmaker.add_device()];
-    matchmaker.inform_candidate(model, candidate(0, 9));
+    let devices = [matchmaker.add_device(KIND), matchmaker.add_device(KIND)];
+    matchmaker.inform_candidate(model, KIND, candidate(0, 9));
     let grant = matchmaker.poll_grant(at(1)).unwrap();
-    matchmaker.inform_candidate(model, candidate(1, 9));
+    matchmaker.inform_candidate(model, KIND, candidate(1, 9));
     assert_eq!(matchmaker.poll_grant(at(1)), None);
-    matchmaker.inform_candidate(model, candidate(2, 20));
-    matchmaker.handle_answer(Answer::Started { grant, batch: BatchId(0), expected_free: at(7) });
+    matchmaker.inform_candidate(model, KIND, candidate(2, 20));
+    matchmaker.handle_answer(Answer::Started {
+        grant,
+        batch: BatchId(0),
+        arrives: at(1),
+        expected: Duration::from_millis(6),
+    });
     assert_eq!(matchmaker.poll_grant(at(1)), None);
-    assert_eq!(matchmaker.poll_grant(at(2)), Some(Grant { model, device: devices[1] }));
+    assert_eq!(matchmaker.poll_grant(at(2)), Some(Grant { model, device: devices[1], kind: KIND, free_at: at(0) }));
 }
 
 /// A device may leave while its grant is open; whatever the answer, it is gone, and holds no batch of the model.
@@ -105,22 +118,22 @@ fn a_model_with_an_open_grant_gets_no_second_one() {
 fn a_device_that_leaves_before_the_answer_is_gone() {
     for started in [true, false] {
         let mut matchmaker = Matchmaker::new();
-        let (model, device) = (matchmaker.add_model(1), matchmaker.add_device());
-        matchmaker.inform_candidate(model, candidate(0, 9));
+        let (model, device) = (matchmaker.add_model(1), matchmaker.add_device(KIND));
+        matchmaker.inform_candidate(model, KIND, candidate(0, 9));
         let grant = matchmaker.poll_grant(at(1)).unwrap();
         assert_eq!(matchmaker.devices(), 1, "a granted device is there");
-        assert!(matchmaker.remove_device(device));
+        assert_eq!(matchmaker.remove_device(device), Some(KIND));
         assert_eq!((matchmaker.devices(), matchmaker.free_devices()), (0, 0));
         matchmaker.handle_answer(match started {
-            true => Answer::Started { grant, batch: BatchId(0), expected_free: at(7) },
+            true => Answer::Started { grant, batch: BatchId(0), arrives: at(1), expected: Duration::from_millis(6) },
             false => Answer::Declined { grant },
         });
         assert_eq!((matchmaker.devices(), matchmaker.free_devices()), (0, 0));
-        assert_eq!(matchmaker.completed(device, BatchId(0)), None);
-        let other = matchmaker.add_device();
+        assert_eq!(matchmaker.completed(at(8), device, BatchId(0)), None);
+        let other = matchmaker.add_device(KIND);
         assert_eq!(
             matchmaker.poll_grant(at(1)),
-            Some(Grant { model, device: other }),
+            Some(Grant { model, device: other, kind: KIND, free_at: at(0) }),
             "its limit of one is free again"
         );
     }
@@ -131,18 +144,18 @@ fn a_device_that_leaves_before_the_answer_is_gone() {
 fn a_grant_for_a_removed_model_is_declined() {
     let mut matchmaker = Matchmaker::new();
     let models = [matchmaker.add_model(1), matchmaker.add_model(1)];
-    let device = matchmaker.add_device();
-    matchmaker.inform_candidate(models[0], candidate(0, 9));
+    let device = matchmaker.add_device(KIND);
+    matchmaker.inform_candidate(models[0], KIND, candidate(0, 9));
     let grant = matchmaker.poll_grant(at(1)).unwrap();
     matchmaker.remove_model(models[0]);
-    matchmaker.inform_candidate(models[1], candidate(0, 9));
+    matchmaker.inform_candidate(models[1], KIND, candidate(0, 9));
     assert_eq!(matchmaker.poll_grant(at(1)), None);
-    let mut shard = Shard::new(0, 1, 1);
+    let mut shard = Shard::new(0, 1);
     shard.handle_grant(at(1), grant);
     let answer = shard.poll_answer().unwrap();
     assert_eq!(answer, Answer::Declined { grant });
     matchmaker.handle_answer(answer);
-    assert_eq!(matchmaker.poll_grant(at(1)), Some(Grant { model: models[1], device }));
+    assert_eq!(matchmaker.poll_grant(at(1)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
 /// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized batch": what came in the meantime is in
@@ -156,7 +169,8 @@ fn a_granted_queue_updates_its_candidate_first() {
         queue.enqueue(at(4), &request(id, 16)).unwrap();
     }
     let mut members = Vec::new();
-    assert_eq!(queue.take(at(4), &mut members), 3, "l(3) = 8 meets r0's deadline at 12");
+    let departure = queue.take(at(4), KIND, at(0), &mut members).unwrap();
+    assert_eq!((departure.size, departure.start), (3, at(4)), "l(3) = 8 meets r0's deadline at 12");
     assert_eq!(members, [0, 1, 2].map(RequestId));
     assert_eq!(queue.update(at(4)), candidate(9, 10));
 }
@@ -165,15 +179,15 @@ fn a_granted_queue_updates_its_candidate_first() {
 #[test]
 fn strangers_are_ignored() {
     let mut matchmaker = Matchmaker::new();
-    matchmaker.inform_candidate(ModelId(3), candidate(0, 9));
+    matchmaker.inform_candidate(ModelId(3), KIND, candidate(0, 9));
     matchmaker.remove_model(ModelId(3));
-    assert!(!matchmaker.remove_device(DeviceId(3)));
-    assert_eq!(matchmaker.completed(DeviceId(3), BatchId(0)), None);
-    let (model, device) = (matchmaker.add_model(1), matchmaker.add_device());
+    assert_eq!(matchmaker.remove_device(DeviceId(3)), None);
+    assert_eq!(matchmaker.completed(at(8), DeviceId(3), BatchId(0)), None);
+    let (model, device) = (matchmaker.add_model(1), matchmaker.add_device(KIND));
     matchmaker.remove_model(model);
-    matchmaker.inform_candidate(model, candidate(0, 9));
+    matchmaker.inform_candidate(model, KIND, candidate(0, 9));
     assert_eq!(matchmaker.poll_grant(at(1)), None, "a removed model's candidate");
-    assert!(matchmaker.remove_device(device));
-    assert!(!matchmaker.remove_device(device));
+    assert_eq!(matchmaker.remove_device(device), Some(KIND));
+    assert_eq!(matchmaker.remove_device(device), None);
     assert_eq!((matchmaker.devices(), matchmaker.expected_free()), (0, Time::MAX));
 }

@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 
+const KIND: DeviceKind = DeviceKind(0);
 const SHARDS: u32 = 3;
 const MODELS: u32 = 5;
 const MAX_BATCH: u32 = 4;
@@ -81,7 +82,7 @@ fn shard_of(model: ModelId) -> usize {
 impl World {
     fn new() -> Self {
         let mut matchmaker = Matchmaker::new();
-        let mut shards: Vec<Shard> = (0..SHARDS).map(|index| Shard::new(index, SHARDS, 2)).collect();
+        let mut shards: Vec<Shard> = (0..SHARDS).map(|index| Shard::new(index, SHARDS)).collect();
         let dispatches = [
             DispatchPolicy::Deferred,
             DispatchPolicy::Eager,
@@ -91,7 +92,7 @@ impl World {
             let max_in_flight = if index == 0 { 1 } else { u32::MAX };
             let model = matchmaker.add_model(max_in_flight);
             let options = ModelOptions {
-                profile: profile(100),
+                profiles: profile(100).into(),
                 max_batch: MAX_BATCH,
                 drop: if index % 2 == 0 { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
                 dispatch: dispatches[index as usize % 3].clone(),
@@ -100,7 +101,10 @@ impl World {
             };
             shards[shard_of(model)].add_model(Time::ZERO, model, options);
         }
-        let devices = (0..2).map(|_| (matchmaker.add_device(), None)).collect();
+        let devices = (0..2).map(|_| (matchmaker.add_device(KIND), None)).collect();
+        for shard in &mut shards {
+            shard.set_devices(Time::ZERO, KIND, 2);
+        }
         World {
             now: Time::ZERO,
             shards,
@@ -154,12 +158,12 @@ impl World {
                 if self.devices.len() > 1 {
                     let device = *self.devices.keys().nth(n % self.devices.len()).unwrap();
                     self.devices.remove(&device);
-                    assert!(self.matchmaker.remove_device(device));
+                    assert!(self.matchmaker.remove_device(device).is_some());
                     self.devices_changed();
                 }
             }
             Step::AddDevice => {
-                let device = self.matchmaker.add_device();
+                let device = self.matchmaker.add_device(KIND);
                 self.devices.insert(device, None);
                 self.devices_changed();
             }
@@ -184,7 +188,7 @@ impl World {
     fn devices_changed(&mut self) {
         assert_eq!(self.matchmaker.devices() as usize, self.devices.len());
         for shard in &mut self.shards {
-            shard.set_devices(self.devices.len() as u32);
+            shard.set_devices(self.now, KIND, self.devices.len() as u32);
         }
     }
 
@@ -206,7 +210,7 @@ impl World {
                     self.matchmaker.handle_answer(answer);
                 }
                 Some(ToMatchmaker::Completed(device, batch)) => {
-                    let known = self.matchmaker.completed(device, batch).is_some();
+                    let known = self.matchmaker.completed(self.now, device, batch).is_some();
                     assert_eq!(
                         known,
                         self.devices.contains_key(&device),
@@ -224,11 +228,11 @@ impl World {
     /// The matchmaker looks at the newest candidate.
     fn inform(&mut self, model: ModelId) {
         let newest = self.newest.get(&model).copied().flatten();
-        self.matchmaker.inform_candidate(model, newest);
+        self.matchmaker.inform_candidate(model, KIND, newest);
     }
 
     fn collect(&mut self, at: usize) {
-        while let Some((model, candidate)) = self.shards[at].poll_candidate() {
+        while let Some((model, _, candidate)) = self.shards[at].poll_candidate() {
             self.newest.insert(model, candidate);
             self.to_matchmaker.push_back(ToMatchmaker::Changed(model));
         }
@@ -240,7 +244,7 @@ impl World {
                 Output::Drop { request, .. } => {
                     assert!(self.waiting.remove(&request).is_some(), "{request} left twice")
                 }
-                Output::Dispatch { batch, device, model, members, size, expected } => {
+                Output::Dispatch { batch, device, model, members, size, expected, .. } => {
                     assert!(self.batches.insert(batch), "{batch} is named twice");
                     if let Some(running) = self.devices.get_mut(&device) {
                         assert!(running.is_none(), "{device} is given {batch} while it runs {running:?}");

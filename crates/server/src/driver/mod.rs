@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 use downbeat_core::cluster::{self, DropReason, ModelOptions, Output, Reject, Request, Scheduler};
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -126,7 +126,7 @@ impl Driver {
         scheduler.set_wake_margin(clock.now(), WAKE_MARGIN);
         let slots: Vec<_> = (0..devices)
             .map(|index| {
-                let id = scheduler.add_device(clock.now());
+                let id = scheduler.add_device(clock.now(), DeviceKind(0));
                 Arc::new(DeviceSlot::new(id, index, metrics.device(index)))
             })
             .collect();

@@ -21,7 +21,8 @@ pub(super) struct Profile {
 
 impl Profile {
     pub fn new(options: &ModelOptions) -> Self {
-        let latency = options.profile.clone();
+        // The baselines know one kind of device.
+        let latency = options.profiles.first().clone();
         let max_batch = options.max_batch.clamp(1, latency.max_batch());
         Profile { latency, max_batch }
     }

@@ -58,7 +58,8 @@ impl Fleet {
         let mut ids = self.spare.pop().unwrap_or_default();
         ids.extend(members);
         let size = ids.len() as u32;
-        self.decisions.push_back(Decision::Dispatch { batch, device, model, members: ids, size, expected });
+        let start = now;
+        self.decisions.push_back(Decision::Dispatch { batch, device, model, members: ids, size, start, expected });
     }
 
     /// Stops what runs on `device`.

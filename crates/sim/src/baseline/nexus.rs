@@ -379,7 +379,7 @@ mod tests {
     fn model(latencies: [u64; 3], slo: u64, rate: f64) -> Model {
         let points = [4, 8, 16].into_iter().zip(latencies.map(Duration::from_millis)).collect::<Vec<_>>();
         let options = ModelOptions {
-            profile: LatencyProfile::from_points(&points).unwrap(),
+            profiles: LatencyProfile::from_points(&points).unwrap().into(),
             max_batch: 16,
             drop: DropPolicy::HeadDrop,
             dispatch: DispatchPolicy::Eager,

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 fn options(alpha: f64, beta: f64) -> ModelOptions {
     ModelOptions {
-        profile: LatencyProfile::linear(Duration::from_millis_f64(alpha), Duration::from_millis_f64(beta), 32).unwrap(),
+        profiles: LatencyProfile::linear_ms(alpha, beta, 32).unwrap().into(),
         max_batch: 32,
         drop: DropPolicy::HeadDrop,
         dispatch: DispatchPolicy::Eager,

@@ -26,6 +26,7 @@ fn dispatch(batch: u64, device: u32, members: &[u64], size: u32) -> Decision {
         model: ModelId(0),
         members: members.iter().copied().map(RequestId).collect(),
         size,
+        start: NOW,
         expected: Duration::from_nanos(1_000),
     }
 }

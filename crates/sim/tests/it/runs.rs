@@ -15,7 +15,7 @@ fn load(
 ) -> Load {
     let (alpha, beta) = (Duration::from_micros(alpha_us), Duration::from_micros(beta_us));
     let options = ModelOptions {
-        profile: LatencyProfile::linear(alpha, beta, 32).unwrap(),
+        profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
         max_batch: 32,
         drop,
         dispatch,

@@ -13,7 +13,7 @@ const PEAK: f64 = 5_300.0;
 fn run(share: f64, dispatch: DispatchPolicy, drop: DropPolicy) -> Report {
     let (alpha, beta) = (Duration::from_millis_f64(1.053), Duration::from_millis_f64(5.072));
     let options = ModelOptions {
-        profile: LatencyProfile::linear(alpha, beta, 32).unwrap(),
+        profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
         max_batch: 32,
         drop,
         dispatch,
@@ -81,7 +81,7 @@ fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
     let goodput = |drop: DropPolicy| {
         let (alpha, beta) = (Duration::from_micros(150), Duration::from_micros(1_600));
         let options = ModelOptions {
-            profile: LatencyProfile::linear(alpha, beta, 32).unwrap(),
+            profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
             max_batch: 32,
             drop,
             dispatch: DispatchPolicy::Eager,

@@ -1,0 +1,93 @@
+//! Which device can start a batch by a given time: the smallest id first.
+
+use crate::time::Time;
+
+/// For dense ids, each with an instant: the smallest id whose instant is not after a given one.
+///
+/// A binary tree of minima over the ids. Two heaps, one by id and one by instant, do not answer it: the free device with the smallest
+/// id is wanted among those that will be free in time, and that is a different set for every time. `O(log n)` an operation; nothing is
+/// allocated but when an id is added.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadyTree {
+    /// A complete tree, root at 1, the leaf of id `i` at `leaves + i`; absent: `Time::MAX`.
+    minima: Vec<Time>,
+    /// A power of two, or 0.
+    leaves: usize,
+}
+
+impl ReadyTree {
+    /// Sets the instant of `id`; `Time::MAX`: never.
+    pub fn set(&mut self, id: u32, at: Time) {
+        let id = id as usize;
+        if id >= self.leaves {
+            self.grow(id);
+        }
+        let mut node = self.leaves + id;
+        self.minima[node] = at;
+        while node > 1 {
+            node /= 2;
+            let least = self.minima[2 * node].min(self.minima[2 * node + 1]);
+            if self.minima[node] == least {
+                break;
+            }
+            self.minima[node] = least;
+        }
+    }
+
+    /// The earliest instant of all; `Time::MAX`: there is none.
+    pub fn earliest(&self) -> Time {
+        self.minima.get(1).copied().unwrap_or(Time::MAX)
+    }
+
+    /// The smallest id whose instant is `limit` or before.
+    pub fn first_by(&self, limit: Time) -> Option<u32> {
+        // Who is absent is not found by any limit.
+        let limit = limit.min(Time::from_nanos(u64::MAX - 1));
+        if self.earliest() > limit {
+            return None;
+        }
+        let mut node = 1;
+        while node < self.leaves {
+            node *= 2;
+            if self.minima[node] > limit {
+                node += 1;
+            }
+        }
+        Some((node - self.leaves) as u32)
+    }
+
+    fn grow(&mut self, id: usize) {
+        let leaves = (id + 1).next_power_of_two();
+        let mut minima = vec![Time::MAX; 2 * leaves];
+        minima[leaves..leaves + self.leaves].copy_from_slice(&self.minima[self.leaves..]);
+        for node in (1..leaves).rev() {
+            minima[node] = minima[2 * node].min(minima[2 * node + 1]);
+        }
+        *self = ReadyTree { minima, leaves };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against a plain table.
+        #[test]
+        fn finds_what_a_scan_finds(steps in prop::collection::vec((0..40u32, 0..9u64, 0..9u64), 0..120)) {
+            let (mut tree, mut table) = (ReadyTree::default(), vec![Time::MAX; 40]);
+            prop_assert_eq!(tree.first_by(Time::MAX), None);
+            for (id, at, limit) in steps {
+                let at = if at == 8 { Time::MAX } else { Time::from_nanos(at) };
+                let limit = if limit == 8 { Time::MAX } else { Time::from_nanos(limit) };
+                tree.set(id, at);
+                table[id as usize] = at;
+                let found = table.iter().position(|t| *t <= limit && *t != Time::MAX).map(|id| id as u32);
+                prop_assert_eq!(tree.first_by(limit), found);
+                prop_assert_eq!(tree.earliest(), *table.iter().min().unwrap());
+            }
+        }
+    }
+}

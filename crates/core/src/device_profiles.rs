@@ -1,0 +1,89 @@
+//! How long a model's batches take on each kind of device.
+
+use crate::ids::DeviceKind;
+use crate::profile::{LatencyProfile, ProfileError};
+
+/// A latency profile for every kind of device that a model runs on. The simple case, one for all kinds, is a [`LatencyProfile`]:
+/// `profile.into()`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceProfiles(Profiles);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Profiles {
+    /// The same on every kind, also on one that is not known yet.
+    Same(LatencyProfile),
+    /// In order of kinds, each once, at least one.
+    ByKind(Vec<(DeviceKind, LatencyProfile)>),
+}
+
+impl From<LatencyProfile> for DeviceProfiles {
+    fn from(profile: LatencyProfile) -> Self {
+        DeviceProfiles(Profiles::Same(profile))
+    }
+}
+
+impl DeviceProfiles {
+    /// A profile for each of these kinds; on a device of another kind the model never runs. Of two for one kind the first counts.
+    ///
+    /// # Errors
+    /// [`ProfileError::Empty`] if there is none.
+    pub fn by_kind(profiles: impl IntoIterator<Item = (DeviceKind, LatencyProfile)>) -> Result<Self, ProfileError> {
+        let mut profiles: Vec<_> = profiles.into_iter().collect();
+        profiles.sort_by_key(|(kind, _)| *kind);
+        profiles.dedup_by_key(|(kind, _)| *kind);
+        if profiles.is_empty() { Err(ProfileError::Empty) } else { Ok(DeviceProfiles(Profiles::ByKind(profiles))) }
+    }
+
+    /// The profile on a device of this kind; `None`: the model does not run there.
+    pub fn get(&self, kind: DeviceKind) -> Option<&LatencyProfile> {
+        match &self.0 {
+            Profiles::Same(profile) => Some(profile),
+            Profiles::ByKind(profiles) => profiles.iter().find(|(k, _)| *k == kind).map(|(_, profile)| profile),
+        }
+    }
+
+    /// The profile on the first kind that has one: the only one where all devices are alike.
+    pub fn first(&self) -> &LatencyProfile {
+        match &self.0 {
+            Profiles::Same(profile) => profile,
+            Profiles::ByKind(profiles) => &profiles[0].1,
+        }
+    }
+
+    /// The profiles, each with its kind; one without is for all kinds.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<DeviceKind>, &LatencyProfile)> {
+        let (same, by_kind) = match &self.0 {
+            Profiles::Same(profile) => (Some((None, profile)), &[][..]),
+            Profiles::ByKind(profiles) => (None, &profiles[..]),
+        };
+        same.into_iter().chain(by_kind.iter().map(|(kind, profile)| (Some(*kind), profile)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    fn profile(ms: u64) -> LatencyProfile {
+        LatencyProfile::linear(Duration::from_millis(ms), Duration::ZERO, 4).unwrap()
+    }
+
+    #[test]
+    fn one_profile_is_for_all_kinds() {
+        let same = DeviceProfiles::from(profile(3));
+        assert_eq!(same.get(DeviceKind(7)), Some(&profile(3)));
+        assert_eq!(same.iter().collect::<Vec<_>>(), [(None, &profile(3))]);
+    }
+
+    #[test]
+    fn a_kind_without_a_profile_has_none() {
+        let some =
+            DeviceProfiles::by_kind([(2, 5), (0, 3), (2, 9)].map(|(k, ms)| (DeviceKind(k), profile(ms)))).unwrap();
+        assert_eq!(some.get(DeviceKind(1)), None);
+        assert_eq!(some.first(), &profile(3));
+        let expected = [(Some(DeviceKind(0)), &profile(3)), (Some(DeviceKind(2)), &profile(5))];
+        assert_eq!(some.iter().collect::<Vec<_>>(), expected);
+        assert_eq!(DeviceProfiles::by_kind([]), Err(ProfileError::Empty));
+    }
+}

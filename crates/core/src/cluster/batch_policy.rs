@@ -10,6 +10,7 @@ use crate::time::Duration;
 /// |---|---|---|---|
 /// | `HeadDrop` | the hopeless: `now + l(size) > deadline` | yes | Clipper, Shepherd (Symphony §3.2, *GetBatch*) |
 /// | `WindowDrop` | also heads that would force a batch below the target | yes, down to the target | Nexus's early drop (Symphony §3.2); the Symphony prototype |
+/// | `Adaptive` | as `WindowDrop`, with a target that leaves room for uneven arrivals and is not above what batching gains | yes, down to the target | Downbeat |
 /// | `None` | nothing | no | Triton, TensorFlow Serving |
 ///
 /// With `None` a late request is still served, in a batch as large as the queue allows: under overload small batches
@@ -21,6 +22,8 @@ pub enum DropPolicy {
     /// Also heads that stand in the way of a batch of the target size.
     #[default]
     WindowDrop,
+    /// Also heads that stand in the way of a batch of a target size that suits the load of the moment.
+    Adaptive,
     /// Nothing.
     None,
 }

@@ -14,11 +14,12 @@ use crate::time::{Duration, Time};
 /// | `Latest` | `max(now, d - l(b))` | Symphony §3.1, the alternative it argues against |
 /// | `Eager` | `now` | Nexus, Clockwork, Shepherd (Symphony §2.2); Triton without a queue delay |
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
+/// | `Adaptive` | as `Deferred` or as `Eager`, by what waiting is worth at the load of the moment | Downbeat |
 ///
 /// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its deadline) may start at once
 /// under every policy: waiting could only be for requests that cannot join. None waits until a
-/// member is lost by it: past `latest` under a drop policy, or past a `queue_expiry` that rejects. Without a deadline `Deferred` and `Latest` have
-/// nothing to count back from and act as `Eager`.
+/// member is lost by it: past `latest` under a drop policy, or past a `queue_expiry` that rejects. Without a deadline `Deferred`, `Latest` and
+/// `Adaptive` have nothing to count back from and act as `Eager`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum DispatchPolicy {
     /// Not before one more request could no longer join in time.
@@ -36,6 +37,13 @@ pub enum DispatchPolicy {
         /// `preferred_batch_size`. Past the delay whatever is there goes.
         preferred: Vec<u32>,
     },
+    /// Deferred where a larger batch is worth the wait, at once where the device is needed: by the model's share of the devices, its
+    /// batching effect and SLO, and the load of all models.
+    Adaptive {
+        /// Whether a batch waits also where nothing but device time is saved by it, so that the number of busy devices follows the
+        /// load. If not, it starts at once while the load is low: shortest latency.
+        consolidate: bool,
+    },
 }
 
 /// What a dispatch policy looks at.
@@ -48,6 +56,8 @@ pub(crate) struct Forming<'a> {
     pub first_arrival: Time,
     /// Whether it cannot grow.
     pub full: bool,
+    /// Whether a candidate waits under [`DispatchPolicy::Adaptive`]; none other looks.
+    pub waits: bool,
     pub profile: &'a LatencyProfile,
     /// How long before its start it is sent.
     pub delay: Duration,
@@ -56,15 +66,20 @@ pub(crate) struct Forming<'a> {
 impl DispatchPolicy {
     /// From when on the candidate may start, which may have passed, and what that is counted from.
     pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
-        let Forming { size, deadline, first_arrival, full, profile, delay: way } = *forming;
+        let Forming { size, deadline, first_arrival, full, waits, profile, delay: way } = *forming;
         if full {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
-            DispatchPolicy::Deferred | DispatchPolicy::Latest if deadline == Time::MAX => {
+            DispatchPolicy::Adaptive { .. } if !waits => (Time::ZERO, StartBound::Eager),
+            DispatchPolicy::Deferred | DispatchPolicy::Latest | DispatchPolicy::Adaptive { .. }
+                if deadline == Time::MAX =>
+            {
                 (Time::ZERO, StartBound::Eager)
             }
-            DispatchPolicy::Deferred => (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun),
+            DispatchPolicy::Deferred | DispatchPolicy::Adaptive { .. } => {
+                (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun)
+            }
             DispatchPolicy::Latest => (deadline - profile.latency(size), StartBound::Latest),
             DispatchPolicy::Eager => (Time::ZERO, StartBound::Eager),
             // The first arrival waits in the queue, not on the way.

@@ -12,6 +12,7 @@
 //! ([`DropPolicy`]) and when it may start ([`DispatchPolicy`]) are separate choices.
 
 mod batch_policy;
+mod demand;
 mod dispatch_policy;
 mod indexed_heap;
 mod matchmaker;
@@ -25,6 +26,7 @@ mod scheduler;
 mod shard;
 
 pub use batch_policy::{DropPolicy, staggered_batch};
+pub use demand::Demand;
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
 pub use matchmaker::{Answer, Candidate, Grant, Matchmaker};

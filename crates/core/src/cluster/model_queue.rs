@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
+use super::demand::{Demand, Stance};
 use super::dispatch_policy::{DispatchPolicy, Forming};
 use super::matchmaker::Candidate;
 use super::network::NetworkBudget;
@@ -100,6 +101,10 @@ pub struct ModelQueue {
     devices: Vec<u32>,
     /// The targets must be worked out again.
     target_stale: bool,
+    demand: Demand,
+    /// Of all models, this one included.
+    all_demand: Demand,
+    stance: Stance,
     dropped: VecDeque<Dropped>,
     /// Scratch: requests passed over while looking ahead.
     aside: Vec<u32>,
@@ -154,6 +159,9 @@ impl ModelQueue {
             network: NetworkBudget::default(),
             devices: Vec::new(),
             target_stale: true,
+            demand: Demand::default(),
+            all_demand: Demand::default(),
+            stance: Stance::UNKNOWN,
             dropped: VecDeque::new(),
             aside: Vec::new(),
         };
@@ -177,7 +185,7 @@ impl ModelQueue {
         self.line(kind).map(|line| &self.lines[line].profile)
     }
 
-    /// The batch size that [`DropPolicy::WindowDrop`] aims at, on the fastest kind of device.
+    /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the fastest kind of device.
     pub fn target(&self) -> u32 {
         self.lines[self.fastest].target
     }
@@ -245,6 +253,10 @@ impl ModelQueue {
     pub fn set_dispatch(&mut self, dispatch: DispatchPolicy) {
         self.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.dispatch = dispatch;
+        self.target_stale = true;
+        if !self.is_adaptive() {
+            self.demand = Demand::default();
+        }
     }
 
     /// How late a wake-up may come: a candidate may start this much before the moment at which a member would be lost.
@@ -261,6 +273,27 @@ impl ModelQueue {
         }
         self.devices[kind] = devices;
         self.lines_changed()
+    }
+
+    /// What all models ask of the devices, this one included.
+    pub fn set_all_demand(&mut self, demand: Demand) {
+        self.all_demand = demand;
+    }
+
+    /// What the model asks of the devices; nothing but under [`DispatchPolicy::Adaptive`] or [`DropPolicy::Adaptive`].
+    pub fn demand(&self) -> Demand {
+        self.demand
+    }
+
+    /// Works the demand out anew if time has made it stale. [`ModelQueue::update`] does it too.
+    pub fn refresh_demand(&mut self, now: Time) {
+        if self.is_adaptive() {
+            self.refresh_target(now);
+        }
+    }
+
+    fn is_adaptive(&self) -> bool {
+        self.drop == DropPolicy::Adaptive || matches!(self.dispatch, DispatchPolicy::Adaptive { .. })
     }
 
     /// Drops every request because the model is going.
@@ -302,6 +335,7 @@ impl ModelQueue {
     /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
         self.expire(now);
+        self.refresh_demand(now);
         if let Some(candidate) = self.lines[self.fastest].candidate
             && now + candidate.delay > candidate.latest
         {
@@ -464,8 +498,12 @@ impl ModelQueue {
         let delay = self.network.delay(size);
         let Line { profile, pace, .. } = &self.lines[line];
         let pace = *pace;
+        let waits = match self.dispatch {
+            DispatchPolicy::Adaptive { consolidate } => self.stance.waits(consolidate),
+            _ => false,
+        };
         let (mut opens, mut bound) =
-            self.dispatch.opens(&Forming { size, deadline, first_arrival, full, profile, delay });
+            self.dispatch.opens(&Forming { size, deadline, first_arrival, full, waits, profile, delay });
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry, by which it is sent.
         let lost = latest.min(self.queue.next_rejection().unwrap_or(Time::MAX) - TICK + delay);
@@ -536,7 +574,7 @@ impl ModelQueue {
     /// `O(log n)` for each head passed. A search that finds nothing to gain can take `O(n log n)`, if nearly the whole queue is about
     /// to expire.
     fn slide(&mut self, now: Time, free_at: Time, line: usize, from: Time) -> Option<Time> {
-        if self.drop != DropPolicy::WindowDrop {
+        if !matches!(self.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive) {
             return None;
         }
         self.refresh_target(now);
@@ -589,12 +627,29 @@ impl ModelQueue {
 
     fn refresh_target(&mut self, now: Time) {
         self.target_stale |= self.meter.roll(now);
-        if std::mem::take(&mut self.target_stale) {
-            let budget = self.meter.budget().unwrap_or(Duration::MAX);
-            let (max_batch, rate, network) = (self.max_batch, self.meter.rate(), &self.network);
-            for line in self.lines.iter_mut().filter(|line| line.in_use) {
-                line.target = remote_staggered_batch(&line.profile, max_batch, budget, rate, line.devices, network);
-            }
+        if !std::mem::take(&mut self.target_stale) {
+            return;
+        }
+        let budget = self.meter.budget().unwrap_or(Duration::MAX);
+        let (max_batch, rate, network) = (self.max_batch, self.meter.rate(), &self.network);
+        if self.is_adaptive() {
+            let others = self.all_demand.minus(self.demand);
+            let (profile, devices) = (&self.lines[self.fastest].sent, self.devices.iter().sum());
+            // Before the first rates are known there is nothing to adapt to, and without deadlines nothing is late.
+            (self.demand, self.stance) = match rate {
+                Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
+                    let demand = Demand::of(profile, max_batch, budget, rate, devices);
+                    (demand, Stance::of(profile, max_batch, budget, demand, others.plus(demand), devices))
+                }
+                _ => (Demand::default(), Stance::UNKNOWN),
+            };
+        }
+        for line in self.lines.iter_mut().filter(|line| line.in_use) {
+            let staggered = remote_staggered_batch(&line.profile, max_batch, budget, rate, line.devices, network);
+            line.target = match self.drop {
+                DropPolicy::Adaptive => self.stance.target(&line.sent, staggered),
+                _ => staggered,
+            };
         }
     }
 

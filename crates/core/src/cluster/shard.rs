@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
 use super::matchmaker::{Answer, Candidate, Grant};
@@ -15,6 +16,9 @@ use crate::time::{Duration, Time};
 
 /// Spare vectors kept, at most.
 const MAX_SPARE: usize = 1024;
+
+/// A model of which nothing was heard for so long is asked for its demand. A part of the time that its meter looks back.
+const SILENCE: Duration = Duration::from_millis(200);
 
 /// Some of the models' queues: what one thread works on (Symphony §4.2, several *ModelThreads* in one).
 ///
@@ -55,6 +59,12 @@ pub struct Shard {
     spare: Vec<Vec<RequestId>>,
     /// By kind: devices of the cluster.
     devices: Vec<u32>,
+    /// Of this shard's models.
+    demand: Demand,
+    /// Of other shards' models.
+    other_demand: Demand,
+    /// By model with a demand: when it is to be worked out again though nothing came.
+    quiet: IndexedHeap<Time>,
     wake_margin: Duration,
     network: NetworkBudget,
     batches: u64,
@@ -68,6 +78,8 @@ struct Member {
     queue: ModelQueue,
     /// By kind: what the matchmaker was told last.
     sent: Vec<Option<Candidate>>,
+    /// The demand that is in the shard's sum.
+    counted: Demand,
     /// It is in [`Shard::changed`].
     changed: bool,
 }
@@ -88,6 +100,9 @@ impl Shard {
             shards: u64::from(shards),
             spare: Vec::new(),
             devices: Vec::new(),
+            demand: Demand::default(),
+            other_demand: Demand::default(),
+            quiet: IndexedHeap::new(),
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
             batches: 0,
@@ -180,7 +195,12 @@ impl Shard {
             self.members.resize_with(index + 1, || None);
         }
         assert!(self.members[index].is_none(), "a model is added once, or its requests would be lost");
-        self.members[index] = Some(Box::new(Member { queue, sent: vec![None; self.devices.len()], changed: false }));
+        self.members[index] = Some(Box::new(Member {
+            queue,
+            sent: vec![None; self.devices.len()],
+            counted: Demand::default(),
+            changed: false,
+        }));
     }
 
     /// Removes a model; whether it was there. Its queued requests are dropped, its running batches go on. The matchmaker is to be told.
@@ -190,6 +210,8 @@ impl Shard {
         member.queue.clear();
         collect_dropped(&mut self.outputs, model, &mut member.queue);
         self.wakes.remove(model.0);
+        self.quiet.remove(model.0);
+        self.demand = self.demand.minus(member.counted);
         true
     }
 
@@ -245,6 +267,16 @@ impl Shard {
                 }
             }
         }
+    }
+
+    /// What this shard's models ask of the devices, for the other shards.
+    pub fn demand(&self) -> Demand {
+        self.demand
+    }
+
+    /// What the other shards' models ask of the devices. It may be out of date by a little: it changes ten times a second.
+    pub fn set_other_demand(&mut self, demand: Demand) {
+        self.other_demand = demand;
     }
 
     /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
@@ -319,7 +351,9 @@ impl Shard {
     /// Has the queue work out its candidate and passes on what came of it.
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
+        member.queue.set_all_demand(self.demand.plus(self.other_demand));
         member.queue.update(now);
+        let counted = member.queue.demand() == member.counted;
         let sends =
             || (0..).map(DeviceKind).zip(&member.sent).any(|(kind, sent)| member.queue.candidate(kind) != *sent);
         if !member.changed && sends() {
@@ -331,6 +365,27 @@ impl Shard {
             Some(at) => self.wakes.set(model.0, at),
             None => {
                 self.wakes.remove(model.0);
+            }
+        }
+        if !counted {
+            self.demand_changed(now, model);
+        }
+    }
+
+    /// Keeps the sum of the demands, and has models that fell silent work theirs out again.
+    #[cold]
+    fn demand_changed(&mut self, now: Time, model: ModelId) {
+        self.quiet.set(model.0, now);
+        while let Some((at, model)) = self.quiet.peek()
+            && at <= now
+        {
+            self.quiet.remove(model);
+            let Some(member) = member(&mut self.members, ModelId(model)) else { continue };
+            member.queue.refresh_demand(now);
+            let demand = member.queue.demand();
+            self.demand = self.demand.minus(std::mem::replace(&mut member.counted, demand)).plus(demand);
+            if demand != Demand::default() {
+                self.quiet.set(model, now + SILENCE);
             }
         }
     }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{
+    BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
+};
 use proptest::prelude::*;
 
 /// An event; the numbers choose among what is there.
@@ -14,17 +16,36 @@ enum Event {
     Cancel(usize),
     Complete(usize),
     StrayCompletion(u32, u64),
-    AddDevice,
+    AddDevice(DeviceKind),
     RemoveDevice(u32),
     AddModel(Box<ModelOptions>),
     RemoveModel(u32),
-    SetProfile(u32, LatencyProfile),
+    SetProfile(u32, DeviceProfiles),
+    SetNetwork(NetworkBudget),
     SetDispatch(u32, DispatchPolicy),
     SetWakeMargin(u64),
     GoBack,
 }
 
-fn profiles() -> impl Strategy<Value = LatencyProfile> {
+const KINDS: u32 = 3;
+
+fn kinds() -> impl Strategy<Value = DeviceKind> {
+    prop_oneof![3 => Just(0), 1 => 0..KINDS].prop_map(DeviceKind)
+}
+
+fn profiles() -> impl Strategy<Value = DeviceProfiles> {
+    let by_kind = prop::collection::btree_map(0..KINDS, profile(), 1..=KINDS as usize).prop_map(|profiles| {
+        DeviceProfiles::by_kind(profiles.into_iter().map(|(kind, profile)| (DeviceKind(kind), profile))).unwrap()
+    });
+    prop_oneof![2 => profile().prop_map(DeviceProfiles::from), 1 => by_kind]
+}
+
+fn networks() -> impl Strategy<Value = NetworkBudget> {
+    let us = |most: u64| prop_oneof![1 => Just(0), 1 => 0..most].prop_map(Duration::from_micros);
+    (us(300), us(100), us(300)).prop_map(|(control, data, reply)| NetworkBudget { control, data, reply })
+}
+
+fn profile() -> impl Strategy<Value = LatencyProfile> {
     // Not a line: plateaus and steps, so that l(b+1) may equal l(b).
     (1..400u64, prop::collection::vec(0..300u64, 0..8)).prop_map(|(first, steps)| {
         let mut at = first;
@@ -54,8 +75,8 @@ fn models() -> impl Strategy<Value = ModelOptions> {
     let level = (bound, action).prop_map(|(max_queue, timeout_action)| PriorityLevel { max_queue, timeout_action });
     let limit = prop_oneof![Just(u32::MAX), 1..3u32];
     (profiles(), 1..9u32, drop, dispatches(), limit, prop::collection::vec(level, 1..4)).prop_map(
-        |(profile, max_batch, drop, dispatch, max_in_flight, levels)| ModelOptions {
-            profiles: profile.into(),
+        |(profiles, max_batch, drop, dispatch, max_in_flight, levels)| ModelOptions {
+            profiles,
             max_batch,
             drop,
             dispatch,
@@ -76,35 +97,49 @@ fn events() -> impl Strategy<Value = Event> {
         2 => any::<usize>().prop_map(Event::Cancel),
         5 => any::<usize>().prop_map(Event::Complete),
         1 => (0..4u32, 0..20u64).prop_map(|(d, b)| Event::StrayCompletion(d, b)),
-        1 => Just(Event::AddDevice),
+        1 => kinds().prop_map(Event::AddDevice),
         1 => (0..6u32).prop_map(Event::RemoveDevice),
         1 => models().prop_map(|m| Event::AddModel(Box::new(m))),
         1 => (0..6u32).prop_map(Event::RemoveModel),
         1 => (0..6u32, profiles()).prop_map(|(m, p)| Event::SetProfile(m, p)),
+        1 => networks().prop_map(Event::SetNetwork),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
         1 => (0..900u64).prop_map(Event::SetWakeMargin),
         1 => Just(Event::GoBack),
     ]
 }
 
-fn profile_of(options: &ModelOptions) -> &LatencyProfile {
-    options.profiles.get(DeviceKind(0)).unwrap()
-}
-
 struct Queued {
+    /// With the deadline that counts here: less the reply.
     request: Request,
     delayed: bool,
+}
+
+struct Device {
+    kind: DeviceKind,
+    /// In the order in which they run; two at most.
+    batches: Vec<Sent>,
+    /// When the first is planned to be done.
+    free_at: Time,
+}
+
+#[derive(Clone, Copy)]
+struct Sent {
+    batch: BatchId,
+    model: ModelId,
+    arrives: Time,
+    expected: Duration,
 }
 
 #[derive(Default)]
 struct Outside {
     scheduler: Scheduler,
     now: Time,
+    network: NetworkBudget,
     models: Vec<(ModelOptions, bool)>,
-    /// Present devices, with what runs there.
-    devices: BTreeMap<DeviceId, Option<(BatchId, ModelId)>>,
+    /// Those present.
+    devices: BTreeMap<DeviceId, Device>,
     queued: BTreeMap<RequestId, Queued>,
-    /// Of every request that was ever accepted, with its model.
     tickets: Vec<(RequestId, ModelId, Ticket)>,
     next_request: u64,
     accepted: u64,
@@ -118,11 +153,32 @@ impl Outside {
         self.queued.values().filter(of).map(|q| u64::from(q.request.size)).sum()
     }
 
+    /// The kinds that the model may run on: those there is a device of, or all of them.
+    fn kinds_of(&self, model: ModelId) -> Vec<DeviceKind> {
+        let profiles = &self.models[model.0 as usize].0.profiles;
+        let all = (0..KINDS).map(DeviceKind).filter(|kind| profiles.get(*kind).is_some());
+        let present: Vec<_> = all.clone().filter(|kind| self.devices.values().any(|d| d.kind == *kind)).collect();
+        if present.is_empty() { all.collect() } else { present }
+    }
+
+    /// From the decision to the end, alone on an idle device.
+    fn needed(&self, request: &Request, kind: DeviceKind) -> Duration {
+        let profile = self.models[request.model.0 as usize].0.profiles.get(kind).unwrap();
+        self.network.delay(request.size) + profile.latency(request.size)
+    }
+
+    fn fits(&self, request: &Request, kind: DeviceKind) -> bool {
+        self.models[request.model.0 as usize].0.drop == DropPolicy::None
+            || request.deadline == Time::MAX
+            || self.now + self.needed(request, kind) <= request.deadline
+    }
+
     fn hopeless(&self, request: &Request) -> bool {
-        let options = &self.models[request.model.0 as usize].0;
-        options.drop != DropPolicy::None
-            && request.deadline != Time::MAX
-            && self.now + profile_of(options).latency(request.size) > request.deadline
+        !self.kinds_of(request.model).into_iter().any(|kind| self.fits(request, kind))
+    }
+
+    fn in_flight(&self, model: ModelId) -> u32 {
+        self.devices.values().flat_map(|device| &device.batches).filter(|sent| sent.model == model).count() as u32
     }
 
     fn apply(&mut self, event: &Event) {
@@ -155,6 +211,7 @@ impl Outside {
                     size: *size,
                 };
                 let result = self.scheduler.handle_request(self.now, request);
+                let request = Request { deadline: request.deadline - self.network.reply, ..request };
                 // What was due before the request comes first; it may have made room.
                 let before = self.collect_until(id);
                 assert_eq!(result.map(|_| ()), self.expected_answer(&request), "{request:?}");
@@ -183,34 +240,51 @@ impl Outside {
                 assert!(!self.queued.contains_key(&id), "{id} was cancelled and is still queued");
             }
             Event::Complete(n) => {
-                let running: Vec<(DeviceId, BatchId)> =
-                    self.devices.iter().filter_map(|(d, r)| r.map(|(batch, _)| (*d, batch))).collect();
-                if !running.is_empty() {
-                    let (device, batch) = running[n % running.len()];
-                    // Timers of this instant are the scheduler's to do first; the device is free from then on.
-                    self.scheduler.handle_timeout(self.now);
-                    self.collect();
-                    self.devices.insert(device, None);
-                    self.scheduler.handle_completion(self.now, device, batch);
+                // Timers of this instant are the scheduler's to do first; the device goes on from then on.
+                self.scheduler.handle_timeout(self.now);
+                self.collect();
+                let busy: Vec<DeviceId> =
+                    self.devices.iter().filter(|(_, device)| !device.batches.is_empty()).map(|(id, _)| *id).collect();
+                if !busy.is_empty() {
+                    let id = busy[n % busy.len()];
+                    let device = self.devices.get_mut(&id).unwrap();
+                    // Now and then the second overtakes the first.
+                    let which = if n % 7 == 0 { device.batches.len() - 1 } else { 0 };
+                    let done = device.batches.remove(which);
+                    if which == 0 {
+                        let next = device.batches.first();
+                        device.free_at = next.map_or(Time::ZERO, |next| next.arrives.max(self.now) + next.expected);
+                    }
+                    self.scheduler.handle_completion(self.now, id, done.batch);
                 }
             }
             Event::StrayCompletion(device, batch) => {
                 let (device, batch) = (DeviceId(*device), BatchId(*batch));
-                if self.devices.get(&device).is_none_or(|r| r.is_none_or(|(b, _)| b != batch)) {
+                let is_there = |device: &Device| device.batches.iter().any(|sent| sent.batch == batch);
+                if !self.devices.get(&device).is_some_and(is_there) {
+                    let before = self.scheduler.stats().stray_completions;
                     self.scheduler.handle_completion(self.now, device, batch);
+                    assert_eq!(self.scheduler.stats().stray_completions, before + 1);
                 }
             }
-            Event::AddDevice => {
+            Event::AddDevice(kind) => {
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
-                let device = self.scheduler.add_device(self.now, DeviceKind(0));
-                assert!(self.devices.insert(device, None).is_none(), "{device} was there");
+                let id = self.scheduler.add_device(self.now, *kind);
+                let device = Device { kind: *kind, batches: Vec::new(), free_at: Time::ZERO };
+                assert!(self.devices.insert(id, device).is_none(), "{id} was there");
             }
             Event::RemoveDevice(device) => {
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
                 self.devices.remove(&DeviceId(*device));
                 self.scheduler.remove_device(self.now, DeviceId(*device));
+            }
+            Event::SetNetwork(network) => {
+                self.scheduler.handle_timeout(self.now);
+                self.collect();
+                self.network = *network;
+                self.scheduler.set_network(self.now, *network);
             }
             Event::AddModel(options) => {
                 let id = self.scheduler.add_model(self.now, (**options).clone());
@@ -229,7 +303,7 @@ impl Outside {
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
                 if let Some((options, _)) = self.models.get_mut(*model as usize) {
-                    options.profiles = profile.clone().into();
+                    options.profiles = profile.clone();
                 }
                 self.scheduler.set_profile(self.now, ModelId(*model), profile.clone());
             }
@@ -259,7 +333,8 @@ impl Outside {
             return Err(Reject::TooLarge { max_batch: options.max_batch });
         }
         if self.hopeless(request) {
-            let needed = profile_of(options).latency(request.size);
+            let kinds = self.kinds_of(request.model);
+            let needed = kinds.into_iter().map(|kind| self.needed(request, kind)).min().unwrap();
             return Err(Reject::DeadlineImpossible { needed, allowed: request.deadline.since(self.now) });
         }
         let bound = level.max_queue;
@@ -306,17 +381,25 @@ impl Outside {
                 }
             }
             Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
-                let first_free = self.devices.iter().find(|(_, r)| r.is_none()).map(|(d, _)| *d);
-                assert_eq!(first_free, Some(*device), "§3.2: the smallest free device id");
-                assert_eq!(*start, now, "without a network a batch starts when it is sent");
-                self.devices.insert(*device, Some((*batch, *model)));
+                self.judge_device(*device, *model, members, *size);
                 let (options, present) = &self.models[model.0 as usize];
+                let (drop, one_profile) = (options.drop, options.profiles.iter().all(|(kind, _)| kind.is_none()));
                 assert!(present, "{model} was removed");
-                let in_flight = self.devices.values().flatten().filter(|(_, m)| m == model).count();
-                assert!(in_flight <= options.max_in_flight as usize, "{in_flight} batches of {model} in flight");
+                assert!(
+                    self.in_flight(*model) < options.max_in_flight,
+                    "more batches of {model} than may be in flight"
+                );
                 assert!(*size >= 1 && *size <= options.max_batch, "a batch of {size}");
-                assert_eq!(*expected, profile_of(options).latency(*size));
-                let drop = options.drop;
+                let to = self.devices.get_mut(device).unwrap();
+                let profile =
+                    options.profiles.get(to.kind).unwrap_or_else(|| panic!("{model} does not run on {device}"));
+                assert_eq!(*expected, profile.latency(*size));
+                let arrives = now + self.network.delay(*size);
+                assert_eq!(*start, arrives.max(to.free_at), "it starts when it is there and the device is free");
+                if to.batches.is_empty() {
+                    to.free_at = *start + *expected;
+                }
+                to.batches.push(Sent { batch: *batch, model: *model, arrives, expected: *expected });
                 let (mut items, mut lowest) = (0, 0);
                 for member in members {
                     let queued = self.queued.remove(member).unwrap_or_else(|| panic!("{member} was not queued"));
@@ -324,15 +407,39 @@ impl Outside {
                     assert_eq!(queued.request.model, *model);
                     items += queued.request.size;
                     lowest = lowest.max(queued.request.level);
-                    let late = queued.request.deadline != Time::MAX && now + *expected > queued.request.deadline;
+                    let late = queued.request.deadline != Time::MAX && *start + *expected > queued.request.deadline;
                     assert!(drop == DropPolicy::None || !late, "{member} is sent to be late");
                 }
                 assert_eq!(items, *size);
                 let passed_over = self.queued.values().any(|q| q.request.model == *model && q.request.level < lowest);
-                assert!(!passed_over, "a higher level was passed over by {members:?}");
+                assert!(!passed_over || !one_profile, "a higher level was passed over by {members:?}");
             }
         }
         self.outputs.push(output);
+    }
+
+    /// Whether the batch goes to the right device.
+    fn judge_device(&self, id: DeviceId, model: ModelId, members: &[RequestId], size: u32) {
+        let now = self.now;
+        let to = self.devices.get(&id).unwrap_or_else(|| panic!("{id} is not there"));
+        assert!(to.batches.len() < 2, "{id} has two batches already");
+        assert!(to.batches.is_empty() || to.free_at > now, "{id} is overdue and gets another batch");
+        // The size that the way was planned for is known from outside only if it does not matter.
+        if self.network.data == Duration::ZERO {
+            let arrives = now + self.network.delay(size);
+            let ready =
+                |d: &Device| d.batches.is_empty() || d.batches.len() < 2 && d.free_at > now && d.free_at <= arrives;
+            let first = self.devices.iter().find(|(_, device)| device.kind == to.kind && ready(device));
+            assert_eq!(first.map(|(id, _)| *id), Some(id), "§3.2: the smallest id of those that are free in time");
+        }
+        let options = &self.models[model.0 as usize].0;
+        let pace = |kind: DeviceKind| options.profiles.get(kind).map(|profile| profile.latency(options.max_batch));
+        for (other, device) in self.devices.iter().filter(|(_, device)| device.batches.is_empty()) {
+            if pace(device.kind).is_some_and(|faster| faster < pace(to.kind).unwrap()) {
+                let member = members.iter().find(|member| self.fits(&self.queued[member].request, device.kind));
+                assert_eq!(member, None, "{other} is free, faster than {id}, and could take it");
+            }
+        }
     }
 
     /// What must hold after every event.
@@ -350,24 +457,33 @@ impl Outside {
             let level = options.levels[queued.request.level as usize];
             assert!(!queued.delayed || level.timeout_action == TimeoutAction::Delay, "{id} overstays");
         }
-        let idle = self.devices.values().any(Option::is_none);
         for (index, (options, present)) in self.models.iter().enumerate() {
             let model = ModelId(index as u32);
             let weight: u64 = (0..options.levels.len()).map(|level| self.weight(model, level as u32)).sum();
             assert_eq!(u64::from(self.scheduler.queued(model)), weight);
             assert!(*present || weight == 0, "{model} is gone and has a queue");
-            let in_flight = self.devices.values().flatten().filter(|(_, m)| *m == model).count();
-            if options.dispatch == DispatchPolicy::Eager && idle && in_flight < options.max_in_flight as usize {
-                assert_eq!(weight, 0, "eager {model} waits though a device is free");
+            if options.dispatch == DispatchPolicy::Eager && self.in_flight(model) < options.max_in_flight {
+                let idle = self.devices.values().filter(|device| device.batches.is_empty()).map(|device| device.kind);
+                for kind in idle.filter(|kind| options.profiles.get(*kind).is_some()) {
+                    let waits =
+                        |q: &&Queued| q.request.model == model && q.request.size == 1 && self.fits(&q.request, kind);
+                    let waiting = self.queued.values().find(waits).map(|q| q.request.id);
+                    assert_eq!(waiting, None, "of eager {model}, though a device of kind {kind} is free");
+                }
             }
         }
+        let free = self.devices.values().filter(|device| device.batches.is_empty()).count();
+        assert_eq!(self.scheduler.free_devices() as usize, free);
+        assert_eq!(self.scheduler.devices() as usize, self.devices.len());
         assert!(self.scheduler.poll_timeout().is_none_or(|(at, _)| at > now), "something due was left undone");
         assert_eq!(self.accepted, self.answered + self.queued.len() as u64, "nothing is lost, nothing answered twice");
     }
 
     /// Runs until everything is answered.
     fn finish(&mut self) {
-        self.apply(&Event::AddDevice);
+        for kind in 0..KINDS {
+            self.apply(&Event::AddDevice(DeviceKind(kind)));
+        }
         for _ in 0..10_000 {
             if self.queued.is_empty() {
                 return;
@@ -382,13 +498,13 @@ impl Outside {
     }
 }
 
-fn run(models: &[ModelOptions], devices: usize, events: &[Event]) -> Vec<Output> {
+fn run(models: &[ModelOptions], devices: &[DeviceKind], events: &[Event]) -> Vec<Output> {
     let mut outside = Outside::default();
     for model in models {
         outside.apply(&Event::AddModel(Box::new(model.clone())));
     }
-    for _ in 0..devices {
-        outside.apply(&Event::AddDevice);
+    for kind in devices {
+        outside.apply(&Event::AddDevice(*kind));
     }
     for event in events {
         outside.apply(event);
@@ -413,25 +529,25 @@ proptest! {
     #[test]
     fn any_events_are_answered_by_the_rules_and_always_alike(
         models in prop::collection::vec(models(), 1..4),
-        devices in 0..4usize,
+        devices in prop::collection::vec(kinds(), 0..4),
         events in prop::collection::vec(events(), 0..120),
     ) {
-        let first = run(&models, devices, &events);
-        prop_assert_eq!(first, run(&models, devices, &events));
+        let first = run(&models, &devices, &events);
+        prop_assert_eq!(first, run(&models, &devices, &events));
     }
 
     /// Symphony §3.4: a timeout of 0 is eager scheduling.
     #[test]
     fn section_3_4_a_timeout_of_zero_is_eager(
         model in models(),
-        devices in 1..4usize,
+        devices in prop::collection::vec(kinds(), 1..4),
         events in prop::collection::vec(events(), 0..80),
     ) {
         let events: Vec<Event> = events.into_iter().filter(|e| !matches!(e, Event::SetDispatch(..) | Event::AddModel(_))).collect();
         let with = |dispatch| ModelOptions { dispatch, ..model.clone() };
         let zero = DispatchPolicy::Timeout { delay: Duration::ZERO, preferred: Vec::new() };
-        let timeout = run(&[with(zero)], devices, &events);
-        let eager = run(&[with(DispatchPolicy::Eager)], devices, &events);
+        let timeout = run(&[with(zero)], &devices, &events);
+        let eager = run(&[with(DispatchPolicy::Eager)], &devices, &events);
         prop_assert_eq!(decisions(&timeout), decisions(&eager));
     }
 }

@@ -5,8 +5,11 @@
 //! ```
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
+use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, Gather, Load, NexusOptions, Pace, Search, Simulation, System};
+use downbeat_sim::{
+    Arrivals, Gather, Load, NexusOptions, Pace, Search, Simulation, System, clairvoyant, fluid, staggered,
+};
 
 const SEED: u64 = 1;
 
@@ -68,8 +71,8 @@ fn measure(name: &str, models: &[Profile], devices: u32) -> Result<(), Box<dyn s
     // What the devices could do with full batches, about.
     let work: f64 = models.iter().map(|(_, alpha, beta, slo)| alpha + beta / ((slo - beta) / alpha).max(1.0)).sum();
     let rate = 1_000.0 * f64::from(devices) / work;
-    for (system_name, system, dispatch, drop) in systems() {
-        let loads = models
+    let loads_with = |dispatch: &DispatchPolicy, drop: DropPolicy| -> Result<Vec<Load>, ProfileError> {
+        models
             .iter()
             .map(|(_, alpha, beta, slo)| {
                 let (alpha, beta) = (Duration::from_millis_f64(*alpha), Duration::from_millis_f64(*beta));
@@ -85,9 +88,33 @@ fn measure(name: &str, models: &[Profile], devices: u32) -> Result<(), Box<dyn s
                 let (slo, arrivals) = (Duration::from_millis_f64(*slo), Arrivals::Poisson);
                 Ok(Load { options, slo, arrivals, rate, pace: Pace::steady() })
             })
-            .collect::<Result<_, downbeat_core::profile::ProfileError>>()?;
-        let span = Duration::from_millis(20_000);
-        let simulation = Simulation { system, loads, devices, span, seed: SEED, ..Simulation::default() };
+            .collect()
+    };
+    let simulation = Simulation {
+        loads: loads_with(&DispatchPolicy::Eager, DropPolicy::HeadDrop)?,
+        devices,
+        span: Duration::from_millis(20_000),
+        seed: SEED,
+        ..Simulation::default()
+    };
+    if let [load] = &simulation.loads[..]
+        && let Some(best) = staggered(load.options.profiles.first(), load.options.max_batch, load.slo, devices)
+    {
+        println!("{name:24} {:28} {:8.0} {:7}", "bound: staggered", best.rate, best.batch);
+    }
+    if let Some(rate) = fluid(&simulation.loads, devices) {
+        println!("{name:24} {:28} {rate:8.0}", "bound: fluid");
+        // A bound for this very trace needs no long one, and begins where the other is.
+        let span = Duration::from_millis(5_000);
+        let factor = rate / simulation.loads.iter().map(|load| load.rate).sum::<f64>();
+        let short = Simulation { span, ..simulation.clone() };
+        let search = Search { low: 0.95 * factor, high: factor, ..Search::default() };
+        if let Some(rate) = clairvoyant(&short, &search)? {
+            println!("{name:24} {:28} {rate:8.0}", "bound: clairvoyant");
+        }
+    }
+    for (system_name, system, dispatch, drop) in systems() {
+        let simulation = Simulation { system, loads: loads_with(&dispatch, drop)?, ..simulation.clone() };
         match Search::default().capacity(&simulation)? {
             None => println!("{name:24} {system_name:28} {:>8}", "none"),
             Some(found) => {

@@ -112,7 +112,7 @@ impl Search {
         Ok(Some((enough, best)))
     }
 
-    fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
+    pub(crate) fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
         let mut scaled = simulation.clone();
         scaled.give_up_above = Some(self.tolerated);
         let mut least = f64::INFINITY;

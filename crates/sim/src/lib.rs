@@ -6,6 +6,7 @@
 
 mod arrivals;
 mod baseline;
+mod bounds;
 mod capacity;
 mod checker;
 mod cluster;
@@ -20,6 +21,7 @@ mod tally;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, UnknownArrivals};
 pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
+pub use bounds::{ModelTrace, Staggered, Trace, clairvoyant, fluid, staggered};
 pub use capacity::{Capacity, Search, TOLERATED, capacity};
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};

@@ -23,13 +23,12 @@ impl Profile {
     pub fn new(options: &ModelOptions) -> Self {
         // The baselines know one kind of device.
         let latency = options.profiles.first().clone();
-        let max_batch = options.max_batch.clamp(1, latency.max_batch());
-        Profile { latency, max_batch }
+        Profile { latency, max_batch: options.max_batch.max(1) }
     }
 
     /// The largest batch that may run and takes at most `budget`.
     pub fn largest_within(&self, budget: Duration) -> u32 {
-        self.latency.largest_within(budget).min(self.max_batch)
+        self.latency.largest_up_to(self.max_batch, budget)
     }
 
     /// Whether a request can be met by a batch of one that starts at `start`. Requests of several items are not part of any

@@ -3,6 +3,7 @@
 
 mod arrivals;
 mod baselines;
+mod bounds;
 mod checker;
 mod runs;
 mod section_3_5;

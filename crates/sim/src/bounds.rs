@@ -1,0 +1,85 @@
+//! What no scheduler can surpass: bounds that capacities are given as shares of.
+//!
+//! | bound | of | says |
+//! |---|---|---|
+//! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), the paper's yardstick: no proof for other patterns |
+//! | [`fluid`] | any models | no schedule holds more of *evenly spaced* arrivals without a loss |
+//! | [`Trace::impossible`] | any models, one trace of arrivals | no schedule, not even one that knows the future, keeps every model's bad share within what is tolerated *on this trace* |
+//!
+//! All devices are of one kind: a model's first profile counts. A profile that ends before the largest batch is extended, as the scheduler does.
+
+mod prices;
+
+use downbeat_core::{Duration, LatencyProfile};
+
+use crate::simulation::Load;
+
+pub use prices::{ModelTrace, Trace, clairvoyant};
+
+/// The best staggered pattern of one model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Staggered {
+    /// Size of its batches.
+    pub batch: u32,
+    /// Requests per second.
+    pub rate: f64,
+}
+
+/// The best staggered pattern (Symphony §3.3, equations 1 and 2): batches of `b` with `(1 + 1/N) * l(b) <= SLO`, since a request waits for at most
+/// `l(b) / N`, and of these the `b` with the highest goodput `N * b / l(b)`. `None` if not even `b = 1` meets the SLO, or without
+/// devices.
+pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, devices: u32) -> Option<Staggered> {
+    let slo = slo.as_secs_f64();
+    let devices = f64::from(devices);
+    (1..=max_batch.max(1))
+        .map(|batch| (batch, profile.latency(batch).as_secs_f64()))
+        .take_while(|(_, latency)| (1.0 + 1.0 / devices) * latency <= slo)
+        .map(|(batch, latency)| Staggered { batch, rate: devices * f64::from(batch) / latency })
+        .max_by(|a, b| a.rate.total_cmp(&b.rate))
+}
+
+/// The highest total rate, in the proportions of `loads`, at which the devices have the time for what evenly spaced arrivals ask of them, requests
+/// per second. `None` if a model's SLO is below `l(1)`.
+///
+/// At rate `r`, a batch of `b` requests that come `1/r` apart has its last `(b - 1) / r` after its first. It starts no earlier,
+/// and ends by the first's deadline: `(b - 1) / r + l(b) <= SLO`. So no request costs less device time than `min l(b) / b` over
+/// these `b`, and the sum over all models of `r * min l(b) / b` is at most the number of devices.
+///
+/// It is a bound for evenly spaced arrivals of which none is lost; that the batches can be placed on the devices is not shown. Random arrivals
+/// sometimes gather faster, and 1% may be lost: it is no bound for these, although they have never reached it
+/// ([`clairvoyant`] is one). A model alone may also have to wait for a device: see [`staggered`].
+pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
+    /// From `factor` times the rates on, `model` can have batches that cost `cost` a request.
+    struct Choice {
+        factor: f64,
+        model: usize,
+        cost: f64,
+    }
+    let mut choices = Vec::new();
+    for (model, load) in loads.iter().enumerate() {
+        let (profile, slo) = (load.options.profiles.first(), load.slo.as_secs_f64());
+        for batch in 1..=load.options.max_batch.max(1) {
+            let latency = profile.latency(batch).as_secs_f64();
+            let gathering = f64::from(batch - 1) / load.rate;
+            if latency > slo || (batch > 1 && latency == slo) {
+                break;
+            }
+            let factor = if batch == 1 { 0.0 } else { gathering / (slo - latency) };
+            choices.push(Choice { factor, model, cost: load.rate * latency / f64::from(batch) });
+        }
+    }
+    choices.sort_by(|a, b| a.factor.total_cmp(&b.factor));
+    let mut costs = vec![f64::INFINITY; loads.len()];
+    let mut best = None;
+    // Between two factors at which choices come up, the work grows in proportion to the factor.
+    for (at, choice) in choices.iter().enumerate() {
+        costs[choice.model] = costs[choice.model].min(choice.cost);
+        let work: f64 = costs.iter().sum();
+        let until = choices.get(at + 1).map_or(f64::INFINITY, |next| next.factor);
+        let most = (f64::from(devices) / work).min(until);
+        if work.is_finite() && most >= choice.factor {
+            best = Some(most);
+        }
+    }
+    best.map(|factor| factor * loads.iter().map(|load| load.rate).sum::<f64>())
+}

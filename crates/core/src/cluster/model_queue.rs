@@ -82,8 +82,8 @@ pub struct Departure {
 /// at the functions: preferred sizes with mixed request sizes, window drop when nearly all is about to expire, and requests that a slower kind
 /// of device passes over.
 ///
-/// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards, and whenever
-/// [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
+/// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards (after `enqueue` only
+/// unless [`ModelQueue::is_settled`]), and whenever [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
 #[derive(Debug)]
 pub struct ModelQueue {
     /// In order of kinds, at least one.
@@ -106,9 +106,35 @@ pub struct ModelQueue {
     all_demand: Demand,
     stance: Stance,
     dropped: VecDeque<Dropped>,
+    slack: Slack,
     /// Scratch: requests passed over while looking ahead.
     aside: Vec<u32>,
 }
+
+/// What may happen without the candidate being worked out anew.
+///
+/// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
+/// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`ModelQueue::wake`]
+/// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
+/// the growth does not come.
+#[derive(Debug, Default)]
+struct Slack {
+    /// Items that may still join at the end of the queue.
+    items: u32,
+    /// The tier that the candidate ends in.
+    tier: usize,
+    /// The candidate is full: it is not changed by whatever joins after it, also in a later tier.
+    full: bool,
+    /// When the growth foreseen could let the candidate start.
+    until: Option<Time>,
+    /// The time of `until` came before the growth did: none is foreseen until the batch has left.
+    exhausted: bool,
+    /// The last request joined within the slack.
+    held: bool,
+}
+
+/// The smallest candidate whose growth is foreseen: below it, requests are so few that every one may cost an update.
+const LEAST_FORESEEN: u32 = 4;
 
 /// What there is for one kind of device, or for all kinds if they are the same to the model.
 #[derive(Debug)]
@@ -163,6 +189,7 @@ impl ModelQueue {
             all_demand: Demand::default(),
             stance: Stance::UNKNOWN,
             dropped: VecDeque::new(),
+            slack: Slack::default(),
             aside: Vec::new(),
         };
         queue.set_profiles(&profiles);
@@ -219,12 +246,33 @@ impl ModelQueue {
         if !self.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
-        Ok(self.queue.push(now, &request, hopeless_at(needed, self.drop, deadline, size)))
+        let hopeless_at = hopeless_at(needed, self.drop, deadline, size);
+        let Slack { items, tier, full, .. } = self.slack;
+        let own = level as usize * 2;
+        self.slack.held = size <= items
+            && (own == tier || full && own > tier)
+            && hopeless_at == Time::MAX
+            && !(self.target_stale && self.is_adaptive())
+            && self.queue.joins_end(&request);
+        if !full && self.slack.held {
+            self.slack.items -= size;
+        }
+        Ok(self.queue.push(now, &request, hopeless_at))
+    }
+
+    /// Whether the request that was enqueued last changes nothing that anybody has to know before [`ModelQueue::wake`], as that was after the last
+    /// update. Then [`ModelQueue::update`] may be left out.
+    pub fn is_settled(&self) -> bool {
+        self.slack.held
     }
 
     /// Takes a request out; whether it was there.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
-        self.queue.remove(ticket).is_some()
+        let left = self.queue.remove(ticket).is_some();
+        if left {
+            self.slack = Slack::default();
+        }
+        left
     }
 
     /// Replaces the profiles.
@@ -238,6 +286,7 @@ impl ModelQueue {
             Line { kind, profile: profile.clone(), sent, in_use: true, pace, devices: 0, target: 1, candidate }
         }));
         self.lines_changed();
+        self.slack = Slack::default();
     }
 
     /// Sets what messages take. A reply's delay is taken off the deadlines of requests that come from now on.
@@ -247,10 +296,12 @@ impl ModelQueue {
             line.sent = line.profile.with_overhead(network.control, network.data);
         }
         self.lines_changed();
+        self.slack = Slack::default();
     }
 
     /// Replaces the dispatch policy.
     pub fn set_dispatch(&mut self, dispatch: DispatchPolicy) {
+        self.slack = Slack::default();
         self.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.dispatch = dispatch;
         self.target_stale = true;
@@ -261,6 +312,7 @@ impl ModelQueue {
 
     /// How late a wake-up may come: a candidate may start this much before the moment at which a member would be lost.
     pub fn set_wake_margin(&mut self, margin: Duration) {
+        self.slack = Slack::default();
         self.wake_margin = margin;
     }
 
@@ -306,6 +358,7 @@ impl ModelQueue {
         for line in &mut self.lines {
             line.candidate = None;
         }
+        self.slack = Slack::default();
     }
 
     /// The next request that was dropped, with the reason.
@@ -314,9 +367,9 @@ impl ModelQueue {
     }
 
     /// When the queue needs [`ModelQueue::update`] though nothing came: its candidate expires, a request becomes hopeless or
-    /// has waited for too long.
+    /// has waited for too long, or requests for which no update was needed would let the candidate start.
     pub fn wake(&self) -> Option<Time> {
-        let mut wake = self.queue.next_due().unwrap_or(Time::MAX);
+        let mut wake = self.queue.next_due().unwrap_or(Time::MAX).min(self.slack.until.unwrap_or(Time::MAX));
         for candidate in self.lines.iter().filter_map(|line| line.candidate) {
             wake = wake.min(candidate.latest - candidate.delay + TICK);
         }
@@ -344,12 +397,46 @@ impl ModelQueue {
                 self.sacrifice(from);
             }
         }
+        let mut forecast = None;
         for line in 0..self.lines.len() {
-            let forecast = if self.lines[line].in_use { self.forecast(now, Time::ZERO, line) } else { None };
+            forecast = if self.lines[line].in_use { self.forecast(now, Time::ZERO, line) } else { None };
             let candidate = forecast.map(|forecast| self.window(now, Time::ZERO, line, forecast).0);
             self.lines[line].candidate = candidate;
         }
+        self.slack = match (forecast, self.lines.len()) {
+            (Some(forecast), 1) => self.foresee(now, forecast),
+            _ => Slack::default(),
+        };
         self.lines[self.fastest].candidate
+    }
+
+    /// How much the candidate of the only line may grow without an update.
+    fn foresee(&mut self, now: Time, forecast: Forecast) -> Slack {
+        let Forecast { size, full, last_tier, .. } = forecast;
+        let slack = Slack { tier: last_tier, ..Slack::default() };
+        if matches!(&self.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
+            // Which preferred size is filled changes with every request.
+            return slack;
+        }
+        if full {
+            return Slack { items: u32::MAX, full, ..slack };
+        }
+        // Had the update been due for the growth, it would have come with a request.
+        let exhausted = self.slack.exhausted || self.slack.until.is_some_and(|until| until <= now);
+        let slack = Slack { exhausted, ..slack };
+        if exhausted || size < LEAST_FORESEEN || u64::from(size) != self.queue.weight() {
+            return slack;
+        }
+        let mut items = size.min(self.max_batch - size - 1);
+        while items > 0 {
+            let grown = Forecast { size: size + items, ..forecast };
+            let Candidate { exec, delay, .. } = self.window(now, Time::ZERO, 0, grown).0;
+            if exec - delay > now {
+                return Slack { items, until: Some(exec - delay), ..slack };
+            }
+            items /= 2;
+        }
+        slack
     }
 
     /// Takes the batch that is sent now to a device of this kind, which is expected to be free at `free_at`: appends its members. `None` if none may
@@ -383,6 +470,7 @@ impl ModelQueue {
         for line in &mut self.lines {
             line.candidate = None;
         }
+        self.slack = Slack::default();
         let (forecast, Candidate { size, .. }, exec, bound) = starting?;
         for tier in 0..=forecast.last_tier {
             pass_over(&mut self.queue, &mut self.aside, tier, forecast.from);
@@ -415,25 +503,21 @@ impl ModelQueue {
 
     /// Moves a batch of at most `limit` items from the heads of the tiers to `members`; its size.
     fn pop_batch(&mut self, limit: u32, last_tier: usize, members: &mut Vec<RequestId>) -> u32 {
-        let mut size = 0;
+        let mut room = limit;
         for tier in 0..=last_tier {
-            while let Some(head) = self.queue.head(tier) {
-                if size + head.size > limit {
-                    assert!(size > 0, "a candidate has room for its head");
-                    return size;
-                }
-                size += head.size;
-                members.extend(self.queue.pop(tier).map(|head| head.id));
+            room = self.queue.pop_into(tier, room, members);
+            if self.queue.head(tier).is_some() {
+                break;
             }
         }
-        size
+        assert!(room < limit, "a candidate has room for its head");
+        limit - room
     }
 
     /// Puts back what was hidden.
     fn restore(&mut self) {
-        for slot in self.aside.drain(..) {
-            self.queue.put_back(slot);
-        }
+        self.queue.put_back(&self.aside);
+        self.aside.clear();
     }
 
     /// The largest prefix of the queue that may run together from now on. With several kinds of devices it passes over those

@@ -14,6 +14,8 @@ const BUCKETS: usize = 10;
 pub struct RateMeter {
     /// The bucket that is being filled: `now / BUCKET`.
     current: u64,
+    /// When it is complete.
+    end: Time,
     /// Buckets that have been lived through, the current one included; at most `BUCKETS + 1`.
     lived: u64,
     filling: Bucket,
@@ -47,11 +49,18 @@ impl Bucket {
     }
 }
 
+/// When a bucket is complete.
+fn end_of(bucket: u64) -> Time {
+    Time::ZERO + BUCKET.saturating_mul(bucket.saturating_add(1))
+}
+
 impl RateMeter {
     /// A meter that has seen nothing.
     pub fn new(now: Time) -> Self {
+        let current = now.as_nanos() / BUCKET.as_nanos();
         RateMeter {
-            current: now.as_nanos() / BUCKET.as_nanos(),
+            current,
+            end: end_of(current),
             lived: 0,
             filling: Bucket::default(),
             complete: [Bucket::default(); BUCKETS],
@@ -73,8 +82,13 @@ impl RateMeter {
 
     /// Completes the buckets that `now` has left behind; whether there was one.
     pub fn roll(&mut self, now: Time) -> bool {
+        // Asked for every arrival, so that it costs no division.
+        if now < self.end {
+            return false;
+        }
         let bucket = now.as_nanos() / BUCKET.as_nanos();
-        if bucket <= self.current {
+        if bucket == self.current {
+            // The last bucket of all time has no end.
             return false;
         }
         let steps = bucket - self.current;
@@ -91,6 +105,7 @@ impl RateMeter {
             self.sum = Bucket::default();
         }
         self.current = bucket;
+        self.end = end_of(bucket);
         self.lived = self.lived.saturating_add(steps);
         true
     }

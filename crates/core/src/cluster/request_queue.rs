@@ -61,7 +61,12 @@ pub enum TimeoutAction {
 ///
 /// **Tiers.** A level is two tiers: the regular one, `2 * level`, and behind it those that were delayed, `2 * level + 1`.
 ///
-/// **Cost.** `O(log n)` an operation; no allocation once the tables have grown.
+/// **Line and strays.** Requests come nearly in the order of their deadlines. One that belongs at or near the end of its tier joins
+/// the tier's line, a list through the slots. Any other is a stray, in a heap. The head of a tier is the first of the line or the first of the
+/// strays.
+///
+/// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
+/// grown.
 #[derive(Debug)]
 pub(super) struct RequestQueue {
     levels: Vec<PriorityLevel>,
@@ -74,36 +79,52 @@ pub(super) struct RequestQueue {
     arrivals: Option<IndexedHeap<u64>>,
     /// Requests whose size is not 1.
     sized: u32,
+    /// Items, of all tiers.
+    weight: u64,
     next_sequence: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tier {
-    /// By slot: `(deadline, sequence)`.
-    order: IndexedHeap<(Time, u64)>,
+    /// The first and the last slot of the line; `NONE` if it is empty.
+    first: u32,
+    last: u32,
+    /// By slot: `(deadline, sequence)` of those that are not in line.
+    strays: IndexedHeap<(Time, u64)>,
     /// Items.
     weight: u64,
     /// The latest deadline that entered since the tier was empty.
     last_deadline: Time,
 }
 
-/// A request that waits.
+/// A request that waits: one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Waiting {
     pub id: RequestId,
     pub deadline: Time,
     pub arrival: Time,
-    pub size: u32,
     queue_expiry: Time,
     /// When it is certain not to meet its deadline, if that is to be told by its own timer; else `Time::MAX`.
     hopeless_at: Time,
     /// [`VACANT`] once it has left.
     sequence: u64,
+    pub size: u32,
     tier: u32,
+    /// The slot before it in line, or `NONE`; `STRAY` if it is not in line.
+    before: u32,
+    /// The slot after it in line, or `NONE`.
+    after: u32,
 }
 
 /// The sequence number of a slot without a request.
 const VACANT: u64 = u64::MAX;
+/// No slot.
+const NONE: u32 = u32::MAX;
+/// In place of the slot before a request that is not in line.
+const STRAY: u32 = u32::MAX - 1;
+/// How many places before the end of its line a request may enter: enough for deadlines that jitter by a few gaps between arrivals.
+const NEAR_END: usize = 4;
 
 /// Why a request needs attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,21 +142,24 @@ impl RequestQueue {
         if levels.is_empty() {
             levels.push(PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject });
         }
+        let tier =
+            || Tier { first: NONE, last: NONE, strays: IndexedHeap::new(), weight: 0, last_deadline: Time::ZERO };
         RequestQueue {
-            tiers: (0..levels.len() * 2).map(|_| Tier::default()).collect(),
+            tiers: (0..levels.len() * 2).map(|_| tier()).collect(),
             levels,
             slots: Vec::new(),
             vacant: Vec::new(),
             timers: IndexedHeap::new(),
             arrivals: None,
             sized: 0,
+            weight: 0,
             next_sequence: 0,
         }
     }
 
     /// Items, of all levels.
     pub fn weight(&self) -> u64 {
-        self.tiers.iter().map(|tier| tier.weight).sum()
+        self.weight
     }
 
     /// Whether every request is one item.
@@ -161,8 +185,18 @@ impl RequestQueue {
         let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let tier = level * 2;
-        let waiting = Waiting { id, deadline, arrival: now, size, queue_expiry, hopeless_at, sequence, tier };
+        let waiting = Waiting {
+            id,
+            deadline,
+            arrival: now,
+            queue_expiry,
+            hopeless_at,
+            sequence,
+            size,
+            tier: level * 2,
+            before: NONE,
+            after: NONE,
+        };
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = waiting;
@@ -173,12 +207,16 @@ impl RequestQueue {
                 self.slots.len() as u32 - 1
             }
         };
-        self.tiers[tier as usize].enter(slot, &waiting);
+        assert!(slot < STRAY, "slots are counted in 32 bits");
+        self.enter(slot);
         self.sized += u32::from(size != 1);
+        self.weight += u64::from(size);
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.set(slot, sequence);
         }
-        self.set_timer(slot);
+        if waiting.timer() != Time::MAX {
+            self.timers.set(slot, waiting.timer());
+        }
         Ticket { slot, sequence }
     }
 
@@ -186,24 +224,36 @@ impl RequestQueue {
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
         let Ticket { slot, sequence } = ticket;
         let waiting = *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence)?;
-        self.slots[slot as usize].sequence = VACANT;
-        self.tiers[waiting.tier as usize].leave(slot, &waiting);
-        self.sized -= u32::from(waiting.size != 1);
-        self.timers.remove(slot);
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.remove(slot);
-        }
-        self.vacant.push(slot);
+        self.leave(slot);
+        self.vacate(slot);
         Some(waiting)
     }
 
-    /// Takes the head of a tier out.
-    pub fn pop(&mut self, tier: usize) -> Option<Waiting> {
-        self.remove(self.head_ticket(tier)?)
+    /// Takes requests from the head of a tier for as long as they fit into `room` items, and appends them to `members`. Gives the
+    /// room that is left.
+    pub fn pop_into(&mut self, tier: usize, mut room: u32, members: &mut Vec<RequestId>) -> u32 {
+        while let Some(slot) = self.head_slot(tier) {
+            let Waiting { id, size, .. } = self.slots[slot as usize];
+            if size > room {
+                break;
+            }
+            room -= size;
+            members.push(id);
+            self.leave(slot);
+            self.vacate(slot);
+        }
+        room
     }
 
     pub fn tiers(&self) -> std::ops::Range<usize> {
         0..self.tiers.len()
+    }
+
+    /// Whether `request`, which has no timer but perhaps its `queue_expiry`, would join the end of a tier that is not empty, and need no attention on
+    /// its own.
+    pub fn joins_end(&self, request: &Request) -> bool {
+        let tier = &self.tiers[request.level as usize * 2];
+        request.queue_expiry == Time::MAX && tier.weight > 0 && tier.last_deadline <= request.deadline
     }
 
     /// Items of a tier.
@@ -218,20 +268,32 @@ impl RequestQueue {
 
     /// The head of a tier: the earliest deadline.
     pub fn head(&self, tier: usize) -> Option<&Waiting> {
-        self.tiers[tier].order.peek().map(|(_, slot)| &self.slots[slot as usize])
+        self.head_slot(tier).map(|slot| &self.slots[slot as usize])
     }
 
     /// The first of a tier among those that are due at `from` or later, with the items of those before it. `O(those before it)`.
     pub fn head_from(&self, tier: usize, from: Time) -> Option<(&Waiting, u64)> {
+        let Tier { first, strays, .. } = &self.tiers[tier];
         let mut weight = 0;
-        let first =
-            self.tiers[tier].order.visit_below((from, 0), |slot| weight += u64::from(self.slots[slot as usize].size));
-        first.map(|(_, slot)| (&self.slots[slot as usize], weight))
+        let stray = strays.visit_below((from, 0), |slot| weight += u64::from(self.slots[slot as usize].size));
+        let mut in_line = self.slots.get(*first as usize);
+        while let Some(waiting) = in_line
+            && waiting.deadline < from
+        {
+            weight += u64::from(waiting.size);
+            in_line = self.slots.get(waiting.after as usize);
+        }
+        let stray = stray.map(|(_, slot)| &self.slots[slot as usize]);
+        let first = match (in_line, stray) {
+            (Some(a), Some(b)) => Some(if (a.deadline, a.sequence) < (b.deadline, b.sequence) { a } else { b }),
+            (a, b) => a.or(b),
+        };
+        first.map(|waiting| (waiting, weight))
     }
 
     /// The name of the head of a tier.
     pub fn head_ticket(&self, tier: usize) -> Option<Ticket> {
-        self.tiers[tier].order.peek().map(|(_, slot)| self.ticket(slot))
+        self.head_slot(tier).map(|slot| self.ticket(slot))
     }
 
     /// Items of the request in a slot.
@@ -241,14 +303,28 @@ impl RequestQueue {
 
     /// Hides the head of a tier from the order, to look at the next: its number for [`RequestQueue::put_back`].
     pub fn set_aside(&mut self, tier: usize) -> Option<u32> {
-        self.tiers[tier].order.pop().map(|(_, slot)| slot)
+        let slot = self.head_slot(tier)?;
+        self.unlink(slot);
+        Some(slot)
     }
 
-    /// Puts a request that was set aside back into its place.
-    pub fn put_back(&mut self, slot: u32) -> Ticket {
-        let Waiting { deadline, sequence, tier, .. } = self.slots[slot as usize];
-        self.tiers[tier as usize].order.set(slot, (deadline, sequence));
-        Ticket { slot, sequence }
+    /// Puts requests that were set aside, in the order in which they were, back into their places.
+    pub fn put_back(&mut self, aside: &[u32]) {
+        // Backwards, so that each that was in line was its first.
+        for &slot in aside.iter().rev() {
+            let Waiting { deadline, sequence, tier, before, .. } = self.slots[slot as usize];
+            let tier = &mut self.tiers[tier as usize];
+            if before == STRAY {
+                tier.strays.set(slot, (deadline, sequence));
+                continue;
+            }
+            let after = std::mem::replace(&mut tier.first, slot);
+            match after {
+                NONE => tier.last = slot,
+                after => self.slots[after as usize].before = slot,
+            }
+            self.slots[slot as usize].after = after;
+        }
     }
 
     /// When [`RequestQueue::pop_due`] will have something.
@@ -315,21 +391,106 @@ impl RequestQueue {
         Ticket { slot, sequence: self.slots[slot as usize].sequence }
     }
 
+    fn head_slot(&self, tier: usize) -> Option<u32> {
+        let tier = &self.tiers[tier];
+        let Some((stray, slot)) = tier.strays.peek() else {
+            return (tier.first != NONE).then_some(tier.first);
+        };
+        match self.slots.get(tier.first as usize) {
+            Some(first) if (first.deadline, first.sequence) < stray => Some(tier.first),
+            _ => Some(slot),
+        }
+    }
+
+    /// Puts a request into its tier.
+    fn enter(&mut self, slot: u32) {
+        let Waiting { deadline, sequence, size, tier, .. } = self.slots[slot as usize];
+        let tier = &mut self.tiers[tier as usize];
+        tier.last_deadline = if tier.weight == 0 { deadline } else { tier.last_deadline.max(deadline) };
+        tier.weight += u64::from(size);
+        let (mut before, mut after) = (tier.last, NONE);
+        for _ in 0..NEAR_END {
+            let Some(Waiting { deadline: d, sequence: s, before: further, .. }) = self.slots.get(before as usize)
+            else {
+                break;
+            };
+            if (*d, *s) < (deadline, sequence) {
+                break;
+            }
+            (before, after) = (*further, before);
+        }
+        if let Some(Waiting { deadline: d, sequence: s, .. }) = self.slots.get(before as usize)
+            && (*d, *s) > (deadline, sequence)
+        {
+            tier.strays.set(slot, (deadline, sequence));
+            self.slots[slot as usize].before = STRAY;
+            return;
+        }
+        match before {
+            NONE => tier.first = slot,
+            before => self.slots[before as usize].after = slot,
+        }
+        match after {
+            NONE => tier.last = slot,
+            after => self.slots[after as usize].before = slot,
+        }
+        let waiting = &mut self.slots[slot as usize];
+        (waiting.before, waiting.after) = (before, after);
+    }
+
+    /// Takes a request out of its tier.
+    fn leave(&mut self, slot: u32) {
+        let Waiting { tier, size, .. } = self.slots[slot as usize];
+        self.tiers[tier as usize].weight -= u64::from(size);
+        self.unlink(slot);
+    }
+
+    /// Takes a request out of its tier's order.
+    fn unlink(&mut self, slot: u32) {
+        let Waiting { tier, before, after, .. } = self.slots[slot as usize];
+        let tier = &mut self.tiers[tier as usize];
+        match before {
+            STRAY => {
+                tier.strays.remove(slot);
+                return;
+            }
+            NONE => tier.first = after,
+            before => self.slots[before as usize].after = after,
+        }
+        match after {
+            NONE => tier.last = before,
+            after => self.slots[after as usize].before = before,
+        }
+    }
+
+    /// Gives up the slot of a request that has left its tier.
+    fn vacate(&mut self, slot: u32) {
+        let waiting = &mut self.slots[slot as usize];
+        waiting.sequence = VACANT;
+        self.weight -= u64::from(waiting.size);
+        self.sized -= u32::from(waiting.size != 1);
+        if waiting.timer() != Time::MAX {
+            self.timers.remove(slot);
+        }
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.remove(slot);
+        }
+        self.vacant.push(slot);
+    }
+
     /// Moves a request behind all others of its level.
     fn delay(&mut self, slot: u32) {
+        self.leave(slot);
         let waiting = &mut self.slots[slot as usize];
-        let tier = waiting.tier as usize;
-        assert!(tier.is_multiple_of(2), "a request is delayed once");
-        self.tiers[tier].leave(slot, waiting);
+        assert!(waiting.tier.is_multiple_of(2), "a request is delayed once");
         waiting.tier += 1;
         waiting.queue_expiry = Time::MAX;
-        self.tiers[tier + 1].enter(slot, waiting);
+        self.enter(slot);
         self.set_timer(slot);
     }
 
     fn set_timer(&mut self, slot: u32) {
-        let Waiting { queue_expiry, hopeless_at, .. } = self.slots[slot as usize];
-        match queue_expiry.min(hopeless_at) {
+        match self.slots[slot as usize].timer() {
             Time::MAX => {
                 self.timers.remove(slot);
             }
@@ -338,16 +499,101 @@ impl RequestQueue {
     }
 }
 
-impl Tier {
-    fn enter(&mut self, slot: u32, waiting: &Waiting) {
-        let Waiting { deadline, sequence, size, .. } = *waiting;
-        self.last_deadline = if self.order.is_empty() { deadline } else { self.last_deadline.max(deadline) };
-        self.order.set(slot, (deadline, sequence));
-        self.weight += u64::from(size);
+impl Waiting {
+    /// When it needs attention on its own; `Time::MAX`: never.
+    fn timer(&self) -> Time {
+        self.queue_expiry.min(self.hopeless_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push { deadline: u64, size: u32 },
+        Remove(usize),
+        Look(usize),
+        PopInto(u32),
     }
 
-    fn leave(&mut self, slot: u32, waiting: &Waiting) {
-        self.order.remove(slot);
-        self.weight -= u64::from(waiting.size);
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        // Mostly in order, some a little out of order, some far out of it, some without a deadline.
+        let deadline = prop_oneof![8 => 90..100u64, 2 => 0..100u64, 1 => Just(u64::MAX)];
+        let step = prop_oneof![
+            8 => (deadline, 1..4u32).prop_map(|(deadline, size)| Step::Push { deadline, size }),
+            2 => any::<usize>().prop_map(Step::Remove),
+            1 => (0..9usize).prop_map(Step::Look),
+            1 => (0..12u32).prop_map(Step::PopInto),
+        ];
+        prop::collection::vec(step, 0..200)
+    }
+
+    fn request(id: u64, deadline: Time, size: u32) -> Request {
+        Request { id: RequestId(id), model: ModelId(0), deadline, queue_expiry: Time::MAX, level: 0, size }
+    }
+
+    proptest! {
+        /// Against a sorted map: the same heads after any operation, whoever is in line and whoever a stray.
+        #[test]
+        fn is_served_in_order_of_deadline_and_arrival(steps in steps()) {
+            let mut queue = RequestQueue::new(Vec::new());
+            let mut map: BTreeMap<(Time, u64), (Ticket, u32)> = BTreeMap::new();
+            let mut tickets = Vec::new();
+            for (number, step) in (0u64..).zip(steps) {
+                match step {
+                    Step::Push { deadline, size } => {
+                        // Deadlines wander on with time.
+                        let deadline = Time::from_nanos(deadline.saturating_add(number * 3));
+                        let ticket = queue.push(Time::ZERO, &request(number, deadline, size), Time::MAX);
+                        map.insert((deadline, number), (ticket, size));
+                        tickets.push(ticket);
+                    }
+                    Step::Remove(n) => {
+                        let Some(&ticket) = tickets.get(n % tickets.len().max(1)) else { continue };
+                        let key = map.iter().find(|(_, (t, _))| *t == ticket).map(|(key, _)| *key);
+                        let removed = queue.remove(ticket).map(|waiting| (waiting.deadline, waiting.id.0));
+                        prop_assert_eq!(removed, key);
+                        key.and_then(|key| map.remove(&key));
+                    }
+                    Step::Look(depth) => {
+                        let aside: Vec<u32> = (0..depth).map_while(|_| queue.set_aside(0)).collect();
+                        prop_assert_eq!(aside.len(), depth.min(map.len()));
+                        prop_assert_eq!(queue.head(0).map(|head| head.id.0), map.keys().nth(depth).map(|key| key.1));
+                        queue.put_back(&aside);
+                    }
+                    Step::PopInto(room) => {
+                        let (mut members, mut expected, mut left) = (Vec::new(), Vec::new(), room);
+                        let rest = queue.pop_into(0, room, &mut members);
+                        while let Some(entry) = map.first_entry().filter(|entry| entry.get().1 <= left) {
+                            left -= entry.get().1;
+                            expected.push(RequestId(entry.remove_entry().0.1));
+                        }
+                        prop_assert_eq!((members, rest), (expected, left));
+                    }
+                }
+                prop_assert_eq!(queue.head(0).map(|head| (head.deadline, head.id.0)), map.keys().next().copied());
+                prop_assert_eq!(queue.weight(), map.values().map(|(_, size)| u64::from(*size)).sum::<u64>());
+            }
+        }
+    }
+
+    /// One far deadline at the end of the line makes strays of all that follow; they are served first all the same.
+    #[test]
+    fn a_patient_request_does_not_stand_in_the_way() {
+        let mut queue = RequestQueue::new(Vec::new());
+        queue.push(Time::ZERO, &request(0, Time::MAX, 1), Time::MAX);
+        for id in 1..50 {
+            queue.push(Time::ZERO, &request(id, Time::from_nanos(id), 1), Time::MAX);
+        }
+        let mut members = Vec::new();
+        assert_eq!(queue.pop_into(0, 60, &mut members), 10);
+        let expected: Vec<RequestId> = (1..50).chain([0]).map(RequestId).collect();
+        assert_eq!(members, expected);
     }
 }

@@ -30,11 +30,13 @@ pub struct Scheduler {
     shard: Shard,
     matchmaker: Matchmaker,
     stray_completions: u64,
+    /// What [`Scheduler::poll_timeout`] says. Before it, and unless the shard updates a queue or a device changes, there is nothing to exchange.
+    timeout: Option<(Time, TimeoutReason)>,
 }
 
 impl Default for Scheduler {
     fn default() -> Self {
-        Scheduler { shard: Shard::new(0, 1), matchmaker: Matchmaker::new(), stray_completions: 0 }
+        Scheduler { shard: Shard::new(0, 1), matchmaker: Matchmaker::new(), stray_completions: 0, timeout: None }
     }
 }
 
@@ -186,8 +188,11 @@ impl Scheduler {
     /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
     pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
+        let updates = self.shard.updates();
         let ticket = self.shard.handle_request(now, &request)?;
-        self.exchange(now);
+        if self.shard.updates() != updates {
+            self.exchange(now);
+        }
         Ok(ticket)
     }
 
@@ -228,6 +233,7 @@ impl Scheduler {
         let now = self.advance(now);
         if self.shard.remove_model(now, model) {
             self.matchmaker.remove_model(model);
+            self.exchange(now);
         }
     }
 
@@ -285,6 +291,10 @@ impl Scheduler {
 
     /// When to call [`Scheduler::handle_timeout`] if nothing happens before, and what for.
     pub fn poll_timeout(&self) -> Option<(Time, TimeoutReason)> {
+        self.timeout
+    }
+
+    fn next_timeout(&self) -> Option<(Time, TimeoutReason)> {
         let due = self.shard.poll_timeout().map(|(at, model)| (at, TimeoutReason::QueueDue(model)));
         let exec = self.matchmaker.poll_timeout().map(|(at, model)| (at, TimeoutReason::Schedulable(model)));
         match (due, exec) {
@@ -301,7 +311,9 @@ impl Scheduler {
     /// Moves time on and does everything that was due by then.
     fn advance(&mut self, now: Time) -> Time {
         let now = self.shard.handle_timeout(now);
-        self.exchange(now);
+        if self.timeout.is_some_and(|(at, _)| at <= now) {
+            self.exchange(now);
+        }
         now
     }
 
@@ -314,9 +326,10 @@ impl Scheduler {
             while let Some(answer) = self.shard.poll_answer() {
                 self.matchmaker.handle_answer(answer);
             }
-            let Some(grant) = self.matchmaker.poll_grant(now) else { return };
+            let Some(grant) = self.matchmaker.poll_grant(now) else { break };
             self.shard.handle_grant(now, grant);
         }
+        self.timeout = self.next_timeout();
     }
 
     fn devices_changed(&mut self, now: Time, kind: DeviceKind) {

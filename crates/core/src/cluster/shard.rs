@@ -70,6 +70,7 @@ pub struct Shard {
     batches: u64,
     items: u64,
     time_reversals: u64,
+    updates: u64,
 }
 
 /// A model of the shard.
@@ -108,6 +109,7 @@ impl Shard {
             batches: 0,
             items: 0,
             time_reversals: 0,
+            updates: 0,
         }
     }
 
@@ -126,6 +128,12 @@ impl Shard {
         self.time_reversals
     }
 
+    /// How often a queue was updated. After an event that has not moved it there is nothing to poll, and [`Shard::poll_timeout`] says what it said
+    /// before: so it is with most requests, which make a batch larger that will leave later.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
     /// A request has arrived. The ticket is for [`Shard::handle_cancel`].
     ///
     /// # Errors
@@ -134,7 +142,9 @@ impl Shard {
         let now = self.advance(now);
         let member = member(&mut self.members, request.model).ok_or(Reject::UnknownModel)?;
         let ticket = member.queue.enqueue(now, request)?;
-        self.refresh(now, request.model);
+        if !member.queue.is_settled() {
+            self.refresh(now, request.model);
+        }
         Ok(ticket)
     }
 
@@ -351,6 +361,7 @@ impl Shard {
     /// Has the queue work out its candidate and passes on what came of it.
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
+        self.updates += 1;
         member.queue.set_all_demand(self.demand.plus(self.other_demand));
         member.queue.update(now);
         let counted = member.queue.demand() == member.counted;

@@ -6,3 +6,4 @@ mod random_events;
 mod scenario;
 mod section_4_2;
 mod shards;
+mod slack;

@@ -1,0 +1,157 @@
+//! A queue says which updates may be left out; leaving them out changes nothing.
+
+use downbeat_core::cluster::*;
+use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
+use proptest::prelude::*;
+
+const KIND: DeviceKind = DeviceKind(0);
+
+#[derive(Clone, Debug)]
+enum Event {
+    Wait(u64),
+    Request { slo_us: u64, size: u32, level: u32, expiry_us: Option<u64> },
+    Cancel(usize),
+    Take,
+    Devices(u32),
+}
+
+fn models() -> impl Strategy<Value = ModelOptions> {
+    let drop = prop_oneof![Just(DropPolicy::HeadDrop), Just(DropPolicy::WindowDrop), Just(DropPolicy::None)];
+    let timeout = (0..3000u64, prop::collection::vec(1..9u32, 0..2))
+        .prop_map(|(us, preferred)| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred });
+    let dispatch = prop_oneof![
+        4 => Just(DispatchPolicy::Deferred),
+        1 => Just(DispatchPolicy::Latest),
+        1 => Just(DispatchPolicy::Eager),
+        1 => timeout,
+    ];
+    let level = PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };
+    (1..200u64, 1..400u64, 1..40u32, drop, dispatch, 1..3usize).prop_map(
+        move |(alpha, beta, max_batch, drop, dispatch, levels)| ModelOptions {
+            profiles: LatencyProfile::linear(Duration::from_micros(alpha), Duration::from_micros(beta), max_batch)
+                .unwrap()
+                .into(),
+            max_batch,
+            drop,
+            dispatch,
+            max_in_flight: u32::MAX,
+            levels: vec![level; levels],
+        },
+    )
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let slo = prop_oneof![8 => Just(6000u64), 2 => 0..9000u64];
+    let size = prop_oneof![12 => Just(1u32), 1 => 1..5u32];
+    let level = prop_oneof![6 => Just(0u32), 1 => Just(1u32)];
+    let expiry = prop_oneof![12 => Just(None), 1 => (0..4000u64).prop_map(Some)];
+    let request = (slo, size, level, expiry).prop_map(|(slo_us, size, level, expiry_us)| Event::Request {
+        slo_us,
+        size,
+        level,
+        expiry_us,
+    });
+    let event = prop_oneof![
+        6 => (0..60u64).prop_map(Event::Wait),
+        1 => (0..3000u64).prop_map(Event::Wait),
+        24 => request,
+        1 => any::<usize>().prop_map(Event::Cancel),
+        1 => Just(Event::Take),
+        1 => (0..9u32).prop_map(Event::Devices),
+    ];
+    prop::collection::vec(event, 0..250)
+}
+
+fn dropped(queue: &mut ModelQueue) -> Vec<Dropped> {
+    std::iter::from_fn(|| queue.pop_dropped()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// One queue is updated after every change, the other only when it has to be: whenever a batch may start, both know the same.
+    #[test]
+    fn updates_that_may_be_left_out_are_missed_by_nobody(options in models(), events in events()) {
+        let mut now = Time::ZERO;
+        let mut exact = ModelQueue::new(now, options.clone());
+        let mut lazy = ModelQueue::new(now, options);
+        exact.set_devices(KIND, 3);
+        lazy.set_devices(KIND, 3);
+        let mut tickets = Vec::new();
+        for (id, event) in (0..).map(RequestId).zip(&events) {
+            match event {
+                Event::Wait(us) => {
+                    let until = now + Duration::from_micros(*us);
+                    while let Some(at) = [exact.wake(), lazy.wake()].into_iter().flatten().min().filter(|at| *at <= until) {
+                        prop_assert!(at > now, "time would stand still at {now:?}");
+                        now = at;
+                        if exact.wake().is_some_and(|at| at <= now) {
+                            exact.update(now);
+                        }
+                        if lazy.wake().is_some_and(|at| at <= now) {
+                            lazy.update(now);
+                        }
+                        compare(now, &mut exact, &mut lazy)?;
+                    }
+                    now = until;
+                }
+                Event::Request { slo_us, size, level, expiry_us } => {
+                    let deadline = now + Duration::from_micros(*slo_us);
+                    let queue_expiry = expiry_us.map_or(Time::MAX, |us| now + Duration::from_micros(us));
+                    let request = Request { id, model: ModelId(0), deadline, queue_expiry, level: *level, size: *size };
+                    let result = exact.enqueue(now, &request);
+                    prop_assert_eq!(result, lazy.enqueue(now, &request));
+                    if let Ok(ticket) = result {
+                        tickets.push(ticket);
+                        exact.update(now);
+                        if !lazy.is_settled() {
+                            lazy.update(now);
+                        }
+                    }
+                }
+                Event::Cancel(n) => {
+                    let Some(&ticket) = tickets.get(n % tickets.len().max(1)) else { continue };
+                    let left = exact.cancel(ticket);
+                    prop_assert_eq!(left, lazy.cancel(ticket));
+                    if left {
+                        exact.update(now);
+                        lazy.update(now);
+                    }
+                }
+                Event::Devices(devices) => {
+                    let changed = exact.set_devices(KIND, *devices);
+                    prop_assert_eq!(changed, lazy.set_devices(KIND, *devices));
+                    if changed {
+                        exact.update(now);
+                        lazy.update(now);
+                    }
+                }
+                Event::Take => {
+                    let (mut a, mut b) = (Vec::new(), Vec::new());
+                    let departures = [exact.take(now, KIND, Time::ZERO, &mut a), lazy.take(now, KIND, Time::ZERO, &mut b)];
+                    // Since when the window is open is told of the last update.
+                    let [x, y] = departures.map(|d| d.map(|d| (d.size, d.start, d.expected, d.reason.latest, d.reason.left)));
+                    prop_assert_eq!(x, y);
+                    prop_assert_eq!(a, b);
+                    exact.update(now);
+                    lazy.update(now);
+                }
+            }
+            compare(now, &mut exact, &mut lazy)?;
+        }
+    }
+}
+
+fn compare(now: Time, exact: &mut ModelQueue, lazy: &mut ModelQueue) -> Result<(), TestCaseError> {
+    prop_assert_eq!(dropped(exact), dropped(lazy));
+    let (a, b) = (exact.candidate(KIND), lazy.candidate(KIND));
+    prop_assert_eq!(a.is_some(), b.is_some());
+    let (Some(a), Some(b)) = (a, b) else { return Ok(()) };
+    prop_assert_eq!(a.exec <= now, b.exec <= now, "{:?} instead of {:?} at {:?}", b, a, now);
+    if a.exec <= now {
+        prop_assert_eq!((a.size, a.latest), (b.size, b.latest), "at {:?}", now);
+    } else {
+        prop_assert!(lazy.wake().is_some_and(|at| at <= a.exec) || b.exec == a.exec, "{:?} would be missed", a);
+    }
+    Ok(())
+}

@@ -3,7 +3,10 @@
 //! [`plan`] resolves the command line ([`args`]); [`run`](mod@run) offers the planned load once, with threads that each
 //! drive one [`load::Generator`] over a [`transport`]; [`capacity`] runs it at one rate after another; [`report`] and
 //! [`html`] show what came of it.
+//!
+//! [`scheduler`] measures the scheduler of `downbeat-core` alone, in this process.
 
+pub mod allocations;
 pub mod args;
 pub mod arrivals;
 pub mod capacity;
@@ -21,6 +24,7 @@ pub mod report;
 pub mod request;
 pub mod response;
 pub mod run;
+pub mod scheduler;
 pub mod seed;
 pub mod statistics;
 pub mod tensors;

@@ -15,12 +15,14 @@ mod units;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use downbeat_bench::allocations::CountingAllocator;
+use downbeat_bench::scheduler::SchedulerArgs;
 use downbeat_server::options::LogFormat;
 
 /// Requests are allocated on one thread and freed on another. Server CPU a request against glibc's allocator, `mlp` with 32
 /// connections: HTTP 18.0 instead of 23.6 us, gRPC 24.5 instead of 28.8 us (means of three runs each, in turns), for 7 MB more.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> = CountingAllocator::new(mimalloc::MiMalloc);
 
 /// Serve deep-learning models under latency SLOs.
 #[derive(Parser, Debug)]
@@ -35,11 +37,25 @@ enum Command {
     Serve(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(profile_command::ProfileArgs),
-    Bench(Box<downbeat_bench::Args>),
+    Bench(Box<BenchArgs>),
     #[command(subcommand)]
     Engine(engine_command::EngineCommand),
     #[command(subcommand)]
     Config(config_check::ConfigCommand),
+}
+
+#[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+    #[command(flatten)]
+    load: downbeat_bench::Args,
+}
+
+#[derive(Subcommand, Debug)]
+enum BenchCommand {
+    Scheduler(SchedulerArgs),
 }
 
 /// Exit status of a wrong command line, as clap's own.
@@ -80,7 +96,12 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Bench(args) => Ok(downbeat_bench::run(*args)?),
+        Command::Bench(args) => match args.command {
+            Some(BenchCommand::Scheduler(args)) => {
+                Ok(downbeat_bench::scheduler::run(&args).map(|()| ExitCode::SUCCESS)?)
+            }
+            None => Ok(downbeat_bench::run(args.load)?),
+        },
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -57,6 +57,9 @@ fn a_wrong_command_line_is_status_2() {
     );
     refuses(&["serve", "m", "--slo-ms", "digits=-5"], 2, "must be more than 0 and at most a day");
     refuses(&["infer"], 2, "required arguments were not provided");
+    refuses(&["bench"], 2, "required arguments were not provided");
+    refuses(&["bench", "-m", "digits", "scheduler"], 2, "cannot be used with");
+    refuses(&["bench", "scheduler", "--threads", "2"], 1, "--threads 2: there is no multi-threaded driver yet");
     refuses(&["infer", "digits"], 2, "required arguments were not provided");
 }
 

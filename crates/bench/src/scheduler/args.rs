@@ -1,0 +1,108 @@
+//! The command line of the scheduler's benchmark, as written.
+
+use std::path::PathBuf;
+
+use downbeat_core::cluster;
+
+/// Measure the scheduler alone: requests and devices are emulated in this process, without a server or a network.
+///
+/// Poisson arrivals for MODELS equally popular ResNet-like models, l(b) = 1.053 b + 5.072 ms with an SLO of 100 ms, are handed to
+/// the scheduler one by one; what it dispatches occupies an emulated device for as long as the profile says. All that one
+/// thread does is charged: drawing the arrivals, the scheduler, the devices. Without --rate, time is virtual and the
+/// loop runs as fast as it can; with it, time is real, and the latency of each decision is measured.
+///
+/// Examples:
+///   downbeat bench scheduler
+///   downbeat bench scheduler --models 1024 --devices 4096 --policy eager --drop head --json result.json
+///   downbeat bench scheduler --devices 8192 --rate 5000000
+///   downbeat bench scheduler --sweep
+#[derive(clap::Args, Debug, Clone)]
+#[command(verbatim_doc_comment)]
+pub struct SchedulerArgs {
+    /// Models, all equally popular.
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub models: u32,
+
+    /// Emulated devices.
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub devices: u32,
+
+    /// Threads of the scheduler. One: the single-threaded scheduler, with the load in the same thread.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+
+    /// Offered load as a share of what the devices can serve in staggered batches.
+    #[arg(long, default_value_t = 0.9, value_name = "SHARE", conflicts_with = "rate")]
+    pub load: f64,
+
+    /// Offer this many requests a second of real time, and measure how long each event waits for its decision.
+    #[arg(long, value_name = "PER_SECOND")]
+    pub rate: Option<f64>,
+
+    /// When batches leave.
+    #[arg(long, value_enum, default_value_t = Policy::Deferred)]
+    pub policy: Policy,
+
+    /// Which requests are given up.
+    #[arg(long, value_enum, default_value_t = Drop::Window)]
+    pub drop: Drop,
+
+    /// Largest batch.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_batch: u32,
+
+    /// Seconds that are measured, after a warm-up.
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    pub seconds: f64,
+
+    /// Seed of the arrivals. Equal seeds offer equal load.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+
+    /// Measure every combination of 16, 64, 256, 1024, 4096 and 16384 models and devices instead of --models and --devices.
+    #[arg(long, conflicts_with_all = ["rate", "models", "devices"])]
+    pub sweep: bool,
+
+    /// Write what was measured as JSON: to this file, or without one to standard output in place of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    pub json: Option<PathBuf>,
+}
+
+/// When batches leave.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// As late as one more request could join.
+    Deferred,
+    /// As soon as a device is free.
+    Eager,
+    /// At the last moment.
+    Latest,
+}
+
+impl From<Policy> for cluster::DispatchPolicy {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Deferred => cluster::DispatchPolicy::Deferred,
+            Policy::Eager => cluster::DispatchPolicy::Eager,
+            Policy::Latest => cluster::DispatchPolicy::Latest,
+        }
+    }
+}
+
+/// Which requests are given up.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drop {
+    /// Also heads that would force a batch below the target.
+    Window,
+    /// Only the hopeless.
+    Head,
+}
+
+impl From<Drop> for cluster::DropPolicy {
+    fn from(drop: Drop) -> Self {
+        match drop {
+            Drop::Window => cluster::DropPolicy::WindowDrop,
+            Drop::Head => cluster::DropPolicy::HeadDrop,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Benchmark of the scheduler alone: generated requests in, emulated devices out, no server and no network.
+
+mod args;
+mod report;
+mod single_thread;
+mod workload;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use downbeat_core::Duration;
+
+pub use args::{Drop, Policy, SchedulerArgs};
+pub use report::{Latency, Measurement};
+pub use workload::{Requests, Workload};
+
+use report::Table;
+
+/// Numbers of models and of devices in a sweep.
+const SWEEP: [u32; 6] = [16, 64, 256, 1024, 4096, 16384];
+
+/// Measures as the command line says, and prints a table or JSON.
+///
+/// # Errors
+/// If the command line is wrong, the report cannot be written, or the scheduler loses a request.
+pub fn run(args: &SchedulerArgs) -> Result<()> {
+    if args.sweep {
+        let mut runs = Vec::new();
+        for models in SWEEP {
+            for devices in SWEEP {
+                runs.push(measure(&SchedulerArgs { models, devices, ..args.clone() })?);
+                eprintln!("{models} models, {devices} devices: {:.1} ns/event", runs[runs.len() - 1].cpu_ns_per_event);
+            }
+        }
+        return publish(args.json.as_deref(), &runs, &Table(&runs));
+    }
+    let run = measure(args)?;
+    publish(args.json.as_deref(), &run, &run)
+}
+
+/// Measures one number of models and devices.
+///
+/// # Errors
+/// If the arguments contradict each other, or the scheduler loses a request.
+pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
+    ensure!(args.seconds > 0.0 && args.seconds <= 3600.0, "--seconds must be more than 0 and at most 3600");
+    ensure!(args.load > 0.0 && args.load <= 10.0, "--load must be more than 0 and at most 10");
+    let length = Duration::from_secs_f64(args.seconds);
+    let mut workload =
+        Workload::new(args.models, args.devices, args.max_batch, args.policy.into(), args.drop.into(), args.seed);
+    let capacity = workload.capacity();
+    workload.rate = args.rate.unwrap_or(args.load * capacity);
+    ensure!(workload.rate > 0.0 && workload.rate <= 1e9, "--rate must be more than 0 and at most 1e9");
+    ensure!(
+        args.rate.is_none() || workload.rate <= capacity,
+        "--rate: {} devices serve at most {capacity:.0} requests a second; offer less, or have more --devices",
+        args.devices
+    );
+    match args.threads {
+        1 if args.rate.is_some() => single_thread::run_paced(&workload, length),
+        1 => single_thread::run(&workload, length),
+        // A driver that spreads the model queues over threads is measured from here, with the same workload and report.
+        threads => {
+            bail!("--threads {threads}: there is no multi-threaded driver yet; only --threads 1 can be measured")
+        }
+    }
+}
+
+fn publish(json: Option<&Path>, data: &impl serde::Serialize, table: &impl std::fmt::Display) -> Result<()> {
+    let Some(path) = json else {
+        print!("{table}");
+        return Ok(());
+    };
+    let text = serde_json::to_string_pretty(data)? + "\n";
+    if path == Path::new("-") {
+        print!("{text}");
+        return Ok(());
+    }
+    print!("{table}");
+    std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))
+}

@@ -1,0 +1,134 @@
+//! What was measured of the scheduler, as data (JSON) and as a table.
+
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measurement {
+    /// Models.
+    pub models: u32,
+    /// Devices.
+    pub devices: u32,
+    /// Threads of the scheduler.
+    pub threads: u32,
+    /// Requests offered a second: of virtual time, or of real time in a paced run.
+    pub offered_rate: f64,
+    /// Requests measured.
+    pub requests: u64,
+    /// Events (requests, completions, timers) a request.
+    pub events_per_request: f64,
+    /// Timers that fired for each batch.
+    pub wakes_per_batch: f64,
+    /// Requests over the CPU time of the loop; in a paced run, which never rests, the rate that was kept up.
+    pub requests_per_second_per_core: f64,
+    /// Wall time of the loop a request, everything in it included.
+    pub wall_ns_per_request: f64,
+    /// CPU time of the loop a request, everything in it included.
+    pub cpu_ns_per_request: f64,
+    /// CPU time of the loop an event.
+    pub cpu_ns_per_event: f64,
+    /// CPU time of drawing a request, measured alone; it is part of the above.
+    pub generator_ns_per_request: f64,
+    /// Calls of the allocator a request; `None` where the program does not count them.
+    pub allocations_per_request: Option<f64>,
+    /// Batches.
+    pub batches: u64,
+    /// Their mean size.
+    pub mean_batch: f64,
+    /// Share of the requests that were rejected, dropped or late.
+    pub bad_share: f64,
+    /// From when an event was due until its decisions had been taken; paced runs only.
+    pub latency_us: Option<Latency>,
+}
+
+/// Microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latency {
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// Longest.
+    pub max: f64,
+}
+
+impl Measurement {
+    /// With the latencies of a histogram in nanoseconds.
+    pub(super) fn with_latency(self, histogram: &Histogram<u64>) -> Self {
+        let at = |q| histogram.value_at_quantile(q) as f64 / 1e3;
+        let max = histogram.max() as f64 / 1e3;
+        Measurement {
+            latency_us: Some(Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max }),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for Measurement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Measurement { models, devices, threads, .. } = self;
+        writeln!(
+            f,
+            "{models} models, {devices} devices, {threads} thread(s), {:.0} requests/s offered",
+            self.offered_rate
+        )?;
+        writeln!(f, "  requests/s/core      {:.0}", self.requests_per_second_per_core)?;
+        let (wall, cpu) = (self.wall_ns_per_request, self.cpu_ns_per_request);
+        let drawing = self.generator_ns_per_request;
+        writeln!(f, "  ns/request           {wall:.1} wall, {cpu:.1} CPU, of which drawing requests {drawing:.1}")?;
+        let events = self.events_per_request;
+        writeln!(f, "  ns/event             {:.1} CPU, {events:.3} events/request", self.cpu_ns_per_event)?;
+        match self.allocations_per_request {
+            Some(allocations) => writeln!(f, "  allocations/request  {allocations:.6}")?,
+            None => writeln!(f, "  allocations/request  not counted by this program")?,
+        }
+        let (batches, mean, wakes) = (self.batches, self.mean_batch, self.wakes_per_batch);
+        writeln!(f, "  batches              {batches}, mean size {mean:.1}, {wakes:.2} timers each")?;
+        writeln!(f, "  bad                  {:.3}% of {} requests", self.bad_share * 100.0, self.requests)?;
+        if let Some(Latency { p50, p90, p99, p999, max }) = self.latency_us {
+            writeln!(
+                f,
+                "  decision latency     p50 {p50:.2} us, p90 {p90:.2} us, p99 {p99:.2} us, p99.9 {p999:.2} us, max {max:.0} us"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Cost an event of several runs, as a table of models by devices.
+pub(super) struct Table<'a>(pub &'a [Measurement]);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut devices: Vec<u32> = self.0.iter().map(|m| m.devices).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        let mut models: Vec<u32> = self.0.iter().map(|m| m.models).collect();
+        models.sort_unstable();
+        models.dedup();
+        writeln!(f, "CPU ns an event (mean batch); models down, devices across")?;
+        write!(f, "{:>8}", "")?;
+        for d in &devices {
+            write!(f, "{d:>14}")?;
+        }
+        writeln!(f)?;
+        for m in models {
+            write!(f, "{m:>8}")?;
+            for d in &devices {
+                match self.0.iter().find(|run| run.models == m && run.devices == *d) {
+                    Some(run) => write!(f, "{:>7.1} ({:>4.1})", run.cpu_ns_per_event, run.mean_batch)?,
+                    None => write!(f, "{:>14}", "")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! The single-threaded scheduler, its load and its devices, in one loop.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hint::black_box;
+
+use anyhow::{Result, ensure};
+use downbeat_core::cluster::{Output, Request, Scheduler};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, Time};
+use hdrhistogram::Histogram;
+
+use super::report::Measurement;
+use super::workload::{Requests, Workload};
+use crate::allocations::Counter;
+use crate::clock::{Clock, thread_cpu};
+
+/// Time until queues, batches and tables are as they will be: three SLOs, in which devices and rate meter settle.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Requests between two looks at the clock.
+const CHUNK: u64 = 1 << 16;
+
+/// The scheduler with what surrounds it.
+struct World {
+    scheduler: Scheduler,
+    requests: Requests,
+    /// The request that arrives next.
+    next: (Time, Request),
+    completions: BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    requests: u64,
+    events: u64,
+    wakes: u64,
+    rejected: u64,
+    dropped: u64,
+    /// In batches.
+    good: u64,
+    /// In batches that end after their deadline.
+    late: u64,
+    batches: u64,
+}
+
+impl Counts {
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            requests: self.requests - before.requests,
+            events: self.events - before.events,
+            wakes: self.wakes - before.wakes,
+            rejected: self.rejected - before.rejected,
+            dropped: self.dropped - before.dropped,
+            good: self.good - before.good,
+            late: self.late - before.late,
+            batches: self.batches - before.batches,
+        }
+    }
+}
+
+/// Runs as fast as it can, in virtual time, for about `length` of real time.
+///
+/// # Errors
+/// If a request is lost or answered twice.
+pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
+    let mut world = World::new(workload);
+    while world.next.0 < Time::ZERO + WARM_UP {
+        world.step();
+    }
+    let clock = Clock::start();
+    let before = world.counts;
+    let counter = Counter::start();
+    let (wall, cpu) = (clock.now(), thread_cpu());
+    let end = wall + length;
+    loop {
+        let until = world.counts.requests + CHUNK;
+        while world.counts.requests < until {
+            world.step();
+        }
+        if clock.now() >= end {
+            break;
+        }
+    }
+    let (wall, cpu) = (clock.now().since(wall), thread_cpu().saturating_sub(cpu));
+    let allocations = counter.map(Counter::stop);
+    let counts = world.counts.since(before);
+    world.check()?;
+    measurement(workload, counts, wall, cpu, allocations)
+}
+
+/// Runs in real time for `length`, and measures how long each event took from when it was due until its decisions were taken.
+///
+/// # Errors
+/// If a request is lost or answered twice.
+pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
+    let mut world = World::new(workload);
+    let mut latency = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+    let clock = Clock::start();
+    let start = Time::ZERO + WARM_UP;
+    let mut now = clock.now();
+    while now < start {
+        world.step_by(now);
+        now = clock.now();
+    }
+    let before = world.counts;
+    let counter = Counter::start();
+    let (wall, cpu) = (now, thread_cpu());
+    let end = now + length;
+    while now < end {
+        let due = world.step_by(now);
+        now = clock.now();
+        if let Some(due) = due {
+            latency.saturating_record(now.since(due).as_nanos());
+        }
+    }
+    let (wall, cpu) = (now.since(wall), thread_cpu().saturating_sub(cpu));
+    let allocations = counter.map(Counter::stop);
+    let counts = world.counts.since(before);
+    world.check()?;
+    Ok(measurement(workload, counts, wall, cpu, allocations)?.with_latency(&latency))
+}
+
+impl World {
+    fn new(workload: &Workload) -> Self {
+        let mut scheduler = Scheduler::new();
+        for _ in 0..workload.devices {
+            scheduler.add_device(Time::ZERO, DeviceKind(0));
+        }
+        for _ in 0..workload.models {
+            scheduler.add_model(Time::ZERO, workload.options.clone());
+        }
+        let mut requests = workload.requests();
+        let next = requests.draw();
+        let completions = BinaryHeap::with_capacity(workload.devices as usize);
+        World { scheduler, requests, next, completions, counts: Counts::default() }
+    }
+
+    /// When the next event is due. At one instant: completions, then arrivals, then timers.
+    fn due(&self) -> (Time, Time, Time) {
+        let completion = self.completions.peek().map_or(Time::MAX, |Reverse((at, ..))| *at);
+        let timer = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        (completion, self.next.0, timer)
+    }
+
+    /// Handles the next event at its own time.
+    fn step(&mut self) {
+        let (completion, arrival, timer) = self.due();
+        let now = completion.min(arrival).min(timer);
+        self.handle(now, completion == now, arrival == now);
+    }
+
+    /// Handles the next event at `now` if it is due by then; gives when it was due.
+    fn step_by(&mut self, now: Time) -> Option<Time> {
+        let (completion, arrival, timer) = self.due();
+        let due = completion.min(arrival).min(timer);
+        if due > now {
+            return None;
+        }
+        self.handle(now, completion == due, arrival == due);
+        Some(due)
+    }
+
+    fn handle(&mut self, now: Time, completion: bool, arrival: bool) {
+        self.counts.events += 1;
+        if completion {
+            if let Some(Reverse((_, device, batch))) = self.completions.pop() {
+                self.scheduler.handle_completion(now, device, batch);
+            }
+        } else if arrival {
+            let (_, request) = std::mem::replace(&mut self.next, self.requests.draw());
+            self.counts.requests += 1;
+            self.counts.rejected += u64::from(self.scheduler.handle_request(now, request).is_err());
+        } else {
+            self.counts.wakes += 1;
+            self.scheduler.handle_timeout(now);
+        }
+        while let Some(output) = self.scheduler.poll_output() {
+            match output {
+                Output::Dispatch { batch, device, members, expected, .. } => {
+                    let end = now + expected;
+                    // The ids are the deadlines.
+                    let good = members.iter().filter(|id| id.0 >= end.as_nanos()).count();
+                    self.counts.good += good as u64;
+                    self.counts.late += (members.len() - good) as u64;
+                    self.counts.batches += 1;
+                    self.scheduler.recycle(members);
+                    self.completions.push(Reverse((end, device, batch)));
+                }
+                Output::Drop { .. } => self.counts.dropped += 1,
+            }
+        }
+    }
+
+    /// Every request so far has had exactly one end, or waits.
+    fn check(&self) -> Result<()> {
+        let Counts { requests, rejected, dropped, good, late, .. } = self.counts;
+        let queued: u64 = self.requests.models().map(|model| u64::from(self.scheduler.queued(model))).sum();
+        let known = rejected + dropped + good + late + queued;
+        ensure!(known == requests, "{requests} requests were offered, but {known} were answered or wait: a defect");
+        Ok(())
+    }
+}
+
+fn measurement(
+    workload: &Workload,
+    counts: Counts,
+    wall: Duration,
+    cpu: Duration,
+    allocations: Option<u64>,
+) -> Result<Measurement> {
+    let Counts { requests, events, wakes, rejected, dropped, good, late, batches } = counts;
+    ensure!(batches > 0, "no batch left in the measured time; measure for more --seconds, or offer more");
+    let per = |span: Duration, n: u64| span.as_nanos() as f64 / n as f64;
+    Ok(Measurement {
+        models: workload.models,
+        devices: workload.devices,
+        threads: 1,
+        offered_rate: workload.rate,
+        requests,
+        events_per_request: events as f64 / requests as f64,
+        wakes_per_batch: wakes as f64 / batches as f64,
+        requests_per_second_per_core: requests as f64 / cpu.as_secs_f64(),
+        wall_ns_per_request: per(wall, requests),
+        cpu_ns_per_request: per(cpu, requests),
+        cpu_ns_per_event: per(cpu, events),
+        generator_ns_per_request: generator_cost(workload, requests.min(4 << 20)),
+        allocations_per_request: allocations.map(|n| n as f64 / requests as f64),
+        batches,
+        mean_batch: (good + late) as f64 / batches as f64,
+        bad_share: (rejected + dropped + late) as f64 / requests as f64,
+        latency_us: None,
+    })
+}
+
+/// CPU nanoseconds to draw one request, alone.
+fn generator_cost(workload: &Workload, requests: u64) -> f64 {
+    let mut stream = workload.requests();
+    let before = thread_cpu();
+    for _ in 0..requests {
+        black_box(stream.draw());
+    }
+    thread_cpu().saturating_sub(before).as_nanos() as f64 / requests as f64
+}

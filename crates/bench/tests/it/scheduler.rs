@@ -1,0 +1,64 @@
+//! The scheduler's benchmark measures what it says, and says what it cannot measure.
+
+use clap::Parser;
+use downbeat_bench::scheduler::{Measurement, SchedulerArgs, measure};
+
+#[derive(Parser, Debug)]
+struct Command {
+    #[command(flatten)]
+    args: SchedulerArgs,
+}
+
+fn run(seconds: &str, words: &[&str]) -> anyhow::Result<Measurement> {
+    let words = ["scheduler", "--seconds", seconds].into_iter().chain(words.iter().copied());
+    measure(&Command::try_parse_from(words)?.args)
+}
+
+/// The default load is one that the devices can serve, in batches worth the name.
+#[test]
+fn below_capacity_nearly_all_is_served_in_large_batches() {
+    for policy in ["deferred", "latest"] {
+        let run = run("0.01", &["--models", "4", "--devices", "64", "--policy", policy]).unwrap();
+        assert!(run.requests > 10_000 && run.batches > 100, "{run}");
+        assert!(run.mean_batch > 10.0, "{run}");
+        assert!(run.bad_share < 0.01, "{run}");
+        assert!(run.events_per_request > 1.0, "completions are events too: {run}");
+        assert!(run.latency_us.is_none(), "virtual time has no latency: {run}");
+    }
+}
+
+#[test]
+fn more_than_the_devices_can_serve_is_seen_as_bad() {
+    let run = run("0.2", &["--models", "4", "--devices", "16", "--load", "1.5"]).unwrap();
+    assert!(run.bad_share > 0.2, "a third cannot be served: {run}");
+}
+
+#[test]
+fn a_paced_run_measures_latencies() {
+    let run = run("0.1", &["--models", "4", "--devices", "16", "--rate", "2000"]).unwrap();
+    let latency = run.latency_us.unwrap();
+    assert!(latency.p50 > 0.0 && latency.p50 <= latency.p99 && latency.p99 <= latency.max, "{latency:?}");
+    assert!((100..400).contains(&run.requests), "200 are due in 0.1 s: {run}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_by_flag() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["--threads", "2"], "--threads 2"),
+        (&["--devices", "1", "--rate", "1000000"], "--rate"),
+        (&["--rate", "0"], "--rate"),
+        (&["--load", "nan"], "--load"),
+        (&["--seconds", "0"], "--seconds"),
+        (&["--models", "0"], "--models"),
+        (&["--sweep", "--models", "3"], "--models"),
+    ];
+    for (words, expected) in cases {
+        let words = words.to_vec();
+        let parsed = Command::try_parse_from(std::iter::once(&"scheduler").chain(&words));
+        let error = match parsed {
+            Ok(command) => format!("{:#}", measure(&command.args).expect_err(&words.join(" "))),
+            Err(error) => error.to_string(),
+        };
+        assert!(error.contains(expected), "{words:?}: {error}");
+    }
+}

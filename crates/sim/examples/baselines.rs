@@ -12,7 +12,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_sim::{
-    Arrivals, Gather, Load, NexusOptions, Pace, Search, Simulation, System, clairvoyant, fluid, staggered,
+    Arrivals, Gather, Load, NexusOptions, Pace, Search, Simulation, System, Trace, clairvoyant, fluid, staggered,
 };
 
 const SEED: u64 = 1;
@@ -126,6 +126,22 @@ fn measure(name: &str, models: &[Profile], devices: u32, foresee: bool) -> Resul
         if foresee && let Some(rate) = clairvoyant(&short, &search)? {
             println!("{name:24} {:28} {rate:8.0}", "bound: clairvoyant");
         }
+    }
+    if let Some(most) = fluid(&simulation.loads, devices)
+        && simulation.loads.len() == 1
+        && foresee
+    {
+        let (mut good, mut bad) = (0.85 * most, 1.02 * most);
+        for _ in 0..6 {
+            let rate = (good + bad) / 2.0;
+            let mut scaled = Simulation { span: Duration::from_millis(3_000), ..simulation.clone() };
+            scaled.loads[0].rate = rate;
+            let trace = Trace::of(&scaled)?;
+            let tolerated = 0.01 * trace.models[0].arrivals.len() as f64;
+            let held = trace.foreseen_bad(50).is_some_and(|lost| f64::from(lost) <= tolerated);
+            if held { good = rate } else { bad = rate }
+        }
+        println!("{name:24} {:28} {good:8.0}", "achieved with foresight");
     }
     for (system_name, system, dispatch, drop) in systems() {
         let simulation = Simulation { system, loads: loads_with(&dispatch, drop)?, ..simulation.clone() };

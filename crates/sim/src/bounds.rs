@@ -5,9 +5,11 @@
 //! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), the paper's yardstick: no proof for other patterns |
 //! | [`fluid`] | any models | no schedule holds more of *evenly spaced* arrivals without a loss |
 //! | [`Trace::impossible`] | any models, one trace of arrivals | no schedule, not even one that knows the future, keeps every model's bad share within what is tolerated *on this trace* |
+//! | [`Trace::foreseen_bad`] | one model, one trace | the other side: what a schedule that knows the future does achieve |
 //!
 //! All devices are of one kind: a model's first profile counts. A profile that ends before the largest batch is extended, as the scheduler does.
 
+mod foresight;
 mod prices;
 
 use downbeat_core::{Duration, LatencyProfile};

@@ -105,7 +105,7 @@ fn fewest_lost(trace: &Trace) -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// On tiny traces, no more is said to be lost than the best of all schedules loses.
     #[test]
@@ -127,6 +127,9 @@ proptest! {
         let trace = Trace { models, devices };
         let (bound, fewest) = (trace.least_bad(), fewest_lost(&trace));
         prop_assert!(bound <= f64::from(fewest) + 1e-6, "{} of {}: {:?}", bound, fewest, trace);
+        if let Some(foreseen) = trace.foreseen_bad(20) {
+            prop_assert!(foreseen >= fewest, "{} are lost of {}: {:?}", foreseen, fewest, trace);
+        }
         prop_assert!(fewest > 0 || !trace.impossible(0.0), "{:?}", trace);
     }
 }
@@ -140,6 +143,15 @@ fn the_bound_bites_where_arrivals_crowd() {
     let bound = trace.least_bad();
     assert!((4.9..=5.0).contains(&bound), "{bound}");
     assert!(trace.impossible(0.4) && !trace.impossible(0.6));
+}
+
+/// l(b) = b + 5, SLO 12, one device: r0 at 0, then three at 1. With r0 first (until 6), l(3) = 8 would end at 14, after 13. All four end at 1 + 9 = 10.
+#[test]
+fn foresight_waits_for_what_will_come() {
+    let arrivals = [0, 1, 1, 1].map(|ms| Time::ZERO + Duration::from_millis(ms)).to_vec();
+    let part = ModelTrace { profile: profile(1.0, 5.0), max_batch: 32, slo: Duration::from_millis(12), arrivals };
+    let trace = Trace { models: vec![part], devices: 1 };
+    assert_eq!((trace.foreseen_bad(10), fewest_lost(&trace)), (Some(0), 0));
 }
 
 /// Two models share a device that can do one batch by their deadlines: one of them is lost as a whole, or as good as.
@@ -177,5 +189,7 @@ fn no_policy_does_what_is_impossible() {
     let report = overloaded.run().unwrap();
     let bad = report.models[0].offered - report.models[0].good;
     assert!(lost <= bad as f64, "seed 3: {lost} of {bad}");
+    let foreseen = Trace::of(&overloaded).unwrap().foreseen_bad(20).unwrap();
+    assert!(lost <= f64::from(foreseen), "seed 3: {lost}, {foreseen}");
     assert!(lost > 0.1 * report.models[0].offered as f64, "seed 3: at 7,000 r/s 1 of 6 cannot be served: {lost}");
 }

@@ -82,7 +82,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let below = ratios.iter().filter(|ratio| **ratio < 0.99).count();
     println!(
         "adaptive / best of the others, {} workloads: least {:.3}, 10% {:.3}, median {:.3}, 90% {:.3}, most {:.3}; below 0.99: {below}",
-        ratios.len(), at(0.0), at(0.1), at(0.5), at(0.9), at(1.0)
+        ratios.len(),
+        at(0.0),
+        at(0.1),
+        at(0.5),
+        at(0.9),
+        at(1.0)
     );
     Ok(())
 }

@@ -26,7 +26,7 @@ mod scheduler;
 mod shard;
 
 pub use batch_policy::{DropPolicy, staggered_batch};
-pub use demand::Demand;
+pub use demand::{Demand, Stance};
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
 pub use matchmaker::{Answer, Candidate, Grant, Matchmaker};

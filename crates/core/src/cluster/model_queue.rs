@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
-use super::demand::{Demand, Stance};
+use super::demand::{Demand, Load, Stance};
 use super::dispatch_policy::{DispatchPolicy, Forming};
 use super::matchmaker::Candidate;
 use super::network::NetworkBudget;
@@ -102,8 +102,6 @@ pub struct ModelQueue {
     /// The targets must be worked out again.
     target_stale: bool,
     demand: Demand,
-    /// Of all models, this one included.
-    all_demand: Demand,
     stance: Stance,
     dropped: VecDeque<Dropped>,
     slack: Slack,
@@ -186,8 +184,7 @@ impl ModelQueue {
             devices: Vec::new(),
             target_stale: true,
             demand: Demand::default(),
-            all_demand: Demand::default(),
-            stance: Stance::UNKNOWN,
+            stance: Stance::default(),
             dropped: VecDeque::new(),
             slack: Slack::default(),
             aside: Vec::new(),
@@ -327,9 +324,10 @@ impl ModelQueue {
         self.lines_changed()
     }
 
-    /// What all models ask of the devices, this one included.
-    pub fn set_all_demand(&mut self, demand: Demand) {
-        self.all_demand = demand;
+    /// Sets how adaptive models behave at the load of the moment.
+    pub fn set_stance(&mut self, stance: Stance) {
+        self.target_stale |= stance != self.stance;
+        self.stance = stance;
     }
 
     /// What the model asks of the devices; nothing but under [`DispatchPolicy::Adaptive`] or [`DropPolicy::Adaptive`].
@@ -717,15 +715,14 @@ impl ModelQueue {
         let budget = self.meter.budget().unwrap_or(Duration::MAX);
         let (max_batch, rate, network) = (self.max_batch, self.meter.rate(), &self.network);
         if self.is_adaptive() {
-            let others = self.all_demand.minus(self.demand);
             let (profile, devices) = (&self.lines[self.fastest].sent, self.devices.iter().sum());
-            // Before the first rates are known there is nothing to adapt to, and without deadlines nothing is late.
-            (self.demand, self.stance) = match rate {
+            // Before the first rates are known nothing can be said, and without deadlines nothing is late.
+            self.demand = match rate {
                 Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
-                    let demand = Demand::of(profile, max_batch, budget, rate, devices);
-                    (demand, Stance::of(profile, max_batch, budget, demand, others.plus(demand), devices))
+                    let load = Load { rate, variance: self.meter.variance() };
+                    Demand::of(profile, max_batch, budget, load, devices)
                 }
-                _ => (Demand::default(), Stance::UNKNOWN),
+                _ => Demand::default(),
             };
         }
         for line in self.lines.iter_mut().filter(|line| line.in_use) {

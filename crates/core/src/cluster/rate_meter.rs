@@ -23,6 +23,8 @@ pub struct RateMeter {
     complete: [Bucket; BUCKETS],
     /// Over `complete`.
     sum: Bucket,
+    /// Sum of the squares of the items, over `complete`.
+    squares: u128,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,6 +67,7 @@ impl RateMeter {
             filling: Bucket::default(),
             complete: [Bucket::default(); BUCKETS],
             sum: Bucket::default(),
+            squares: 0,
         }
     }
 
@@ -98,11 +101,13 @@ impl RateMeter {
             let old = std::mem::replace(&mut self.complete[place], done);
             self.sum.add(done);
             self.sum.subtract(old);
+            self.squares = self.squares + square(done.items) - square(old.items);
         }
         if steps > BUCKETS as u64 + 1 {
             // Longer ago than the meter looks back: nothing is left.
             self.complete = [Bucket::default(); BUCKETS];
             self.sum = Bucket::default();
+            self.squares = 0;
         }
         self.current = bucket;
         self.end = end_of(bucket);
@@ -116,12 +121,28 @@ impl RateMeter {
         (buckets > 0).then(|| self.sum.items as f64 / (buckets as f64 * BUCKET.as_secs_f64()))
     }
 
+    /// Variance of the rate from one bucket to the next, (requests per second)^2: how bursty the arrivals are. Zero before the second
+    /// bucket is complete.
+    pub fn variance(&self) -> f64 {
+        let buckets = self.lived.min(BUCKETS as u64) as f64;
+        if buckets < 2.0 {
+            return 0.0;
+        }
+        let items = self.sum.items as f64;
+        let items_variance = (self.squares as f64 - items * items / buckets) / (buckets - 1.0);
+        items_variance.max(0.0) / BUCKET.as_secs_f64().powi(2)
+    }
+
     /// Mean time from arrival to deadline of the arrivals that have one, those of the bucket being filled included.
     pub fn budget(&self) -> Option<Duration> {
         let bounded = self.sum.bounded + self.filling.bounded;
         let total = self.sum.budget + self.filling.budget;
         (bounded > 0).then(|| Duration::from_nanos(u64::try_from(total / u128::from(bounded)).unwrap_or(u64::MAX)))
     }
+}
+
+fn square(items: u64) -> u128 {
+    u128::from(items) * u128::from(items)
 }
 
 #[cfg(test)]
@@ -157,6 +178,25 @@ mod tests {
         meter.roll(ms(2000));
         assert_eq!(meter.rate(), Some(0.0));
         assert_eq!(meter.budget(), None, "requests without a deadline have no budget");
+    }
+
+    #[test]
+    fn even_arrivals_do_not_vary_and_bursts_do() {
+        let mut even = RateMeter::new(ms(0));
+        let mut bursts = RateMeter::new(ms(0));
+        for t in 0..2000 {
+            even.arrival(ms(t), 1, Duration::MAX);
+            // All of 200 ms at once: 200 items in every other bucket.
+            if t % 200 == 0 {
+                bursts.arrival(ms(t), 200, Duration::MAX);
+            }
+        }
+        assert!(even.roll(ms(2000)) && bursts.roll(ms(2000)));
+        assert_eq!(even.variance(), 0.0);
+        // Rates of 2000 and 0, five of each: 10 * 1000^2 / 9.
+        assert!((bursts.variance() - 1e7 / 9.0).abs() < 1e-3, "{}", bursts.variance());
+        bursts.roll(ms(9000));
+        assert_eq!(bursts.variance(), 0.0, "silence is even");
     }
 
     #[test]

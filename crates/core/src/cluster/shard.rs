@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::demand::Demand;
+use super::demand::{Demand, Stance};
 use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
 use super::matchmaker::{Answer, Candidate, Grant};
@@ -63,6 +63,8 @@ pub struct Shard {
     demand: Demand,
     /// Of other shards' models.
     other_demand: Demand,
+    /// Of all models.
+    stance: Stance,
     /// By model with a demand: when it is to be worked out again though nothing came.
     quiet: IndexedHeap<Time>,
     wake_margin: Duration,
@@ -103,6 +105,7 @@ impl Shard {
             devices: Vec::new(),
             demand: Demand::default(),
             other_demand: Demand::default(),
+            stance: Stance::default(),
             quiet: IndexedHeap::new(),
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
@@ -362,7 +365,7 @@ impl Shard {
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
         self.updates += 1;
-        member.queue.set_all_demand(self.demand.plus(self.other_demand));
+        member.queue.set_stance(self.stance);
         member.queue.update(now);
         let counted = member.queue.demand() == member.counted;
         let sends =
@@ -399,6 +402,7 @@ impl Shard {
                 self.quiet.set(model, now + SILENCE);
             }
         }
+        self.stance = self.stance.next(self.demand.plus(self.other_demand), self.devices.iter().sum());
     }
 }
 

@@ -15,6 +15,10 @@ named! {
         Eager = "eager",
         /// When the batch is full or its first request has waited `max_queue_delay_microseconds`.
         Timeout = "timeout",
+        /// When a device is free, but as late as `Deferred` where the larger batch is worth the wait: on pools of devices under load.
+        Adaptive = "adaptive",
+        /// As `Adaptive`, but also late where only device time is saved by it: the number of busy devices follows the load.
+        Consolidating = "consolidating",
         /// At the latest moment that still makes the deadline.
         Latest = "latest",
     }
@@ -25,6 +29,8 @@ named! {
     DropPolicy as "drop policy" {
         /// Those before the window that gives the largest feasible batch (Symphony §3.3).
         Window = "window",
+        /// As `Window`, but only for batches that would be too small to keep up with the arrivals.
+        Adaptive = "adaptive",
         /// Those at the head that cannot make their deadline.
         Head = "head",
         /// None: late requests are answered late. Queue timeouts still apply.

@@ -180,6 +180,8 @@ impl Loader {
             DispatchPolicy::Deferred => cluster::DispatchPolicy::Deferred,
             DispatchPolicy::Latest => cluster::DispatchPolicy::Latest,
             DispatchPolicy::Eager => cluster::DispatchPolicy::Eager,
+            DispatchPolicy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
+            DispatchPolicy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
             DispatchPolicy::Timeout => cluster::DispatchPolicy::Timeout {
                 delay: batching.max_queue_delay,
                 preferred: batching.preferred.clone(),
@@ -187,6 +189,7 @@ impl Loader {
         };
         let drop = match self.options.drop_policy(name, definition.drop, chosen) {
             DropPolicy::Window => cluster::DropPolicy::WindowDrop,
+            DropPolicy::Adaptive => cluster::DropPolicy::Adaptive,
             DropPolicy::Head => cluster::DropPolicy::HeadDrop,
             DropPolicy::None => cluster::DropPolicy::None,
         };

@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let at = |share: f64| ratios[((ratios.len() - 1) as f64 * share) as usize];
     let below = ratios.iter().filter(|ratio| **ratio < 0.99).count();
     println!(
-        "adaptive / best of the others, {} workloads: least {:.3}, 10% {:.3}, median {:.3}, 90% {:.3}, most {:.3}; below 0.99: {below}",
+        "consolidating / best of the others, {} workloads: least {:.3}, 10% {:.3}, median {:.3}, 90% {:.3}, most {:.3}; below 0.99: {below}",
         ratios.len(),
         at(0.0),
         at(0.1),
@@ -94,30 +94,30 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Capacities of all policies: printed; the ratio of the adaptive one's to the best of the others.
 fn compare(workload: &Workload, seed: u64) -> Result<f64, Box<dyn Error>> {
-    let adaptive = Policy {
-        name: "adaptive",
+    let consolidating = Policy {
+        name: "consolidating",
         system: System::Downbeat,
         dispatch: DispatchPolicy::Adaptive { consolidate: true },
         drop: DropPolicy::Adaptive,
     };
-    let responsive =
-        Policy { name: "responsive", dispatch: DispatchPolicy::Adaptive { consolidate: false }, ..adaptive.clone() };
-    let ours = capacity(workload, seed, &adaptive)?;
-    let answers = capacity(workload, seed, &responsive)?;
+    let adaptive =
+        Policy { name: "adaptive", dispatch: DispatchPolicy::Adaptive { consolidate: false }, ..consolidating.clone() };
+    let ours = capacity(workload, seed, &consolidating)?;
+    let answers = capacity(workload, seed, &adaptive)?;
     let mut best: f64 = 0.0;
-    print!("{} seed {seed}: adaptive {ours:.0}, responsive {answers:.0}", workload.name);
+    print!("{} seed {seed}: consolidating {ours:.0}, adaptive {answers:.0}", workload.name);
     for policy in others() {
         let rate = capacity(workload, seed, &policy)?;
         print!(", {} {rate:.0}", policy.name);
         best = best.max(rate);
     }
-    let deferred = Policy { dispatch: DispatchPolicy::Deferred, drop: DropPolicy::WindowDrop, ..adaptive.clone() };
+    let deferred = Policy { dispatch: DispatchPolicy::Deferred, drop: DropPolicy::WindowDrop, ..consolidating.clone() };
     let mut busy = Vec::new();
     for share in [0.2, 0.5, 0.8] {
         let run = |policy: &Policy| -> Result<f64, Box<dyn Error>> {
             Ok(simulation(workload, seed, policy, best * share).run()?.mean_busy())
         };
-        busy.push(format!("{:.2} ({:.2})", run(&adaptive)?, run(&deferred)?));
+        busy.push(format!("{:.2} ({:.2})", run(&consolidating)?, run(&deferred)?));
     }
     println!("; ratio {:.3} {:.3}; busy {}", ours / best, answers / best, busy.join(" "));
     Ok(ours / best)

@@ -65,8 +65,9 @@ pub(crate) struct Load {
 }
 
 /// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
-/// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
 const CROWDED: f64 = 0.85;
+/// The busier tenths of a second: so many standard deviations above the mean.
+const PEAK: f64 = 1.5;
 /// Half the distance between the limit to enter a state and the limit to leave it.
 const BAND: f64 = 0.03;
 /// Below this share nothing is lost by small batches, whatever they cost.
@@ -233,8 +234,10 @@ mod tests {
 
     #[test]
     fn demands_add_up_and_down() {
-        let (a, b) =
-            (Demand { least: 1.0, deferred: 2.0, variance: 4.0 }, Demand { least: 0.5, deferred: 0.25, variance: 1.0 });
+        let (a, b) = (
+            Demand { least: 1.0, deferred: 2.0, overhead: 3.0, variance: 4.0 },
+            Demand { least: 0.5, deferred: 0.25, overhead: 2.0, variance: 1.0 },
+        );
         assert_eq!(a.plus(b).minus(a), b);
         assert_eq!(b.minus(a), Demand::default(), "never less than nothing");
     }

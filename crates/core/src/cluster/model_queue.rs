@@ -342,7 +342,8 @@ impl ModelQueue {
         }
     }
 
-    fn is_adaptive(&self) -> bool {
+    /// Whether it behaves by the [`Stance`].
+    pub fn is_adaptive(&self) -> bool {
         self.drop == DropPolicy::Adaptive || matches!(self.dispatch, DispatchPolicy::Adaptive { .. })
     }
 

@@ -63,8 +63,10 @@ pub struct Shard {
     demand: Demand,
     /// Of other shards' models.
     other_demand: Demand,
-    /// Of all models.
+    /// For the demand of all models.
     stance: Stance,
+    /// The models are being told of a new stance: should it change once more meanwhile, those told already learn it at their next event.
+    restancing: bool,
     /// By model with a demand: when it is to be worked out again though nothing came.
     quiet: IndexedHeap<Time>,
     wake_margin: Duration,
@@ -106,6 +108,7 @@ impl Shard {
             demand: Demand::default(),
             other_demand: Demand::default(),
             stance: Stance::default(),
+            restancing: false,
             quiet: IndexedHeap::new(),
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
@@ -288,8 +291,10 @@ impl Shard {
     }
 
     /// What the other shards' models ask of the devices. It may be out of date by a little: it changes ten times a second.
-    pub fn set_other_demand(&mut self, demand: Demand) {
+    pub fn set_other_demand(&mut self, now: Time, demand: Demand) {
+        let now = self.advance(now);
         self.other_demand = demand;
+        self.refresh_stance(now);
     }
 
     /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
@@ -402,7 +407,22 @@ impl Shard {
                 self.quiet.set(model, now + SILENCE);
             }
         }
-        self.stance = self.stance.next(self.demand.plus(self.other_demand), self.devices.iter().sum());
+        self.refresh_stance(now);
+    }
+
+    /// Works the stance out; if it is another, every candidate may have to start at another time. That is a scan over the models, but
+    /// stances are sticky.
+    fn refresh_stance(&mut self, now: Time) {
+        let stance = self.stance.next(self.demand.plus(self.other_demand), self.devices.iter().sum());
+        if stance == std::mem::replace(&mut self.stance, stance) || std::mem::replace(&mut self.restancing, true) {
+            return;
+        }
+        for index in 0..self.members.len() {
+            if self.members[index].as_deref().is_some_and(|member| member.queue.is_adaptive()) {
+                self.refresh(now, ModelId(index as u32));
+            }
+        }
+        self.restancing = false;
     }
 }
 

@@ -63,13 +63,19 @@ fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
         3 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
         2 => Just(DispatchPolicy::Eager),
+        2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         2 => (0..800u64, prop::collection::vec(0..9u32, 0..3))
             .prop_map(|(us, preferred)| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred }),
     ]
 }
 
 fn models() -> impl Strategy<Value = ModelOptions> {
-    let drop = prop_oneof![Just(DropPolicy::HeadDrop), Just(DropPolicy::WindowDrop), Just(DropPolicy::None)];
+    let drop = prop_oneof![
+        Just(DropPolicy::HeadDrop),
+        Just(DropPolicy::WindowDrop),
+        Just(DropPolicy::Adaptive),
+        Just(DropPolicy::None),
+    ];
     let bound = prop_oneof![Just(u32::MAX), 0..12u32];
     let action = prop_oneof![Just(TimeoutAction::Reject), Just(TimeoutAction::Delay)];
     let level = (bound, action).prop_map(|(max_queue, timeout_action)| PriorityLevel { max_queue, timeout_action });
@@ -371,7 +377,9 @@ impl Outside {
                 let (options, present) = &self.models[model.0 as usize];
                 match reason {
                     DropReason::Hopeless => assert!(self.hopeless(&queued.request), "{request} had hope"),
-                    DropReason::Sacrificed => assert_eq!(options.drop, DropPolicy::WindowDrop),
+                    DropReason::Sacrificed => {
+                        assert!(matches!(options.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive));
+                    }
                     DropReason::QueueTimeout => {
                         assert!(queued.request.queue_expiry <= now, "{request} had time");
                         let level = options.levels[queued.request.level as usize];

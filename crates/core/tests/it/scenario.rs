@@ -10,9 +10,10 @@
 //! wake-margin 0.5
 //! network control=0.1 data=0.05 reply=2          (messages take exactly what is planned)
 //! model m0 alpha=1 beta=5 slo=12 (or k0=1,5 k1=2,9: alpha,beta on devices of kind 0 and of kind 1)
-//!       max_batch=32 drop=head|window|none dispatch=deferred|latest|eager|timeout:5|timeout:5:2,4
+//!       max_batch=32 drop=head|window|adaptive|none
+//!       dispatch=deferred|latest|eager|adaptive|consolidating|timeout:5|timeout:5:2,4
 //!       [in_flight=1] [levels=10,20:delay]        (bounds by level; "-" for none; with the timeout action)
-//! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0
+//! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0; or [first=101] [from=500]
 //! at 3 request r50 m0 [slo=12] [size=1] [level=0] [expiry=5]     (slo=none: no deadline; expiry: after so many ms)
 //! at 3 cancel r50 m0
 //! at 3 add-device [kind=1]  at 3 remove-device d1        at 3 remove-model m0
@@ -120,6 +121,7 @@ impl World {
                     drop: match option("drop").unwrap_or("head") {
                         "head" => DropPolicy::HeadDrop,
                         "window" => DropPolicy::WindowDrop,
+                        "adaptive" => DropPolicy::Adaptive,
                         "none" => DropPolicy::None,
                         other => panic!("drop={other}"),
                     },
@@ -132,13 +134,15 @@ impl World {
                 self.slos.push(option("slo").map(millis));
             }
             "arrivals" => {
+                let from = option(words, "from").map_or(Duration::ZERO, millis);
+                let first: u32 = option(words, "first").map_or(0, |v| v.parse::<u32>().unwrap() - 1);
                 let every: f64 = option(words, "every").unwrap().parse().unwrap();
                 let except: Vec<u32> =
                     option(words, "except").map_or(Vec::new(), |v| v.split(',').map(|n| n.parse().unwrap()).collect());
                 for n in 1..=option(words, "count").unwrap().parse().unwrap() {
                     if !except.contains(&n) {
-                        let at = Time::ZERO + Duration::from_millis_f64(every * f64::from(n - 1));
-                        let event = ["request".to_owned(), format!("r{n}"), words[1].clone()];
+                        let at = Time::ZERO + from + Duration::from_millis_f64(every * f64::from(n - 1));
+                        let event = ["request".to_owned(), format!("r{}", first + n), words[1].clone()];
                         self.events.insert((at, line * 1_000_000 + n as usize), event.to_vec());
                     }
                 }
@@ -338,6 +342,8 @@ fn dispatch(word: &str) -> DispatchPolicy {
         "deferred" => DispatchPolicy::Deferred,
         "latest" => DispatchPolicy::Latest,
         "eager" => DispatchPolicy::Eager,
+        "consolidating" => DispatchPolicy::Adaptive { consolidate: true },
+        "adaptive" => DispatchPolicy::Adaptive { consolidate: false },
         "timeout" => DispatchPolicy::Timeout {
             delay: millis(parts.next().unwrap()),
             preferred: parts.next().map_or(Vec::new(), |p| p.split(',').map(|n| n.parse().unwrap()).collect()),
@@ -385,6 +391,7 @@ scenarios! {
     a_model_leaves,
     a_new_profile_counts_at_once,
     a_timeout_longer_than_the_slack_is_cut_short,
+    adaptive_waits_while_devices_are_spare_and_not_when_they_are_missed,
     an_expired_candidate_is_as_urgent_as_what_is_left_of_it,
     appendix_d_a_batch_is_sent_before_it_starts,
     appendix_d_a_batch_is_sent_to_a_device_that_is_about_to_be_free,

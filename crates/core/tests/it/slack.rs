@@ -16,13 +16,19 @@ enum Event {
 }
 
 fn models() -> impl Strategy<Value = ModelOptions> {
-    let drop = prop_oneof![Just(DropPolicy::HeadDrop), Just(DropPolicy::WindowDrop), Just(DropPolicy::None)];
+    let drop = prop_oneof![
+        Just(DropPolicy::HeadDrop),
+        Just(DropPolicy::WindowDrop),
+        Just(DropPolicy::Adaptive),
+        Just(DropPolicy::None),
+    ];
     let timeout = (0..3000u64, prop::collection::vec(1..9u32, 0..2))
         .prop_map(|(us, preferred)| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred });
     let dispatch = prop_oneof![
         4 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
         1 => Just(DispatchPolicy::Eager),
+        2 => any::<bool>().prop_map(|consolidate| DispatchPolicy::Adaptive { consolidate }),
         1 => timeout,
     ];
     let level = PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };

@@ -1,14 +1,17 @@
 //! How long a model's batches take on each kind of device.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::DeviceKind;
 use crate::profile::{LatencyProfile, ProfileError};
 
 /// A latency profile for every kind of device that a model runs on. The simple case, one for all kinds, is a [`LatencyProfile`]:
 /// `profile.into()`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Profiles")]
 pub struct DeviceProfiles(Profiles);
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Profiles {
     /// The same on every kind, also on one that is not known yet.
     Same(LatencyProfile),
@@ -19,6 +22,16 @@ enum Profiles {
 impl From<LatencyProfile> for DeviceProfiles {
     fn from(profile: LatencyProfile) -> Self {
         DeviceProfiles(Profiles::Same(profile))
+    }
+}
+
+impl TryFrom<Profiles> for DeviceProfiles {
+    type Error = ProfileError;
+    fn try_from(profiles: Profiles) -> Result<Self, ProfileError> {
+        match profiles {
+            Profiles::Same(profile) => Ok(profile.into()),
+            Profiles::ByKind(profiles) => Self::by_kind(profiles),
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::fmt;
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($repr:ty), $prefix:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
         pub struct $name(pub $repr);
 
         impl fmt::Display for $name {
@@ -43,4 +44,9 @@ id! {
 id! {
     /// A batch: given out in order from zero by the scheduler, never reused.
     BatchId(u64), "b"
+}
+
+impl DeviceKind {
+    /// The largest number that a kind may have: each kind up to the largest in use costs every event a look.
+    pub const LARGEST: DeviceKind = DeviceKind(63);
 }

@@ -1,17 +1,34 @@
 //! How long a batch takes: the latency profile `l(b)`.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Duration;
 
 /// Execution time of a batch by its size: `l(b)` for `b` in `1..=max_batch`.
 ///
 /// Invariants, checked at construction: at least one entry, every entry positive, never
 /// decreasing with the batch size (a larger batch can always be run as a padded smaller one's upper bound).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "UncheckedProfile")]
 pub struct LatencyProfile {
     /// `table[b - 1]` is `l(b)`.
     table: Vec<Duration>,
     /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
     slope: u64,
+}
+
+/// The fields of a profile as they are read, before they are checked.
+#[derive(Deserialize)]
+struct UncheckedProfile {
+    table: Vec<Duration>,
+    slope: u64,
+}
+
+impl TryFrom<UncheckedProfile> for LatencyProfile {
+    type Error = ProfileError;
+    fn try_from(unchecked: UncheckedProfile) -> Result<Self, ProfileError> {
+        Ok(LatencyProfile { slope: unchecked.slope, ..LatencyProfile::from_table(unchecked.table)? })
+    }
 }
 
 /// The largest batch size of a profile: a table of it takes 8 MiB, and a typing error does not take the memory.

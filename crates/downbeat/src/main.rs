@@ -5,6 +5,7 @@ mod config_check;
 mod engine_command;
 mod infer;
 mod layer;
+mod log_command;
 mod picture;
 mod profile_command;
 mod profile_report;
@@ -42,6 +43,8 @@ enum Command {
     Engine(engine_command::EngineCommand),
     #[command(subcommand)]
     Config(config_check::ConfigCommand),
+    #[command(subcommand)]
+    Log(log_command::LogCommand),
 }
 
 #[derive(clap::Args, Debug)]
@@ -103,6 +106,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             None => Ok(downbeat_bench::run(args.load)?),
         },
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -1,5 +1,7 @@
 //! What a candidate is made of: the drop policies and the batch size they aim at.
 
+use serde::{Deserialize, Serialize};
+
 use super::network::NetworkBudget;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
@@ -15,7 +17,7 @@ use crate::time::Duration;
 ///
 /// With `None` a late request is still served, in a batch as large as the queue allows: under overload small batches
 /// would only make more requests late.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DropPolicy {
     /// Only what can no longer be met.
     HeadDrop,

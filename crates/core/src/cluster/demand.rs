@@ -1,11 +1,13 @@
 //! What the models ask of the devices.
 
+use serde::{Deserialize, Serialize};
+
 use super::batch_policy::staggered_batch;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
 /// What one model's arrivals, or several models' together, ask of the devices, as a number of devices that would be busy all the time.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Demand {
     /// With batches as large as the SLO allows: the least that the work can take. Models share the devices in proportion to it.
     pub least: f64,

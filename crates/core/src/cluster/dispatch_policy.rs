@@ -1,5 +1,7 @@
 //! When a candidate may start: the dispatch policies.
 
+use serde::{Deserialize, Serialize};
+
 use super::reason::StartBound;
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
@@ -20,7 +22,7 @@ use crate::time::{Duration, Time};
 /// under every policy: waiting could only be for requests that cannot join. None waits until a
 /// member is lost by it: past `latest` under a drop policy, or past a `queue_expiry` that rejects. Without a deadline `Deferred`, `Latest` and
 /// `Adaptive` have nothing to count back from and act as `Eager`.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DispatchPolicy {
     /// Not before one more request could no longer join in time.
     #[default]

@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use serde::{Deserialize, Serialize};
+
 use super::indexed_heap::IndexedHeap;
 use super::ready_tree::ReadyTree;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
@@ -9,7 +11,7 @@ use crate::time::{Duration, Time};
 
 /// The batch that a model would send next to a device of one kind, and when: it may start in `[exec, latest]`, never before
 /// (Symphony §3.1, *schedulable window*).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
     /// Items.
     pub size: u32,
@@ -31,7 +33,7 @@ impl Candidate {
 }
 
 /// A device for a model, now. To be answered with an [`Answer`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Grant {
     /// Whose candidate may be sent.
     pub model: ModelId,
@@ -44,7 +46,7 @@ pub struct Grant {
 }
 
 /// What a model's queue says to a [`Grant`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// A batch is on its way there.
     Started {
@@ -94,7 +96,7 @@ pub enum Answer {
 /// `O(K (K + log M + log D))` an event with K kinds; nothing is allocated but when a model, a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
-    /// Time of the last [`Matchmaker::poll_grant`].
+    /// Time of the last event that had one.
     now: Time,
     models: Vec<ModelState>,
     kinds: Vec<KindState>,
@@ -221,6 +223,10 @@ impl Matchmaker {
 
     /// Adds a device, free. Kinds are dense: their number should be small.
     pub fn add_device(&mut self, kind: DeviceKind) -> DeviceId {
+        assert!(
+            kind <= DeviceKind::LARGEST,
+            "kinds are numbered from 0, and few: {kind} would cost every event a look at all before it"
+        );
         self.know(kind);
         let id = DeviceId(self.devices.len() as u32);
         let state = &mut self.kinds[kind.0 as usize];
@@ -303,6 +309,24 @@ impl Matchmaker {
                 }
             }
         }
+    }
+
+    /// The time of the last event.
+    pub fn time(&self) -> Time {
+        self.now
+    }
+
+    /// Moves time on; it never goes back.
+    pub fn set_time(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
+    /// Whether a grant is open, so that it can be answered.
+    pub fn is_open(&self, grant: &Grant) -> bool {
+        let model = self.models.get(grant.model.0 as usize);
+        let device = self.devices.get(grant.device.0 as usize);
+        model.is_some_and(|model| model.granted)
+            && device.is_some_and(|d| d.kind == grant.kind && (!d.present || d.granted == Some(grant.model)))
     }
 
     /// The next match at `now`, if a candidate may be sent and a device is ready for it.

@@ -15,6 +15,7 @@ mod batch_policy;
 mod demand;
 mod dispatch_policy;
 mod indexed_heap;
+pub mod journal;
 mod matchmaker;
 mod model_queue;
 mod network;

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
 use super::demand::{Demand, Load, Stance};
 use super::dispatch_policy::{DispatchPolicy, Forming};
@@ -20,7 +22,7 @@ use crate::time::{Duration, Time};
 const TICK: Duration = Duration::from_nanos(1);
 
 /// How a model is to be scheduled.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ModelOptions {
     /// `l(b)` of the model on each kind of device.
     pub profiles: DeviceProfiles,
@@ -716,7 +718,8 @@ impl ModelQueue {
         let budget = self.meter.budget().unwrap_or(Duration::MAX);
         let (max_batch, rate, network) = (self.max_batch, self.meter.rate(), &self.network);
         if self.is_adaptive() {
-            let (profile, devices) = (&self.lines[self.fastest].sent, self.devices.iter().sum());
+            let devices = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
+            let profile = &self.lines[self.fastest].sent;
             // Before the first rates are known nothing can be said, and without deadlines nothing is late.
             self.demand = match rate {
                 Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
@@ -748,7 +751,7 @@ impl ModelQueue {
 
     /// Works out what follows from the lines; whether others are in use than before.
     fn lines_changed(&mut self) -> bool {
-        let all: u32 = self.devices.iter().sum();
+        let all = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
         for line in &mut self.lines {
             line.devices = match line.kind {
                 None => all,
@@ -800,7 +803,8 @@ impl ModelQueue {
 
     fn give_up(&mut self, ticket: Ticket, reason: DropReason) {
         let Some(Waiting { id, deadline, size, .. }) = self.queue.remove(ticket) else { return };
-        let target = if self.drop == DropPolicy::WindowDrop { self.target() } else { 0 };
+        let has_target = matches!(self.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive);
+        let target = if has_target { self.target() } else { 0 };
         let detail = DropDetail { size, deadline, needed: self.needed(size), target };
         self.dropped.push_back(Dropped { request: id, reason, detail });
     }

@@ -1,5 +1,7 @@
 //! What messages between the scheduler, the frontends and the devices may take.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::Duration;
 
 /// The network's part of a request's time, as high percentiles: the scheduler plans with the worst it has to expect
@@ -7,7 +9,7 @@ use crate::time::Duration;
 ///
 /// A batch of `b` items is sent [`NetworkBudget::delay`]`(b)` before it can start: the device gets the metadata and then fetches
 /// the inputs from the frontends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NetworkBudget {
     /// `d_ctrl`: a message from the scheduler to a device.
     pub control: Duration,

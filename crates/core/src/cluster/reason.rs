@@ -1,9 +1,11 @@
 //! Why a batch left when it did, and why a request did not: the numbers behind a decision.
 
+use serde::{Deserialize, Serialize};
+
 use crate::time::{Duration, Time};
 
 /// What decided when a batch starts.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum StartBound {
     /// It cannot grow: it starts as soon as it can.
     Full,
@@ -22,7 +24,7 @@ pub enum StartBound {
 }
 
 /// Why a batch leaves now: the numbers that decided it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DispatchReason {
     /// What it waited for last.
     pub bound: StartBound,
@@ -37,7 +39,7 @@ pub struct DispatchReason {
 }
 
 /// What a dropped request was judged by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DropDetail {
     /// Its items.
     pub size: u32,

@@ -1,11 +1,13 @@
 //! The requests of one model that wait, in the order in which they are served.
 
+use serde::{Deserialize, Serialize};
+
 use super::indexed_heap::IndexedHeap;
 use crate::ids::{ModelId, RequestId};
 use crate::time::Time;
 
 /// A request as the scheduler knows it: no payload, only what decides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Request {
     /// Chosen by the driver, for the driver: it comes back with the decision, and is not looked at.
     pub id: RequestId,
@@ -23,7 +25,7 @@ pub struct Request {
 
 /// Names a request that waits to the queue that it waits in, to cancel it. Never given out twice by a queue: a ticket of a request that
 /// has left names nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Ticket {
     slot: u32,
     /// Of the request, which no other of the queue has had: the generation of the slot.
@@ -31,7 +33,7 @@ pub struct Ticket {
 }
 
 /// The queue of one priority level.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PriorityLevel {
     /// Items (requests weighted by size) that may wait, exactly; a request that does not fit whole is rejected. 0: none may
     /// wait, so that every request is rejected. `u32::MAX`: without a bound.
@@ -41,7 +43,7 @@ pub struct PriorityLevel {
 }
 
 /// What happens to a request whose time in the queue is up (Triton's `timeout_action`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum TimeoutAction {
     /// It is dropped.
     #[default]
@@ -223,7 +225,8 @@ impl RequestQueue {
     /// Takes a request out, if it is there.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
         let Ticket { slot, sequence } = ticket;
-        let waiting = *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence)?;
+        let waiting =
+            *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence && sequence != VACANT)?;
         self.leave(slot);
         self.vacate(slot);
         Some(waiting)

@@ -1,5 +1,7 @@
 //! The cluster scheduler: all model queues and the matchmaker on one thread.
 
+use serde::{Deserialize, Serialize};
+
 use super::dispatch_policy::DispatchPolicy;
 use super::matchmaker::Matchmaker;
 use super::model_queue::{ModelOptions, ModelQueue};
@@ -41,7 +43,7 @@ impl Default for Scheduler {
 }
 
 /// A decision.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Output {
     /// Send this batch now. The device runs it once it is there and what was sent before is done.
     Dispatch {
@@ -76,7 +78,7 @@ pub enum Output {
 }
 
 /// Why a request left the queue without running.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DropReason {
     /// It could not have met its deadline even alone: `now + l(size) > deadline`.
     Hopeless,
@@ -89,7 +91,7 @@ pub enum DropReason {
 }
 
 /// Why a request was not accepted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum Reject {
     /// Its level's queue has no room.
     #[error("the queue is full: its bound is {bound} items")]

@@ -54,6 +54,7 @@ pub struct Shard {
     answers: VecDeque<Answer>,
     outputs: VecDeque<Output>,
     next_batch: u64,
+    index: u32,
     shards: u64,
     /// Vectors given back by [`Shard::recycle`].
     spare: Vec<Vec<RequestId>>,
@@ -102,6 +103,7 @@ impl Shard {
             answers: VecDeque::new(),
             outputs: VecDeque::new(),
             next_batch: u64::from(index),
+            index,
             shards: u64::from(shards),
             spare: Vec::new(),
             devices: Vec::new(),
@@ -117,6 +119,11 @@ impl Shard {
             time_reversals: 0,
             updates: 0,
         }
+    }
+
+    /// Which shard it is, and of how many.
+    pub fn place(&self) -> (u32, u32) {
+        (self.index, self.shards as u32)
     }
 
     /// The model's queue, if it is there.
@@ -413,7 +420,8 @@ impl Shard {
     /// Works the stance out; if it is another, every candidate may have to start at another time. That is a scan over the models, but
     /// stances are sticky.
     fn refresh_stance(&mut self, now: Time) {
-        let stance = self.stance.next(self.demand.plus(self.other_demand), self.devices.iter().sum());
+        let devices = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
+        let stance = self.stance.next(self.demand.plus(self.other_demand), devices);
         if stance == std::mem::replace(&mut self.stance, stance) || std::mem::replace(&mut self.restancing, true) {
             return;
         }

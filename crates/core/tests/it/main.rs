@@ -2,6 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod allocations;
+mod journal;
+mod outcomes;
 mod random_events;
 mod scenario;
 mod section_4_2;

@@ -4,6 +4,7 @@
 
 mod command_line;
 mod config_check;
+mod log_command;
 mod profile;
 mod serve;
 mod strange_servers;

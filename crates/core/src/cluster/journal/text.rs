@@ -1,0 +1,219 @@
+//! A log as people read it.
+
+use std::fmt;
+
+use super::Decision;
+use super::input::Input;
+use super::reader::{Divergence, Entry, Record};
+use crate::cluster::matchmaker::{Answer, Candidate};
+use crate::cluster::reason::{DispatchReason, DropDetail, StartBound};
+use crate::cluster::request_queue::Request;
+use crate::cluster::scheduler::{DropReason, Output};
+use crate::time::{Duration, Time};
+
+/// An instant in milliseconds since the log's zero.
+struct At(Time);
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == Time::MAX {
+            f.write_str("never")
+        } else {
+            write!(f, "{} ms", self.0.since(Time::ZERO).as_millis_f64())
+        }
+    }
+}
+
+impl Entry {
+    /// The entry in a line: its number and time, what happened, or behind an arrow what was decided. Instants are in milliseconds since zero.
+    /// `now` is the time of the last input, this one included.
+    pub fn line(&self, now: Time) -> String {
+        let Entry { number, record } = self;
+        match record {
+            Record::Input(at, input) => {
+                let at = format!("{:.6}", at.since(Time::ZERO).as_millis_f64());
+                format!("{number:>8} {at:>16}  {}", InputAt(*at_of(record), input))
+            }
+            Record::Decision(decision) => format!("{number:>8} {:>16}  -> {}", "", DecisionAt(now, decision)),
+        }
+    }
+}
+
+fn at_of(record: &Record) -> &Time {
+    match record {
+        Record::Input(at, _) => at,
+        Record::Decision(_) => &Time::ZERO,
+    }
+}
+
+struct InputAt<'a>(Time, &'a Input);
+
+impl fmt::Display for InputAt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let InputAt(now, input) = *self;
+        match input {
+            Input::Request(Request { id, model, deadline, queue_expiry, level, size }) => {
+                write!(f, "request {id} of {model}")?;
+                match *deadline {
+                    Time::MAX => f.write_str(", without a deadline")?,
+                    deadline => write!(f, ", due in {}", deadline.since(now))?,
+                }
+                if *queue_expiry != Time::MAX {
+                    write!(f, ", may wait for {}", queue_expiry.since(now))?;
+                }
+                if *level != 0 {
+                    write!(f, ", level {level}")?;
+                }
+                if *size == 1 { Ok(()) } else { write!(f, ", {size} items") }
+            }
+            Input::Cancel { model, ticket } => write!(f, "cancel {ticket:?} of {model}"),
+            Input::Completion { device, batch } => write!(f, "{batch} is done on {device}"),
+            Input::Timeout => f.write_str("wake-up"),
+            Input::AddModel(model, options) => {
+                write!(f, "add {model}: ")?;
+                for (kind, profile) in options.profiles.iter() {
+                    let most = options.max_batch.max(1);
+                    let (one, all) = (profile.latency(1), profile.latency(most));
+                    match kind {
+                        Some(kind) => write!(f, "on {kind} l(1) = {one}, l({most}) = {all}, ")?,
+                        None => write!(f, "l(1) = {one}, l({most}) = {all}, ")?,
+                    }
+                }
+                write!(f, "drop {:?}, dispatch {:?}", options.drop, options.dispatch)?;
+                match options.max_in_flight {
+                    u32::MAX => Ok(()),
+                    most => write!(f, ", at most {most} batches at once"),
+                }
+            }
+            Input::AddLimit(u32::MAX) => f.write_str("add a model"),
+            Input::AddLimit(most) => write!(f, "add a model with at most {most} batches at once"),
+            Input::RemoveModel(model) => write!(f, "remove {model}"),
+            Input::SetProfile(model, profiles) => {
+                write!(f, "new profile of {model}:")?;
+                for (kind, profile) in profiles.iter() {
+                    let most = profile.max_batch();
+                    kind.map_or(Ok(()), |kind| write!(f, " on {kind}"))?;
+                    write!(f, " l(1) = {}, l({most}) = {}", profile.latency(1), profile.latency(most))?;
+                }
+                Ok(())
+            }
+            Input::SetDispatch(model, dispatch) => write!(f, "dispatch of {model}: {dispatch:?}"),
+            Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
+            Input::SetNetwork(network) => {
+                let (control, data, reply) = (network.control, network.data, network.reply);
+                write!(f, "network: {control} a batch, {data} an item, {reply} a reply")
+            }
+            Input::AddDevice(kind) => write!(f, "add a device of kind {kind}"),
+            Input::RemoveDevice(device) => write!(f, "remove {device}"),
+            Input::SetDevices(kind, devices) => write!(f, "{devices} devices of kind {kind}"),
+            Input::SetOtherDemand(demand) => write!(f, "the other shards' demand: {demand:?}"),
+            Input::Grant(grant) => write!(f, "{} is granted to {}", grant.device, grant.model),
+            Input::Candidate(model, kind, candidate) => {
+                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
+            }
+            Input::Answer(answer) => AnswerText(answer).fmt(f),
+        }
+    }
+}
+
+struct DecisionAt<'a>(Time, &'a Decision);
+
+impl fmt::Display for DecisionAt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DecisionAt(now, decision) = *self;
+        match decision {
+            Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, reason }) => {
+                write!(f, "send {batch} of {model} to {device}: {size} items")?;
+                if *start > now {
+                    write!(f, " to start in {}", start.since(now))?;
+                }
+                write!(f, " for {expected}, because {}; {} items stay; members", Why(reason), reason.left)?;
+                members.iter().try_for_each(|member| write!(f, " {member}"))
+            }
+            Decision::Output(Output::Drop { request, model, reason, detail }) => {
+                let DropDetail { size, deadline, needed, target } = *detail;
+                write!(f, "drop {request} of {model}: ")?;
+                let left = deadline.since(now);
+                match reason {
+                    DropReason::Hopeless => write!(f, "hopeless, it needs {needed} alone and has {left}")?,
+                    DropReason::Sacrificed => {
+                        write!(f, "sacrificed for a batch nearer to the target of {target}, it has {left}")?
+                    }
+                    DropReason::QueueTimeout => f.write_str("it has waited for longer than it may")?,
+                    DropReason::ModelRemoved => f.write_str("its model was removed")?,
+                }
+                if size == 1 { Ok(()) } else { write!(f, " ({size} items)") }
+            }
+            Decision::Reject(reject) => write!(f, "reject: {reject}"),
+            Decision::Candidate(model, kind, candidate) => {
+                write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
+            }
+            Decision::Answer(answer) => AnswerText(answer).fmt(f),
+            Decision::Grant(grant) => {
+                write!(f, "grant {} to {}", grant.device, grant.model)?;
+                if grant.free_at > now { write!(f, ", free in {}", grant.free_at.since(now)) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+struct Why<'a>(&'a DispatchReason);
+
+impl fmt::Display for Why<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DispatchReason { bound, exec, latest, deadline, .. } = *self.0;
+        match bound {
+            StartBound::Full => f.write_str("nothing may join it")?,
+            StartBound::Frontrun => write!(f, "one more item would be late from {} on", At(exec))?,
+            StartBound::Latest => write!(f, "its last moment is {}", At(exec))?,
+            StartBound::Timeout => write!(f, "its first request has waited as configured, until {}", At(exec))?,
+            StartBound::WakeMargin => write!(f, "the wake margin before its last moment began at {}", At(exec))?,
+            StartBound::Eager => f.write_str("it waits for nothing")?,
+            StartBound::Device if exec == Time::ZERO => f.write_str("it waited for nothing but the device")?,
+            StartBound::Device => write!(f, "its window opened at {} and it waited for the device", At(exec))?,
+        }
+        match deadline {
+            Time::MAX => Ok(()),
+            deadline => write!(f, " (latest start {}, earliest deadline {})", At(latest), At(deadline)),
+        }
+    }
+}
+
+struct Offer<'a>(&'a Option<Candidate>);
+
+impl fmt::Display for Offer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Candidate { size, exec, latest, delay, .. }) = *self.0 else { return f.write_str("none") };
+        write!(f, "{size} items from {} to {}", At(exec), At(latest))?;
+        if delay == Duration::ZERO { Ok(()) } else { write!(f, ", {delay} on the way") }
+    }
+}
+
+struct AnswerText<'a>(&'a Answer);
+
+impl fmt::Display for AnswerText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Answer::Started { grant, batch, arrives, expected } => {
+                write!(f, "{batch} of {} is on {} from {} for {expected}", grant.model, grant.device, At(*arrives))
+            }
+            Answer::Declined { grant } => write!(f, "{} has nothing for {}", grant.model, grant.device),
+        }
+    }
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Divergence { entry, at, logged, replayed } = self;
+        write!(f, "entry {entry}, at {}: the log says ", At(*at))?;
+        match logged {
+            Some(decision) => write!(f, "'{}'", DecisionAt(*at, decision))?,
+            None => f.write_str("no more")?,
+        }
+        f.write_str(", but now it is ")?;
+        match replayed {
+            Some(decision) => write!(f, "'{}'", DecisionAt(*at, decision)),
+            None => f.write_str("nothing"),
+        }
+    }
+}

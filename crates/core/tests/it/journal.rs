@@ -1,0 +1,322 @@
+//! The decision log: what is written is what happened, it plays again, and nothing in a file can do harm.
+
+use downbeat_core::cluster::journal::*;
+use downbeat_core::cluster::*;
+use downbeat_core::{
+    BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
+};
+use proptest::prelude::*;
+
+fn at(us: u64) -> Time {
+    Time::ZERO + Duration::from_micros(us)
+}
+
+fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions {
+    let profile = |factor: u64| {
+        LatencyProfile::linear(Duration::from_micros(alpha_us * factor), Duration::from_micros(100 * factor), 8)
+            .unwrap()
+    };
+    let profiles = match kinds {
+        false => profile(1).into(),
+        true => DeviceProfiles::by_kind([(DeviceKind(0), profile(1)), (DeviceKind(1), profile(3))]).unwrap(),
+    };
+    ModelOptions {
+        profiles,
+        max_batch: 6,
+        drop: DropPolicy::WindowDrop,
+        dispatch,
+        max_in_flight: u32::MAX,
+        levels: vec![PriorityLevel { max_queue: 9, timeout_action: TimeoutAction::Delay }; 2],
+    }
+}
+
+/// A step of a run; the numbers choose among what is there.
+#[derive(Clone, Debug)]
+enum Step {
+    Request { us: u64, id: u64, model: u32, slo_us: Option<u64>, expiry_us: Option<u64>, level: u32, size: u32 },
+    Cancel(usize),
+    Complete(usize),
+    Timeout(u64),
+    Back,
+    Other(Input),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let maybe = |most: u64| prop_oneof![1 => Just(None), 5 => (0..most).prop_map(Some)];
+    let size = prop_oneof![4 => Just(1u32), 1 => 0..8u32];
+    let dispatch = prop_oneof![
+        Just(DispatchPolicy::Deferred),
+        Just(DispatchPolicy::Eager),
+        Just(DispatchPolicy::Adaptive { consolidate: true }),
+        (0..300u64).prop_map(|us| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred: vec![2, 4] }),
+    ];
+    let add = (10..90u64, any::<bool>(), dispatch.clone())
+        .prop_map(|(us, kinds, dispatch)| Input::AddModel(ModelId(0), Box::new(options(us, kinds, dispatch))));
+    let network = (0..90u64, 0..30u64, 0..90u64).prop_map(|(c, d, r)| {
+        let [control, data, reply] = [c, d, r].map(Duration::from_micros);
+        Input::SetNetwork(NetworkBudget { control, data, reply })
+    });
+    let other = prop_oneof![
+        add,
+        network,
+        (0..4u32).prop_map(|model| Input::RemoveModel(ModelId(model))),
+        (0..4u32, 10..90u64).prop_map(|(model, us)| {
+            Input::SetProfile(ModelId(model), Box::new(options(us, false, DispatchPolicy::Eager).profiles))
+        }),
+        (0..4u32, dispatch).prop_map(|(model, dispatch)| Input::SetDispatch(ModelId(model), dispatch)),
+        (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
+        (0..3u32).prop_map(|kind| Input::AddDevice(DeviceKind(kind))),
+        (0..4u32).prop_map(|device| Input::RemoveDevice(DeviceId(device))),
+    ];
+    prop_oneof![
+        12 => (0..200u64, any::<u64>(), 0..3u32, maybe(2_000), maybe(900), 0..3u32, size).prop_map(
+            |(us, id, model, slo_us, expiry_us, level, size)| {
+                // Mostly counted, as a driver does; now and then anything.
+                let id = if id % 9 == 0 { id } else { id % 100 };
+                Step::Request { us, id, model, slo_us, expiry_us: expiry_us.filter(|us| us % 3 == 0), level: level / 2, size }
+            }),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        5 => any::<usize>().prop_map(Step::Complete),
+        3 => (0..300u64).prop_map(Step::Timeout),
+        1 => Just(Step::Back),
+        2 => other.prop_map(Step::Other),
+    ]
+}
+
+/// Runs the steps; the log with what went in and what came out.
+fn record(steps: &[Step]) -> (Vec<u8>, Vec<Record>) {
+    let mut journal = Journal::on(Scheduler::new());
+    let (mut log, mut records, mut tickets, mut running) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut now = Time::ZERO;
+    let first = [
+        Input::AddModel(ModelId(0), Box::new(options(40, true, DispatchPolicy::Deferred))),
+        Input::AddModel(ModelId(1), Box::new(options(20, false, DispatchPolicy::Eager))),
+        Input::AddDevice(DeviceKind(0)),
+        Input::AddDevice(DeviceKind(1)),
+    ];
+    for step in first.into_iter().map(Step::Other).chain(steps.iter().cloned()) {
+        let input = match step {
+            Step::Request { us, id, model, slo_us, expiry_us, level, size } => {
+                now += Duration::from_micros(us);
+                let after = |us: Option<u64>| us.map_or(Time::MAX, |us| now + Duration::from_micros(us));
+                let (id, model) = (RequestId(id), ModelId(model));
+                let (deadline, queue_expiry) = (after(slo_us), after(expiry_us));
+                Input::Request(Request { id, model, deadline, queue_expiry, level, size })
+            }
+            Step::Cancel(n) if !tickets.is_empty() => {
+                let (model, ticket) = tickets[n % tickets.len()];
+                Input::Cancel { model, ticket }
+            }
+            Step::Complete(n) if !running.is_empty() => {
+                let (device, batch) = running.swap_remove(n % running.len());
+                Input::Completion { device, batch }
+            }
+            Step::Cancel(_) | Step::Complete(_) | Step::Timeout(0) => Input::Timeout,
+            Step::Timeout(us) => {
+                now += Duration::from_micros(us);
+                Input::Timeout
+            }
+            Step::Back => {
+                records.push(Record::Input(Time::ZERO, Input::Timeout));
+                journal.apply(Time::ZERO, Input::Timeout);
+                continue;
+            }
+            Step::Other(input) => input,
+        };
+        records.push(Record::Input(now, input.clone()));
+        match (journal.apply(now, input.clone()), input) {
+            (Reply::Request(Ok(ticket)), Input::Request(request)) => tickets.push((request.model, ticket)),
+            (Reply::Request(Err(reject)), _) => records.push(Record::Decision(Decision::Reject(reject))),
+            _ => {}
+        }
+        while let Some(decision) = journal.poll() {
+            if let Decision::Output(Output::Dispatch { device, batch, .. }) = &decision {
+                running.push((*device, *batch));
+            }
+            records.push(Record::Decision(decision));
+        }
+        if journal.pending() > 100 {
+            journal.take_log(&mut log);
+        }
+    }
+    journal.take_log(&mut log);
+    (log, records)
+}
+
+fn entries(log: &[u8]) -> Vec<Record> {
+    let (kind, entries) = read(log).unwrap();
+    assert_eq!(kind, MachineKind::Scheduler);
+    entries.map(|entry| entry.unwrap().record).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// What is read is what went in and what came out; played again, it comes out again.
+    #[test]
+    fn a_log_says_what_happened_and_plays_again(steps in prop::collection::vec(steps(), 0..100)) {
+        let (log, records) = record(&steps);
+        prop_assert_eq!(entries(&log), records.clone());
+        let replayed = replay(&log).unwrap();
+        prop_assert_eq!(replayed.divergence, None);
+        let inputs = records.iter().filter(|record| matches!(record, Record::Input(..))).count();
+        prop_assert_eq!((replayed.inputs, replayed.decisions), (inputs as u64, (records.len() - inputs) as u64));
+    }
+
+    /// A log that was cut off ends with its last whole entry, and plays again.
+    #[test]
+    fn a_log_that_was_cut_off_ends_earlier(steps in prop::collection::vec(steps(), 0..40), cut in any::<prop::sample::Index>()) {
+        let (log, records) = record(&steps);
+        let cut = 8 + cut.index(log.len() - 8);
+        let read = entries(&log[..cut]);
+        prop_assert_eq!(&read[..], &records[..read.len()]);
+        prop_assert_eq!(replay(&log[..cut]).unwrap().divergence, None);
+    }
+
+    /// Whatever a file holds, reading and playing it ends in an answer.
+    #[test]
+    fn a_damaged_log_does_no_harm(
+        steps in prop::collection::vec(steps(), 0..40),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        machine in 0..3u8,
+    ) {
+        let (mut log, _) = record(&steps);
+        for (place, byte) in damage {
+            let place = place.index(log.len());
+            log[place] = byte;
+        }
+        log[6] = machine;
+        if let Ok((_, entries)) = read(&log) {
+            let mut now = Time::ZERO;
+            for entry in entries.map_while(Result::ok) {
+                if let Record::Input(at, _) = entry.record {
+                    now = at;
+                }
+                prop_assert!(!entry.line(now).is_empty());
+            }
+        }
+        let _ = replay(&log);
+    }
+}
+
+#[test]
+fn what_is_no_log_is_an_error_in_words() {
+    let error = |bytes: &[u8]| replay(bytes).unwrap_err().to_string();
+    assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
+    assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
+    assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
+    assert_eq!(error(b"DBLOG\x07\0\0"), "a decision log of version 7; this program reads version 1");
+    assert_eq!(error(b"DBLOG\x01\x09\0"), "what comes after entry 0 is damaged: there is no machine 9");
+    let damaged = error(b"DBLOG\x01\0\0\x63");
+    assert!(damaged.starts_with("what comes after entry 0 is damaged: "), "{damaged}");
+}
+
+/// A scheduler that takes a millisecond off the third request's deadline.
+struct Impatient(Scheduler, u32);
+
+impl Machine for Impatient {
+    fn kind(&self) -> MachineKind {
+        self.0.kind()
+    }
+
+    fn apply(&mut self, now: Time, mut input: Input) -> Reply {
+        if let Input::Request(request) = &mut input {
+            self.1 += 1;
+            if self.1 == 3 {
+                request.deadline = request.deadline - Duration::from_millis(1);
+            }
+        }
+        self.0.apply(now, input)
+    }
+
+    fn poll(&mut self) -> Option<Decision> {
+        self.0.poll()
+    }
+}
+
+/// The log of another scheduler, or of another version of it, says where this one decides otherwise.
+#[test]
+fn a_replay_says_where_the_decisions_part() {
+    let mut journal = Journal::on(Impatient(Scheduler::new(), 0));
+    let mut options = options(100, false, DispatchPolicy::Deferred);
+    options.levels.clear();
+    journal.apply(at(0), Input::AddModel(ModelId(0), Box::new(options)));
+    journal.apply(at(0), Input::AddDevice(DeviceKind(0)));
+    for n in 0..5 {
+        let (id, model, deadline) = (RequestId(n), ModelId(0), at(5_000 * n + 4_000));
+        let request = Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+        journal.apply(at(5_000 * n), Input::Request(request));
+        let (due, _) = journal.machine().0.poll_timeout().unwrap();
+        journal.apply(due, Input::Timeout);
+        let Some(Decision::Output(Output::Dispatch { batch, device, expected, .. })) = journal.poll() else { panic!() };
+        journal.apply(due + expected, Input::Completion { device, batch });
+    }
+    let mut log = Vec::new();
+    journal.take_log(&mut log);
+    let divergence = replay(&log).unwrap().divergence.unwrap();
+    assert_eq!((divergence.entry, divergence.at), (13, at(12_700)));
+    let text = "entry 13, at 12.7 ms: the log says 'send b2 of m0 to d0: 1 items for 200 us, because one more item would be \
+                late from 12.7 ms on (latest start 12.8 ms, earliest deadline 13 ms); 0 items stay; members r2', but now it is \
+                nothing";
+    assert_eq!(divergence.to_string(), text);
+}
+
+/// A driver that runs queues and matchmaker apart writes each down, and each plays again by itself.
+#[test]
+fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
+    let (mut shard, mut matchmaker) = (Journal::on(Shard::new(1, 3)), Journal::on(Matchmaker::new()));
+    matchmaker.apply(at(0), Input::AddLimit(2));
+    shard.apply(at(0), Input::AddModel(ModelId(0), Box::new(options(40, false, DispatchPolicy::Deferred))));
+    for _ in 0..2 {
+        matchmaker.apply(at(0), Input::AddDevice(DeviceKind(0)));
+    }
+    shard.apply(at(0), Input::SetDevices(DeviceKind(0), 2));
+    let mut running = Vec::new();
+    for n in 0..40 {
+        let now = at(n * 70);
+        let (id, deadline) = (RequestId(n), now + Duration::from_micros(600));
+        let request = Request { id, model: ModelId(0), deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+        shard.apply(now, Input::Request(request));
+        if let Some((device, batch)) = running.pop() {
+            matchmaker.apply(now, Input::Completion { device, batch });
+        }
+        loop {
+            while let Some(decision) = shard.poll() {
+                match decision {
+                    Decision::Candidate(model, kind, candidate) => {
+                        matchmaker.apply(now, Input::Candidate(model, kind, candidate));
+                    }
+                    Decision::Answer(answer) => {
+                        matchmaker.apply(now, Input::Answer(answer));
+                    }
+                    Decision::Output(Output::Dispatch { device, batch, .. }) => running.push((device, batch)),
+                    _ => {}
+                }
+            }
+            matchmaker.apply(now, Input::Timeout);
+            let Some(Decision::Grant(grant)) = matchmaker.poll() else { break };
+            shard.apply(now, Input::Grant(grant));
+        }
+    }
+    assert!(shard.machine().started().0 > 5, "the run is real");
+    let (mut shards, mut matches) = (Vec::new(), Vec::new());
+    shard.take_log(&mut shards);
+    matchmaker.take_log(&mut matches);
+    assert_eq!(read(&shards).unwrap().0, MachineKind::Shard { index: 1, shards: 3 });
+    for log in [shards, matches] {
+        let replayed = replay(&log).unwrap();
+        assert_eq!(replayed.divergence, None);
+        assert!(replayed.decisions > 5, "{replayed:?}");
+    }
+}
+
+/// A completion names its batch by its own number, whatever the order.
+#[test]
+fn a_journal_that_is_off_writes_nothing() {
+    let mut journal = Journal::off(Scheduler::new());
+    journal.handle_completion(at(3), DeviceId(0), BatchId(0));
+    let mut log = Vec::new();
+    journal.take_log(&mut log);
+    assert!(log.is_empty());
+    assert_eq!(journal.machine().stats().stray_completions, 1);
+}

@@ -1,0 +1,85 @@
+//! `downbeat log`: reading a decision log, and playing it again.
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use downbeat_core::Time;
+use downbeat_core::cluster::journal::{MachineKind, Record, read, replay};
+
+/// Read a decision log, or play it again.
+#[derive(Subcommand, Debug)]
+pub enum LogCommand {
+    /// Print what came in and what was decided, with the reasons, a line each
+    Show(LogArgs),
+    /// Feed what came in to a fresh scheduler and compare its decisions with the log's; fails if one differs
+    Replay(LogArgs),
+}
+
+/// Arguments of `downbeat log show` and `downbeat log replay`.
+#[derive(Args, Debug)]
+pub struct LogArgs {
+    /// The log
+    file: PathBuf,
+}
+
+/// Runs the command; `false` if the log does not play again.
+///
+/// # Errors
+/// If the file cannot be read or is damaged. What comes before the damage is shown all the same.
+pub fn run(command: &LogCommand) -> anyhow::Result<bool> {
+    match command {
+        LogCommand::Show(args) => show(&args.file).map(|()| true),
+        LogCommand::Replay(args) => play(&args.file),
+    }
+}
+
+fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(file).with_context(|| file.display().to_string())
+}
+
+fn show(file: &Path) -> anyhow::Result<()> {
+    let bytes = bytes(file)?;
+    let (machine, entries) = read(&bytes).with_context(|| file.display().to_string())?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut print = |line: &str| match writeln!(out, "{line}") {
+        // Who reads has had enough, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
+    };
+    let name = match machine {
+        MachineKind::Scheduler => "scheduler".to_owned(),
+        MachineKind::Shard { index, shards } => format!("shard {index} of {shards}"),
+        MachineKind::Matchmaker => "matchmaker".to_owned(),
+    };
+    let mut goes_on =
+        print(&format!("decision log of a {name}: entry, milliseconds, what came in, -> what was decided"))?;
+    let mut now = Time::ZERO;
+    for entry in entries {
+        if !goes_on {
+            return Ok(());
+        }
+        let entry = entry.with_context(|| file.display().to_string())?;
+        if let Record::Input(at, _) = entry.record {
+            now = at;
+        }
+        goes_on = print(&entry.line(now))?;
+    }
+    match out.flush() {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn play(file: &Path) -> anyhow::Result<bool> {
+    let replayed = replay(&bytes(file)?).with_context(|| file.display().to_string())?;
+    match replayed.divergence {
+        None => println!("{} inputs give the same {} decisions again", replayed.inputs, replayed.decisions),
+        Some(ref divergence) => {
+            let (inputs, decisions) = (replayed.inputs, replayed.decisions);
+            println!("after {inputs} inputs and {decisions} decisions the log and its replay part\n{divergence}");
+        }
+    }
+    Ok(replayed.divergence.is_none())
+}

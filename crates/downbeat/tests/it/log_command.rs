@@ -1,0 +1,113 @@
+//! `downbeat log`.
+
+use std::path::Path;
+
+use downbeat_core::cluster::journal::{Decision, Input, Journal};
+use downbeat_core::cluster::*;
+use downbeat_core::{DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+use crate::command_line::{run, stderr, stdout};
+
+fn at(ms: f64) -> Time {
+    Time::ZERO + Duration::from_millis_f64(ms)
+}
+
+/// Two kinds of devices, a network, and each sort of decision.
+fn log() -> Vec<u8> {
+    let mut journal = Journal::on(Scheduler::new());
+    let profile = |alpha, beta| LatencyProfile::linear_ms(alpha, beta, 16).unwrap();
+    let kinds = [(DeviceKind(0), profile(1.0, 5.0)), (DeviceKind(1), profile(2.0, 20.0))];
+    let options = |profiles: DeviceProfiles, dispatch| ModelOptions {
+        profiles,
+        max_batch: 4,
+        drop: DropPolicy::WindowDrop,
+        dispatch,
+        max_in_flight: u32::MAX,
+        levels: Vec::new(),
+    };
+    let [control, data, reply] = [0.2, 0.1, 1.0].map(Duration::from_millis_f64);
+    let m0 = options(DeviceProfiles::by_kind(kinds).unwrap(), DispatchPolicy::Deferred);
+    let m1 = options(profile(2.0, 8.0).into(), DispatchPolicy::Eager);
+    for input in [
+        Input::AddDevice(DeviceKind(0)),
+        Input::SetNetwork(NetworkBudget { control, data, reply }),
+        Input::AddModel(ModelId(0), Box::new(m0)),
+        Input::AddModel(ModelId(1), Box::new(m1)),
+    ] {
+        journal.apply(at(0.0), input);
+    }
+    let request = |id, model, deadline| {
+        let (id, model, deadline) = (RequestId(id), ModelId(model), at(deadline));
+        Input::Request(Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 })
+    };
+    let mut batches = Vec::new();
+    for (now, input) in [
+        (1.0, Some(request(1, 0, 13.0))),
+        (2.0, Some(request(2, 0, 14.0))),
+        (3.0, Some(request(3, 0, 6.0))),
+        (3.6, Some(Input::Timeout)),
+        (4.6, Some(Input::Timeout)),
+        (5.0, Some(request(4, 1, 90.0))),
+        (5.0, Some(request(5, 0, 17.0))),
+        (11.6, Some(Input::Timeout)),
+        (12.0, None),
+        (13.0, Some(Input::AddDevice(DeviceKind(1)))),
+        (14.0, Some(Input::RemoveModel(ModelId(0)))),
+    ] {
+        let input = input.unwrap_or_else(|| {
+            let (device, batch) = batches.remove(0);
+            Input::Completion { device, batch }
+        });
+        journal.apply(at(now), input);
+        while let Some(decision) = journal.poll() {
+            if let Decision::Output(Output::Dispatch { batch, device, .. }) = decision {
+                batches.push((device, batch));
+            }
+        }
+    }
+    let mut log = Vec::new();
+    journal.take_log(&mut log);
+    log
+}
+
+fn in_file(log: &[u8], test: impl FnOnce(&Path)) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("decisions.dblog");
+    std::fs::write(&file, log).unwrap();
+    test(&file);
+}
+
+#[test]
+fn a_log_is_shown_with_the_reasons() {
+    in_file(&log(), |file| {
+        let output = run(&["log", "show", file.to_str().unwrap()]);
+        assert_eq!(stderr(&output), "");
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/log_command.txt");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(golden, stdout(&output)).unwrap();
+        }
+        assert_eq!(stdout(&output), std::fs::read_to_string(golden).unwrap());
+    });
+}
+
+#[test]
+fn a_log_plays_again() {
+    in_file(&log(), |file| {
+        let output = run(&["log", "replay", file.to_str().unwrap()]);
+        assert_eq!(stderr(&output), "");
+        assert!(stdout(&output).ends_with(" decisions again\n"), "{}", stdout(&output));
+        assert_eq!(output.status.code(), Some(0));
+    });
+}
+
+#[test]
+fn what_is_no_log_is_said_so() {
+    in_file(b"max_batch_size: 8\n", |file| {
+        for command in ["show", "replay"] {
+            let output = run(&["log", command, file.to_str().unwrap()]);
+            let said = stderr(&output).replace(file.to_str().unwrap(), "FILE");
+            assert_eq!(said, "downbeat: FILE: not a decision log: it does not begin with 'DBLOG'\n");
+            assert_eq!(output.status.code(), Some(1));
+        }
+    });
+}

@@ -40,8 +40,10 @@ pub struct Measurement {
     pub mean_batch: f64,
     /// Share of the requests that were rejected, dropped or late.
     pub bad_share: f64,
-    /// From when an event was due until its decisions had been taken; paced runs only.
+    /// From when an event was due until its decisions had been taken, waiting for earlier events included; paced runs only.
     pub latency_us: Option<Latency>,
+    /// From when an event was handed in until its decisions had been taken; paced runs only.
+    pub handling_us: Option<Latency>,
 }
 
 /// Microseconds.
@@ -59,15 +61,25 @@ pub struct Latency {
     pub max: f64,
 }
 
-impl Measurement {
-    /// With the latencies of a histogram in nanoseconds.
-    pub(super) fn with_latency(self, histogram: &Histogram<u64>) -> Self {
+impl Latency {
+    /// Of a histogram in nanoseconds.
+    fn of(histogram: &Histogram<u64>) -> Self {
         let at = |q| histogram.value_at_quantile(q) as f64 / 1e3;
-        let max = histogram.max() as f64 / 1e3;
-        Measurement {
-            latency_us: Some(Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max }),
-            ..self
-        }
+        Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: histogram.max() as f64 / 1e3 }
+    }
+}
+
+impl fmt::Display for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Latency { p50, p90, p99, p999, max } = self;
+        write!(f, "p50 {p50:.2} us, p90 {p90:.2} us, p99 {p99:.2} us, p99.9 {p999:.2} us, max {max:.0} us")
+    }
+}
+
+impl Measurement {
+    /// With the latencies of histograms in nanoseconds.
+    pub(super) fn with_latencies(self, latency: &Histogram<u64>, handling: &Histogram<u64>) -> Self {
+        Measurement { latency_us: Some(Latency::of(latency)), handling_us: Some(Latency::of(handling)), ..self }
     }
 }
 
@@ -92,11 +104,11 @@ impl fmt::Display for Measurement {
         let (batches, mean, wakes) = (self.batches, self.mean_batch, self.wakes_per_batch);
         writeln!(f, "  batches              {batches}, mean size {mean:.1}, {wakes:.2} timers each")?;
         writeln!(f, "  bad                  {:.3}% of {} requests", self.bad_share * 100.0, self.requests)?;
-        if let Some(Latency { p50, p90, p99, p999, max }) = self.latency_us {
-            writeln!(
-                f,
-                "  decision latency     p50 {p50:.2} us, p90 {p90:.2} us, p99 {p99:.2} us, p99.9 {p999:.2} us, max {max:.0} us"
-            )?;
+        if let Some(latency) = self.latency_us {
+            writeln!(f, "  decision, from due   {latency}")?;
+        }
+        if let Some(handling) = self.handling_us {
+            writeln!(f, "  decision, handed in  {handling}")?;
         }
         Ok(())
     }

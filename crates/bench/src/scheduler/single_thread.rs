@@ -88,13 +88,15 @@ pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
     measurement(workload, counts, wall, cpu, allocations)
 }
 
-/// Runs in real time for `length`, and measures how long each event took from when it was due until its decisions were taken.
+/// Runs in real time for `length`, and measures how long each event took until its decisions were taken: from when it was due, which includes
+/// waiting for the events before it, and from when it was handed in.
 ///
 /// # Errors
 /// If a request is lost or answered twice.
 pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
     let mut world = World::new(workload);
     let mut latency = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+    let mut handling = latency.clone();
     let clock = Clock::start();
     let start = Time::ZERO + WARM_UP;
     let mut now = clock.now();
@@ -107,17 +109,19 @@ pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
     let (wall, cpu) = (now, thread_cpu());
     let end = now + length;
     while now < end {
+        let begin = now;
         let due = world.step_by(now);
         now = clock.now();
         if let Some(due) = due {
             latency.saturating_record(now.since(due).as_nanos());
+            handling.saturating_record(now.since(begin).as_nanos());
         }
     }
     let (wall, cpu) = (now.since(wall), thread_cpu().saturating_sub(cpu));
     let allocations = counter.map(Counter::stop);
     let counts = world.counts.since(before);
     world.check()?;
-    Ok(measurement(workload, counts, wall, cpu, allocations)?.with_latency(&latency))
+    Ok(measurement(workload, counts, wall, cpu, allocations)?.with_latencies(&latency, &handling))
 }
 
 impl World {
@@ -229,6 +233,7 @@ fn measurement(
         mean_batch: (good + late) as f64 / batches as f64,
         bad_share: (rejected + dropped + late) as f64 / requests as f64,
         latency_us: None,
+        handling_us: None,
     })
 }
 

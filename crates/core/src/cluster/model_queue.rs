@@ -81,7 +81,7 @@ pub struct Departure {
 /// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected.
 ///
 /// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables have grown. The exceptions are
-/// at the functions: preferred sizes with mixed request sizes, window drop when nearly all is about to expire, and requests that a slower kind
+/// at the functions: preferred sizes with mixed request sizes, window drop of requests out of order or of several items when nearly all is about to expire, and requests that a slower kind
 /// of device passes over.
 ///
 /// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards (after `enqueue` only
@@ -656,8 +656,8 @@ impl ModelQueue {
     /// this start serves more, and what they would have led later is smaller still, for their time only gets shorter. None of those
     /// given up would fit beside the larger batch.
     ///
-    /// `O(log n)` for each head passed. A search that finds nothing to gain can take `O(n log n)`, if nearly the whole queue is about
-    /// to expire.
+    /// `O(1)` for each head given up, and `O(max_batch)` to find that there is nothing to gain. With requests of several items, or strays, that can take
+    /// `O(n log n)`, if nearly the whole queue is about to expire.
     fn slide(&mut self, now: Time, free_at: Time, line: usize, from: Time) -> Option<Time> {
         if !matches!(self.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive) {
             return None;
@@ -687,6 +687,15 @@ impl ModelQueue {
             }
             weight -= u64::from(head.size);
             if weight.min(furthest) <= least {
+                break;
+            }
+            // Later deadlines reach further, but have fewer behind them. So if anything is gained, then already by the last request that has enough behind it
+            // for a larger batch.
+            if self.aside.is_empty()
+                && self.queue.unsized_only()
+                && let Some(deadline) = self.queue.deadline_from_end(lead, least as u32 + 1)
+                && u64::from(self.fit(now, free_at, line, deadline)) <= least
+            {
                 break;
             }
             self.aside.extend(self.queue.set_aside(lead));
@@ -821,4 +830,55 @@ fn pass_over(queue: &mut RequestQueue, aside: &mut Vec<u32>, tier: usize, from: 
 /// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
 fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
     if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::ModelId;
+
+    proptest! {
+        /// [`ModelQueue::slide`] finds what a search through the whole queue finds.
+        #[test]
+        fn the_slide_gives_up_what_a_full_search_would(
+            (alpha, beta, max_batch) in (1..9u64, 0..30u64, 1..12u32),
+            slos in prop::collection::vec(1..80u64, 1..40),
+            jitter in prop::bool::weighted(0.3),
+            target in 1..12u32,
+        ) {
+            let mut slos = slos;
+            if !jitter {
+                slos.sort_unstable();
+            }
+            let profile = LatencyProfile::linear(Duration::from_nanos(alpha), Duration::from_nanos(beta), max_batch).unwrap();
+            let options = ModelOptions {
+                profiles: profile.clone().into(),
+                max_batch,
+                drop: DropPolicy::WindowDrop,
+                dispatch: DispatchPolicy::Deferred,
+                max_in_flight: u32::MAX,
+                levels: Vec::new(),
+            };
+            let mut queue = ModelQueue::new(Time::ZERO, options);
+            for (id, slo) in (0..).map(RequestId).zip(&slos) {
+                let deadline = Time::from_nanos(*slo);
+                let request = Request { id, model: ModelId(0), deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+                let _ = queue.enqueue(Time::ZERO, &request);
+            }
+            let mut deadlines: Vec<u64> = slos.into_iter().filter(|slo| *slo >= profile.latency(1).as_nanos()).collect();
+            deadlines.sort_unstable();
+            queue.refresh_target(Time::ZERO);
+            queue.lines[0].target = target;
+            let fit = |slo: u64| u64::from(profile.largest_up_to(max_batch, Duration::from_nanos(slo)));
+            let reach = |at: usize| fit(deadlines[at]).min((deadlines.len() - at) as u64);
+            let stop = (0..deadlines.len())
+                .find(|at| reach(*at) >= u64::from(target).min((deadlines.len() - at) as u64))
+                .filter(|at| reach(*at) > reach(0));
+            let expected = stop.map(|at| Time::from_nanos(deadlines[at]));
+            prop_assert_eq!(queue.slide(Time::ZERO, Time::ZERO, 0, Time::ZERO), expected);
+            prop_assert_eq!(u64::from(queue.queued()), deadlines.len() as u64, "nothing is lost by looking");
+        }
+    }
 }

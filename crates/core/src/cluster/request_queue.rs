@@ -269,6 +269,17 @@ impl RequestQueue {
         self.tiers[tier].last_deadline
     }
 
+    /// The deadline of the `n`th request of a tier from its end, the last one being the first; `None` if there are fewer, or if there are strays, so
+    /// that it would have to be searched for. `O(n)`.
+    pub fn deadline_from_end(&self, tier: usize, n: u32) -> Option<Time> {
+        let Tier { last, strays, .. } = &self.tiers[tier];
+        let mut waiting = self.slots.get(*last as usize).filter(|_| strays.is_empty())?;
+        for _ in 1..n {
+            waiting = self.slots.get(waiting.before as usize)?;
+        }
+        Some(waiting.deadline)
+    }
+
     /// The head of a tier: the earliest deadline.
     pub fn head(&self, tier: usize) -> Option<&Waiting> {
         self.head_slot(tier).map(|slot| &self.slots[slot as usize])

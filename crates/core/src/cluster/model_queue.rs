@@ -92,6 +92,8 @@ pub struct ModelQueue {
     lines: Vec<Line>,
     /// The line in use with the least `l(max_batch)`: it alone sacrifices requests.
     fastest: usize,
+    /// [`ModelQueue::needed`] for one item, which nearly every request is.
+    needed_alone: Duration,
     max_batch: u32,
     drop: DropPolicy,
     dispatch: DispatchPolicy,
@@ -176,6 +178,7 @@ impl ModelQueue {
         let mut queue = ModelQueue {
             lines: Vec::new(),
             fastest: 0,
+            needed_alone: Duration::ZERO,
             max_batch: max_batch.max(1),
             drop,
             dispatch: DispatchPolicy::Eager,
@@ -754,6 +757,10 @@ impl ModelQueue {
 
     /// The least time from the decision to send a request alone until it is done.
     fn needed(&self, size: u32) -> Duration {
+        if size == 1 { self.needed_alone } else { self.look_up_needed(size) }
+    }
+
+    fn look_up_needed(&self, size: u32) -> Duration {
         let in_use = self.lines.iter().filter(|line| line.in_use);
         in_use.map(|line| line.sent.latency(size)).min().unwrap_or(Duration::MAX)
     }
@@ -776,6 +783,7 @@ impl ModelQueue {
         let in_use = (0..self.lines.len()).filter(|line| self.lines[*line].in_use);
         let fastest = in_use.min_by_key(|line| self.lines[*line].pace);
         self.fastest = fastest.unwrap_or(0);
+        self.needed_alone = self.look_up_needed(1);
         self.target_stale = true;
         if !self.queue.unsized_only() {
             let (lines, drop) = (&self.lines, self.drop);

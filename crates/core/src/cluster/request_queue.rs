@@ -177,9 +177,12 @@ impl RequestQueue {
     /// Whether `size` more items are within the bound of the level.
     pub fn has_room(&self, level: u32, size: u32) -> bool {
         let Some(bound) = self.bound(level) else { return false };
+        if bound == u32::MAX {
+            return true;
+        }
         let tier = level as usize * 2;
         let weight = self.tiers[tier].weight + self.tiers[tier + 1].weight;
-        bound == u32::MAX || weight + u64::from(size) <= u64::from(bound)
+        weight + u64::from(size) <= u64::from(bound)
     }
 
     /// Adds a request, of a level that is there. `hopeless_at` is told by [`RequestQueue::pop_due`].

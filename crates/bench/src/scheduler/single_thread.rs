@@ -63,10 +63,7 @@ impl Counts {
 /// # Errors
 /// If a request is lost or answered twice.
 pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
-    let mut world = World::new(workload);
-    while world.next.0 < Time::ZERO + WARM_UP {
-        world.step();
-    }
+    let mut world = World::warmed_up(workload);
     let clock = Clock::start();
     let before = world.counts;
     let counter = Counter::start();
@@ -94,16 +91,13 @@ pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
 /// # Errors
 /// If a request is lost or answered twice.
 pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
-    let mut world = World::new(workload);
+    let mut world = World::warmed_up(workload);
     let mut latency = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut handling = latency.clone();
+    // Real time goes on from where the warm-up's virtual time ended.
     let clock = Clock::start();
-    let start = Time::ZERO + WARM_UP;
-    let mut now = clock.now();
-    while now < start {
-        world.step_by(now);
-        now = clock.now();
-    }
+    let real = || Time::ZERO + WARM_UP + clock.now().since(Time::ZERO);
+    let mut now = real();
     let before = world.counts;
     let counter = Counter::start();
     let (wall, cpu) = (now, thread_cpu());
@@ -111,7 +105,7 @@ pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
     while now < end {
         let begin = now;
         let due = world.step_by(now);
-        now = clock.now();
+        now = real();
         if let Some(due) = due {
             latency.saturating_record(now.since(due).as_nanos());
             handling.saturating_record(now.since(begin).as_nanos());
@@ -137,6 +131,15 @@ impl World {
         let next = requests.draw();
         let completions = BinaryHeap::with_capacity(workload.devices as usize);
         World { scheduler, requests, next, completions, counts: Counts::default() }
+    }
+
+    /// After the warm-up, in virtual time.
+    fn warmed_up(workload: &Workload) -> Self {
+        let mut world = Self::new(workload);
+        while world.next.0 < Time::ZERO + WARM_UP {
+            world.step();
+        }
+        world
     }
 
     /// When the next event is due. At one instant: completions, then arrivals, then timers.

@@ -66,11 +66,12 @@ pub struct ServeFlags {
     )]
     pub slo: Vec<ModelSlo>,
 
-    /// When a batch leaves: eager, deferred, timeout or latest [default: eager]
+    /// When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest [default: adaptive]
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
     pub scheduler: Option<DispatchPolicy>,
 
-    /// Which hopeless requests are dropped: window, head or none [default: window; head for eager and timeout on several devices]
+    /// Which requests are dropped when not all can make their deadlines: adaptive, window, head or none [default: adaptive, or what suits another
+    /// scheduler]
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DROP", help_heading = "Scheduling")]
     pub drop: Option<DropPolicy>,
 

@@ -5,9 +5,8 @@ use crate::named;
 named! {
     /// When a batch leaves its queue for a device (Symphony §3).
     ///
-    /// `Eager` is the default: on one local device it has the lowest latency at low load, and under load the device
-    /// is never idle, so batches grow while it works and the capacity is about that of `Deferred`. Deferral pays on
-    /// pools of devices: larger batches on fewer of them, the others free for other models.
+    /// `Adaptive` is the default: on one local device it is `Eager`, with the lowest latency at low load, and under load the device
+    /// is never idle, so batches grow while it works. On pools of devices, where deferral pays, it defers.
     DispatchPolicy as "dispatch policy" {
         /// When a device is free and as late as the deadlines allow, so that batches are large (Symphony §3.2).
         Deferred = "deferred",

@@ -72,7 +72,7 @@ impl ServerOptions {
             engine: EngineChoice::Auto,
             threads: 0,
             devices: 1,
-            dispatch: DispatchPolicy::Eager,
+            dispatch: DispatchPolicy::Adaptive,
             drop: None,
             default_slo: None,
             models: BTreeMap::new(),
@@ -102,13 +102,18 @@ impl ServerOptions {
 
     /// The drop policy of a model that is dispatched by `dispatch`, by the same order as [`ServerOptions::slo`].
     ///
-    /// Where nobody says: window drop, which gives up heads that stand in the way of a large batch. On one device it has
+    /// Where nobody says: the adaptive one with the adaptive dispatch policies, which goes on where the others end: it holds at least what the
+    /// best of them holds, on one device and on many, and serves as much under overload (docs/results/symphony.md). Else window drop, which gives up heads that stand in the way of a large batch. On one device it has
     /// the highest capacity whatever the dispatch, and goodput does not collapse under overload, where head drop serves
     /// ever smaller batches of requests that are nearly late (docs/results/serving.md). On several devices eager
     /// dispatch sends small batches anyway, and heads given up for a large one are lost for nothing: there head drop.
     pub fn drop_policy(&self, model: &str, configured: Option<DropPolicy>, dispatch: DispatchPolicy) -> DropPolicy {
         let waits = matches!(dispatch, DispatchPolicy::Deferred | DispatchPolicy::Latest);
-        let suits = if self.devices == 1 || waits { DropPolicy::Window } else { DropPolicy::Head };
+        let suits = match dispatch {
+            DispatchPolicy::Adaptive | DispatchPolicy::Consolidating => DropPolicy::Adaptive,
+            _ if self.devices == 1 || waits => DropPolicy::Window,
+            _ => DropPolicy::Head,
+        };
         self.models.get(model).and_then(|m| m.drop).or(configured).or(self.drop).unwrap_or(suits)
     }
 }
@@ -233,7 +238,7 @@ mod tests {
         let error = "egaer".parse::<DispatchPolicy>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, latest"
+            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, adaptive, consolidating, latest"
         );
         for policy in DispatchPolicy::ALL {
             assert_eq!(policy.name().parse(), Ok(*policy));

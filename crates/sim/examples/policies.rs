@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let found = capacity(&simulation(1.0), peak * 0.02, peak * 1.2, 0.01)?.map_or(0.0, |c| c.rate);
             println!(
                 "{name:20} {:9} {:11} {noise:6} {found:9.0} {:9.0} {:9.0}",
-                format!("{dispatch:?}"),
+                format!("{dispatch:?}").split(' ').next().unwrap_or_default(),
                 format!("{drop:?}"),
                 goodput(1.5)?,
                 goodput(3.0)?
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Every dispatch policy with every drop policy, without and with noise.
+/// Every dispatch policy with every drop policy, and the adaptive one, without and with noise.
 fn choices() -> Vec<(DispatchPolicy, DropPolicy, f64)> {
     let mut choices = Vec::new();
     for dispatch in [DispatchPolicy::Eager, DispatchPolicy::Deferred] {
@@ -76,5 +76,7 @@ fn choices() -> Vec<(DispatchPolicy, DropPolicy, f64)> {
             choices.extend([0.0, 0.1].map(|noise| (dispatch.clone(), drop, noise)));
         }
     }
+    let adaptive = DispatchPolicy::Adaptive { consolidate: false };
+    choices.extend([0.0, 0.1].map(|noise| (adaptive.clone(), DropPolicy::Adaptive, noise)));
     choices
 }

@@ -76,6 +76,8 @@ const BAND: f64 = 0.03;
 const QUIET: f64 = 0.4;
 /// The overhead of a batch, as a share of the time between two batches of the model, from which on waiting pays.
 const PATIENT: f64 = 0.5;
+/// Above this share the devices cannot do the work in batches of any size.
+const FLOODED: f64 = 1.1;
 /// The share of the staggered batch that drops aim at in an impatient pool, at most.
 const IMPATIENT_SCALE: f64 = 0.75;
 /// No request is given up for the last share of a staggered batch's throughput.
@@ -104,12 +106,14 @@ const ENOUGH: f64 = 0.94;
 /// little is cut back at once, by requests that could have been served. But below the size that keeps up with the
 /// arrivals a queue falls behind for good. Between the two is the smallest batch with 94% of the staggered batch's throughput (one
 /// for a model without batching effect, which sacrifices nothing). In an impatient pool, where batches differ more in size, it is
-/// not more than 75% of the staggered batch either.
+/// not more than 75% of the staggered batch either. If the pool is flooded, so that requests are lost whatever is done, it is the staggered
+/// batch itself: the most is served in the largest batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stance {
     patient: bool,
     crowded: bool,
     busy: bool,
+    flooded: bool,
 }
 
 impl Stance {
@@ -124,11 +128,15 @@ impl Stance {
             patient: above(self.patient, patience, PATIENT),
             crowded: above(self.crowded, peak, CROWDED),
             busy: above(self.busy, mean, QUIET),
+            flooded: above(self.flooded, all.least / devices, FLOODED),
         }
     }
 
     /// The batch size that drops aim at, where the staggered batch is this.
     pub(crate) fn target(&self, profile: &LatencyProfile, staggered: u32) -> u32 {
+        if self.flooded {
+            return staggered;
+        }
         let enough = enough(profile, staggered);
         if self.patient {
             return enough;

@@ -11,6 +11,7 @@
 //! then takes the batch. [`Scheduler`] runs both on one thread. What a candidate is made of
 //! ([`DropPolicy`]) and when it may start ([`DispatchPolicy`]) are separate choices.
 
+mod autoscale;
 mod batch_policy;
 mod demand;
 mod dispatch_policy;
@@ -26,6 +27,9 @@ mod request_queue;
 mod scheduler;
 mod shard;
 
+pub use autoscale::{
+    Advice, AdviceReason, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions, BadSample,
+};
 pub use batch_policy::{DropPolicy, staggered_batch};
 pub use demand::{Demand, Stance};
 pub use dispatch_policy::DispatchPolicy;

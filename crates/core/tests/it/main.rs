@@ -6,6 +6,7 @@ mod journal;
 mod outcomes;
 mod random_events;
 mod scenario;
+mod section_3_5;
 mod section_4_2;
 mod shards;
 mod slack;

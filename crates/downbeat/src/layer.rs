@@ -9,7 +9,7 @@ use std::str::FromStr;
 use anyhow::{Context, anyhow, bail};
 use downbeat_core::Duration;
 use downbeat_repository::did_you_mean;
-use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat, ModelOptions};
+use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, ModelOptions};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::units;
@@ -52,6 +52,8 @@ pub struct Layer {
     #[serde(default)]
     pub profiling: ProfilingLayer,
     #[serde(default)]
+    pub autoscale: AutoscaleLayer,
+    #[serde(default)]
     pub log: LogLayer,
     #[serde(default)]
     pub models: BTreeMap<String, ModelLayer>,
@@ -76,6 +78,48 @@ pub struct ProfilingLayer {
     #[serde(default, rename = "budget_s", deserialize_with = "seconds")]
     pub budget: Option<Duration>,
     pub cache_dir: Option<PathBuf>,
+}
+
+/// `[autoscale]`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AutoscaleLayer {
+    pub enabled: Option<bool>,
+    pub bad_threshold: Option<f64>,
+    pub idle_threshold: Option<f64>,
+    pub spare: Option<f64>,
+    #[serde(default, rename = "grow_window_s", deserialize_with = "seconds")]
+    pub grow_window: Option<Duration>,
+    #[serde(default, rename = "shrink_window_s", deserialize_with = "seconds")]
+    pub shrink_window: Option<Duration>,
+    pub min_requests: Option<u64>,
+    pub min_devices: Option<u32>,
+    pub max_devices: Option<u32>,
+}
+
+impl AutoscaleLayer {
+    /// What is given here, over what `options` already says.
+    pub fn apply(&self, options: &mut AutoscaleOptions) {
+        let AutoscaleLayer {
+            enabled: _,
+            bad_threshold,
+            idle_threshold,
+            spare,
+            grow_window,
+            shrink_window,
+            min_requests,
+            min_devices,
+            max_devices,
+        } = self;
+        options.bad_threshold = bad_threshold.unwrap_or(options.bad_threshold);
+        options.idle_threshold = idle_threshold.unwrap_or(options.idle_threshold);
+        options.spare = spare.unwrap_or(options.spare);
+        options.grow_window = grow_window.unwrap_or(options.grow_window);
+        options.shrink_window = shrink_window.unwrap_or(options.shrink_window);
+        options.min_requests = min_requests.unwrap_or(options.min_requests);
+        options.min_devices = min_devices.unwrap_or(options.min_devices);
+        options.max_devices = max_devices.unwrap_or(options.max_devices);
+    }
 }
 
 /// `[log]`.

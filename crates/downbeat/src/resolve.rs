@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use downbeat_core::Duration;
-use downbeat_server::options::{ModelControl, ServerOptions};
+use downbeat_core::cluster::Autoscale;
+use downbeat_server::options::{AutoscaleOptions, ModelControl, ServerOptions};
 
 use crate::layer::{ControlMode, Layer, Port};
 use crate::serve_flags::ServeFlags;
@@ -88,6 +89,14 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         if layer.profiling.cache_dir.is_some() {
             options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
         }
+        match (layer.autoscale.enabled, &mut options.autoscale) {
+            (Some(false), autoscale) => *autoscale = None,
+            (Some(true), autoscale @ None) => *autoscale = Some(AutoscaleOptions::default()),
+            _ => {}
+        }
+        if let Some(autoscale) = &mut options.autoscale {
+            layer.autoscale.apply(autoscale);
+        }
         over(&mut options.log.format, &layer.log.format);
         over(&mut options.log.level, &layer.log.level);
         // As in Triton, naming models to load means that only named models are.
@@ -130,6 +139,9 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     }
     if options.threads > 1024 {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
+    }
+    if let Some(Err(error)) = options.autoscale.clone().map(Autoscale::new) {
+        bail!("[autoscale]: {error}");
     }
     if let ModelControl::Poll { every } = options.model_control
         && every < Duration::from_millis(100)
@@ -192,6 +204,15 @@ mod tests {
             enabled = false
             budget_s = 1.5
             cache_dir = "cache"
+            [autoscale]
+            bad_threshold = 0.02
+            idle_threshold = 0.5
+            spare = 0.2
+            grow_window_s = 5
+            shrink_window_s = 120
+            min_requests = 10
+            min_devices = 2
+            max_devices = 8
             [log]
             format = "json"
             level = "debug"
@@ -217,6 +238,18 @@ mod tests {
         assert_eq!(options.profiling.budget, ms(1500));
         assert_eq!(options.profiling.cache_dir.as_deref(), Some(Path::new("cache")));
         assert_eq!((options.log.format, options.log.level.as_str()), (LogFormat::Json, "debug"));
+        let autoscale = AutoscaleOptions {
+            bad_threshold: 0.02,
+            idle_threshold: 0.5,
+            spare: 0.2,
+            grow_window: ms(5_000),
+            shrink_window: ms(120_000),
+            min_requests: 10,
+            min_devices: 2,
+            max_devices: 8,
+        };
+        assert_eq!(options.autoscale, Some(autoscale));
+        assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
         let digits = &options.models["digits"];
         assert_eq!((digits.slo, digits.max_queue_size), (Some(ms(5)), Some(1)));
         assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Latest), Some(DropPolicy::None)));
@@ -274,6 +307,8 @@ mod tests {
             "HTTP and gRPC both have port 8001; give one of them another"
         );
         assert!(refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("nothing could be asked"));
+        let spare = refused("autoscale.spare = 0.5", &["m"]);
+        assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
         assert!(refused("devices = 0", &["m"]).contains("between 1 and 256"));
         let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");

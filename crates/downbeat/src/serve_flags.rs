@@ -7,7 +7,7 @@ use clap::Args;
 use downbeat_core::Duration;
 use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
 
-use crate::layer::{ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
+use crate::layer::{AutoscaleLayer, ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
 use crate::units;
 
 /// Serve the models of a repository.
@@ -202,6 +202,7 @@ impl ServeFlags {
                 budget: self.profiling_budget,
                 cache_dir: self.profile_cache.clone(),
             },
+            autoscale: AutoscaleLayer::default(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             models: Default::default(),
         };

@@ -4,6 +4,7 @@
 //! to be put into another server. Inference does not pass through the router: it is the one route whose cost counts.
 
 mod answer;
+mod autoscale;
 mod body;
 mod connection;
 mod encoding;
@@ -104,6 +105,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
             get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
         )
         .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
+        .route("/v2/autoscale", get(autoscale::advice::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))

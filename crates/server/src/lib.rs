@@ -1,5 +1,6 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
+pub mod autoscale;
 pub mod clock;
 pub mod driver;
 pub mod error;

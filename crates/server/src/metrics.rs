@@ -4,9 +4,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use downbeat_core::Duration;
+use downbeat_core::cluster::Advice;
+use prometheus::core::Collector;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 use crate::statistics::Phases;
@@ -68,6 +70,20 @@ impl Reason {
         }
     }
 
+    /// Whether it means that the request was not served in time: what a bad rate counts. The others are the client's or the
+    /// model's doing, which more devices would not mend.
+    const fn is_bad(self) -> bool {
+        match self {
+            Reason::QueueFull
+            | Reason::Impossible
+            | Reason::Hopeless
+            | Reason::Sacrificed
+            | Reason::QueueTimeout
+            | Reason::Timeout => true,
+            Reason::Cancelled | Reason::Unloaded | Reason::Engine => false,
+        }
+    }
+
     /// Triton's `reason` of `nv_inference_request_failure`.
     const fn triton_label(self) -> &'static str {
         match self {
@@ -102,6 +118,21 @@ pub struct Metrics {
     batch_size: HistogramVec,
     device_busy: prometheus::CounterVec,
     device_running: IntGaugeVec,
+    devices: Gauge,
+    autoscale_change: Gauge,
+    autoscale_bad_rate: Gauge,
+    autoscale_idle_fraction: Gauge,
+}
+
+/// What all models and devices have done since the start.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Totals {
+    /// Requests that were answered by their deadline.
+    pub good: u64,
+    /// Requests that were rejected, dropped or answered late.
+    pub bad: u64,
+    /// Time that devices have spent on launches, all together.
+    pub busy: Duration,
 }
 
 const MODEL: [&str; 2] = ["model", "version"];
@@ -127,6 +158,11 @@ impl Metrics {
             let metric = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?;
             registry.register(Box::new(metric.clone()))?;
             Ok::<_, prometheus::Error>(metric)
+        };
+        let single = |name: &str, help: &str| -> Result<Gauge, prometheus::Error> {
+            let metric = Gauge::new(name, help)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
         };
         let device_busy = prometheus::CounterVec::new(
             Opts::new(
@@ -203,6 +239,19 @@ impl Metrics {
                 &LATENCY_BUCKETS,
             )?,
             batch_size: histogram("downbeat_batch_size", "Items in a launch", &MODEL, &BATCH_BUCKETS)?,
+            devices: single("downbeat_devices", "Devices that run batches")?,
+            autoscale_change: single(
+                "downbeat_autoscale_change_devices",
+                "Devices to add, or to give back if negative, as the autoscale advisor says",
+            )?,
+            autoscale_bad_rate: single(
+                "downbeat_autoscale_bad_rate",
+                "Share of the latest requests that were rejected, dropped or late; NaN while nothing is known",
+            )?,
+            autoscale_idle_fraction: single(
+                "downbeat_autoscale_idle_fraction",
+                "Share of the devices' latest time in which they were idle; NaN while nothing is known",
+            )?,
             device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
             load_seconds,
             device_busy,
@@ -259,6 +308,34 @@ impl Metrics {
             busy: self.device_busy.with_label_values(&[&label]),
             running: self.device_running.with_label_values(&[&label]),
         }
+    }
+
+    /// What all models and devices have done since the start.
+    pub fn totals(&self) -> Totals {
+        let sum = |metric: &dyn Collector, counts: &dyn Fn(&str) -> bool| -> f64 {
+            let families = metric.collect();
+            let metrics = families.iter().flat_map(|family| family.get_metric());
+            metrics
+                .filter(|m| m.get_label().iter().all(|l| l.name() != "reason" || counts(l.value())))
+                .map(|m| m.get_counter().get_value())
+                .sum()
+        };
+        let all = |_: &str| true;
+        let bad_reason = |label: &str| REASONS.iter().any(|reason| reason.is_bad() && reason.label() == label);
+        let late = sum(&self.late, &all);
+        Totals {
+            good: (sum(&self.success, &all) - late).max(0.0) as u64,
+            bad: (late + sum(&self.not_answered, &bad_reason)) as u64,
+            busy: Duration::from_secs_f64(sum(&self.device_busy, &all)),
+        }
+    }
+
+    /// Sets what the autoscale advisor says of so many devices.
+    pub fn set_autoscale(&self, devices: u32, advice: &Advice) {
+        self.devices.set(f64::from(devices));
+        self.autoscale_change.set(advice.change as f64);
+        self.autoscale_bad_rate.set(advice.bad_rate.unwrap_or(f64::NAN));
+        self.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
     }
 
     /// Everything in Prometheus' text format.

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use downbeat_core::Duration;
+pub use downbeat_core::cluster::AutoscaleOptions;
 use downbeat_repository::named;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 
@@ -56,6 +57,8 @@ pub struct ServerOptions {
     pub exit_on_error: bool,
     /// Measuring latency profiles.
     pub profiling: ProfilingOptions,
+    /// When devices are advised to be added or given back; `None`: no advice.
+    pub autoscale: Option<AutoscaleOptions>,
     /// What the server says about itself.
     pub log: LogOptions,
 }
@@ -85,6 +88,7 @@ impl ServerOptions {
             auto_complete_config: true,
             exit_on_error: false,
             profiling: ProfilingOptions::default(),
+            autoscale: Some(AutoscaleOptions::default()),
             log: LogOptions::default(),
         }
     }

@@ -11,6 +11,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_repository::{Fingerprint, ModelRepository};
 use parking_lot::Mutex;
 
+use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::error::ServiceError;
@@ -83,6 +84,7 @@ pub struct Registry {
     serving: Arc<Serving>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
+    autoscale: Option<Arc<AutoscaleWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
@@ -116,6 +118,8 @@ impl Registry {
             .collect();
         let engines = Engines::choose(&options)?;
         let metrics = Arc::new(Metrics::new()?);
+        let devices = u32::try_from(options.devices.max(1)).unwrap_or(u32::MAX);
+        let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, devices)).transpose()?.map(Arc::new);
         let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
         let serving = Arc::new(Serving::new(options.clone(), driver, loader.clone()));
@@ -125,6 +129,7 @@ impl Registry {
             serving,
             loader,
             metrics,
+            autoscale,
             entries: Arc::new(Mutex::new(waiting)),
             started: Arc::default(),
             wanted: wanted.into(),
@@ -360,6 +365,13 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
+    /// Looks at what the server has done, for the autoscale advice; to be called every [`crate::autoscale::EVERY`].
+    pub fn watch_load(&self) {
+        if let Some(watch) = &self.autoscale {
+            watch.look(&self.metrics);
+        }
+    }
+
     /// All metrics in Prometheus' text format, as of now.
     ///
     /// # Errors
@@ -482,6 +494,10 @@ impl Service for Registry {
                         .get(name)
                         .is_some_and(|entry| entry.phases.lock().values().all(|(_, reason)| reason == "unloaded"))
             })
+    }
+
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        self.autoscale.as_ref().map(|watch| watch.status())
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {

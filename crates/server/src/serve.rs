@@ -74,6 +74,8 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
         tokio::spawn(metrics_port::serve(listener, registry.clone()));
     }
 
+    tokio::spawn(watch_load(registry.clone()));
+
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
     // Looked at before loading, so that what changes meanwhile is seen afterwards.
@@ -178,6 +180,16 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     loop {
         tokio::time::sleep(every).await;
         seen = registry.follow(seen, &progress).await;
+    }
+}
+
+/// Keeps the autoscale advice up to date until the process ends.
+async fn watch_load(registry: Registry) {
+    let mut ticks = tokio::time::interval(crate::autoscale::EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        registry.watch_load();
     }
 }
 

@@ -8,6 +8,7 @@ use downbeat_core::tensor::Signature;
 use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
+use crate::autoscale::AutoscaleStatus;
 use crate::error::ServiceError;
 
 /// The server as its frontends see it. One implementation serves models; tests of the
@@ -58,6 +59,11 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Any [`ServiceError`].
     fn infer(&self, request: InferRequest) -> impl Future<Output = Result<InferResponse, ServiceError>> + Send;
+
+    /// How many devices the server should have; `None` if it gives no such advice.
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        None
+    }
 
     /// The labels of an output's classes (`label_filename` in the configuration), in class order; empty if there are none.
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String>;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse, Parameter};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
+use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use tempfile::TempDir;
@@ -116,6 +116,36 @@ async fn requests_are_answered_and_counted_by_their_batch_dimension() {
     assert_eq!(sizes, [1, 3]);
     assert_eq!(metric(&registry, "nv_inference_count", "m"), 4.0);
     assert_eq!(metric(&registry, "nv_inference_request_success", "m"), 2.0);
+}
+
+#[tokio::test]
+async fn more_devices_are_advised_where_requests_are_refused_for_want_of_time() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 50.0), 4, "");
+    let registry = models
+        .serve(|options| {
+            let window = downbeat_core::Duration::from_millis(50);
+            options.autoscale =
+                Some(AutoscaleOptions { grow_window: window, min_requests: 4, ..AutoscaleOptions::default() });
+        })
+        .await;
+    registry.watch_load();
+    let before = registry.autoscale().unwrap();
+    assert_eq!((before.devices, before.change, before.reason, before.bad_rate), (1, 0, "settling", None));
+    // Two that are in time, and two that cannot be.
+    for timeout in [2_000, 10, 2_000, 10] {
+        let answer = registry.infer(with_timeout(request("m", 1, 4), ms(timeout))).await;
+        assert_eq!(answer.is_ok(), timeout > 10, "{answer:?}");
+    }
+    registry.watch_load();
+    let after = registry.autoscale().unwrap();
+    assert_eq!((after.change, after.reason, after.bad_rate), (1, "overloaded", Some(0.5)), "1 * 0.5 / (1 - 0.5)");
+    assert_eq!(metric(&registry, "downbeat_autoscale_change_devices", ""), 1.0);
+    assert_eq!(metric(&registry, "downbeat_autoscale_bad_rate", ""), 0.5);
+    assert_eq!(metric(&registry, "downbeat_devices", ""), 1.0);
+    let without = models.serve(|options| options.autoscale = None).await;
+    without.watch_load();
+    assert_eq!(without.autoscale(), None);
 }
 
 #[tokio::test]

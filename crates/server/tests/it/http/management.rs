@@ -30,6 +30,12 @@ async fn health_is_a_status_and_says_so_in_json() {
 }
 
 #[tokio::test]
+async fn a_server_without_autoscale_advice_says_so() {
+    let message = Server::start().await.get("/v2/autoscale").await.error(404);
+    assert_eq!(message, "autoscale advice is switched off: autoscale.enabled is false");
+}
+
+#[tokio::test]
 async fn metadata_names_what_there_is() {
     let server = Server::start().await;
     let body = server.get("/v2").await.json();

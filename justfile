@@ -43,6 +43,14 @@ zoo *models: (_venv "tools/requirements.txt")
 bench *arguments:
     cargo run --release -- bench {{arguments}}
 
+# Flat-top behaviour with autoscale advice: docs/results/flat_top.svg.
+flat-top:
+    cargo run --release -p downbeat-sim --example flat_top -- docs/results/flat_top.svg
+
+# Figure 16: how even partitions are. Needs cmake and libclang, for the solver.
+figure-16 *arguments:
+    cargo run --release -p downbeat-plan --features highs --example figure_16 -- {{arguments}}
+
 # Licences, advisories and sources of the dependencies (needs cargo-deny).
 deny:
     cargo deny check

@@ -7,6 +7,8 @@ mod infer;
 mod layer;
 mod log_command;
 mod picture;
+mod plan_command;
+mod plan_report;
 mod profile_command;
 mod profile_report;
 mod resolve;
@@ -38,6 +40,7 @@ enum Command {
     Serve(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(profile_command::ProfileArgs),
+    Plan(plan_command::PlanArgs),
     Bench(Box<BenchArgs>),
     #[command(subcommand)]
     Engine(engine_command::EngineCommand),
@@ -99,6 +102,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Bench(args) => match args.command {
             Some(BenchCommand::Scheduler(args)) => {
                 Ok(downbeat_bench::scheduler::run(&args).map(|()| ExitCode::SUCCESS)?)

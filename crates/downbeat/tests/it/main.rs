@@ -5,6 +5,7 @@
 mod command_line;
 mod config_check;
 mod log_command;
+mod plan;
 mod profile;
 mod serve;
 mod strange_servers;

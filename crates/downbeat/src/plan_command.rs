@@ -1,0 +1,112 @@
+//! `downbeat plan`: which models share a sub-cluster.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use downbeat_core::{Duration, Time};
+use downbeat_plan::workload::MAX_BYTES;
+use downbeat_plan::{HAS_SOLVER, Method, Options, Workload, generate, plan};
+use downbeat_server::clock::Clock;
+
+use crate::plan_report::{PlanReport, RunningPlan};
+use crate::units;
+
+/// How to get the solver, in one sentence.
+const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --release --features highs` adds the MILP solver \
+                         HiGHS, which proves and improves (it needs cmake and libclang)";
+
+/// Divide models among sub-clusters of devices: even request rates and memory, within limits.
+///
+/// Reads a workload file: examples/workload.toml shows every key.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The workload file
+    #[arg(value_name = "WORKLOAD", required_unless_present = "generate")]
+    workload: Option<PathBuf>,
+    /// How many sub-clusters, instead of what the workload says
+    #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
+    sub_clusters: Option<u32>,
+    /// Most time to look for a partition; twice as much again may go into saying why there is none
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds)]
+    time_limit: Duration,
+    /// Chooses random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Who looks: auto (a local search, then HiGHS unless the problem is large), search, or highs
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    method: Chosen,
+    /// A plan that this command has printed with --json and that runs now, instead of the workload's running_on
+    #[arg(long, value_name = "FILE")]
+    running: Option<PathBuf>,
+    /// Print the plan as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print a random workload of so many models instead, for trying this out
+    #[arg(long, value_name = "MODELS", conflicts_with = "workload", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    generate: Option<u32>,
+}
+
+/// `--method`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Chosen {
+    Auto,
+    Search,
+    Highs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If a file is not as it should be, or there is no partition.
+pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    if let Some(models) = args.generate {
+        let workload = generate(models as usize, args.sub_clusters.unwrap_or(20) as usize, args.seed);
+        return print(&workload.to_toml());
+    }
+    let Some(path) = &args.workload else { bail!("no workload is given: downbeat plan WORKLOAD") };
+    let shown = path.display();
+    let mut workload = Workload::parse(&read(path)?).map_err(|e| anyhow!("{shown}:{e}"))?;
+    if let Some(sub_clusters) = args.sub_clusters {
+        workload.sub_clusters = sub_clusters as usize;
+    }
+    if let Some(running) = &args.running {
+        let plan: RunningPlan = serde_json::from_str(&read(running)?)
+            .with_context(|| format!("{} is not a plan that `downbeat plan --json` printed", running.display()))?;
+        plan.apply(&mut workload);
+    }
+    let method = match args.method {
+        Chosen::Auto => Method::SearchThenSolver,
+        Chosen::Search => Method::Search,
+        Chosen::Highs if !HAS_SOLVER => bail!("{NO_SOLVER}"),
+        Chosen::Highs => Method::Solver,
+    };
+    if args.method == Chosen::Auto && !HAS_SOLVER {
+        eprintln!("{NO_SOLVER}");
+    }
+    let options = Options { time_limit: args.time_limit, seed: args.seed, method };
+    let problem = workload.problem();
+    let clock = Clock::start();
+    let elapsed = || clock.now().since(Time::ZERO);
+    let found = plan(&problem, &options, &elapsed).with_context(|| format!("{shown}"))?;
+    let report = PlanReport::new(&workload, &problem, &found, elapsed())?;
+    print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() })
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
+    }
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
+}
+
+/// Prints; a reader that has seen enough and gone is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}

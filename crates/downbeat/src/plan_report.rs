@@ -1,0 +1,198 @@
+//! What `downbeat plan` prints.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::anyhow;
+use downbeat_core::Duration;
+use downbeat_plan::words::{bytes, number};
+use downbeat_plan::{Plan, Problem, Workload};
+use serde::{Deserialize, Serialize};
+
+/// A plan for people and, as JSON, for programs.
+#[derive(Serialize, Debug)]
+pub struct PlanReport {
+    sub_clusters: Vec<SubCluster>,
+    /// (max - min) / average of the sub-clusters' request rates.
+    rate_imbalance: f64,
+    /// The same of their static memory.
+    memory_imbalance: f64,
+    /// deltaR / Ravg + memory_weight * deltaS / Savg.
+    objective: f64,
+    /// No partition has an objective below it; null: not known.
+    bound: Option<f64>,
+    /// Whether there is no better one, proved.
+    proved: bool,
+    found_by: String,
+    seconds: f64,
+    /// Devices that all sub-clusters need at least, each rounded up.
+    devices_needed: u64,
+    /// Devices that the workload says there are.
+    devices: Option<u32>,
+    device_memory_bytes: Option<u64>,
+    max_rate: Option<f64>,
+    /// Whether the workload says where some models run.
+    running: bool,
+    /// What the moves cost, and what they may.
+    disruption: f64,
+    max_disruption: Option<f64>,
+    moves: Vec<Move>,
+}
+
+#[derive(Serialize, Debug)]
+struct SubCluster {
+    index: usize,
+    models: Vec<String>,
+    rate: f64,
+    static_memory_bytes: u64,
+    /// The largest dynamic memory among its models.
+    dynamic_memory_bytes: u64,
+    memory_bytes: u64,
+    /// Fluid need: the sum of rate * l(b) / b over its models, with b the largest batch that the SLO allows at the rate.
+    devices_needed: f64,
+}
+
+#[derive(Serialize, Debug)]
+struct Move {
+    model: String,
+    /// null: it runs nowhere yet.
+    from: Option<usize>,
+    to: usize,
+    cost: f64,
+}
+
+/// Of a plan that was printed as JSON, what says where models run.
+#[derive(Deserialize, Debug)]
+pub struct RunningPlan {
+    sub_clusters: Vec<RunningSubCluster>,
+}
+
+#[derive(Deserialize, Debug)]
+struct RunningSubCluster {
+    index: usize,
+    models: Vec<String>,
+}
+
+impl RunningPlan {
+    /// Makes the plan the workload's running assignment. Models that only the plan has are gone; those that only the workload
+    /// has are new.
+    pub fn apply(&self, workload: &mut Workload) {
+        let places: BTreeMap<&str, usize> =
+            self.sub_clusters.iter().flat_map(|s| s.models.iter().map(|m| (m.as_str(), s.index))).collect();
+        for model in &mut workload.models {
+            model.running_on = places.get(model.name.as_str()).copied();
+        }
+    }
+}
+
+impl PlanReport {
+    /// The report on a plan for a workload.
+    ///
+    /// # Errors
+    /// If a model has no fluid need; a workload that was read has one for each.
+    pub fn new(workload: &Workload, problem: &Problem, plan: &Plan, took: Duration) -> anyhow::Result<Self> {
+        let found = &plan.evaluation;
+        let mut sub_clusters: Vec<SubCluster> = found
+            .loads
+            .iter()
+            .enumerate()
+            .map(|(index, load)| SubCluster {
+                index,
+                models: Vec::with_capacity(load.models),
+                rate: load.rate,
+                static_memory_bytes: load.static_memory,
+                dynamic_memory_bytes: load.dynamic_memory,
+                memory_bytes: load.memory(),
+                devices_needed: 0.0,
+            })
+            .collect();
+        let mut moves = Vec::new();
+        for ((entry, model), to) in workload.models.iter().zip(&problem.models).zip(&found.assignment) {
+            let sub_cluster = &mut sub_clusters[*to];
+            sub_cluster.models.push(entry.name.clone());
+            sub_cluster.devices_needed += entry.need().map_err(|e| anyhow!(e))?.devices;
+            if model.running != Some(*to) {
+                moves.push(Move {
+                    model: entry.name.clone(),
+                    from: model.running,
+                    to: *to,
+                    cost: model.move_cost(*to),
+                });
+            }
+        }
+        Ok(PlanReport {
+            devices_needed: sub_clusters.iter().map(|s| s.devices_needed.ceil() as u64).sum(),
+            sub_clusters,
+            rate_imbalance: found.rate_imbalance(),
+            memory_imbalance: found.memory_imbalance(),
+            objective: found.objective,
+            bound: plan.bound,
+            proved: plan.proved,
+            found_by: plan.found_by.to_string(),
+            seconds: took.as_secs_f64(),
+            devices: workload.devices,
+            device_memory_bytes: workload.device_memory,
+            max_rate: workload.max_rate,
+            running: problem.has_running(),
+            disruption: found.disruption,
+            max_disruption: problem.max_disruption,
+            moves,
+        })
+    }
+}
+
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>11} {:>7} {:>11} {:>11} {:>11} {:>11} {:>8}",
+            "sub-cluster", "models", "requests/s", "static", "dynamic", "together", "devices"
+        )?;
+        for s in &self.sub_clusters {
+            writeln!(
+                f,
+                "{:>11} {:>7} {:>11} {:>11} {:>11} {:>11} {:>8.2}",
+                s.index,
+                s.models.len(),
+                number(s.rate),
+                bytes(s.static_memory_bytes),
+                bytes(s.dynamic_memory_bytes),
+                bytes(s.memory_bytes),
+                s.devices_needed
+            )?;
+        }
+        writeln!(
+            f,
+            "\nimbalance, (max - min) / average: requests {:.4}, static memory {:.4}",
+            self.rate_imbalance, self.memory_imbalance
+        )?;
+        let proof = match self.bound {
+            _ if self.proved => "; proved to be the best".to_owned(),
+            Some(bound) => format!("; none is below {}", number(bound)),
+            None => String::new(),
+        };
+        writeln!(f, "objective {:.6}, by {} in {:.1} s{proof}", self.objective, self.found_by, self.seconds)?;
+        write!(f, "at least {} devices are needed", self.devices_needed)?;
+        match self.devices {
+            Some(devices) if u64::from(devices) < self.devices_needed => write!(f, "; there are only {devices}")?,
+            Some(devices) => write!(f, "; there are {devices}")?,
+            None => {}
+        }
+        writeln!(
+            f,
+            " (fluid: rate * l(b) / b, with b the largest batch that the SLO allows at the rate; each sub-cluster rounded up)"
+        )?;
+        for s in &self.sub_clusters {
+            writeln!(f, "\nsub-cluster {}: {}", s.index, s.models.join(", "))?;
+        }
+        if self.running {
+            let may = self.max_disruption.map_or(String::new(), |most| format!(" of at most {}", number(most)));
+            writeln!(f, "\n{} moves, cost {}{may}", self.moves.len(), number(self.disruption))?;
+            for m in &self.moves {
+                let from = m.from.map_or("new".to_owned(), |from| from.to_string());
+                writeln!(f, "  {}: {from} -> {} (cost {})", m.model, m.to, number(m.cost))?;
+            }
+        }
+        Ok(())
+    }
+}

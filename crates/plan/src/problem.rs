@@ -1,0 +1,154 @@
+//! What is to be partitioned, and under which limits.
+
+/// A model as the partitioner sees it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Model {
+    /// Its name, for messages.
+    pub name: String,
+    /// `r`: requests per second.
+    pub rate: f64,
+    /// `s`: bytes that it takes on every device of its sub-cluster as long as it is loaded (weights).
+    pub static_memory: u64,
+    /// `d`: bytes that it takes while it runs (activations). A device runs one batch at a time, so that only the largest
+    /// of a sub-cluster counts.
+    pub dynamic_memory: u64,
+    /// `c`: what loading it costs, and unloading it, in units of the caller's choice (seconds, bytes, or 1).
+    pub load_cost: f64,
+    /// `x'`: the sub-cluster where it runs now; `None`: nowhere.
+    pub running: Option<usize>,
+}
+
+impl Model {
+    /// What it costs to have the model on `sub_cluster`, seen from where it runs now: nothing, one load, or an unload and a
+    /// load (`sum_j c |x_ij - x'_ij|`). A sub-cluster that is no longer there counts as a place to unload from.
+    pub fn move_cost(&self, sub_cluster: usize) -> f64 {
+        match self.running {
+            None => self.load_cost,
+            Some(now) if now == sub_cluster => 0.0,
+            Some(_) => 2.0 * self.load_cost,
+        }
+    }
+}
+
+/// Models, the sub-clusters they are to be put on, and what limits that (Symphony §4.4, appendix A).
+///
+/// Minimised is `deltaR + w * deltaS`: the largest distance of a sub-cluster's request rate, and of its static memory, from the
+/// average sub-cluster's. Both are taken as shares of that average here, so that `memory_weight` has no unit and 1 says
+/// that both count the same: the appendix's `w` is `memory_weight * Ravg / Savg`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Problem {
+    /// The models.
+    pub models: Vec<Model>,
+    /// `l`: how many sub-clusters there are.
+    pub sub_clusters: usize,
+    /// `Rmax`: most requests per second that a sub-cluster's dispatcher takes; `None`: any number.
+    pub max_rate: Option<f64>,
+    /// `Smax`: bytes of a device's memory; `None`: enough for everything.
+    pub max_memory: Option<u64>,
+    /// What a share of memory imbalance counts beside a share of rate imbalance.
+    pub memory_weight: f64,
+    /// `Cmax`: most that leaving the running assignment may cost, the sum of [`Model::move_cost`]; `None`: anything.
+    pub max_disruption: Option<f64>,
+}
+
+/// Why numbers are no problem to be solved. Every text names the place.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadProblem {
+    /// Nothing to put anywhere.
+    #[error("there are no models")]
+    NoModels,
+    /// Nowhere to put it.
+    #[error("there are no sub-clusters: at least 1 is needed")]
+    NoSubClusters,
+    /// So many that a plan for them would not fit into memory.
+    #[error(
+        "{models} models on {sub_clusters} sub-clusters are too many: at most {MOST_PAIRS} pairs of the two are supported"
+    )]
+    TooLarge {
+        /// Models.
+        models: usize,
+        /// Sub-clusters.
+        sub_clusters: usize,
+    },
+    /// A number that is negative, infinite or none.
+    #[error("{what} of model '{model}' is {value}; it must be a finite number and at least 0")]
+    Number {
+        /// Which number.
+        what: &'static str,
+        /// Of which model.
+        model: String,
+        /// The number.
+        value: f64,
+    },
+    /// A limit or weight that is negative, infinite or none.
+    #[error("{what} is {value}; it must be a finite number and at least 0")]
+    Limit {
+        /// Which limit.
+        what: &'static str,
+        /// The number.
+        value: f64,
+    },
+    /// Two models of one name: an answer could not be read.
+    #[error("there are two models named '{name}'")]
+    SameName {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Most pairs of a model and a sub-cluster.
+const MOST_PAIRS: usize = 1_000_000;
+
+impl Problem {
+    /// Checks that the numbers are numbers.
+    ///
+    /// # Errors
+    /// The first that is not as it should be.
+    pub fn check(&self) -> Result<(), BadProblem> {
+        if self.models.is_empty() {
+            return Err(BadProblem::NoModels);
+        }
+        if self.sub_clusters == 0 {
+            return Err(BadProblem::NoSubClusters);
+        }
+        if self.models.len().saturating_mul(self.sub_clusters) > MOST_PAIRS {
+            return Err(BadProblem::TooLarge { models: self.models.len(), sub_clusters: self.sub_clusters });
+        }
+        let bad = |value: f64| !(value >= 0.0 && value.is_finite());
+        let limits = [
+            ("the largest rate of a sub-cluster", self.max_rate.unwrap_or(0.0)),
+            ("the largest disruption", self.max_disruption.unwrap_or(0.0)),
+            ("the weight of memory", self.memory_weight),
+        ];
+        if let Some((what, value)) = limits.into_iter().find(|(_, value)| bad(*value)) {
+            return Err(BadProblem::Limit { what, value });
+        }
+        for model in &self.models {
+            let numbers = [("the rate", model.rate), ("the load cost", model.load_cost)];
+            if let Some((what, value)) = numbers.into_iter().find(|(_, value)| bad(*value)) {
+                return Err(BadProblem::Number { what, model: model.name.clone(), value });
+            }
+        }
+        let mut names: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(BadProblem::SameName { name: pair[0].to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    /// `Ravg`: requests per second of the average sub-cluster.
+    pub fn average_rate(&self) -> f64 {
+        self.models.iter().map(|m| m.rate).sum::<f64>() / self.sub_clusters as f64
+    }
+
+    /// `Savg`: bytes of static memory of the average sub-cluster.
+    pub fn average_memory(&self) -> f64 {
+        self.models.iter().map(|m| m.static_memory as f64).sum::<f64>() / self.sub_clusters as f64
+    }
+
+    /// Whether some model runs somewhere already.
+    pub fn has_running(&self) -> bool {
+        self.models.iter().any(|m| m.running.is_some())
+    }
+}

@@ -1,0 +1,297 @@
+//! The partitioner: a quick search, then the solver, within a time limit.
+
+use std::fmt;
+
+use downbeat_core::Duration;
+
+use crate::evaluation::{Evaluation, Violation};
+use crate::infeasible::{Least, Reason, in_words, obvious};
+use crate::local_search::{Goal, search};
+use crate::problem::{BadProblem, Problem};
+
+/// Most steps of the first search, and steps for each pair of a model and a sub-cluster, and for any problem.
+const MOST_STEPS: u64 = 50_000_000;
+const STEPS_A_PAIR: u64 = 1_000;
+const LEAST_STEPS: u64 = 20_000;
+/// Pairs above which a problem is large.
+const LARGE: u64 = 4_000;
+
+/// How long and by what a partition is looked for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Options {
+    /// Most time that is spent on a partition. Where none is found, up to twice as much again may be spent on saying why.
+    pub time_limit: Duration,
+    /// Chooses the search's random numbers. What the solver finds within a time limit depends on the machine as well.
+    pub seed: u64,
+    /// By what.
+    pub method: Method,
+}
+
+/// Who looks for a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Method {
+    /// The search, and then the solver from what the search found. The search alone without the feature `highs`, and where the
+    /// problem is large (more than 4,000 pairs of a model and a sub-cluster) and the search finds a partition.
+    SearchThenSolver,
+    /// The search alone.
+    Search,
+    /// The solver alone, from nothing. Without the feature `highs`: nobody, so that nothing is found.
+    Solver,
+}
+
+/// Whether this build has the solver: the feature `highs`.
+pub const HAS_SOLVER: bool = cfg!(feature = "highs");
+
+/// A partition that keeps every limit, and how it came.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// The partition.
+    pub evaluation: Evaluation,
+    /// Who found it.
+    pub found_by: FoundBy,
+    /// No partition has an objective below this; `None` if nothing is known. Equal to the objective (to within 1e-6) if the
+    /// partition was proved to be the best.
+    pub bound: Option<f64>,
+    /// Whether it was proved that there is no better one.
+    pub proved: bool,
+}
+
+/// Who found a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FoundBy {
+    /// The search.
+    Search,
+    /// The MILP solver.
+    Solver,
+}
+
+impl fmt::Display for FoundBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FoundBy::Search => "local search",
+            FoundBy::Solver => "HiGHS",
+        })
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The numbers are none.
+    #[error(transparent)]
+    Bad(#[from] BadProblem),
+    /// No partition keeps every limit.
+    #[error("no partition keeps every limit: {}", list(.0))]
+    Infeasible(Vec<Reason>),
+    /// None was found in time, and none was proved to be impossible.
+    #[error("no partition was found within {limit}, which does not prove that there is none; the nearest one: {}", in_words(.closest))]
+    NotFound {
+        /// The time that was allowed.
+        limit: Duration,
+        /// What the best partition that was found breaks.
+        closest: Vec<Violation>,
+    },
+}
+
+/// All reasons, the first few of many.
+fn list(reasons: &[Reason]) -> String {
+    let shown: Vec<String> = reasons.iter().take(5).map(Reason::to_string).collect();
+    let more = reasons.len().saturating_sub(5);
+    format!("{}{}", shown.join("; "), if more > 0 { format!("; and {more} more reasons") } else { String::new() })
+}
+
+/// Partitions the models. `elapsed` is the caller's clock: the time since it called.
+///
+/// # Errors
+/// If the numbers are none, or there is no partition, or none is found in time.
+pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration) -> Result<Plan, PlanError> {
+    problem.check()?;
+    let reasons = obvious(problem);
+    if !reasons.is_empty() {
+        return Err(PlanError::Infeasible(reasons));
+    }
+    let limit = options.time_limit;
+    // The solver makes small problems perfect. Large ones it cannot better in seconds, and it looks at its clock too rarely to be
+    // let loose on them: there it is asked only where the search finds nothing.
+    let large = pairs(problem) > LARGE;
+    let searched = (options.method != Method::Solver).then(|| {
+        let alone = options.method == Method::Search || !HAS_SOLVER || large;
+        let share = if alone { 1.0 } else { 0.2 };
+        let spent = || fraction(elapsed(), limit) / share;
+        let assignment = search(problem, Goal::Balance, None, options.seed, steps(problem), &spent);
+        evaluated(problem, assignment)
+    });
+    let start = searched.as_ref().filter(|found| found.is_feasible());
+    let solved = if options.method == Method::Search {
+        Solved::default()
+    } else {
+        let left = match start {
+            Some(_) if large => Duration::ZERO,
+            None if large => limit,
+            _ => limit.saturating_sub(elapsed()),
+        };
+        solve(problem, Goal::Balance, start.map(|s| s.assignment.as_slice()), options.seed, left)
+    };
+    let by_solver = solved.found.filter(Evaluation::is_feasible);
+    let objective = |found: &Option<&Evaluation>| found.map_or(f64::INFINITY, |f| f.objective);
+    let (evaluation, found_by) = if objective(&by_solver.as_ref()) < objective(&start) {
+        (by_solver, FoundBy::Solver)
+    } else {
+        (start.cloned(), FoundBy::Search)
+    };
+    match evaluation {
+        Some(mut evaluation) => {
+            if problem.max_disruption.is_none() && problem.has_running() {
+                evaluation = evaluated(problem, near_running(problem, &evaluation.assignment));
+            }
+            Ok(Plan { bound: solved.bound, proved: solved.proved, evaluation, found_by })
+        }
+        None => {
+            let spent = elapsed();
+            Err(explain(problem, options, solved.infeasible, &|| elapsed().saturating_sub(spent)))
+        }
+    }
+}
+
+fn pairs(problem: &Problem) -> u64 {
+    (problem.models.len() * problem.sub_clusters) as u64
+}
+
+fn steps(problem: &Problem) -> u64 {
+    (LEAST_STEPS + STEPS_A_PAIR * pairs(problem)).min(MOST_STEPS)
+}
+
+/// The share of `limit` that is over; all of no time is.
+fn fraction(elapsed: Duration, limit: Duration) -> f64 {
+    if limit == Duration::ZERO { 1.0 } else { elapsed.as_secs_f64() / limit.as_secs_f64() }
+}
+
+/// What the solver said.
+#[derive(Default)]
+struct Solved {
+    found: Option<Evaluation>,
+    bound: Option<f64>,
+    proved: bool,
+    infeasible: bool,
+}
+
+#[cfg(feature = "highs")]
+fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed: u64, limit: Duration) -> Solved {
+    use crate::milp::{self, Outcome};
+    match milp::solve(problem, goal, start, seed, limit) {
+        Outcome::Best(assignment) => {
+            let found = evaluated(problem, assignment);
+            Solved { bound: Some(found.objective), found: Some(found), proved: true, infeasible: false }
+        }
+        Outcome::Found { assignment, bound } => Solved {
+            found: Some(evaluated(problem, assignment)),
+            bound: Some(bound).filter(|b| b.is_finite()),
+            proved: false,
+            infeasible: false,
+        },
+        Outcome::Infeasible => Solved { infeasible: true, ..Solved::default() },
+        Outcome::Nothing => Solved::default(),
+    }
+}
+
+#[cfg(not(feature = "highs"))]
+fn solve(_: &Problem, _: Goal, _: Option<&[usize]>, _: u64, _: Duration) -> Solved {
+    Solved::default()
+}
+
+/// An assignment that this crate made.
+fn evaluated(problem: &Problem, assignment: Vec<usize>) -> Evaluation {
+    let found = Evaluation::of(problem, assignment);
+    assert!(found.is_some(), "a partition has a sub-cluster for each model");
+    found.unwrap_or_else(|| unreachable!("asserted"))
+}
+
+/// Why there is no partition. Called when none was found.
+fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn Fn() -> Duration) -> PlanError {
+    let limit = options.time_limit;
+    let look = |problem: &Problem, goal: Goal| {
+        let found = evaluated(
+            problem,
+            search(problem, goal, None, options.seed, steps(problem) / 4, &|| 4.0 * fraction(elapsed(), limit)),
+        );
+        let feasible = || {
+            let mut unbounded = problem.clone();
+            if goal == Goal::LeastDisruption {
+                unbounded.max_disruption = None;
+            }
+            evaluated(&unbounded, found.assignment.clone()).is_feasible()
+        };
+        let start = (goal == Goal::LeastOverrun || feasible()).then_some(found.assignment.as_slice());
+        let solved = if options.method == Method::Search {
+            Solved::default()
+        } else {
+            solve(problem, goal, start, options.seed, limit.saturating_sub(elapsed()))
+        };
+        (start.is_some(), found, solved)
+    };
+    // Would the limits of rate and memory be kept if moves were free?
+    if let Some(bound) = problem.max_disruption {
+        let (kept, found, solved) = look(problem, Goal::LeastDisruption);
+        let by_solver = solved.found.as_ref().map(|found| found.disruption);
+        let by_search = kept.then_some(found.disruption);
+        if let Some(least) = [by_solver, by_search].into_iter().flatten().reduce(f64::min)
+            && least > bound
+        {
+            let known = infeasible || solved.proved || solved.bound.is_some_and(|cost| cost > bound);
+            let least = if solved.proved { Least::Exactly(least) } else { Least::AtMost(least) };
+            if known {
+                return PlanError::Infeasible(vec![Reason::Disruption { least, limit: bound }]);
+            }
+            return PlanError::NotFound {
+                limit: options.time_limit,
+                closest: vec![Violation::Disruption {
+                    by: found.disruption.min(by_solver.unwrap_or(f64::MAX)) - bound,
+                }],
+            };
+        }
+    }
+    let mut free = problem.clone();
+    if infeasible && problem.max_disruption.is_some() {
+        // No moves mend it, so that the moves' bound is not to blame.
+        free.max_disruption = None;
+    }
+    let (_, found, solved) = look(&free, Goal::LeastOverrun);
+    let nearest = solved.found.unwrap_or(found);
+    if !infeasible {
+        return PlanError::NotFound { limit: options.time_limit, closest: nearest.violations };
+    }
+    let mut overrun = (0.0_f64, 0_u64);
+    for violation in &nearest.violations {
+        match violation {
+            Violation::Rate { by, .. } => overrun.0 = overrun.0.max(*by),
+            Violation::Memory { by, .. } => overrun.1 = overrun.1.max(*by),
+            Violation::Disruption { .. } => {}
+        }
+    }
+    let (rate, memory) = overrun;
+    PlanError::Infeasible(vec![Reason::Together { rate, memory, exact: solved.proved }])
+}
+
+/// The same partition with its sub-clusters numbered so that much stays where it runs: pairs of an old and a new sub-cluster,
+/// those that save the most moves first. Numbers are free where moves are not bounded.
+fn near_running(problem: &Problem, assignment: &[usize]) -> Vec<usize> {
+    let mut saved = std::collections::BTreeMap::<(usize, usize), f64>::new();
+    for (model, new) in problem.models.iter().zip(assignment) {
+        if let Some(old) = model.running.filter(|old| *old < problem.sub_clusters) {
+            *saved.entry((old, *new)).or_default() += 2.0 * model.load_cost;
+        }
+    }
+    let mut pairs: Vec<((usize, usize), f64)> = saved.into_iter().collect();
+    pairs.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let mut name = vec![None; problem.sub_clusters];
+    let mut taken = vec![false; problem.sub_clusters];
+    for ((old, new), _) in pairs {
+        if name[new].is_none() && !taken[old] {
+            name[new] = Some(old);
+            taken[old] = true;
+        }
+    }
+    let mut free = (0..problem.sub_clusters).filter(|j| !taken[*j]);
+    let names: Vec<usize> = name.into_iter().map(|n| n.or_else(|| free.next()).unwrap_or(0)).collect();
+    assignment.iter().map(|j| names[*j]).collect()
+}

@@ -1,0 +1,32 @@
+//! Tests of the partitioner from outside, in one binary.
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+
+mod explanations;
+mod partitions;
+mod workloads;
+
+use downbeat_core::Duration;
+use downbeat_plan::{HAS_SOLVER, Method, Model, Options, Plan, PlanError, Problem};
+
+/// A model of `rate` requests/s and so many bytes, which costs 1 to load.
+fn model(name: &str, rate: f64, static_memory: u64, dynamic_memory: u64) -> Model {
+    Model { name: name.to_owned(), rate, static_memory, dynamic_memory, load_cost: 1.0, running: None }
+}
+
+/// Models without limits.
+fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
+    Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
+}
+
+/// By whom partitions are looked for in this build.
+fn methods() -> Vec<Method> {
+    let mut methods = vec![Method::Search, Method::SearchThenSolver];
+    methods.extend(HAS_SOLVER.then_some(Method::Solver));
+    methods
+}
+
+/// A clock that always reads so much less than the limit: nothing depends on how busy the machine is.
+fn plan(problem: &Problem, method: Method) -> Result<Plan, PlanError> {
+    let options = Options { time_limit: Duration::from_millis(60_000), seed: 1, method };
+    downbeat_plan::plan(problem, &options, &|| Duration::ZERO)
+}

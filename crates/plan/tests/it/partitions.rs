@@ -1,0 +1,203 @@
+//! Partitions against brute force, and limits checked from outside.
+
+use downbeat_plan::{Evaluation, HAS_SOLVER, Method, Problem, generate, random_partition};
+use proptest::prelude::*;
+
+use crate::{methods, model, plan, problem};
+
+/// Every assignment.
+fn all(models: usize, sub_clusters: usize) -> impl Iterator<Item = Vec<usize>> {
+    let count = (sub_clusters as u64).pow(models as u32);
+    (0..count).map(move |n| {
+        let mut rest = n;
+        (0..models)
+            .map(|_| {
+                let j = rest % sub_clusters as u64;
+                rest /= sub_clusters as u64;
+                j as usize
+            })
+            .collect()
+    })
+}
+
+/// The least objective of all partitions that keep the limits.
+fn brute_force(problem: &Problem) -> Option<f64> {
+    all(problem.models.len(), problem.sub_clusters)
+        .map(|a| Evaluation::of(problem, a).unwrap())
+        .filter(Evaluation::is_feasible)
+        .map(|e| e.objective)
+        .reduce(f64::min)
+}
+
+/// The limits of appendix A, (4) to (10), computed here and not by the code under test.
+fn assert_limits(problem: &Problem, found: &Evaluation) {
+    assert_eq!(found.assignment.len(), problem.models.len(), "(8): every model is somewhere");
+    let mut disruption = 0.0;
+    for (model, now) in problem.models.iter().zip(&found.assignment) {
+        assert!(*now < problem.sub_clusters);
+        for j in 0..problem.sub_clusters.max(model.running.map_or(0, |j| j + 1)) {
+            let (x, before) = (f64::from(u8::from(*now == j)), f64::from(u8::from(model.running == Some(j))));
+            disruption += model.load_cost * (x - before).abs();
+        }
+    }
+    assert!((disruption - found.disruption).abs() < 1e-9, "{disruption} is said to be {}", found.disruption);
+    assert!(problem.max_disruption.is_none_or(|most| disruption <= most + 1e-9), "(10): {disruption}");
+    for j in 0..problem.sub_clusters {
+        let on = || problem.models.iter().zip(&found.assignment).filter(|(_, now)| **now == j).map(|(m, _)| m);
+        let rate: f64 = on().map(|m| m.rate).sum();
+        let memory: u64 =
+            on().map(|m| m.static_memory).sum::<u64>() + on().map(|m| m.dynamic_memory).max().unwrap_or(0);
+        assert!(problem.max_rate.is_none_or(|most| rate <= most * (1.0 + 1e-9)), "(4): {rate} on {j}");
+        assert!(problem.max_memory.is_none_or(|most| memory <= most), "(5): {memory} on {j}");
+        assert!((rate - problem.average_rate()).abs() <= found.delta_rate + 1e-9, "(6)");
+    }
+}
+
+#[test]
+fn equal_models_are_spread_evenly() {
+    let even = problem((0..12).map(|i| model(&format!("m{i}"), 10.0, 100, 5)).collect(), 4);
+    for method in methods() {
+        let found = plan(&even, method).unwrap();
+        assert!(found.evaluation.loads.iter().all(|load| load.models == 3), "{method:?}: {found:?}");
+        assert!(found.evaluation.objective < 1e-9);
+    }
+}
+
+#[test]
+fn only_the_largest_dynamic_memory_of_a_sub_cluster_counts() {
+    // Two models with 60 of dynamic memory fit on a device of 100 together (20 + 20 + 60), and only so.
+    let models = vec![model("a", 1.0, 20, 60), model("b", 1.0, 20, 60), model("c", 1.0, 90, 1), model("d", 1.0, 90, 1)];
+    let mut limited = problem(models, 3);
+    limited.max_memory = Some(100);
+    for method in methods() {
+        let found = plan(&limited, method).unwrap().evaluation;
+        assert_limits(&limited, &found);
+        assert_eq!(found.assignment[0], found.assignment[1], "{method:?}");
+    }
+}
+
+/// Appendix A: the weight chooses between an even rate and an even memory.
+#[test]
+fn the_weight_of_memory_decides_what_is_even() {
+    let models =
+        vec![model("a", 30.0, 10, 0), model("b", 10.0, 30, 0), model("c", 30.0, 30, 0), model("d", 10.0, 10, 0)];
+    let mut weighted = problem(models, 2);
+    for method in methods() {
+        weighted.memory_weight = 0.0;
+        let by_rate = plan(&weighted, method).unwrap().evaluation;
+        assert!(by_rate.delta_rate < 1e-9, "{method:?}: {by_rate:?}");
+        weighted.memory_weight = 1.0;
+        let by_both = plan(&weighted, method).unwrap().evaluation;
+        assert!(by_both.objective < 1e-9, "{method:?}: {{a, b}} and {{c, d}} differ in both, {{a, d, ..}} in neither");
+    }
+}
+
+#[test]
+fn a_workload_that_asks_for_nothing_has_a_plan_too() {
+    let models = vec![model("a", 0.0, 0, 0), model("b", 0.0, 0, 0)];
+    let mut nothing = problem(models, 3);
+    (nothing.max_rate, nothing.max_memory) = (Some(0.0), Some(0));
+    for method in methods() {
+        let found = plan(&nothing, method).unwrap().evaluation;
+        assert_eq!((found.objective, found.rate_imbalance(), found.memory_imbalance()), (0.0, 0.0, 0.0));
+    }
+}
+
+#[test]
+fn without_a_bound_sub_clusters_keep_their_numbers_where_they_can() {
+    let mut models: Vec<_> = (0..6).map(|i| model(&format!("m{i}"), 10.0, 100, 5)).collect();
+    for (i, m) in models.iter_mut().enumerate() {
+        m.running = Some(2 - i / 2);
+    }
+    // What runs now is perfectly even, but some other partition of equal models could be found: names follow the most.
+    let found = plan(&problem(models, 3), Method::SearchThenSolver).unwrap().evaluation;
+    assert!(found.objective < 1e-9);
+    assert!(found.disruption <= 8.0, "{found:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_plan() {
+    let generated = generate(60, 4, 3).problem();
+    let found = || plan(&generated, Method::Search).unwrap();
+    assert_eq!(found(), found());
+    let (first, second) =
+        (random_partition(&generated, 5, 50, &|| false), random_partition(&generated, 5, 50, &|| false));
+    assert_eq!(first, second);
+}
+
+/// Appendix A.2: "significantly better than any randomly generated assignments".
+#[test]
+fn section_a_2_a_plan_is_more_even_than_chance() {
+    let generated = generate(100, 5, 1).problem();
+    let (random, tried) = random_partition(&generated, 1, 2_000, &|| false).unwrap();
+    let random = random.unwrap();
+    assert_eq!(tried, 2_000);
+    let found = plan(&generated, Method::Search).unwrap().evaluation;
+    assert_limits(&generated, &found);
+    assert!(found.rate_imbalance() < 0.2 * random.rate_imbalance(), "{found:?}");
+    assert!(found.memory_imbalance() < 0.2 * random.memory_imbalance(), "{found:?}");
+}
+
+/// Models, sub-clusters, and limits that are near what the models need; where they run now, or nowhere.
+fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
+    let one = (0..40_u32, 0..30_u64, 0..20_u64, 0..4_u32, prop::option::of(0..4_usize));
+    let limits = (
+        prop::option::of(0.9..1.6_f64),
+        prop::option::of(0.9..1.6_f64),
+        prop::option::of(0..20_u32),
+        prop::sample::select(vec![0.0, 0.5, 1.0, 3.0]),
+    );
+    (prop::collection::vec(one, models), sub_clusters, limits).prop_map(|(models, sub_clusters, limits)| {
+        let models: Vec<_> = models
+            .into_iter()
+            .enumerate()
+            .map(|(i, (rate, memory, dynamic, cost, running))| {
+                let mut m = model(&format!("m{i}"), f64::from(rate), memory, dynamic);
+                (m.load_cost, m.running) = (f64::from(cost), running);
+                m
+            })
+            .collect();
+        let mut made = problem(models, sub_clusters);
+        let (rate, memory, disruption, weight) = limits;
+        made.max_rate = rate.map(|share| (share * made.average_rate()).ceil());
+        made.max_memory = memory.map(|share| (share * made.average_memory()) as u64 + 10);
+        made.max_disruption = disruption.map(f64::from);
+        made.memory_weight = weight;
+        made
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if HAS_SOLVER { 96 } else { 48 }))]
+
+    /// Tiny instances: the best objective of all, or no partition exactly where there is none.
+    #[test]
+    fn tiny_instances_are_solved_as_brute_force_solves_them(tiny in instances(1..7, 1..4)) {
+        let best = brute_force(&tiny);
+        for method in methods() {
+            match (plan(&tiny, method), best) {
+                (Ok(found), Some(best)) => {
+                    assert_limits(&tiny, &found.evaluation);
+                    prop_assert!(found.evaluation.objective <= best + 1e-6, "{method:?}: {} and not {best}", found.evaluation.objective);
+                    prop_assert!(found.bound.is_none_or(|bound| bound <= best + 1e-6), "{method:?}: {found:?}, best {best}");
+                    if method != Method::Search && HAS_SOLVER {
+                        prop_assert!(found.proved, "{method:?}: {found:?}");
+                    }
+                }
+                (Err(error), None) => {
+                    let proved = matches!(error, downbeat_plan::PlanError::Infeasible(_));
+                    prop_assert!(proved || method == Method::Search || !HAS_SOLVER, "{method:?}: {error}");
+                }
+                (found, best) => prop_assert!(false, "{method:?}: {found:?}, brute force {best:?}"),
+            }
+        }
+    }
+
+    /// Larger ones: whatever is called a plan keeps every limit.
+    #[test]
+    fn plans_keep_every_limit(random in instances(8..40, 2..7)) {
+        if let Ok(found) = plan(&random, Method::Search) {
+            assert_limits(&random, &found.evaluation);
+        }
+    }
+}

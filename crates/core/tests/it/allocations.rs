@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
+use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
@@ -40,12 +41,20 @@ static COUNTING: Counting = Counting;
 const MODELS: u32 = 3;
 
 /// Serves `requests` requests, 0.4 ms apart, starting with number `first`.
-fn serve(scheduler: &mut Scheduler, running: &mut VecDeque<(Time, DeviceId, BatchId)>, first: u64, requests: u64) {
+fn serve(
+    scheduler: &mut Journal<Scheduler>,
+    log: &mut Vec<u8>,
+    running: &mut VecDeque<(Time, DeviceId, BatchId)>,
+    first: u64,
+    requests: u64,
+) {
     for n in first..first + requests {
+        scheduler.take_log(log);
+        log.clear();
         let arrival = Time::ZERO + Duration::from_micros(400 * n);
         loop {
             let completion = running.iter().map(|(at, ..)| *at).min().unwrap_or(Time::MAX);
-            let timeout = scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let timeout = scheduler.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at);
             let now = arrival.min(completion).min(timeout);
             let arrived = now == arrival;
             if completion == now {
@@ -77,6 +86,16 @@ fn serve(scheduler: &mut Scheduler, running: &mut VecDeque<(Time, DeviceId, Batc
 
 #[test]
 fn a_settled_scheduler_allocates_nothing() {
+    allocates_nothing(Journal::off);
+}
+
+/// The decision log takes no allocation either, if what is written is taken away as it comes.
+#[test]
+fn a_settled_journal_allocates_nothing() {
+    allocates_nothing(Journal::on);
+}
+
+fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
     let mut scheduler = Scheduler::new();
     for _ in 0..2 {
         scheduler.add_device(Time::ZERO, DeviceKind(0));
@@ -100,12 +119,13 @@ fn a_settled_scheduler_allocates_nothing() {
             },
         );
     }
-    let mut running = VecDeque::new();
-    serve(&mut scheduler, &mut running, 0, 5_000);
-    let (batches, before) = (scheduler.stats().batches, ALLOCATIONS.with(Cell::get));
-    serve(&mut scheduler, &mut running, 5_000, 20_000);
+    let mut scheduler = journal(scheduler);
+    let (mut log, mut running) = (Vec::with_capacity(1 << 16), VecDeque::new());
+    serve(&mut scheduler, &mut log, &mut running, 0, 5_000);
+    let (batches, before) = (scheduler.machine().stats().batches, ALLOCATIONS.with(Cell::get));
+    serve(&mut scheduler, &mut log, &mut running, 5_000, 20_000);
     let allocations = ALLOCATIONS.with(Cell::get) - before;
-    let batches = scheduler.stats().batches - batches;
+    let batches = scheduler.machine().stats().batches - batches;
     assert!(batches > 2_000, "the load is real: {batches} batches");
     assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
 }

@@ -42,7 +42,7 @@ pub(super) enum Wire<'a> {
         latest: i64,
         deadline: i64,
         left: u32,
-        members: Members<'a>,
+        members: Members,
     },
     /// Any other decision.
     Decision(std::borrow::Cow<'a, Decision>),
@@ -51,30 +51,24 @@ pub(super) enum Wire<'a> {
 }
 
 /// Request ids, each as the difference to the one before, the first to the last request.
-pub(super) enum Members<'a> {
-    /// To be written, with the last request's id.
-    Write(&'a [RequestId], RequestId),
+pub(super) enum Members {
+    /// Written by [`Writer::output`] behind the rest of the entry: there are as many as requests.
+    Behind,
     /// Read.
     Read(Vec<i64>),
 }
 
-impl Serialize for Members<'_> {
+impl Serialize for Members {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
+            // Takes no byte.
+            Members::Behind => serializer.serialize_unit(),
             Members::Read(deltas) => serializer.collect_seq(deltas),
-            Members::Write(ids, last) => {
-                let mut last = *last;
-                serializer.collect_seq(ids.iter().map(|id| {
-                    let delta = difference(id.0, last.0);
-                    last = *id;
-                    delta
-                }))
-            }
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Members<'_> {
+impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Vec::deserialize(deserializer).map(Members::Read)
     }
@@ -82,6 +76,11 @@ impl<'de> Deserialize<'de> for Members<'_> {
 
 pub(super) fn difference(new: u64, old: u64) -> i64 {
     new.wrapping_sub(old) as i64
+}
+
+/// A signed integer as postcard writes it, small where it is near zero.
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
 }
 
 pub(super) fn sum(old: u64, difference: i64) -> u64 {
@@ -127,11 +126,13 @@ impl Writer {
             Input::Completion { device, batch } => {
                 let after = self.after(now);
                 let batch = difference(batch.0, std::mem::replace(&mut self.base.completed, batch.0));
-                self.push(&Wire::Completion { after, device: *device, batch });
+                // `Wire::Completion`.
+                self.numbers(2, [zigzag(after), u64::from(device.0), zigzag(batch)]);
             }
             Input::Timeout => {
                 let after = self.after(now);
-                self.push(&Wire::Timeout { after });
+                // `Wire::Timeout`.
+                self.numbers(3, [zigzag(after)]);
             }
             _ => {
                 let after = self.after(now);
@@ -146,7 +147,8 @@ impl Writer {
         let id = difference(id.0, std::mem::replace(&mut self.base.request, id.0));
         if size == 1 && level == 0 && queue_expiry == Time::MAX {
             let budget = difference(deadline.as_nanos(), now.as_nanos());
-            self.plain(after, id, model, budget);
+            // `Wire::Plain`.
+            self.numbers(0, [zigzag(after), zigzag(id), u64::from(model.0), zigzag(budget)]);
         } else {
             self.push(&Wire::Request { after, id, model, deadline, queue_expiry, level, size });
         }
@@ -170,7 +172,6 @@ impl Writer {
                 let now = self.base.now;
                 let relative = |at: Time| difference(at.as_nanos(), now);
                 let batch = difference(batch.0, std::mem::replace(&mut self.base.batch, batch.0));
-                let members = Members::Write(members, RequestId(self.base.request));
                 self.push(&Wire::Dispatch {
                     batch,
                     device: *device,
@@ -183,8 +184,9 @@ impl Writer {
                     latest: relative(latest),
                     deadline: relative(deadline),
                     left,
-                    members,
+                    members: Members::Behind,
                 });
+                self.members(members);
             }
             Output::Drop { .. } => {
                 self.push(&Wire::Decision(std::borrow::Cow::Owned(Decision::Output(output.clone()))))
@@ -192,25 +194,38 @@ impl Writer {
         }
     }
 
-    /// [`Wire::Plain`], by hand: it is the one entry that there is for every request.
-    fn plain(&mut self, after: i64, id: i64, model: ModelId, budget: i64) {
-        // The tag is 0. Three integers of up to 10 bytes and one of up to 5 follow.
-        let mut entry = [0; 36];
+    /// An entry of numbers only, by hand: of these there is one for every request.
+    fn numbers<const N: usize>(&mut self, tag: u8, numbers: [u64; N]) {
+        const { assert!(N <= 4, "an entry has room for four numbers of up to 10 bytes") };
+        let mut entry = [0; 48];
+        entry[0] = tag;
         let mut end = 1;
-        let zigzag = |value: i64| ((value << 1) ^ (value >> 63)) as u64;
-        for mut value in [zigzag(after), zigzag(id), u64::from(model.0), zigzag(budget)] {
-            while value >= 0x80 {
-                entry[end] = value as u8 | 0x80;
-                value >>= 7;
+        for mut number in numbers {
+            while number >= 0x80 {
+                entry[end] = number as u8 | 0x80;
+                number >>= 7;
                 end += 1;
             }
-            entry[end] = value as u8;
+            entry[end] = number as u8;
             end += 1;
         }
         // A copy of fixed length takes no call.
         let length = self.bytes.len() + end;
         self.bytes.extend_from_slice(&entry);
         self.bytes.truncate(length);
+    }
+
+    /// A dispatch's members, by hand, as a sequence of `i64`.
+    fn members(&mut self, members: &[RequestId]) {
+        let mut last = self.base.request;
+        let differences = members.iter().map(|id| zigzag(difference(id.0, std::mem::replace(&mut last, id.0))));
+        for mut number in std::iter::once(members.len() as u64).chain(differences) {
+            while number >= 0x80 {
+                self.bytes.push(number as u8 | 0x80);
+                number >>= 7;
+            }
+            self.bytes.push(number as u8);
+        }
     }
 
     fn after(&mut self, now: Time) -> i64 {
@@ -316,7 +331,7 @@ impl Base {
                 self.batch = sum(self.batch, batch);
                 let mut last = self.request;
                 let members = match members {
-                    Members::Write(ids, _) => ids.to_vec(),
+                    Members::Behind => Vec::new(),
                     Members::Read(deltas) => deltas
                         .into_iter()
                         .map(|delta| {

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::cluster::*;
-use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{
+    BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
+};
 use proptest::prelude::*;
 
-const KIND: DeviceKind = DeviceKind(0);
+const KINDS: u32 = 2;
 const SHARDS: u32 = 3;
 const MODELS: u32 = 5;
 const MAX_BATCH: u32 = 4;
@@ -29,9 +31,10 @@ enum Step {
     ToMatchmaker(usize),
     Complete(usize),
     RemoveDevice(usize),
-    AddDevice,
+    AddDevice(u32),
     RemoveModel(u32),
     SetProfile(u32, u64),
+    SetNetwork(u64, u64),
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -43,7 +46,8 @@ fn steps() -> impl Strategy<Value = Step> {
         9 => (0..5usize).prop_map(Step::ToMatchmaker),
         6 => any::<usize>().prop_map(Step::Complete),
         1 => any::<usize>().prop_map(Step::RemoveDevice),
-        1 => Just(Step::AddDevice),
+        1 => (0..KINDS).prop_map(Step::AddDevice),
+        1 => (0..80u64, 0..20u64).prop_map(|(control, data)| Step::SetNetwork(control, data)),
         1 => (0..MODELS).prop_map(Step::RemoveModel),
         1 => (0..MODELS, 50..600u64).prop_map(|(model, us)| Step::SetProfile(model, us)),
     ]
@@ -63,16 +67,24 @@ struct World {
     matchmaker: Matchmaker,
     grants: Vec<VecDeque<Grant>>,
     to_matchmaker: VecDeque<ToMatchmaker>,
-    newest: BTreeMap<ModelId, Option<Candidate>>,
-    /// Devices that have not left, with what runs there.
-    devices: BTreeMap<DeviceId, Option<(BatchId, ModelId)>>,
+    newest: BTreeMap<(ModelId, DeviceKind), Option<Candidate>>,
+    /// Devices that have not left, with what runs there and what was sent behind it.
+    devices: BTreeMap<DeviceId, (DeviceKind, Vec<(BatchId, ModelId)>)>,
     waiting: BTreeMap<RequestId, (Request, Ticket)>,
     batches: BTreeSet<BatchId>,
     next_request: u64,
 }
 
-fn profile(us: u64) -> LatencyProfile {
-    LatencyProfile::linear(Duration::from_micros(40), Duration::from_micros(us), MAX_BATCH).unwrap()
+/// Models with an odd number run at half the speed on the second kind, the others alike on both.
+fn profiles(model: u32, us: u64) -> DeviceProfiles {
+    let profile = |factor| {
+        let (alpha, beta) = (Duration::from_micros(40 * factor), Duration::from_micros(us * factor));
+        LatencyProfile::linear(alpha, beta, MAX_BATCH).unwrap()
+    };
+    if model % 2 == 0 {
+        return profile(1).into();
+    }
+    DeviceProfiles::by_kind([(DeviceKind(0), profile(1)), (DeviceKind(1), profile(2))]).unwrap()
 }
 
 fn shard_of(model: ModelId) -> usize {
@@ -92,7 +104,7 @@ impl World {
             let max_in_flight = if index == 0 { 1 } else { u32::MAX };
             let model = matchmaker.add_model(max_in_flight);
             let options = ModelOptions {
-                profiles: profile(100).into(),
+                profiles: profiles(index, 100),
                 max_batch: MAX_BATCH,
                 drop: if index % 2 == 0 { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
                 dispatch: dispatches[index as usize % 3].clone(),
@@ -101,9 +113,12 @@ impl World {
             };
             shards[shard_of(model)].add_model(Time::ZERO, model, options);
         }
-        let devices = (0..2).map(|_| (matchmaker.add_device(KIND), None)).collect();
+        let devices =
+            (0..KINDS).map(|kind| (matchmaker.add_device(DeviceKind(kind)), (DeviceKind(kind), Vec::new()))).collect();
         for shard in &mut shards {
-            shard.set_devices(Time::ZERO, KIND, 2);
+            for kind in (0..KINDS).map(DeviceKind) {
+                shard.set_devices(Time::ZERO, kind, 1);
+            }
         }
         World {
             now: Time::ZERO,
@@ -145,11 +160,11 @@ impl World {
             Step::ToShard(shard) => self.deliver_grant(shard as usize),
             Step::ToMatchmaker(messages) => self.deliver(messages),
             Step::Complete(n) => {
-                let running: Vec<_> =
-                    self.devices.iter().filter_map(|(d, batch)| batch.map(|(b, _)| (*d, b))).collect();
-                if !running.is_empty() {
-                    let (device, batch) = running[n % running.len()];
-                    self.devices.insert(device, None);
+                let busy: Vec<_> =
+                    self.devices.iter().filter(|(_, (_, sent))| !sent.is_empty()).map(|(id, _)| *id).collect();
+                if !busy.is_empty() {
+                    let device = busy[n % busy.len()];
+                    let (batch, _) = self.devices.get_mut(&device).unwrap().1.remove(0);
                     self.to_matchmaker.push_back(ToMatchmaker::Completed(device, batch));
                 }
             }
@@ -162,9 +177,9 @@ impl World {
                     self.devices_changed();
                 }
             }
-            Step::AddDevice => {
-                let device = self.matchmaker.add_device(KIND);
-                self.devices.insert(device, None);
+            Step::AddDevice(kind) => {
+                let device = self.matchmaker.add_device(DeviceKind(kind));
+                self.devices.insert(device, (DeviceKind(kind), Vec::new()));
                 self.devices_changed();
             }
             Step::RemoveModel(model) => {
@@ -179,16 +194,29 @@ impl World {
                 );
             }
             Step::SetProfile(model, us) => {
-                self.shards[shard_of(ModelId(model))].set_profile(now, ModelId(model), profile(us));
+                self.shards[shard_of(ModelId(model))].set_profile(now, ModelId(model), profiles(model, us));
                 self.collect(shard_of(ModelId(model)));
+            }
+            Step::SetNetwork(control, data) => {
+                let [control, data] = [control, data].map(Duration::from_micros);
+                let network = NetworkBudget { control, data, reply: Duration::ZERO };
+                self.matchmaker.set_sends_ahead(network.is_remote());
+                for shard in 0..self.shards.len() {
+                    self.shards[shard].set_network(now, network);
+                    self.collect(shard);
+                }
             }
         }
     }
 
     fn devices_changed(&mut self) {
         assert_eq!(self.matchmaker.devices() as usize, self.devices.len());
-        for shard in &mut self.shards {
-            shard.set_devices(self.now, KIND, self.devices.len() as u32);
+        for kind in (0..KINDS).map(DeviceKind) {
+            let devices = self.devices.values().filter(|(k, _)| *k == kind).count() as u32;
+            for shard in 0..self.shards.len() {
+                self.shards[shard].set_devices(self.now, kind, devices);
+                self.collect(shard);
+            }
         }
     }
 
@@ -227,13 +255,15 @@ impl World {
 
     /// The matchmaker looks at the newest candidate.
     fn inform(&mut self, model: ModelId) {
-        let newest = self.newest.get(&model).copied().flatten();
-        self.matchmaker.inform_candidate(model, KIND, newest);
+        for kind in (0..KINDS).map(DeviceKind) {
+            let newest = self.newest.get(&(model, kind)).copied().flatten();
+            self.matchmaker.inform_candidate(model, kind, newest);
+        }
     }
 
     fn collect(&mut self, at: usize) {
-        while let Some((model, _, candidate)) = self.shards[at].poll_candidate() {
-            self.newest.insert(model, candidate);
+        while let Some((model, kind, candidate)) = self.shards[at].poll_candidate() {
+            self.newest.insert((model, kind), candidate);
             self.to_matchmaker.push_back(ToMatchmaker::Changed(model));
         }
         while let Some(answer) = self.shards[at].poll_answer() {
@@ -244,19 +274,19 @@ impl World {
                 Output::Drop { request, .. } => {
                     assert!(self.waiting.remove(&request).is_some(), "{request} left twice")
                 }
-                Output::Dispatch { batch, device, model, members, size, expected, .. } => {
+                Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
                     assert!(self.batches.insert(batch), "{batch} is named twice");
-                    if let Some(running) = self.devices.get_mut(&device) {
-                        assert!(running.is_none(), "{device} is given {batch} while it runs {running:?}");
-                        *running = Some((batch, model));
+                    if let Some((_, sent)) = self.devices.get_mut(&device) {
+                        assert!(sent.len() < 2, "{device} is given {batch} while it has {sent:?}");
+                        sent.push((batch, model));
                     }
-                    let of_first = self.devices.values().flatten().filter(|(_, model)| model.0 == 0).count();
+                    let of_first = self.devices.values().flat_map(|(_, sent)| sent).filter(|(_, m)| m.0 == 0).count();
                     assert!(of_first <= 1, "m0 may have one batch in flight");
                     let mut items = 0;
                     for id in members {
                         let (request, _) = self.waiting.remove(&id).unwrap_or_else(|| panic!("{id} left twice"));
                         assert_eq!(request.model, model);
-                        assert!(self.now + expected <= request.deadline, "{id} is sent to miss its deadline");
+                        assert!(start + expected <= request.deadline, "{id} is sent to miss its deadline");
                         items += request.size;
                     }
                     assert_eq!(items, size);

@@ -81,7 +81,7 @@ fn profiles(model: u32, us: u64) -> DeviceProfiles {
         let (alpha, beta) = (Duration::from_micros(40 * factor), Duration::from_micros(us * factor));
         LatencyProfile::linear(alpha, beta, MAX_BATCH).unwrap()
     };
-    if model % 2 == 0 {
+    if model.is_multiple_of(2) {
         return profile(1).into();
     }
     DeviceProfiles::by_kind([(DeviceKind(0), profile(1)), (DeviceKind(1), profile(2))]).unwrap()

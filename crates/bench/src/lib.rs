@@ -17,7 +17,6 @@ pub mod load;
 pub mod mix;
 pub mod outcome;
 pub mod plan;
-pub mod plot;
 pub mod poller;
 pub mod record;
 pub mod report;
@@ -35,6 +34,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 pub use args::Args;
+pub use downbeat_plot as plot;
 
 use crate::plan::Plan;
 use crate::report::Report;

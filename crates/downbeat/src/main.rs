@@ -13,6 +13,7 @@ mod profile_command;
 mod profile_report;
 mod resolve;
 mod serve_flags;
+mod simulate;
 mod units;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ enum Command {
     Profile(profile_command::ProfileArgs),
     Plan(plan_command::PlanArgs),
     Bench(Box<BenchArgs>),
+    Simulate(Box<simulate::SimulateArgs>),
     #[command(subcommand)]
     Engine(engine_command::EngineCommand),
     #[command(subcommand)]
@@ -109,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             }
             None => Ok(downbeat_bench::run(args.load)?),
         },
+        Command::Simulate(args) => Ok(simulate::run(*args).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Config(command) => {

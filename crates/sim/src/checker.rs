@@ -21,8 +21,10 @@ pub struct Checker {
     /// The first request that may not have ended.
     oldest: u64,
     next: u64,
-    /// By device.
-    running: Vec<Option<BatchId>>,
+    /// By device: what it runs, and what it was sent while it runs that.
+    running: Vec<[Option<BatchId>; 2]>,
+    /// Whether batches may be sent while the device runs another: there is a network.
+    ahead: bool,
     /// Accepted and not ended.
     open: u64,
 }
@@ -73,7 +75,16 @@ impl Checker {
             size: 0,
             state: State::Finished,
         };
-        Checker { seed, models: Vec::new(), ring: vec![nobody; RING], oldest: 0, next: 0, running: Vec::new(), open: 0 }
+        Checker {
+            seed,
+            models: Vec::new(),
+            ring: vec![nobody; RING],
+            oldest: 0,
+            next: 0,
+            running: Vec::new(),
+            ahead: false,
+            open: 0,
+        }
     }
 
     /// Models and devices are announced in order of their ids.
@@ -83,7 +94,12 @@ impl Checker {
 
     /// A device has joined.
     pub fn device(&mut self) {
-        self.running.push(None);
+        self.running.push([None; 2]);
+    }
+
+    /// There is a network: a batch may be on its way while its device runs another.
+    pub fn network(&mut self) {
+        self.ahead = true;
     }
 
     /// A request is handed in.
@@ -111,12 +127,14 @@ impl Checker {
             Decision::Drop { request, model, .. } => {
                 self.step(now, *request, *model, State::Waiting, State::Dropped);
             }
-            Decision::Dispatch { batch, device, model, members, size, expected, .. } => {
-                let running = &mut self.running[device.0 as usize];
-                assert!(running.is_none(), "seed {seed}, {now}: {device} gets {batch} while it runs {running:?}");
-                *running = Some(*batch);
+            Decision::Dispatch { batch, device, model, members, size, start, expected } => {
+                let [running, next] = &mut self.running[device.0 as usize];
+                let place = if self.ahead && running.is_some() { next } else { running };
+                assert!(place.is_none(), "seed {seed}, {now}: {device} gets {batch} while it runs {place:?}");
+                *place = Some(*batch);
+                assert!(*start >= now, "seed {seed}, {now}: {batch} is planned to start in the past, {start}");
                 let Model { max_batch, drop } = self.models[model.0 as usize];
-                let end = if drop == DropPolicy::None { Time::ZERO } else { now + *expected };
+                let end = if drop == DropPolicy::None { Time::ZERO } else { *start + *expected };
                 let mut items = 0;
                 for member in members {
                     let known = self.step(now, *member, *model, State::Waiting, State::Dispatched);
@@ -135,7 +153,8 @@ impl Checker {
                 assert!(*expected > Duration::ZERO, "seed {seed}, {now}: {batch} takes no time");
             }
             Decision::Preempt { batch, device } => {
-                let running = self.running[device.0 as usize].take();
+                let [running, next] = std::mem::take(&mut self.running[device.0 as usize]);
+                self.running[device.0 as usize] = [next, None];
                 assert!(running == Some(*batch), "seed {seed}, {now}: {device} preempts {batch} but runs {running:?}");
             }
         }
@@ -143,7 +162,8 @@ impl Checker {
 
     /// A batch is done; [`Checker::finished`] for each member.
     pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
-        let running = self.running[device.0 as usize].take();
+        let [running, next] = std::mem::take(&mut self.running[device.0 as usize]);
+        self.running[device.0 as usize] = [next, None];
         assert!(running == Some(batch), "seed {}, {now}: {device} completes {batch} but runs {running:?}", self.seed);
     }
 
@@ -161,7 +181,7 @@ impl Checker {
     pub fn end(&self, now: Time) {
         let waiting = (self.oldest..self.next).filter(|id| self.ring[self.place(*id)].state == State::Waiting).count();
         assert!(waiting == 0, "seed {}, {now}: {waiting} requests were never answered", self.seed);
-        assert!(self.running.iter().all(Option::is_none), "seed {}, {now}: a device still runs", self.seed);
+        assert!(self.running.iter().flatten().all(Option::is_none), "seed {}, {now}: a device still runs", self.seed);
         assert!(self.open == 0, "seed {}, {now}: {} requests were never finished", self.seed, self.open);
     }
 

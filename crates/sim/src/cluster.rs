@@ -1,6 +1,8 @@
 //! What is simulated: Downbeat's scheduler and the baselines, behind one interface.
 
-use downbeat_core::cluster::{DropReason, ModelOptions, Output, Reject, Request, Scheduler};
+use downbeat_core::cluster::{
+    DispatchPolicy, DropReason, ModelOptions, NetworkBudget, Output, Reject, Request, Scheduler,
+};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 /// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
@@ -14,6 +16,12 @@ pub trait Cluster {
 
     /// Adds a device, free. Ids are given out in order from zero.
     fn add_device(&mut self, now: Time) -> DeviceId;
+
+    /// Replaces a model's dispatch policy. Systems that have none of their own to choose pass over it.
+    fn set_dispatch(&mut self, _now: Time, _model: ModelId, _dispatch: DispatchPolicy) {}
+
+    /// What messages take, to be planned with. Systems that plan without a network pass over it.
+    fn set_network(&mut self, _now: Time, _network: NetworkBudget) {}
 
     /// A request has arrived.
     ///
@@ -76,6 +84,14 @@ pub enum Decision {
 }
 
 impl Cluster for Scheduler {
+    fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
+        Scheduler::set_dispatch(self, now, model, dispatch);
+    }
+
+    fn set_network(&mut self, now: Time, network: NetworkBudget) {
+        Scheduler::set_network(self, now, network);
+    }
+
     fn add_model(&mut self, now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
         Scheduler::add_model(self, now, options)
     }

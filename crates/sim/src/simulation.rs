@@ -1,7 +1,7 @@
 //! A run of a cluster scheduler under virtual time.
 
-use downbeat_core::cluster::{IndexedHeap, ModelOptions, Request};
-use downbeat_core::{BatchId, Duration, ModelId, RequestId, Time};
+use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, Request};
+use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use rand_distr::{Distribution, Normal};
 use rand_pcg::Pcg64;
 
@@ -9,6 +9,7 @@ use crate::arrivals::{Arrivals, BadArrivals, random};
 use crate::checker::Checker;
 use crate::cluster::{Cluster, Decision};
 use crate::feed::Feed;
+use crate::network::Network;
 use crate::pace::Pace;
 use crate::report::Report;
 use crate::system::System;
@@ -53,6 +54,10 @@ pub struct Simulation {
     pub window: Duration,
     /// Record every batch and request.
     pub record: bool,
+    /// What messages take.
+    pub network: Network,
+    /// From this time on each model has this dispatch policy.
+    pub switch: Option<(Time, Vec<DispatchPolicy>)>,
 }
 
 impl Default for Simulation {
@@ -68,8 +73,22 @@ impl Default for Simulation {
             give_up_above: None,
             window: Duration::ZERO,
             record: false,
+            network: Network::default(),
+            switch: None,
         }
     }
+}
+
+/// A batch on its way, or at its device.
+struct Sent {
+    batch: BatchId,
+    device: DeviceId,
+    model: ModelId,
+    members: Vec<RequestId>,
+    size: u32,
+    /// When it is there, with its inputs.
+    ready: Time,
+    took: Duration,
 }
 
 struct World<C> {
@@ -79,6 +98,9 @@ struct World<C> {
     next_request: u64,
     /// By device.
     running: Vec<Option<(BatchId, Run)>>,
+    /// By device: what it was sent while it runs that.
+    sent: Vec<Option<Sent>>,
+    network: Network,
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
     noise: Option<Normal<f64>>,
@@ -106,10 +128,16 @@ impl Simulation {
             tally: Tally::new(self),
             next_request: 0,
             running: (0..self.devices).map(|_| None).collect(),
+            sent: (0..self.devices).map(|_| None).collect(),
+            network: self.network,
             ends: IndexedHeap::new(),
             noise: (self.noise > 0.0).then(|| Normal::new(1.0, self.noise).ok()).flatten(),
             rng: random(self.seed, u64::MAX),
         };
+        if self.network.budget.is_remote() {
+            world.checker.network();
+        }
+        world.cluster.set_network(Time::ZERO, self.network.budget);
         for _ in 0..self.devices {
             world.cluster.add_device(Time::ZERO);
             world.checker.device();
@@ -120,12 +148,22 @@ impl Simulation {
         }
         let mut feed = Feed::new(&self.loads, self.seed, Time::ZERO + self.warm_up + self.span)?;
         let mut now = Time::ZERO;
+        let mut switch = self.switch.as_ref();
         loop {
             let arrival = feed.peek().map_or(Time::MAX, |(at, _)| at);
             let end = world.ends.peek().map_or(Time::MAX, |(at, _)| at);
             let timeout = world.cluster.poll_timeout().unwrap_or(Time::MAX);
             // At one instant: completions, then arrivals, then timers.
             let next = end.min(arrival).min(timeout);
+            if let Some((at, dispatches)) = switch.filter(|(at, _)| *at <= next) {
+                switch = None;
+                for (dispatch, model) in dispatches.iter().zip(0..) {
+                    world.cluster.set_dispatch(*at, ModelId(model), dispatch.clone());
+                }
+                now = now.max(*at);
+                world.decide(now);
+                continue;
+            }
             if next == Time::MAX {
                 world.checker.end(now);
                 break;
@@ -169,10 +207,13 @@ impl<C: Cluster> World<C> {
         self.checker.completion(now, run.device, batch);
         for member in &run.members {
             let known = self.checker.finished(now, *member, run.model);
-            self.tally.finished(now, &run, *member, &known);
+            self.tally.finished(now + self.network.budget.reply, &run, *member, &known);
         }
         self.cluster.recycle(run.members);
-        self.cluster.handle_completion(now, run.device, batch);
+        if let Some(next) = self.sent[device as usize].take() {
+            self.start(now, next);
+        }
+        self.cluster.handle_completion(now, DeviceId(device), batch);
     }
 
     fn decide(&mut self, now: Time) {
@@ -182,7 +223,7 @@ impl<C: Cluster> World<C> {
                 Decision::Drop { request, model, reason } => {
                     self.tally.dropped(self.checker.known(now, request), model, reason);
                 }
-                Decision::Dispatch { batch, device, model, members, size, expected, .. } => {
+                Decision::Dispatch { batch, device, model, members, size, start: _, expected } => {
                     let took = match &self.noise {
                         None => expected,
                         // An execution does not end before it began.
@@ -190,9 +231,13 @@ impl<C: Cluster> World<C> {
                             Duration::from_secs_f64(expected.as_secs_f64() * noise.sample(&mut self.rng).max(0.01))
                         }
                     };
-                    let run = self.tally.started(now, device, model, members, size);
-                    self.running[device.0 as usize] = Some((batch, run));
-                    self.ends.set(device.0, now + took);
+                    let ready = now + self.network.delay(size, &mut self.rng);
+                    let sent = Sent { batch, device, model, members, size, ready, took };
+                    if self.running[device.0 as usize].is_some() {
+                        self.sent[device.0 as usize] = Some(sent);
+                    } else {
+                        self.start(now, sent);
+                    }
                 }
                 Decision::Preempt { batch: _, device } => {
                     self.ends.remove(device.0);
@@ -205,5 +250,14 @@ impl<C: Cluster> World<C> {
                 }
             }
         }
+    }
+
+    /// The device, which is free, runs the batch as soon as it is there.
+    fn start(&mut self, now: Time, sent: Sent) {
+        let Sent { batch, device, model, members, size, ready, took } = sent;
+        let start = now.max(ready);
+        let run = self.tally.started(start, device, model, members, size);
+        self.running[device.0 as usize] = Some((batch, run));
+        self.ends.set(device.0, start + took);
     }
 }

@@ -108,13 +108,20 @@ impl Tally {
         }
     }
 
-    /// A batch starts.
-    pub fn started(&mut self, now: Time, device: DeviceId, model: ModelId, members: Vec<RequestId>, size: u32) -> Run {
+    /// A batch starts at `start`, now or once it is there.
+    pub fn started(
+        &mut self,
+        start: Time,
+        device: DeviceId,
+        model: ModelId,
+        members: Vec<RequestId>,
+        size: u32,
+    ) -> Run {
         let recorded = self.recording.as_mut().and_then(|recording| {
-            let batch = RecordedBatch { device, model, start: now, end: Time::MAX, size, preempted: false };
+            let batch = RecordedBatch { device, model, start, end: Time::MAX, size, preempted: false };
             recording.start(batch, &members)
         });
-        Run { device, model, members, size, start: now, recorded }
+        Run { device, model, members, size, start, recorded }
     }
 
     /// A batch leaves its device, at its end or before.
@@ -138,7 +145,7 @@ impl Tally {
         }
     }
 
-    /// A member of `run`, which ends now, is answered.
+    /// A member of `run` is answered at `now`.
     pub fn finished(&mut self, now: Time, run: &Run, request: RequestId, known: &Known) {
         let good = now <= known.deadline;
         if known.arrival >= self.start {

@@ -8,4 +8,5 @@ mod log_command;
 mod plan;
 mod profile;
 mod serve;
+mod simulate;
 mod strange_servers;

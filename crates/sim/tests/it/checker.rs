@@ -90,7 +90,39 @@ fn a_wrong_size() {
 #[test]
 #[should_panic(expected = "r0 of b0 is sent to miss its deadline")]
 fn sent_to_be_late() {
+    let mut late = dispatch(0, 0, &[0], 1);
+    if let Decision::Dispatch { start, .. } = &mut late {
+        *start = NOW + Duration::from_nanos(1);
+    }
+    checker().decision(NOW, &late);
+}
+
+#[test]
+#[should_panic(expected = "b0 is planned to start in the past")]
+fn planned_before_it_is_decided() {
     checker().decision(NOW + Duration::from_nanos(1), &dispatch(0, 0, &[0], 1));
+}
+
+#[test]
+fn with_a_network_a_device_may_have_one_more_batch_on_its_way() {
+    let mut checker = checker();
+    checker.network();
+    checker.decision(NOW, &dispatch(0, 0, &[0], 1));
+    checker.decision(NOW, &dispatch(1, 0, &[1], 1));
+    checker.completion(NOW, DeviceId(0), BatchId(0));
+    checker.decision(NOW, &dispatch(2, 0, &[2], 1));
+    checker.completion(NOW, DeviceId(0), BatchId(1));
+    checker.completion(NOW, DeviceId(0), BatchId(2));
+    (0..3).for_each(|id| finish(&mut checker, id));
+    checker.end(NOW);
+}
+
+#[test]
+#[should_panic(expected = "d0 gets b2 while it runs Some(b1)")]
+fn but_not_two_more() {
+    let mut checker = checker();
+    checker.network();
+    (0..3).for_each(|id| checker.decision(NOW, &dispatch(id, 0, &[id], 1)));
 }
 
 #[test]

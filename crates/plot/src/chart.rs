@@ -1,4 +1,4 @@
-//! Plots as inline SVG. Colours come from the page's style sheet, so that they follow light and dark.
+//! Lines and bars. Colours come from the page's style sheet, so that they follow light and dark.
 
 use std::fmt::Write;
 
@@ -252,4 +252,73 @@ pub fn bars(title: &str, description: &str, x_label: &str, y_label: &str, bars: 
         }
     }
     out + "</svg></figure>"
+}
+
+/// Bars in groups: a label below each group, one bar for each of `names`, told apart by colour and listed in a legend. NaN: no
+/// bar, and a dash in its place.
+pub fn groups(
+    title: &str,
+    description: &str,
+    y_label: &str,
+    names: &[String],
+    groups: &[(String, Vec<f64>)],
+) -> String {
+    let values = || groups.iter().flat_map(|(_, values)| values.iter().copied());
+    let y_range = Range::new(values(), Scale::Linear);
+    let x_range = Range { low: 0.0, high: 1.0, ticks: Vec::new(), scale: Scale::Linear };
+    let mut out = String::from("<figure>");
+    put!(out, "<figcaption>{}</figcaption>", escape(title));
+    begin(&mut out, title, description);
+    axes(&mut out, &x_range, &y_range, "", y_label);
+    let slot = (WIDTH - MARGIN.0 - MARGIN.1) / groups.len().max(1) as f64;
+    let width = (slot * 0.84 / names.len().max(1) as f64).min(48.0);
+    for (g, (label, values)) in groups.iter().enumerate() {
+        let middle = MARGIN.0 + slot * (g as f64 + 0.5);
+        let left = middle - width * names.len() as f64 / 2.0;
+        for (i, (value, name)) in values.iter().zip(names).enumerate() {
+            let at = left + width * i as f64;
+            if value.is_nan() {
+                let (x, y) = (at + width / 2.0, HEIGHT - MARGIN.3 - 4.0);
+                put!(out, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">–</text>");
+                continue;
+            }
+            let top = y_at(&y_range, *value);
+            let height = HEIGHT - MARGIN.3 - top;
+            put!(
+                out,
+                "<rect class=\"f{}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{}, {}: {}</title></rect>",
+                i % 6,
+                at + width * 0.06,
+                width * 0.88,
+                escape(label),
+                escape(name),
+                tick_label(*value)
+            );
+            if width >= 26.0 {
+                put!(
+                    out,
+                    "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                    at + width / 2.0,
+                    top - 3.0,
+                    tick_label((value * 100.0).round() / 100.0)
+                );
+            }
+        }
+        put!(
+            out,
+            "<text x=\"{middle:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            HEIGHT - MARGIN.3 + 18.0,
+            escape(label)
+        );
+    }
+    out += "</svg><ul class=\"legend\">";
+    for (i, name) in names.iter().enumerate() {
+        put!(
+            out,
+            "<li><svg viewBox=\"0 0 28 8\" aria-hidden=\"true\"><rect class=\"f{}\" width=\"28\" height=\"8\"/></svg>{}</li>",
+            i % 6,
+            escape(name)
+        );
+    }
+    out + "</ul></figure>"
 }

@@ -1,0 +1,294 @@
+//! `downbeat simulate`: schedulers under virtual time.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use downbeat_core::Duration;
+use downbeat_core::cluster::NetworkBudget;
+use downbeat_sim::experiment::{Experiment, Overrides};
+use downbeat_sim::policy::{self, Policy};
+use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, parallel, profiles};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Run schedulers under virtual time: an experiment from a file, or a search of the highest load that a cluster holds.
+///
+/// The production scheduler decides, on emulated devices that take their latency profile's time. Every decision is checked. A
+/// run follows from its seed; equal seeds mean equal arrivals for all policies.
+///
+/// Examples:
+///   downbeat simulate experiments/table_2.toml
+///   downbeat simulate experiments/figure_11.toml --html figure_11.html
+///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
+///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub struct SimulateArgs {
+    #[command(subcommand)]
+    command: Option<SimulateCommand>,
+
+    /// Experiment: a TOML file such as those in experiments/.
+    #[arg(value_name = "EXPERIMENT.toml")]
+    file: Option<PathBuf>,
+
+    #[command(flatten)]
+    run: RunArgs,
+
+    /// Policies instead of the file's. Repeatable, or separated by commas.
+    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    policies: Vec<String>,
+
+    /// Run all cases, though the file asks for a sample.
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Subcommand, Debug)]
+enum SimulateCommand {
+    Capacity(Box<CapacityArgs>),
+}
+
+/// How runs are made and shown.
+#[derive(Args, Debug)]
+struct RunArgs {
+    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median, with the smallest and
+    /// largest beside it.
+    #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
+    seeds: Vec<u64>,
+
+    /// Simulated seconds in which arrivals count.
+    #[arg(long, value_name = "SECONDS")]
+    span: Option<f64>,
+
+    /// Lengthen each run of a search until the least popular model gets about this many requests. With many models and short
+    /// runs the unluckiest model decides: 10000 tell a bad share of 1% to within 0.1%.
+    #[arg(long, value_name = "N")]
+    requests_per_model: Option<f64>,
+
+    /// Threads, each with a run of its own [default: as many as there are cores].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Print everything measured as JSON instead of the table.
+    #[arg(long)]
+    json: bool,
+
+    /// Write a page with plots to this file; it needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// No progress bar. Without a terminal there is none anyway.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Find the highest rate at which at most 1% of each model's requests are dropped or late.
+///
+/// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b takes alpha * b + beta), or from
+/// the command line. The result stands beside two bounds: of the staggered pattern with even arrivals (for equal models), and of every
+/// model running in the largest batches that its SLO allows.
+#[derive(Args, Debug)]
+struct CapacityArgs {
+    /// Models: a csv file with the columns name, alpha_ms, beta_ms, slo_ms.
+    #[arg(long, value_name = "FILE.csv")]
+    profiles: Option<PathBuf>,
+
+    /// A model. Repeatable.
+    #[arg(long = "model", value_name = "NAME,ALPHA_MS,BETA_MS,SLO_MS")]
+    models: Vec<ModelProfile>,
+
+    /// Devices.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    devices: u32,
+
+    /// How requests arrive: poisson, constant, or gamma:K with shape K (coefficient of variation 1/sqrt(K); gamma:0.05 is
+    /// very bursty).
+    #[arg(long, default_value = "poisson", value_name = "KIND")]
+    arrivals: Arrivals,
+
+    /// How requests are shared among the models, in the order of the file: equal, zipf:S, or maf (Azure's functions).
+    #[arg(long, default_value = "equal", value_name = "KIND")]
+    popularity: Popularity,
+
+    /// When a batch may start. Repeatable, or separated by commas; `all`: every one without an argument. One of
+    /// deferred, eager, latest, adaptive, timeout:MS, timeout:P%, and the systems clockwork, nexus[:FRONTENDS], shepherd.
+    #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    policies: Vec<String>,
+
+    /// Which requests are given up, for policies that do not say it with +DROP: window, head, adaptive, or none. Repeatable, or
+    /// separated by commas [default: window; adaptive for adaptive]
+    #[arg(long = "drop", value_name = "NAME", value_delimiter = ',')]
+    drops: Vec<String>,
+
+    /// Share of each model's requests, in percent, that may be dropped or late.
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
+    tolerated_percent: f64,
+
+    /// The search ends when the capacity is known to this percentage.
+    #[arg(long, default_value_t = 0.5, value_name = "PERCENT")]
+    precision: f64,
+
+    /// Simulated seconds before those that count.
+    #[arg(long, default_value_t = 1.5, value_name = "SECONDS")]
+    warm_up: f64,
+
+    /// The largest batch; 0: as far as each model's SLO allows.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65536))]
+    max_batch: u32,
+
+    /// Standard deviation of an execution time, as a share of the profile's.
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
+    noise: f64,
+
+    /// d_ctrl: microseconds that a message to a device may take, to be planned with.
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    d_ctrl_us: f64,
+
+    /// d_data: microseconds that fetching the inputs of an item may take.
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    d_data_us: f64,
+
+    /// Microseconds from the end of a batch to the client's answer.
+    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    d_reply_us: f64,
+
+    /// What messages to a device take: budget (always what is planned with), or lognormal:RATIO, whose 99.99th percentile is
+    /// what is planned with and RATIO times the median (12 for TCP in Symphony's cluster).
+    #[arg(long, default_value = "budget", value_name = "KIND")]
+    delay: Delay,
+
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// Seconds that count in a capacity search if nothing else is said: 100,000 requests at 5,000 a second.
+const SPAN_S: f64 = 20.0;
+
+/// Runs the experiment or the search and prints what came of it.
+///
+/// # Errors
+/// If the file or the command line is wrong, or a result cannot be written.
+pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
+    let SimulateArgs { command, file, run, policies, all } = args;
+    match (command, file) {
+        (Some(SimulateCommand::Capacity(args)), _) => {
+            let experiment = capacity(&args)?;
+            show(&experiment, &args.run)
+        }
+        (None, Some(file)) => {
+            let overrides = Overrides {
+                seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
+                span_s: run.span,
+                requests_per_model: run.requests_per_model,
+                all,
+                policies: Some(policies).filter(|policies| !policies.is_empty()),
+                tiny: false,
+            };
+            show(&Experiment::read(&file, &overrides)?, &run)
+        }
+        (None, None) => bail!("give an experiment file, or the subcommand capacity"),
+    }
+}
+
+fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
+    let mut models = match &args.profiles {
+        Some(file) => profiles::read(file)?,
+        None => Vec::new(),
+    };
+    models.extend(args.models.iter().cloned());
+    if models.is_empty() {
+        bail!("no models are given: --profiles FILE.csv, or --model NAME,ALPHA_MS,BETA_MS,SLO_MS");
+    }
+    let seconds = |flag: &str, value: f64, least: f64| {
+        if (least..=604_800.0).contains(&value) {
+            Ok(Duration::from_secs_f64(value))
+        } else {
+            bail!("{flag} is {value}; it has to be from {least} to 604800 seconds (a week)")
+        }
+    };
+    let microseconds = |flag: &str, us: f64| {
+        if (0.0..=3.6e9).contains(&us) {
+            Ok(Duration::from_secs_f64(us * 1e-6))
+        } else {
+            bail!("{flag} is {us}; it has to be from 0 to 3600000000 microseconds (an hour)")
+        }
+    };
+    let share = |flag: &str, percent: f64| {
+        if percent > 0.0 && percent < 100.0 {
+            Ok(percent / 100.0)
+        } else {
+            bail!("{flag} is {percent}; it has to be above 0 and below 100 percent")
+        }
+    };
+    let mut scenario = Scenario {
+        models,
+        rate: 1.0,
+        arrivals: args.arrivals,
+        popularity: args.popularity,
+        shape: Shape::Steady,
+        devices: args.devices,
+        max_batch: args.max_batch,
+        noise: args.noise,
+        network: Network {
+            budget: NetworkBudget {
+                control: microseconds("--d-ctrl-us", args.d_ctrl_us)?,
+                data: microseconds("--d-data-us", args.d_data_us)?,
+                reply: microseconds("--d-reply-us", args.d_reply_us)?,
+            },
+            delay: args.delay,
+        },
+        warm_up: seconds("--warm-up", args.warm_up, 0.0)?,
+        span: seconds("--span", args.run.span.unwrap_or(SPAN_S), 1e-3)?,
+    };
+    scenario.rate = scenario.unreachable_rate();
+    let search = Search {
+        tolerated: share("--tolerated-percent", args.tolerated_percent)?,
+        precision: share("--precision", args.precision)?,
+        requests_per_model: args.run.requests_per_model.unwrap_or(0.0).max(0.0),
+        ..Search::default()
+    };
+    let seeds = if args.run.seeds.is_empty() { vec![1] } else { args.run.seeds.clone() };
+    Ok(Experiment::capacity(scenario, policies(&args.policies, &args.drops)?, seeds, search))
+}
+
+/// Every policy with every drop policy, where it has none of its own.
+fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
+    let drops = drops.iter().map(|drop| policy::parse_drop(drop)).collect::<Result<Vec<_>, _>>()?;
+    let mut policies: Vec<Policy> = Vec::new();
+    for name in names {
+        let named = match name.as_str() {
+            "all" => Policy::all(&drops),
+            name if drops.is_empty() => vec![name.parse()?],
+            name => drops.iter().map(|drop| Policy::with_drop(name, *drop)).collect::<Result<_, _>>()?,
+        };
+        for policy in named {
+            if !policies.contains(&policy) {
+                policies.push(policy);
+            }
+        }
+    }
+    Ok(policies)
+}
+
+fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
+    let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
+    let bar =
+        if args.quiet || !std::io::stderr().is_terminal() { ProgressBar::hidden() } else { ProgressBar::no_length() };
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} left")?;
+    bar.set_style(style);
+    let results = experiment.run(threads, |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if let Some(file) = &args.html {
+        std::fs::write(file, experiment.page(&results)).with_context(|| format!("--html {}", file.display()))?;
+    }
+    let text = if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() };
+    // A reader that has seen enough, such as head, is no failure.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,171 @@
+//! What ran on which device when.
+
+use std::fmt::Write;
+
+use crate::chart::escape;
+
+/// What ran on which device when (Symphony figure 4): a row for each device, a box for each batch, a dot for each request.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// Above the picture.
+    pub title: String,
+    /// What time is counted in, such as `ms`.
+    pub unit: String,
+    /// Labels of the rows, from the top.
+    pub rows: Vec<String>,
+    /// The batches.
+    pub boxes: Vec<Box>,
+    /// The arrivals, above the rows.
+    pub dots: Vec<Dot>,
+}
+
+/// A batch.
+#[derive(Clone, Debug)]
+pub struct Box {
+    /// Index of the row.
+    pub row: usize,
+    /// Its begin.
+    pub start: f64,
+    /// Its end.
+    pub end: f64,
+    /// Written in it if there is room.
+    pub label: String,
+    /// Colour, told apart modulo 6.
+    pub colour: usize,
+    /// It was stopped before its end.
+    pub lost: bool,
+    /// Shown when pointed at.
+    pub hint: String,
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Dot {
+    /// When it arrived.
+    pub at: f64,
+    /// It was dropped or late.
+    pub bad: bool,
+    /// Colour, told apart modulo 6; that of its batch.
+    pub colour: usize,
+    /// Shown when pointed at.
+    pub hint: String,
+}
+
+/// Width of a picture in SVG units.
+const WIDTH: f64 = 1080.0;
+/// Space for the labels on the left.
+const LEFT: f64 = 48.0;
+/// Height of a row.
+const ROW: f64 = 30.0;
+/// Space for the dots above.
+const TOP: f64 = 26.0;
+
+/// Writing to a string cannot fail.
+macro_rules! put {
+    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
+}
+
+impl Timeline {
+    /// The picture from `from` to `to`. What lies outside is cut off.
+    pub fn svg(&self, from: f64, to: f64) -> String {
+        let span = if to > from { to - from } else { 1.0 };
+        let x = |at: f64| LEFT + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - LEFT - 8.0);
+        let height = TOP + ROW * self.rows.len() as f64 + 24.0;
+        let title = escape(&self.title);
+        let mut out = format!("<figure><figcaption>{title}</figcaption>");
+        put!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>");
+        for (row, label) in self.rows.iter().enumerate() {
+            let bottom = TOP + ROW * (row as f64 + 1.0);
+            put!(out, "<line class=\"device\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{bottom}\" y2=\"{bottom}\"/>", WIDTH - 8.0);
+            put!(
+                out,
+                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
+                LEFT - 6.0,
+                bottom - 10.0,
+                escape(label)
+            );
+        }
+        for tick in ticks(from, to) {
+            let bottom = height - 24.0;
+            put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>", x(tick));
+            put!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">", x(tick), height - 8.0);
+            put!(out, "{} {}</text>", (tick * 1e6).round() / 1e6, escape(&self.unit));
+        }
+        for shown in self.boxes.iter().filter(|shown| shown.end > from && shown.start < to) {
+            let (left, right) = (x(shown.start), x(shown.end));
+            let top = TOP + ROW * shown.row as f64 + 5.0;
+            let lost = if shown.lost { " lost" } else { "" };
+            put!(
+                out,
+                "<rect class=\"batch s{}{lost}\" x=\"{left:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\"><title>{}</title></rect>",
+                shown.colour % 6,
+                (right - left).max(0.5),
+                ROW - 6.0,
+                escape(&shown.hint)
+            );
+            if right - left > 6.0 * shown.label.len() as f64 + 4.0 {
+                let middle = (left + right) / 2.0;
+                put!(out, "<text class=\"size\" x=\"{middle:.1}\" y=\"{}\" text-anchor=\"middle\">", top + 16.0);
+                put!(out, "{}</text>", escape(&shown.label));
+            }
+        }
+        for dot in self.dots.iter().filter(|dot| (from..to).contains(&dot.at)) {
+            let class = if dot.bad { "dot bad".to_owned() } else { format!("dot f{}", dot.colour % 6) };
+            put!(out, "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"14\" r=\"3\"><title>", x(dot.at));
+            put!(out, "{}</title></circle>", escape(&dot.hint));
+            if dot.bad {
+                put!(out, "<path class=\"cross\" d=\"M{0:.1} 8l6 12m0-12l-6 12\"/>", x(dot.at) - 3.0);
+            }
+        }
+        out + "</svg></figure>"
+    }
+}
+
+/// Round values between `from` and `to`, about ten.
+fn ticks(from: f64, to: f64) -> Vec<f64> {
+    let rough = (to - from) / 10.0;
+    if !(rough > 0.0 && rough.is_finite()) {
+        return Vec::new();
+    }
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough).unwrap_or(rough);
+    let first = (from / step).ceil() as i64;
+    let last = (to / step).floor() as i64;
+    (first..=last).map(|at| at as f64 * step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_and_dots_are_placed_cut_and_escaped() {
+        let shown = |start: f64, end: f64| Box {
+            row: 1,
+            start,
+            end,
+            label: "4".to_owned(),
+            colour: 7,
+            lost: false,
+            hint: "a<b".to_owned(),
+        };
+        let timeline = Timeline {
+            title: "3 & 4".to_owned(),
+            unit: "ms".to_owned(),
+            rows: vec!["d0".to_owned(), "d1".to_owned()],
+            boxes: vec![shown(0.0, 5.0), shown(20.0, 30.0)],
+            dots: vec![Dot { at: 1.0, bad: true, colour: 0, hint: String::new() }],
+        };
+        let svg = timeline.svg(0.0, 10.0);
+        assert!(svg.contains("3 &amp; 4") && svg.contains("a&lt;b"), "{svg}");
+        assert_eq!(svg.matches("class=\"batch s1\"").count(), 1, "the batch after the end is not drawn: {svg}");
+        assert_eq!(svg.matches("class=\"dot bad\"").count(), 1, "{svg}");
+    }
+
+    #[test]
+    fn an_empty_span_has_no_ticks() {
+        assert!(ticks(1.0, 1.0).is_empty());
+        assert_eq!(ticks(0.0, 10.0).len(), 11);
+        assert!(Timeline::default().svg(5.0, 5.0).contains("<svg"));
+    }
+}

@@ -1,0 +1,292 @@
+//! The results as one HTML page that needs nothing else.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use downbeat_plot::{Axis, Box as Batch, Dot, Line, STYLE, Scale, Timeline, escape, groups, lines};
+
+use super::run::{Case, Results};
+use super::{Experiment, Plot, Value};
+use crate::report::DELAY_BINS;
+
+/// Writing to a string cannot fail.
+macro_rules! put {
+    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
+}
+
+/// A quantity of a case.
+type Quantity<'a> = &'a dyn Fn(&Case) -> Option<f64>;
+
+impl Experiment {
+    /// The results as one HTML page that needs nothing else: no script, no network.
+    pub fn page(&self, results: &Results) -> String {
+        let title = escape(&self.title);
+        let mut out = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
+        out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
+        put!(out, "<title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1>");
+        for text in [&self.source, &self.note] {
+            put!(out, "<p class=\"sub\">{}</p>", escape(text));
+        }
+        out += "<div class=\"plots\">";
+        for plot in &self.plots {
+            self.plot(&mut out, results, *plot);
+        }
+        out += "</div>";
+        for plot in &self.plots {
+            match plot {
+                Plot::Timeline => self.timelines(&mut out, results),
+                Plot::Windows => self.windows(&mut out, results),
+                _ => {}
+            }
+        }
+        put!(
+            out,
+            "<h2>Table</h2><div class=\"scroll\"><pre>{}</pre></div></main></body></html>\n",
+            escape(&results.to_string())
+        );
+        out
+    }
+
+    fn plot(&self, out: &mut String, results: &Results, plot: Plot) {
+        let percent = |share: f64| 100.0 * share;
+        match plot {
+            Plot::Value => {
+                self.over_x(out, results, results.value_name(), &|case| Some(case.value?.median));
+            }
+            Plot::Relative => {
+                let name = format!("% of {}", self.relative_to.as_deref().unwrap_or_default());
+                self.over_x(out, results, &name, &|case| case.relative.map(percent));
+            }
+            Plot::Busy => {
+                self.over_x(out, results, "devices busy, %", &|case| Some(percent(case.typical()?.busy_share)));
+            }
+            Plot::Bad => {
+                self.over_x(out, results, "dropped or late, %", &|case| Some(percent(case.typical()?.bad_share)));
+            }
+            Plot::Spread => self.spread(out, results),
+            Plot::Batch => {
+                let sizes = |case: &Case| case.typical().map(|sample| sample.report.batch_sizes());
+                self.distribution(out, results, "batch size", 1.0, &sizes);
+            }
+            Plot::Delay => {
+                let delays = |case: &Case| case.typical().map(|sample| sample.report.delays());
+                self.distribution(out, results, "time in the queue, % of the SLO", 100.0 / DELAY_BINS as f64, &delays);
+            }
+            Plot::Timeline | Plot::Windows => {}
+        }
+    }
+
+    /// Lines over what is varied along x, a plot for each workload and what else is varied; bars where nothing is.
+    fn over_x(&self, out: &mut String, results: &Results, y: &str, quantity: Quantity<'_>) {
+        let Some(x) = &self.x else { return self.bars(out, results, y, quantity) };
+        for (facet, cases) in facets(results, Some(x)) {
+            let mut by_policy: BTreeMap<usize, (String, Vec<(f64, f64)>)> = BTreeMap::new();
+            let policies = policies(results);
+            for case in cases {
+                let at = match case.point.get(x) {
+                    Some(Value::Number(at)) => *at,
+                    Some(Value::Text(text)) => {
+                        text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0.0)
+                    }
+                    None => 0.0,
+                };
+                let label = if case.policy.contains('%') { "timeout".to_owned() } else { case.policy.clone() };
+                let place = policies.iter().position(|policy| *policy == label).unwrap_or(policies.len());
+                if let Some(value) = quantity(case) {
+                    by_policy.entry(place).or_insert_with(|| (label, Vec::new())).1.push((at, value));
+                }
+            }
+            let drawn: Vec<Line<'_>> = by_policy
+                .values_mut()
+                .map(|(name, points)| {
+                    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+                    Line { name, points: std::mem::take(points), stepped: false }
+                })
+                .collect();
+            let title = if facet.is_empty() { y.to_owned() } else { format!("{facet}: {y}") };
+            let axis = |label| Axis { label, scale: Scale::Linear };
+            *out += &lines(&title, &format!("{y} over {x}"), &axis(x), &axis(y), &drawn);
+        }
+    }
+
+    fn bars(&self, out: &mut String, results: &Results, y: &str, quantity: Quantity<'_>) {
+        let names = policies(results);
+        // Workloads of very different size have plots of their own.
+        for (facet, cases) in facets(results, None) {
+            let value = |name: &String| {
+                let case = cases.iter().find(|case| case.policy == *name);
+                case.and_then(|case| quantity(case)).unwrap_or(f64::NAN)
+            };
+            let values = names.iter().map(value).collect();
+            *out += &groups(&format!("{facet} {y}"), &format!("{y} by policy"), y, &names, &[(facet, values)]);
+        }
+    }
+
+    /// The relative values of all cases, sorted: which share of the cases has at most this.
+    fn spread(&self, out: &mut String, results: &Results) {
+        let mut drawn = Vec::new();
+        let names = policies(results);
+        for name in names.iter().filter(|name| Some(*name) != self.relative_to.as_ref()) {
+            let mut values: Vec<f64> =
+                results.cases.iter().filter(|case| case.policy == *name).filter_map(|case| case.relative).collect();
+            values.sort_by(f64::total_cmp);
+            let count = values.len() as f64;
+            let points =
+                values.iter().zip(1..).map(|(value, n)| (100.0 * f64::from(n) / count, 100.0 * value)).collect();
+            drawn.push(Line { name, points, stepped: false });
+        }
+        let y = format!("% of {}", self.relative_to.as_deref().unwrap_or_default());
+        let axis = |label| Axis { label, scale: Scale::Linear };
+        *out += &lines("All cases, sorted", "relative values", &axis("% of the cases"), &axis(&y), &drawn);
+    }
+
+    /// The cumulative distribution of what is counted, a plot for each workload.
+    fn distribution(
+        &self,
+        out: &mut String,
+        results: &Results,
+        x: &str,
+        unit: f64,
+        counts: &dyn Fn(&Case) -> Option<Vec<u64>>,
+    ) {
+        for (facet, cases) in facets(results, None) {
+            let drawn: Vec<Line<'_>> = cases
+                .iter()
+                .filter_map(|case| {
+                    let counts = counts(case)?;
+                    let total: u64 = counts.iter().sum();
+                    let mut seen = 0;
+                    let mut points = vec![(0.0, 0.0)];
+                    for (index, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                        seen += count;
+                        points.push((index as f64 * unit, 100.0 * seen as f64 / total as f64));
+                    }
+                    (total > 0).then_some(Line { name: &case.policy, points, stepped: true })
+                })
+                .collect();
+            let axis = |label| Axis { label, scale: Scale::Linear };
+            *out += &lines(&format!("{facet} {x}"), "cumulative distribution", &axis(x), &axis("% of all"), &drawn);
+        }
+    }
+
+    fn timelines(&self, out: &mut String, results: &Results) {
+        for case in &results.cases {
+            let Some(sample) = case.typical() else { continue };
+            let recording = &sample.report.recording;
+            let ms = |at: downbeat_core::Time| at.as_nanos() as f64 / 1e6;
+            let end = recording.batches.iter().map(|batch| ms(batch.end)).fold(0.0, f64::max);
+            let (from, to) = self.shown_ms.unwrap_or((0.0, end));
+            let several = case.models > 1;
+            let colour = |batch: Option<usize>, model: u32| if several { model as usize } else { batch.unwrap_or(0) };
+            let boxes = recording.batches.iter().enumerate().map(|(index, batch)| Batch {
+                row: batch.device.0 as usize,
+                start: ms(batch.start),
+                end: ms(batch.end),
+                label: batch.size.to_string(),
+                colour: colour(Some(index), batch.model.0),
+                lost: batch.preempted,
+                hint: format!(
+                    "{} of {}: {} requests, {:.2} to {:.2} ms{}",
+                    batch.device,
+                    batch.model,
+                    batch.size,
+                    ms(batch.start),
+                    ms(batch.end),
+                    if batch.preempted { ", preempted" } else { "" }
+                ),
+            });
+            let dots = recording.requests.iter().enumerate().map(|(index, request)| Dot {
+                at: ms(request.arrival),
+                bad: !request.good,
+                colour: colour(request.batch, request.model.0),
+                hint: format!(
+                    "request {} of {} at {:.2} ms{}",
+                    index + 1,
+                    request.model,
+                    ms(request.arrival),
+                    if request.good { "" } else { ": dropped or late" }
+                ),
+            });
+            let title = format!("{} {}", case.workload, case.policy);
+            let timeline = Timeline {
+                title: title.trim().to_owned(),
+                unit: "ms".to_owned(),
+                rows: (0..case.devices).map(|device| format!("d{device}")).collect(),
+                boxes: boxes.collect(),
+                dots: dots.collect(),
+            };
+            *out += &timeline.svg(from, to);
+        }
+    }
+
+    fn windows(&self, out: &mut String, results: &Results) {
+        *out += "<h2>Over time</h2><div class=\"plots\">";
+        let axis = |label| Axis { label, scale: Scale::Linear };
+        for case in &results.cases {
+            let Some(sample) = case.typical() else { continue };
+            let title = |what: &str| format!("{} {}: {what}", case.workload, case.policy);
+            let seconds = self.window.as_secs_f64();
+            let mut lines_of = [const { Vec::new() }; 6];
+            for window in &sample.report.windows {
+                let at = window.start.as_nanos() as f64 / 1e9;
+                let offered: f64 = window.offered.iter().map(|count| f64::from(*count)).sum();
+                let good: f64 = window.good.iter().map(|count| f64::from(*count)).sum();
+                // Behind the last arrival there is no load to speak of.
+                if offered == 0.0 {
+                    continue;
+                }
+                let bad = 1.0 - good / offered;
+                let used = window.busy.iter().filter(|busy| **busy > 0.0).count() as f64;
+                let busy: f64 = window.busy.iter().map(|busy| f64::from(*busy)).sum();
+                let devices = f64::from(case.devices);
+                let values = [offered / seconds, good / seconds, used, busy, advice(bad, busy, devices), 100.0 * bad];
+                for (points, value) in lines_of.iter_mut().zip(values) {
+                    points.push((at, value));
+                }
+            }
+            let [offered, good, used, busy, advised, bad] = lines_of;
+            let line = |name, points| Line { name, points, stepped: true };
+            let rates = [line("offered", offered), line("in time", good)];
+            *out += &lines(&title("requests per second"), "rates", &axis("seconds"), &axis("requests/s"), &rates);
+            let devices = [line("used at all", used), line("busy", busy)];
+            *out += &lines(&title("devices"), "devices", &axis("seconds"), &axis("devices"), &devices);
+            let advice = [line("devices advised", advised)];
+            *out += &lines(&title("advice"), "advice", &axis("seconds"), &axis("devices advised"), &advice);
+            *out +=
+                &lines(&title("bad"), "bad share", &axis("seconds"), &axis("dropped or late, %"), &[line("bad", bad)]);
+        }
+        *out += "</div>";
+    }
+}
+
+/// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%, `N f` fewer at an idle share f.
+fn advice(bad: f64, busy: f64, devices: f64) -> f64 {
+    if bad > 0.01 && bad < 1.0 { devices + devices * bad / (1.0 - bad) } else { busy }
+}
+
+/// Cases by workload and everything that is varied but `x`, in their order.
+fn facets<'a>(results: &'a Results, x: Option<&str>) -> Vec<(String, Vec<&'a Case>)> {
+    let mut facets: Vec<(String, Vec<&Case>)> = Vec::new();
+    for case in &results.cases {
+        let others = case.point.iter().filter(|(name, _)| Some(name.as_str()) != x);
+        let mut parts = vec![case.workload.clone()];
+        parts.extend(others.map(|(name, value)| format!("{name} {value}")));
+        let name = parts.join(" ").trim().to_owned();
+        match facets.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, cases)) => cases.push(case),
+            None => facets.push((name, vec![case])),
+        }
+    }
+    facets
+}
+
+/// The policies, in their order.
+fn policies(results: &Results) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for case in &results.cases {
+        if !names.contains(&case.policy) {
+            names.push(case.policy.clone());
+        }
+    }
+    names
+}

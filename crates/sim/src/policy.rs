@@ -1,0 +1,321 @@
+//! The schedulers by their names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use downbeat_core::Duration;
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+
+use crate::baseline::{Gather, NexusOptions};
+use crate::system::System;
+
+/// What is simulated, by name: a dispatch policy of Downbeat's scheduler with a drop policy, or a system that it is compared with.
+///
+/// Written `NAME[:ARGUMENT][+DROP]`, such as `deferred`, `eager+head`, `timeout:20%+head`. [`POLICIES`] and [`DROPS`] are the names.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Policy {
+    name: String,
+    choice: Choice,
+    /// `None`: the system has its own.
+    drop: Option<DropPolicy>,
+}
+
+/// A scheduler that a name stands for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Choice {
+    /// Downbeat's scheduler with this dispatch policy.
+    Dispatch(DispatchPolicy),
+    /// Downbeat's scheduler with [`DispatchPolicy::Timeout`], by a share of each model's SLO.
+    TimeoutShare(f64),
+    /// Another system, which drops by rules of its own.
+    System(System),
+}
+
+/// A name of [`POLICIES`].
+#[derive(Debug)]
+pub struct Name {
+    /// As it is written.
+    pub name: &'static str,
+    /// How an argument is written; empty: it takes none.
+    pub argument: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// The drop policy that goes with it if none is named.
+    pub drop: DropPolicy,
+    /// The scheduler, if the argument (empty: none) is one.
+    make: fn(&str) -> Option<Choice>,
+}
+
+/// All schedulers. A new one is a line here.
+pub const POLICIES: &[Name] = &[
+    Name {
+        name: "deferred",
+        argument: "",
+        about: "Symphony: not before one more request could no longer join in time",
+        drop: DropPolicy::WindowDrop,
+        make: |argument| dispatch(argument, DispatchPolicy::Deferred),
+    },
+    Name {
+        name: "eager",
+        argument: "",
+        about: "as soon as a device is free",
+        drop: DropPolicy::WindowDrop,
+        make: |argument| dispatch(argument, DispatchPolicy::Eager),
+    },
+    Name {
+        name: "latest",
+        argument: "",
+        about: "not before the last moment",
+        drop: DropPolicy::WindowDrop,
+        make: |argument| dispatch(argument, DispatchPolicy::Latest),
+    },
+    Name {
+        name: "timeout",
+        argument: "MS or P%",
+        about: "when the batch is full or its first request has waited for MS milliseconds, or P% of its SLO",
+        drop: DropPolicy::WindowDrop,
+        make: timeout,
+    },
+    Name {
+        name: "adaptive",
+        argument: "",
+        about: "deferred or eager, by what waiting is worth at the load of the moment; devices follow the load",
+        drop: DropPolicy::Adaptive,
+        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
+    },
+    Name {
+        name: "adaptive-early",
+        argument: "",
+        about: "the same, but at once while the load is low, for the shortest latency",
+        drop: DropPolicy::Adaptive,
+        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: false }),
+    },
+    Name {
+        name: "clockwork",
+        argument: "",
+        about: "Clockwork: the batch that has to start first, in the largest size that still meets its deadline",
+        drop: DropPolicy::WindowDrop,
+        make: |argument| system(argument, System::Clockwork),
+    },
+    Name {
+        name: "nexus",
+        argument: "FRONTENDS",
+        about: "Nexus: a plan of batches and devices for each epoch, with so many frontends (1)",
+        drop: DropPolicy::WindowDrop,
+        make: nexus,
+    },
+    Name {
+        name: "shepherd",
+        argument: "",
+        about: "Shepherd Flex: the largest batch first, which may preempt one of a third its size",
+        drop: DropPolicy::WindowDrop,
+        make: |argument| system(argument, System::Shepherd(Gather::Prefix)),
+    },
+];
+
+/// The drop policies.
+pub const DROPS: &[(&str, DropPolicy)] = &[
+    ("window", DropPolicy::WindowDrop),
+    ("head", DropPolicy::HeadDrop),
+    ("adaptive", DropPolicy::Adaptive),
+    ("none", DropPolicy::None),
+];
+
+/// Why a text is no policy.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UnknownPolicy {
+    /// No such name.
+    #[error("unknown policy '{0}'; expected one of: {names}", names = names().join(", "))]
+    Policy(String),
+    /// No such drop policy.
+    #[error("unknown drop policy '{0}'; expected one of: {names}", names = drop_names().join(", "))]
+    Drop(String),
+    /// An argument that is missing, not wanted, or wrong.
+    #[error("'{text}': expected {expected}")]
+    Argument {
+        /// What was given.
+        text: String,
+        /// How it is written.
+        expected: String,
+    },
+    /// A drop policy for a system that has its own.
+    #[error("'{0}' drops by its own rules; leave out '+{1}'")]
+    OwnDrop(String, String),
+}
+
+fn dispatch(argument: &str, policy: DispatchPolicy) -> Option<Choice> {
+    argument.is_empty().then_some(Choice::Dispatch(policy))
+}
+
+fn system(argument: &str, system: System) -> Option<Choice> {
+    argument.is_empty().then_some(Choice::System(system))
+}
+
+fn nexus(argument: &str) -> Option<Choice> {
+    let frontends =
+        if argument.is_empty() { Some(1) } else { argument.parse().ok().filter(|n| (1..=1024).contains(n)) };
+    Some(Choice::System(System::Nexus(NexusOptions { frontends: frontends?, ..NexusOptions::default() })))
+}
+
+/// The largest timeout: an hour, or ten SLOs.
+fn timeout(argument: &str) -> Option<Choice> {
+    let number = |text: &str, most: f64| text.parse().ok().filter(|n: &f64| (0.0..=most).contains(n));
+    match argument.strip_suffix('%') {
+        Some(percent) => number(percent, 1e3).map(|percent| Choice::TimeoutShare(percent / 100.0)),
+        None => {
+            let delay = Duration::from_millis_f64(number(argument, 3.6e6)?);
+            Some(Choice::Dispatch(DispatchPolicy::Timeout { delay, preferred: Vec::new() }))
+        }
+    }
+}
+
+/// The names, as they are written.
+pub fn names() -> Vec<String> {
+    POLICIES.iter().map(written).collect()
+}
+
+fn drop_names() -> Vec<&'static str> {
+    DROPS.iter().map(|(name, _)| *name).collect()
+}
+
+fn written(name: &Name) -> String {
+    let Name { name, argument, .. } = name;
+    if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") }
+}
+
+impl Policy {
+    /// The policy of a name, with `drop` if the text names none and the system has none of its own.
+    ///
+    /// # Errors
+    /// If the text is no policy, or names a drop policy for a system that has its own.
+    pub fn with_drop(text: &str, drop: DropPolicy) -> Result<Policy, UnknownPolicy> {
+        let policy: Policy = text.parse()?;
+        if policy.drop.is_none() || text.contains('+') {
+            return Ok(policy);
+        }
+        let name = DROPS.iter().find(|(_, known)| *known == drop).map_or("", |(name, _)| name);
+        Ok(Policy { name: format!("{text}+{name}"), drop: Some(drop), ..policy })
+    }
+
+    /// All names without an argument, each with these drop policies unless it has its own; without any, with the one that goes with it.
+    pub fn all(drops: &[DropPolicy]) -> Vec<Policy> {
+        let plain = POLICIES.iter().filter(|name| (name.make)("").is_some()).map(|name| name.name);
+        let mut all: Vec<Policy> = Vec::new();
+        for name in plain {
+            let own = name.parse().into_iter().filter(|_| drops.is_empty());
+            for policy in own.chain(drops.iter().filter_map(|drop| Policy::with_drop(name, *drop).ok())) {
+                if !all.contains(&policy) {
+                    all.push(policy);
+                }
+            }
+        }
+        all
+    }
+
+    /// The scheduler.
+    pub fn system(&self) -> System {
+        match &self.choice {
+            Choice::System(system) => system.clone(),
+            _ => System::Downbeat,
+        }
+    }
+
+    /// The dispatch policy of a model with this SLO.
+    pub fn dispatch(&self, slo: Duration) -> DispatchPolicy {
+        match &self.choice {
+            Choice::Dispatch(dispatch) => dispatch.clone(),
+            Choice::TimeoutShare(share) => {
+                let delay = Duration::from_secs_f64(slo.as_secs_f64() * share);
+                DispatchPolicy::Timeout { delay, preferred: Vec::new() }
+            }
+            Choice::System(_) => DispatchPolicy::Eager,
+        }
+    }
+
+    /// The drop policy. A system that has its own is held to meet the deadlines of what it sends.
+    pub fn drop(&self) -> DropPolicy {
+        self.drop.unwrap_or(DropPolicy::HeadDrop)
+    }
+}
+
+/// `NAME[:ARGUMENT][+DROP]`; without a drop policy, the one that goes with the name.
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (system, drop) = text.split_once('+').map_or((text, None), |(system, drop)| (system, Some(drop)));
+        let (name, argument) = system.split_once(':').unwrap_or((system, ""));
+        let known = POLICIES.iter().find(|known| known.name == name);
+        let known = known.ok_or_else(|| UnknownPolicy::Policy(system.to_owned()))?;
+        let choice = (known.make)(argument)
+            .ok_or_else(|| UnknownPolicy::Argument { text: system.to_owned(), expected: written(known) })?;
+        let own = matches!(choice, Choice::System(_));
+        let drop = match drop {
+            Some(drop) if own => return Err(UnknownPolicy::OwnDrop(system.to_owned(), drop.to_owned())),
+            None if own => None,
+            None => Some(known.drop),
+            Some(drop) => Some(parse_drop(drop)?),
+        };
+        Ok(Policy { name: text.to_owned(), choice, drop })
+    }
+}
+
+/// A drop policy by its name.
+///
+/// # Errors
+/// If there is none of that name.
+pub fn parse_drop(name: &str) -> Result<DropPolicy, UnknownPolicy> {
+    let known = DROPS.iter().find(|(known, _)| *known == name);
+    known.map(|(_, drop)| *drop).ok_or_else(|| UnknownPolicy::Drop(name.to_owned()))
+}
+
+/// As it was written.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Policy, String> {
+        text.parse().map_err(|error: UnknownPolicy| error.to_string())
+    }
+
+    #[test]
+    fn names_arguments_and_drop_policies() {
+        let slo = Duration::from_millis(50);
+        assert_eq!(parse("deferred").unwrap().drop(), DropPolicy::WindowDrop);
+        assert_eq!(parse("eager+head").unwrap().drop(), DropPolicy::HeadDrop);
+        for text in ["timeout:10", "timeout:20%+none"] {
+            let delay = Duration::from_millis(10);
+            let expected = DispatchPolicy::Timeout { delay, preferred: Vec::new() };
+            assert_eq!(parse(text).unwrap().dispatch(slo), expected, "{text}");
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_policy_is_told_what_is_one() {
+        let expected = format!("unknown policy 'lazy'; expected one of: {}", names().join(", "));
+        assert_eq!(parse("lazy").unwrap_err(), expected);
+        assert_eq!(
+            parse("eager+tail").unwrap_err(),
+            "unknown drop policy 'tail'; expected one of: window, head, adaptive, none"
+        );
+        assert!(parse("shepherd+head").unwrap_err().contains("drops by its own rules"));
+        for text in ["nexus:0", "timeout", "timeout:-1", "timeout:nan", "timeout:x%", "eager:3"] {
+            assert!(parse(text).unwrap_err().contains("': expected "), "{text}");
+        }
+    }
+
+    #[test]
+    fn all_are_those_without_an_argument_by_each_drop_policy() {
+        let all = Policy::all(&[DropPolicy::WindowDrop, DropPolicy::HeadDrop]);
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+        assert!(names.starts_with(&["deferred+window".to_owned(), "deferred+head".to_owned()]), "{names:?}");
+        assert!(names.iter().all(|name| !name.starts_with("timeout")), "{names:?}");
+    }
+}

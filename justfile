@@ -22,6 +22,10 @@ lint:
 test *arguments:
     cargo test --workspace {{arguments}}
 
+# The driver's shared places under loom, which tries every order of their steps.
+loom:
+    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p downbeat-driver --lib
+
 # The documentation of every crate, warnings as errors.
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace

@@ -32,6 +32,7 @@ pub struct Layer {
     pub engine: Option<EngineChoice>,
     pub threads: Option<usize>,
     pub devices: Option<usize>,
+    pub scheduler_shards: Option<usize>,
     #[serde(default, deserialize_with = "named")]
     pub scheduler: Option<DispatchPolicy>,
     #[serde(default, deserialize_with = "named")]

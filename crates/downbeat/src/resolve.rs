@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
-use downbeat_server::options::{AutoscaleOptions, ModelControl, ServerOptions};
+use downbeat_server::options::{AutoscaleOptions, MAX_SHARDS, ModelControl, ServerOptions};
 
 use crate::layer::{ControlMode, Layer, Port};
 use crate::serve_flags::ServeFlags;
@@ -74,6 +74,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.engine, &layer.engine);
         over(&mut options.threads, &layer.threads);
         over(&mut options.devices, &layer.devices);
+        over(&mut options.scheduler_shards, &layer.scheduler_shards);
         over(&mut options.dispatch, &layer.scheduler);
         options.drop = layer.drop.or(options.drop);
         options.default_slo = layer.slo.or(options.default_slo);
@@ -137,6 +138,10 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if !(1..=256).contains(&options.devices) {
         bail!("devices is {}; must be between 1 and 256", options.devices);
     }
+    if options.scheduler_shards > MAX_SHARDS {
+        let shards = options.scheduler_shards;
+        bail!("scheduler_shards is {shards}; at most {MAX_SHARDS} are supported, 0 chooses by the cores");
+    }
     if options.threads > 1024 {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
@@ -187,6 +192,7 @@ mod tests {
             engine = "rten"
             threads = 2
             devices = 3
+            scheduler_shards = 4
             scheduler = "deferred"
             drop = "head"
             slo_ms = 12.5
@@ -228,6 +234,7 @@ mod tests {
         assert_eq!(options.host.to_string(), "127.0.0.1");
         assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
         assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Rten, 2, 3));
+        assert_eq!(options.scheduler_shards, 4);
         assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
@@ -310,6 +317,7 @@ mod tests {
         let spare = refused("autoscale.spare = 0.5", &["m"]);
         assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
         assert!(refused("devices = 0", &["m"]).contains("between 1 and 256"));
+        assert!(refused("scheduler_shards = 65", &["m"]).contains("at most 64"));
         let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");
     }

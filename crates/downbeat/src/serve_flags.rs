@@ -66,6 +66,10 @@ pub struct ServeFlags {
     )]
     pub slo: Vec<ModelSlo>,
 
+    /// Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core [default: 0]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_SCHEDULER_SHARDS", help_heading = "Scheduling")]
+    pub scheduler_shards: Option<usize>,
+
     /// When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest [default: adaptive]
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
     pub scheduler: Option<DispatchPolicy>,
@@ -182,6 +186,7 @@ impl ServeFlags {
             engine: self.engine,
             threads: self.threads,
             devices: self.devices,
+            scheduler_shards: self.scheduler_shards,
             scheduler: self.scheduler,
             drop: self.drop,
             slo: None,

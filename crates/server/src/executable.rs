@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::{Duration, ModelId};
+use downbeat_core::Duration;
+use downbeat_driver::Place;
 use downbeat_engine::{Lane, LoadError, Model};
 use parking_lot::{Mutex, RwLock};
 
@@ -37,8 +38,8 @@ pub struct Executable {
 
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {
-    /// The scheduler's name for it.
-    pub id: ModelId,
+    /// Where it is in the scheduler.
+    pub place: Place,
     /// Whether requests that cannot make their deadline are given up.
     pub drops: bool,
     /// Learns the latency of its batches from what they take.
@@ -126,18 +127,14 @@ impl Executable {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Counts `rows` items into the queue; false if there is no room for them. Called by the driver alone,
-    /// one thread at a time, which makes the bound exact.
+    /// Counts `rows` items into the queue; false if there is no room for them. Exact, also where the version's shapes are in several
+    /// shards.
     pub fn begin_waiting(&self, rows: u32) -> bool {
-        let waiting = self.waiting.load(Ordering::Relaxed).saturating_add(rows);
-        let room = waiting <= self.queue_bound;
-        if room {
-            self.waiting.store(waiting, Ordering::Relaxed);
-        }
-        room
+        let more = |waiting: u32| Some(waiting.saturating_add(rows)).filter(|waiting| *waiting <= self.queue_bound);
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Counts `rows` items out of the queue. Called by the driver alone.
+    /// Counts `rows` items out of the queue.
     pub fn end_waiting(&self, rows: u32) {
         self.waiting.fetch_sub(rows, Ordering::Relaxed);
     }

@@ -204,7 +204,7 @@ impl Loader {
                 },
             })
             .collect();
-        let id = self.driver.add_queue(QueueOptions {
+        let place = self.driver.add_queue(QueueOptions {
             max_batch: batching.max_batch_size.max(1),
             profiles: profile.clone().into(),
             drop,
@@ -218,7 +218,7 @@ impl Loader {
             levels,
         });
         Arc::new(Queue {
-            id,
+            place,
             drops: drop != cluster::DropPolicy::None,
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
+pub use downbeat_driver::MAX_SHARDS;
 use downbeat_repository::named;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 
@@ -30,6 +31,8 @@ pub struct ServerOptions {
     pub threads: usize,
     /// Executors on the CPU, at least 1: each runs one batch at a time.
     pub devices: usize,
+    /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
+    pub scheduler_shards: usize,
     /// When a batch leaves.
     pub dispatch: DispatchPolicy,
     /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
@@ -75,6 +78,7 @@ impl ServerOptions {
             engine: EngineChoice::Auto,
             threads: 0,
             devices: 1,
+            scheduler_shards: 0,
             dispatch: DispatchPolicy::Adaptive,
             drop: None,
             default_slo: None,
@@ -90,6 +94,14 @@ impl ServerOptions {
             profiling: ProfilingOptions::default(),
             autoscale: Some(AutoscaleOptions::default()),
             log: LogOptions::default(),
+        }
+    }
+
+    /// How many parts the scheduler is in, by [`ServerOptions::scheduler_shards`] or by the cores.
+    pub fn scheduler_shards(&self) -> usize {
+        match self.scheduler_shards {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_SHARDS),
+            shards => shards,
         }
     }
 

@@ -120,7 +120,8 @@ impl Registry {
         let metrics = Arc::new(Metrics::new()?);
         let devices = u32::try_from(options.devices.max(1)).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, devices)).transpose()?.map(Arc::new);
-        let driver = Arc::new(Driver::start(Clock::start(), options.devices.max(1), &metrics)?);
+        let driver =
+            Arc::new(Driver::start(Clock::start(), options.devices.max(1), options.scheduler_shards(), &metrics)?);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
         let serving = Arc::new(Serving::new(options.clone(), driver, loader.clone()));
         Ok(Registry {

@@ -151,7 +151,7 @@ impl Serving {
     /// Gives up the queues of versions that answer no request (any more).
     pub fn forget_queues<'a>(&self, executables: impl Iterator<Item = &'a Arc<Executable>>) {
         for (_, queue) in executables.flat_map(|executable| executable.queues()) {
-            self.driver.remove_queue(queue.id);
+            self.driver.remove_queue(queue.place);
         }
     }
 
@@ -277,7 +277,7 @@ impl Serving {
             let forgotten = oldest.into_iter().any(|(used, key, queue)| {
                 now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
                     && executable.remove_queue(key, queue)
-                    && (self.driver.remove_empty_queue(queue.id)
+                    && (self.driver.remove_empty_queue(queue.place)
                         || executable.insert_queue(key.clone(), queue.clone()).is_err())
             });
             if !forgotten {
@@ -295,7 +295,7 @@ impl Serving {
         match executable.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {
-                self.driver.remove_queue(queue.id);
+                self.driver.remove_queue(queue.place);
                 Ok(there)
             }
         }

@@ -27,9 +27,14 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub devices: u32,
 
-    /// Threads of the scheduler. One: the single-threaded scheduler, with the load in the same thread.
+    /// Threads of model queues, each with its share of the load and of the devices. One: the single-threaded scheduler, unless
+    /// --matchmaker-thread is given. Several have the matchmaker on a thread of its own beside them.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+
+    /// Have the matchmaker on a thread of its own also beside one thread.
+    #[arg(long)]
+    pub matchmaker_thread: bool,
 
     /// Offered load as a share of what the devices can serve in staggered batches.
     #[arg(long, default_value_t = 0.9, value_name = "SHARE", conflicts_with = "rate")]

@@ -1,13 +1,14 @@
 //! Benchmark of the scheduler alone: generated requests in, emulated devices out, no server and no network.
 
 mod args;
+mod multi_thread;
 mod report;
 mod single_thread;
 mod workload;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use downbeat_core::Duration;
 
 pub use args::{Drop, Policy, SchedulerArgs};
@@ -57,12 +58,9 @@ pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
         args.devices
     );
     match args.threads {
-        1 if args.rate.is_some() => single_thread::run_paced(&workload, length),
-        1 => single_thread::run(&workload, length),
-        // A driver that spreads the model queues over threads is measured from here, with the same workload and report.
-        threads => {
-            bail!("--threads {threads}: there is no multi-threaded driver yet; only --threads 1 can be measured")
-        }
+        1 if !args.matchmaker_thread && args.rate.is_some() => single_thread::run_paced(&workload, length),
+        1 if !args.matchmaker_thread => single_thread::run(&workload, length),
+        threads => multi_thread::run(&workload, threads, length, args.rate.is_some()),
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Measurement {
     pub cpu_ns_per_request: f64,
     /// CPU time of the loop an event.
     pub cpu_ns_per_event: f64,
+    /// CPU time of the matchmaker's thread a request, if it has one; it is part of the above, and mostly waiting.
+    pub matchmaker_ns_per_request: Option<f64>,
     /// CPU time of drawing a request, measured alone; it is part of the above.
     pub generator_ns_per_request: f64,
     /// Calls of the allocator a request; `None` where the program does not count them.
@@ -63,7 +65,7 @@ pub struct Latency {
 
 impl Latency {
     /// Of a histogram in nanoseconds.
-    fn of(histogram: &Histogram<u64>) -> Self {
+    pub(super) fn of(histogram: &Histogram<u64>) -> Self {
         let at = |q| histogram.value_at_quantile(q) as f64 / 1e3;
         Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: histogram.max() as f64 / 1e3 }
     }
@@ -95,6 +97,9 @@ impl fmt::Display for Measurement {
         let (wall, cpu) = (self.wall_ns_per_request, self.cpu_ns_per_request);
         let drawing = self.generator_ns_per_request;
         writeln!(f, "  ns/request           {wall:.1} wall, {cpu:.1} CPU, of which drawing requests {drawing:.1}")?;
+        if let Some(ns) = self.matchmaker_ns_per_request {
+            writeln!(f, "  matchmaker           {ns:.1} of the CPU ns/request, waiting included")?;
+        }
         let events = self.events_per_request;
         writeln!(f, "  ns/event             {:.1} CPU, {events:.3} events/request", self.cpu_ns_per_event)?;
         match self.allocations_per_request {

@@ -15,7 +15,7 @@ use crate::allocations::Counter;
 use crate::clock::{Clock, thread_cpu};
 
 /// Time until queues, batches and tables are as they will be: three SLOs, in which devices and rate meter settle.
-const WARM_UP: Duration = Duration::from_millis(300);
+pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 /// Requests between two looks at the clock.
 const CHUNK: u64 = 1 << 16;
 
@@ -30,21 +30,34 @@ struct World {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    requests: u64,
-    events: u64,
-    wakes: u64,
-    rejected: u64,
-    dropped: u64,
+pub(super) struct Counts {
+    pub requests: u64,
+    pub events: u64,
+    pub wakes: u64,
+    pub rejected: u64,
+    pub dropped: u64,
     /// In batches.
-    good: u64,
+    pub good: u64,
     /// In batches that end after their deadline.
-    late: u64,
-    batches: u64,
+    pub late: u64,
+    pub batches: u64,
 }
 
 impl Counts {
-    fn since(self, before: Counts) -> Counts {
+    pub fn plus(self, other: Counts) -> Counts {
+        Counts {
+            requests: self.requests + other.requests,
+            events: self.events + other.events,
+            wakes: self.wakes + other.wakes,
+            rejected: self.rejected + other.rejected,
+            dropped: self.dropped + other.dropped,
+            good: self.good + other.good,
+            late: self.late + other.late,
+            batches: self.batches + other.batches,
+        }
+    }
+
+    pub fn since(self, before: Counts) -> Counts {
         Counts {
             requests: self.requests - before.requests,
             events: self.events - before.events,
@@ -82,7 +95,7 @@ pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
     let allocations = counter.map(Counter::stop);
     let counts = world.counts.since(before);
     world.check()?;
-    measurement(workload, counts, wall, cpu, allocations)
+    measurement(workload, 1, counts, wall, cpu, allocations)
 }
 
 /// Runs in real time for `length`, and measures how long each event took until its decisions were taken: from when it was due, which includes
@@ -115,7 +128,7 @@ pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
     let allocations = counter.map(Counter::stop);
     let counts = world.counts.since(before);
     world.check()?;
-    Ok(measurement(workload, counts, wall, cpu, allocations)?.with_latencies(&latency, &handling))
+    Ok(measurement(workload, 1, counts, wall, cpu, allocations)?.with_latencies(&latency, &handling))
 }
 
 impl World {
@@ -208,8 +221,9 @@ impl World {
     }
 }
 
-fn measurement(
+pub(super) fn measurement(
     workload: &Workload,
+    threads: u32,
     counts: Counts,
     wall: Duration,
     cpu: Duration,
@@ -221,7 +235,7 @@ fn measurement(
     Ok(Measurement {
         models: workload.models,
         devices: workload.devices,
-        threads: 1,
+        threads,
         offered_rate: workload.rate,
         requests,
         events_per_request: events as f64 / requests as f64,
@@ -230,6 +244,7 @@ fn measurement(
         wall_ns_per_request: per(wall, requests),
         cpu_ns_per_request: per(cpu, requests),
         cpu_ns_per_event: per(cpu, events),
+        matchmaker_ns_per_request: None,
         generator_ns_per_request: generator_cost(workload, requests.min(4 << 20)),
         allocations_per_request: allocations.map(|n| n as f64 / requests as f64),
         batches,

@@ -41,10 +41,25 @@ fn a_paced_run_measures_latencies() {
     assert!((100..400).contains(&run.requests), "200 are due in 0.1 s: {run}");
 }
 
+/// With the matchmaker apart, also on more threads than there are cores: nothing is lost, and what is paced is served.
+#[test]
+fn threads_share_the_load() {
+    for threads in ["1", "3"] {
+        let words =
+            ["--models", "6", "--devices", "600", "--rate", "2000", "--threads", threads, "--matchmaker-thread"];
+        let run = run("0.2", &words).unwrap();
+        assert!((100..2_000).contains(&run.requests), "400 are due in 0.2 s: {run}");
+        assert!(run.batches > 0 && run.latency_us.is_some(), "{run}");
+    }
+    let run = run("0.1", &["--models", "4", "--devices", "64", "--threads", "2"]).unwrap();
+    assert!(run.requests > 1_000 && run.bad_share < 0.05, "virtual time waits for every thread: {run}");
+    assert!(run.latency_us.is_none(), "virtual time has no latency: {run}");
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused_by_flag() {
     let cases: [(&[&str], &str); 7] = [
-        (&["--threads", "2"], "--threads 2"),
+        (&["--threads", "2", "--models", "1"], "--threads"),
         (&["--devices", "1", "--rate", "1000000"], "--rate"),
         (&["--rate", "0"], "--rate"),
         (&["--load", "nan"], "--load"),

@@ -59,7 +59,11 @@ fn a_wrong_command_line_is_status_2() {
     refuses(&["infer"], 2, "required arguments were not provided");
     refuses(&["bench"], 2, "required arguments were not provided");
     refuses(&["bench", "-m", "digits", "scheduler"], 2, "cannot be used with");
-    refuses(&["bench", "scheduler", "--threads", "2"], 1, "--threads 2: there is no multi-threaded driver yet");
+    refuses(
+        &["bench", "scheduler", "--threads", "2", "--models", "1"],
+        1,
+        "--threads: at most one a model, of which there are 1",
+    );
     refuses(&["infer", "digits"], 2, "required arguments were not provided");
 }
 

@@ -2,11 +2,13 @@
 
 use std::panic::AssertUnwindSafe;
 
-use downbeat_core::{BatchId, DeviceId, LatencyProfile, ModelId, Time};
+use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
+use downbeat_driver::{Cluster, Place};
 use downbeat_engine::State;
 use parking_lot::{Condvar, Mutex};
 
-use super::{Event, Job, Shared};
+use super::desk::Floor;
+use super::job::Job;
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::executable::Executable;
@@ -45,11 +47,6 @@ impl DeviceSlot {
     /// An empty slot.
     pub fn new(id: DeviceId, index: usize, metrics: DeviceMetrics) -> Self {
         DeviceSlot { id, index, metrics, next: Mutex::default(), arrived: Condvar::new() }
-    }
-
-    /// The scheduler's name for the device.
-    pub fn id(&self) -> DeviceId {
-        self.id
     }
 
     /// The device's number, from 0.
@@ -91,24 +88,28 @@ impl DeviceSlot {
 }
 
 /// The life of a device's thread.
-pub fn work(slot: &DeviceSlot, shared: &Shared) {
+pub fn work(slot: &DeviceSlot, cluster: &Cluster<Floor>) {
+    let clock = cluster.handler().clock;
     while let Some(launch) = slot.take() {
         slot.metrics.begin();
-        let begin = shared.clock.now();
+        let begin = clock.now();
         let batch = launch.batch;
         // The requests of a batch that ends in a panic are told so: their replies are dropped.
-        let run = std::panic::catch_unwind(AssertUnwindSafe(|| run(slot.index, launch, &shared.clock)));
+        let run = std::panic::catch_unwind(AssertUnwindSafe(|| run(slot.index, launch, &clock)));
         let refined = run.unwrap_or_else(|_| {
             tracing::error!(device = slot.index, "a batch ended in a panic: this is a defect");
             None
         });
-        slot.metrics.end(shared.clock.now().since(begin));
-        shared.post(Event::Completed { device: slot.id, batch, refined });
+        slot.metrics.end(clock.now().since(begin));
+        if let Some((queue, profile)) = refined {
+            cluster.set_profile(queue, profile);
+        }
+        cluster.complete(slot.id, batch);
     }
 }
 
 /// Runs a batch and answers its requests; gives the queue's new profile when there is one.
-fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, LatencyProfile)> {
+fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyProfile)> {
     let begin = clock.now();
     let mut jobs = launch.jobs;
     // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
@@ -157,7 +158,7 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(ModelId, Latency
         // A client that left meanwhile has been computed for; there is nobody to tell.
         let _ = job.reply.send(Ok(outputs));
     }
-    refined.map(|profile| (queue.id, profile))
+    refined.map(|profile| (queue.place, profile))
 }
 
 /// Runs the engine on a batch. An engine that panics has failed.

@@ -1,0 +1,129 @@
+//! One alarm clock for all stations.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::Time;
+use parking_lot::{Condvar, Mutex};
+
+/// When each station wants to be woken, for the one thread that does it.
+///
+/// Setting an alarm takes no lock unless it becomes the earliest of all.
+pub struct Alarm {
+    /// By station.
+    due_ns: Box<[AtomicU64]>,
+    /// The thread wakes up by then on its own.
+    armed_ns: AtomicU64,
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Alarm {
+    pub fn new(stations: usize) -> Self {
+        Alarm {
+            due_ns: (0..stations).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            armed_ns: AtomicU64::new(u64::MAX),
+            stopped: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Sets a station's alarm, in place of its former one; [`Time::MAX`]: none. Called by whoever is in the station.
+    pub fn set(&self, station: usize, due: Time) {
+        let due = due.as_nanos();
+        let own = &self.due_ns[station];
+        if own.load(Ordering::Relaxed) == due {
+            return;
+        }
+        // In one order with what the thread does: either it sees this, or this sees that it did not.
+        own.store(due, Ordering::SeqCst);
+        if due < self.armed_ns.load(Ordering::SeqCst) {
+            let _waiting = self.stopped.lock();
+            if due < self.armed_ns.load(Ordering::Relaxed) {
+                self.armed_ns.store(due, Ordering::SeqCst);
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// Makes [`Alarm::wait`] return `None`.
+    pub fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until an alarm goes off, which clears it: its station; `None` when stopped.
+    pub fn wait(&self, now: impl Fn() -> Time) -> Option<usize> {
+        let mut stopped = self.stopped.lock();
+        while !*stopped {
+            // Armed anew before the alarms are looked at, so that none that is set meanwhile is passed over.
+            self.armed_ns.store(u64::MAX, Ordering::SeqCst);
+            let first =
+                self.due_ns.iter().map(|due| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
+            let Some((station, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
+                self.changed.wait(&mut stopped);
+                continue;
+            };
+            let time = now();
+            if due <= time.as_nanos() {
+                // Unless it was set anew this moment.
+                if self.due_ns[station].compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    return Some(station);
+                }
+                continue;
+            }
+            self.armed_ns.store(due, Ordering::SeqCst);
+            self.changed.wait_for(&mut stopped, Time::from_nanos(due).since(time).into());
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use downbeat_core::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_earliest_goes_off_first_and_once() {
+        let alarm = Alarm::new(3);
+        let at = |ns| Time::from_nanos(ns);
+        alarm.set(0, at(20));
+        alarm.set(1, at(10));
+        alarm.set(2, at(5));
+        alarm.set(2, Time::MAX);
+        assert_eq!(alarm.wait(|| at(30)), Some(1));
+        assert_eq!(alarm.wait(|| at(30)), Some(0));
+        alarm.stop();
+        assert_eq!(alarm.wait(|| at(30)), None);
+    }
+
+    /// A thread that waits for nothing, or for something later, hears of what is set earlier.
+    #[test]
+    fn a_waiting_thread_follows_what_becomes_the_earliest() {
+        let alarm = Arc::new(Alarm::new(2));
+        let time = Arc::new(AtomicU64::new(0));
+        let (send, rang) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn({
+            let (alarm, time) = (alarm.clone(), time.clone());
+            move || {
+                while let Some(station) = alarm.wait(|| Time::from_nanos(time.load(Ordering::SeqCst))) {
+                    send.send(station).unwrap();
+                }
+            }
+        });
+        // An hour off, and then at once.
+        alarm.set(0, Time::ZERO + Duration::from_millis(3_600_000));
+        alarm.set(1, Time::ZERO);
+        assert_eq!(rang.recv(), Ok(1));
+        time.store(Duration::from_millis(3_600_000).as_nanos(), Ordering::SeqCst);
+        alarm.set(1, Time::ZERO);
+        let mut both = [rang.recv().unwrap(), rang.recv().unwrap()];
+        both.sort_unstable();
+        assert_eq!(both, [0, 1]);
+        alarm.stop();
+        waiting.join().unwrap();
+    }
+}

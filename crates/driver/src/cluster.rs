@@ -1,0 +1,666 @@
+//! The scheduler's parts on threads.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::cluster::{
+    Answer, Demand, Grant, Matchmaker, ModelOptions, ModelQueue, NetworkBudget, Output, Shard,
+};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, ModelId, Time};
+use parking_lot::Mutex;
+
+use crate::alarm::Alarm;
+use crate::newest::Newest;
+use crate::station::Station;
+use crate::sync::MutexGuard;
+
+/// The most shards there can be.
+pub const MAX_SHARDS: usize = 64;
+
+/// Messages that a thread works off in one station before it looks after the others: a busy shard may not keep the
+/// matchmaker from its grants.
+pub const TURN: usize = 32;
+
+/// What is done with events and decisions: the part of a driver that has a clock and knows payloads.
+pub trait Handler: Send + Sync + 'static {
+    /// What comes to a shard: a request, a cancellation.
+    type Event: Send;
+    /// What a shard has beside its queues: the payloads of what waits there. Only whoever is in the shard touches it.
+    type Desk: Send;
+
+    /// The time. It never goes back, on any thread, seen from any other.
+    fn now(&self) -> Time;
+
+    /// Does what an event asks for, with the `handle_*` of the shard.
+    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, event: Self::Event);
+
+    /// Carries a decision out. The members of a dispatch are to be recycled, in the shard or later in any other.
+    fn carry_out(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, output: Output);
+}
+
+/// When something is handled, and what is known by then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// The time.
+    pub now: Time,
+    /// When the next device is expected to be free, as the matchmaker said last: `Time::ZERO` if one is, `Time::MAX` if there is none at
+    /// all.
+    pub expected_free: Time,
+}
+
+/// A cluster as it is at the start.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The kind of each device, all of them free.
+    pub devices: Vec<DeviceKind>,
+    /// How many kinds of devices there will ever be.
+    pub kinds: u32,
+    /// How late a wake-up may come: a batch that is deferred on purpose starts at least so much before its last moment
+    /// ([`downbeat_core::cluster::Scheduler::set_wake_margin`]).
+    pub wake_margin: Duration,
+    /// What messages take between the scheduler, the devices and the clients.
+    pub network: NetworkBudget,
+}
+
+impl Setup {
+    /// So many devices of one kind, next to the scheduler, with timers that are never late.
+    pub fn new(devices: u32) -> Self {
+        Setup {
+            devices: vec![DeviceKind(0); devices as usize],
+            kinds: 1,
+            wake_margin: Duration::ZERO,
+            network: NetworkBudget::default(),
+        }
+    }
+}
+
+/// A model, and where its queue is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The scheduler's name for the model.
+    pub model: ModelId,
+    shard: u32,
+}
+
+impl Place {
+    /// Which shard its queue is in, from zero.
+    pub fn shard(self) -> usize {
+        self.shard as usize
+    }
+}
+
+/// The shards and the matchmaker, each a [`Station`]. See the crate's documentation.
+pub struct Cluster<H: Handler> {
+    handler: H,
+    shards: Box<[ShardStation<H>]>,
+    matchmaker: Station<MatchmakerDesk, ToMatchmaker>,
+    /// By station; the matchmaker's is the last.
+    alarm: Alarm,
+    expected_free_ns: AtomicU64,
+    /// By shard: what its models ask of the devices.
+    demands: Box<[PublishedDemand]>,
+    /// How often any of them has changed.
+    demand_changes: AtomicU64,
+    kinds: u32,
+    members: Mutex<Members>,
+}
+
+type ShardStation<H> = Station<ShardDesk<H>, ToShard<<H as Handler>::Event>>;
+
+/// Who gives names out. Its lock is taken where models and devices come and go, by no request.
+struct Members {
+    next_model: u32,
+    /// By shard: its models.
+    models: Vec<u32>,
+    /// By device: its kind, if it is there.
+    devices: Vec<Option<DeviceKind>>,
+}
+
+struct ShardDesk<H: Handler> {
+    shard: Shard,
+    desk: H::Desk,
+    /// By model, of whichever shard.
+    newest: Vec<Option<Arc<Newest>>>,
+    /// The demand that the other shards know.
+    demand: Demand,
+    /// The changes of demands that this shard has heard of.
+    demand_changes: u64,
+}
+
+/// A shard's demand, for the others. It changes ten times a second, and is read as a mixture of two if it changes at that moment, which
+/// the next change puts right.
+#[derive(Default)]
+struct PublishedDemand {
+    least: AtomicU64,
+    deferred: AtomicU64,
+    overhead: AtomicU64,
+    variance: AtomicU64,
+}
+
+impl PublishedDemand {
+    fn put(&self, demand: Demand) {
+        let Demand { least, deferred, overhead, variance } = demand;
+        for (place, value) in
+            [(&self.least, least), (&self.deferred, deferred), (&self.overhead, overhead), (&self.variance, variance)]
+        {
+            place.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self) -> Demand {
+        let value = |place: &AtomicU64| f64::from_bits(place.load(Ordering::Relaxed));
+        Demand {
+            least: value(&self.least),
+            deferred: value(&self.deferred),
+            overhead: value(&self.overhead),
+            variance: value(&self.variance),
+        }
+    }
+}
+
+enum ToShard<E> {
+    Event(E),
+    Grant(Grant),
+    AddModel { model: ModelId, options: Box<ModelOptions>, newest: Arc<Newest> },
+    RemoveModel(ModelId),
+    SetProfile(ModelId, DeviceProfiles),
+    Devices(DeviceKind, u32),
+    Alarm,
+}
+
+struct MatchmakerDesk {
+    matchmaker: Matchmaker,
+    /// By model: its shard, and where its newest candidate is.
+    models: Vec<(u32, Arc<Newest>)>,
+    /// Where models that were removed have theirs: none.
+    gone: Arc<Newest>,
+}
+
+enum ToMatchmaker {
+    /// A model's newest candidate is another.
+    Changed(ModelId),
+    Answer(Answer),
+    Completed(DeviceId, BatchId),
+    AddModel {
+        max_in_flight: u32,
+        shard: u32,
+        newest: Arc<Newest>,
+    },
+    RemoveModel(ModelId),
+    AddDevice(DeviceKind),
+    RemoveDevice(DeviceId),
+    Alarm,
+}
+
+/// The stations that a thread has to look after because it put something in.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    shards: u64,
+    matchmaker: bool,
+}
+
+impl<H: Handler> Cluster<H> {
+    /// One shard for each desk (1 to [`MAX_SHARDS`]), without models.
+    pub fn new(handler: H, desks: Vec<H::Desk>, setup: Setup) -> Self {
+        let shards = desks.len();
+        assert!((1..=MAX_SHARDS).contains(&shards), "there are 1 to {MAX_SHARDS} shards");
+        let Setup { devices, kinds, wake_margin, network } = setup;
+        let mut matchmaker = Matchmaker::new();
+        matchmaker.set_sends_ahead(network.is_remote());
+        for kind in &devices {
+            assert!(kind.0 < kinds, "the kinds of devices are known from the start");
+            matchmaker.add_device(*kind);
+        }
+        let expected_free = matchmaker.expected_free();
+        let station = |(index, desk)| {
+            let mut shard = Shard::new(index as u32, shards as u32);
+            shard.set_wake_margin(Time::ZERO, wake_margin);
+            shard.set_network(Time::ZERO, network);
+            for kind in (0..kinds).map(DeviceKind) {
+                shard.set_devices(Time::ZERO, kind, matchmaker.devices_of(kind));
+            }
+            Station::new(ShardDesk { shard, desk, newest: Vec::new(), demand: Demand::default(), demand_changes: 0 })
+        };
+        Cluster {
+            handler,
+            shards: desks.into_iter().enumerate().map(station).collect(),
+            matchmaker: Station::new(MatchmakerDesk {
+                matchmaker,
+                models: Vec::new(),
+                gone: Arc::new(Newest::new(kinds as usize)),
+            }),
+            alarm: Alarm::new(shards + 1),
+            expected_free_ns: AtomicU64::new(expected_free.as_nanos()),
+            demands: (0..shards).map(|_| PublishedDemand::default()).collect(),
+            demand_changes: AtomicU64::new(0),
+            kinds,
+            members: Mutex::new(Members {
+                next_model: 0,
+                models: vec![0; shards],
+                devices: devices.into_iter().map(Some).collect(),
+            }),
+        }
+    }
+
+    /// What the events and decisions go through.
+    pub fn handler(&self) -> &H {
+        &self.handler
+    }
+
+    /// How many shards there are.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Adds a model to the shard that has the fewest.
+    pub fn add_model(&self, options: ModelOptions) -> Place {
+        let newest = Arc::new(Newest::new(self.kinds as usize));
+        let max_in_flight = options.max_in_flight;
+        let place;
+        {
+            let mut members = self.members.lock();
+            let fewest = members.models.iter().enumerate().min_by_key(|(_, models)| **models);
+            let shard = fewest.map_or(0, |(shard, _)| shard);
+            members.models[shard] += 1;
+            place = Place { model: ModelId(members.next_model), shard: shard as u32 };
+            members.next_model += 1;
+            // Under the lock, so that the matchmaker hears of models in the order of their ids, and before the shard, so that it knows
+            // a model before its first candidate.
+            self.matchmaker.put(ToMatchmaker::AddModel { max_in_flight, shard: place.shard, newest: newest.clone() });
+        }
+        let Place { model, .. } = place;
+        self.shards[place.shard()].put(ToShard::AddModel { model, options: Box::new(options), newest });
+        self.work(Round::default().matchmaker().shard(place.shard()));
+        place
+    }
+
+    /// Removes a model. Its queued requests are dropped, its running batches go on. Once, or nothing happens.
+    pub fn remove_model(&self, place: Place) {
+        self.shards[place.shard()].put(ToShard::RemoveModel(place.model));
+        self.work(Round::default().shard(place.shard()));
+    }
+
+    /// Removes a model unless requests wait for it; whether it did. Waits until the shard has done it.
+    pub fn remove_idle_model(&self, place: Place) -> bool {
+        let mut round = Round::default();
+        let mut desk = self.shards[place.shard()].enter();
+        // What was put in before comes first.
+        self.shard_turn(place.shard(), &mut desk, usize::MAX, &mut round);
+        let idle = desk.shard.queue(place.model).is_none_or(|queue| queue.queued() == 0);
+        if idle {
+            self.handle_in_shard(
+                place.shard(),
+                &mut desk,
+                self.moment(),
+                ToShard::RemoveModel(place.model),
+                &mut round,
+            );
+        }
+        drop(desk);
+        self.work(round.shard(place.shard()));
+        idle
+    }
+
+    /// Replaces a model's latency profiles, also for what is queued.
+    pub fn set_profile(&self, place: Place, profiles: impl Into<DeviceProfiles>) {
+        self.shards[place.shard()].put(ToShard::SetProfile(place.model, profiles.into()));
+        self.work(Round::default().shard(place.shard()));
+    }
+
+    /// Adds a device, free, of one of the kinds that are known from the start.
+    pub fn add_device(&self, kind: DeviceKind) -> DeviceId {
+        assert!(kind.0 < self.kinds, "the kinds of devices are known from the start");
+        let device;
+        {
+            let mut members = self.members.lock();
+            device = DeviceId(members.devices.len() as u32);
+            members.devices.push(Some(kind));
+            self.matchmaker.put(ToMatchmaker::AddDevice(kind));
+            self.tell_devices(&members, kind);
+        }
+        self.work(Round::everywhere(self.shards.len()));
+        device
+    }
+
+    /// Removes a device. A batch that runs on it, or is about to by a grant on its way, is no longer waited for: the handler may
+    /// still get one dispatch to it. Unknown: nothing happens.
+    pub fn remove_device(&self, device: DeviceId) {
+        {
+            let mut members = self.members.lock();
+            let Some(kind) = members.devices.get_mut(device.0 as usize).and_then(Option::take) else { return };
+            self.matchmaker.put(ToMatchmaker::RemoveDevice(device));
+            self.tell_devices(&members, kind);
+        }
+        self.work(Round::everywhere(self.shards.len()));
+    }
+
+    fn tell_devices(&self, members: &Members, kind: DeviceKind) {
+        let devices = members.devices.iter().filter(|device| **device == Some(kind)).count() as u32;
+        for shard in &self.shards {
+            shard.put(ToShard::Devices(kind, devices));
+        }
+    }
+
+    /// Leaves an event for the shard of `place`, and works it off unless somebody else does.
+    pub fn post(&self, place: Place, event: H::Event) {
+        self.shards[place.shard()].put(ToShard::Event(event));
+        self.work(Round::default().shard(place.shard()));
+    }
+
+    /// A batch is done: its device is free, and gets its next batch if there is one.
+    pub fn complete(&self, device: DeviceId, batch: BatchId) {
+        self.matchmaker.put(ToMatchmaker::Completed(device, batch));
+        self.work(Round::default().matchmaker());
+    }
+
+    /// The life of the thread that wakes stations up; ends with [`Cluster::stop_alarm`].
+    pub fn ring_alarms(&self) {
+        while let Some(station) = self.alarm.wait(|| self.handler.now()) {
+            let mut round = Round::default();
+            match self.shards.get(station) {
+                Some(shard) => {
+                    shard.put(ToShard::Alarm);
+                    round = round.shard(station);
+                }
+                None => {
+                    self.matchmaker.put(ToMatchmaker::Alarm);
+                    round = round.matchmaker();
+                }
+            }
+            self.work(round);
+        }
+    }
+
+    /// Ends [`Cluster::ring_alarms`].
+    pub fn stop_alarm(&self) {
+        self.alarm.stop();
+    }
+
+    /// Makes the calling thread the shard's own, after waiting for whoever is in it: nobody else works there until it leaves.
+    pub fn own_shard(&self, shard: usize) -> OwnShard<'_, H> {
+        OwnShard { cluster: self, index: shard, desk: self.shards[shard].enter() }
+    }
+
+    /// Makes the calling thread the matchmaker's own, as [`Cluster::own_shard`].
+    pub fn own_matchmaker(&self) -> OwnMatchmaker<'_, H> {
+        OwnMatchmaker { cluster: self, desk: self.matchmaker.enter() }
+    }
+
+    /// Looks after stations until there is nothing left in them, or somebody else is there.
+    fn work(&self, mut round: Round) {
+        loop {
+            // The matchmaker first: devices that wait are what costs most.
+            if std::mem::take(&mut round.matchmaker) {
+                let Some(mut desk) = self.matchmaker.try_enter() else { continue };
+                self.matchmaker_turn(&mut desk, &mut round);
+                drop(desk);
+                round.matchmaker |= !self.matchmaker.is_done();
+            } else if let Some(index) = round.next_shard() {
+                let shard = &self.shards[index];
+                let Some(mut desk) = shard.try_enter() else { continue };
+                self.shard_turn(index, &mut desk, TURN, &mut round);
+                drop(desk);
+                if !shard.is_done() {
+                    round = round.shard(index);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn moment(&self) -> Moment {
+        self.moment_at(self.handler.now())
+    }
+
+    fn moment_at(&self, now: Time) -> Moment {
+        Moment { now, expected_free: Time::from_nanos(self.expected_free_ns.load(Ordering::Relaxed)) }
+    }
+
+    /// Works off up to `most` messages of a shard, and sets its alarm; how many there were.
+    fn shard_turn(&self, index: usize, desk: &mut ShardDesk<H>, most: usize, round: &mut Round) -> usize {
+        let mut messages = 0;
+        while messages < most
+            && let Some(message) = self.shards[index].pop()
+        {
+            self.handle_in_shard(index, desk, self.moment(), message, round);
+            messages += 1;
+        }
+        self.alarm.set(index, desk.shard.poll_timeout().map_or(Time::MAX, |(at, _)| at));
+        messages
+    }
+
+    fn handle_in_shard(
+        &self,
+        index: usize,
+        desk: &mut ShardDesk<H>,
+        moment: Moment,
+        message: ToShard<H::Event>,
+        round: &mut Round,
+    ) {
+        let now = moment.now;
+        let changes = self.demand_changes.load(Ordering::Acquire);
+        if changes != desk.demand_changes {
+            desk.demand_changes = changes;
+            desk.shard.set_other_demand(now, self.demand_beside(index));
+        }
+        let shard = &mut desk.shard;
+        match message {
+            ToShard::Event(event) => self.handler.handle(moment, shard, &mut desk.desk, event),
+            ToShard::Grant(grant) => shard.handle_grant(now, grant),
+            ToShard::AddModel { model, options, newest } => {
+                let index = model.0 as usize;
+                if desk.newest.len() <= index {
+                    desk.newest.resize_with(index + 1, || None);
+                }
+                desk.newest[index] = Some(newest);
+                shard.add_model(now, model, *options);
+            }
+            ToShard::RemoveModel(model) => {
+                if shard.remove_model(now, model) {
+                    desk.newest[model.0 as usize] = None;
+                    self.members.lock().models[index] -= 1;
+                    self.matchmaker.put(ToMatchmaker::RemoveModel(model));
+                    round.matchmaker = true;
+                }
+            }
+            ToShard::SetProfile(model, profiles) => shard.set_profile(now, model, profiles),
+            ToShard::Devices(kind, devices) => shard.set_devices(now, kind, devices),
+            ToShard::Alarm => drop(shard.handle_timeout(now)),
+        }
+        self.flush(index, moment, desk, round);
+    }
+
+    /// What the models of all other shards ask of the devices.
+    fn demand_beside(&self, index: usize) -> Demand {
+        let others = self.demands.iter().enumerate().filter(|(shard, _)| *shard != index);
+        others.fold(Demand::default(), |sum, (_, demand)| sum.plus(demand.get()))
+    }
+
+    /// Sends what came of an event: candidates, then answers, then decisions, for the reasons that [`Shard`] gives.
+    fn flush(&self, index: usize, moment: Moment, desk: &mut ShardDesk<H>, round: &mut Round) {
+        let ShardDesk { shard, desk, newest, demand, .. } = desk;
+        while let Some((model, kind, candidate)) = shard.poll_candidate() {
+            if let Some(newest) = &newest[model.0 as usize]
+                && newest.put(kind, candidate)
+            {
+                self.matchmaker.put(ToMatchmaker::Changed(model));
+                round.matchmaker = true;
+            }
+        }
+        while let Some(answer) = shard.poll_answer() {
+            self.matchmaker.put(ToMatchmaker::Answer(answer));
+            round.matchmaker = true;
+        }
+        while let Some(output) = shard.poll_output() {
+            self.handler.carry_out(moment, shard, desk, output);
+        }
+        if self.shards.len() > 1 && shard.demand() != *demand {
+            *demand = shard.demand();
+            self.demands[index].put(*demand);
+            self.demand_changes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Works off the matchmaker's mailbox, grants what it can, and sets its alarm; how many messages there were.
+    fn matchmaker_turn(&self, desk: &mut MatchmakerDesk, round: &mut Round) -> usize {
+        let mut messages = 0;
+        while messages < TURN
+            && let Some(message) = self.matchmaker.pop()
+        {
+            desk.handle(message, || self.handler.now());
+            messages += 1;
+        }
+        let matchmaker = &mut desk.matchmaker;
+        let now = self.handler.now();
+        while let Some(grant) = matchmaker.poll_grant(now) {
+            let shard = desk.models[grant.model.0 as usize].0 as usize;
+            self.shards[shard].put(ToShard::Grant(grant));
+            *round = round.shard(shard);
+        }
+        let expected_free = matchmaker.expected_free().as_nanos();
+        if self.expected_free_ns.load(Ordering::Relaxed) != expected_free {
+            self.expected_free_ns.store(expected_free, Ordering::Relaxed);
+        }
+        let due = matchmaker.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        self.alarm.set(self.shards.len(), due);
+        messages
+    }
+}
+
+impl MatchmakerDesk {
+    fn handle(&mut self, message: ToMatchmaker, now: impl Fn() -> Time) {
+        let matchmaker = &mut self.matchmaker;
+        match message {
+            ToMatchmaker::Changed(model) => self.models[model.0 as usize].1.take(|kind, newest| {
+                // If it is being written, the writer will say so once more.
+                if let Ok(candidate) = newest {
+                    matchmaker.inform_candidate(model, kind, candidate);
+                }
+            }),
+            ToMatchmaker::Answer(answer) => {
+                let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
+                // What the shard left before it answered, or something newer. If that is being written, it will be told.
+                self.models[grant.model.0 as usize].1.take(|kind, newest| {
+                    matchmaker.inform_candidate(grant.model, kind, newest.unwrap_or(None));
+                });
+                matchmaker.handle_answer(answer);
+            }
+            ToMatchmaker::Completed(device, batch) => drop(matchmaker.completed(now(), device, batch)),
+            ToMatchmaker::AddModel { max_in_flight, shard, newest } => {
+                let model = matchmaker.add_model(max_in_flight);
+                assert!(model.0 as usize == self.models.len(), "models are announced in the order of their ids");
+                self.models.push((shard, newest));
+            }
+            ToMatchmaker::RemoveModel(model) => {
+                matchmaker.remove_model(model);
+                self.models[model.0 as usize].1 = self.gone.clone();
+            }
+            ToMatchmaker::AddDevice(kind) => drop(matchmaker.add_device(kind)),
+            ToMatchmaker::RemoveDevice(device) => drop(matchmaker.remove_device(device)),
+            ToMatchmaker::Alarm => {}
+        }
+    }
+}
+
+impl Round {
+    fn everywhere(shards: usize) -> Self {
+        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true }
+    }
+
+    fn matchmaker(self) -> Self {
+        Round { matchmaker: true, ..self }
+    }
+
+    fn shard(self, index: usize) -> Self {
+        Round { shards: self.shards | 1 << index, ..self }
+    }
+
+    fn next_shard(&mut self) -> Option<usize> {
+        let index = self.shards.trailing_zeros() as usize;
+        self.shards &= self.shards.wrapping_sub(1);
+        (index < MAX_SHARDS).then_some(index)
+    }
+}
+
+/// A shard that belongs to this thread. It has to take its turns: nobody else looks after the shard.
+pub struct OwnShard<'a, H: Handler> {
+    cluster: &'a Cluster<H>,
+    index: usize,
+    desk: MutexGuard<'a, ShardDesk<H>>,
+}
+
+impl<'a, H: Handler> OwnShard<'a, H> {
+    /// Works off up to [`TURN`] messages, and what is due; how many messages there were.
+    pub fn turn(&mut self) -> usize {
+        let mut round = Round::default();
+        let messages = self.cluster.shard_turn(self.index, &mut self.desk, TURN, &mut round);
+        let moment = self.cluster.moment();
+        if self.desk.shard.poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
+            self.cluster.handle_in_shard(self.index, &mut self.desk, moment, ToShard::Alarm, &mut round);
+        }
+        messages
+    }
+
+    /// Handles an event of this thread's own as of `now`, past the mailbox.
+    pub fn handle(&mut self, now: Time, event: H::Event) {
+        let moment = self.cluster.moment_at(now);
+        self.cluster.handle_in_shard(self.index, &mut self.desk, moment, ToShard::Event(event), &mut Round::default());
+    }
+
+    /// What the events and decisions go through.
+    pub fn handler(&self) -> &'a H {
+        &self.cluster.handler
+    }
+
+    /// When the shard has something to do though nothing comes; its turn does it.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.desk.shard.poll_timeout().map(|(at, _)| at)
+    }
+
+    /// Items that wait for a model of the shard.
+    pub fn queued(&self, model: ModelId) -> u32 {
+        self.desk.shard.queue(model).map_or(0, ModelQueue::queued)
+    }
+
+    /// [`Cluster::complete`].
+    pub fn complete(&self, device: DeviceId, batch: BatchId) {
+        self.cluster.complete(device, batch);
+    }
+}
+
+impl<H: Handler> Deref for OwnShard<'_, H> {
+    type Target = H::Desk;
+
+    fn deref(&self) -> &H::Desk {
+        &self.desk.desk
+    }
+}
+
+impl<H: Handler> DerefMut for OwnShard<'_, H> {
+    fn deref_mut(&mut self) -> &mut H::Desk {
+        &mut self.desk.desk
+    }
+}
+
+/// The matchmaker, belonging to this thread. It has to take its turns: nobody else looks after it.
+pub struct OwnMatchmaker<'a, H: Handler> {
+    cluster: &'a Cluster<H>,
+    desk: MutexGuard<'a, MatchmakerDesk>,
+}
+
+impl<H: Handler> OwnMatchmaker<'_, H> {
+    /// Works off up to [`TURN`] messages, and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
+    pub fn turn(&mut self) -> usize {
+        self.cluster.matchmaker_turn(&mut self.desk, &mut Round::default())
+    }
+}
+
+impl<H: Handler> Deref for OwnMatchmaker<'_, H> {
+    type Target = Matchmaker;
+
+    fn deref(&self) -> &Matchmaker {
+        &self.desk.matchmaker
+    }
+}

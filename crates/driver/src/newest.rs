@@ -1,0 +1,178 @@
+//! The place where a model leaves its newest candidates for the matchmaker.
+
+use downbeat_core::cluster::Candidate;
+use downbeat_core::{DeviceKind, Duration, Time};
+
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// A mailbox that holds a model's newest candidate for each kind of device, and nothing older (Symphony §5.5: the matchmaker
+/// "only needs to pick up the latest candidate").
+///
+/// One thread at a time writes, one at a time reads, and neither ever waits. `told` keeps a model from being announced twice, so that
+/// there are at most as many announcements under way as there are models, however many requests come.
+pub struct Newest {
+    /// By kind.
+    slots: Box<[Slot]>,
+    /// The matchmaker has been told, and has not looked yet.
+    told: AtomicBool,
+}
+
+/// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
+/// the writer will say afterwards that there is something new.
+#[derive(Default)]
+struct Slot {
+    version: AtomicU64,
+    /// Items; 0: there is no candidate.
+    size: AtomicU64,
+    exec_ns: AtomicU64,
+    latest_ns: AtomicU64,
+    delay_ns: AtomicU64,
+    pace_ns: AtomicU64,
+}
+
+impl Newest {
+    /// Without candidates, for so many kinds of devices.
+    pub fn new(kinds: usize) -> Self {
+        Newest { slots: (0..kinds).map(|_| Slot::default()).collect(), told: AtomicBool::new(false) }
+    }
+
+    /// Leaves a candidate in place of the former. `true`: the matchmaker has to be told to look.
+    pub fn put(&self, kind: DeviceKind, candidate: Option<Candidate>) -> bool {
+        self.slots[kind.0 as usize].write(candidate);
+        // One of the two swaps is later. If it is this one, the reader has to be told again; if it is the reader's, it sees
+        // what was written above.
+        !self.told.swap(true, Ordering::AcqRel)
+    }
+
+    /// Shows the newest candidates. `Err`: a newer one is being written, and whoever writes it is going to tell.
+    pub fn take(&self, mut show: impl FnMut(DeviceKind, Result<Option<Candidate>, BeingWritten>)) {
+        self.told.swap(false, Ordering::AcqRel);
+        for (kind, slot) in (0..).map(DeviceKind).zip(&self.slots) {
+            show(kind, slot.read());
+        }
+    }
+}
+
+impl Slot {
+    fn write(&self, candidate: Option<Candidate>) {
+        // The writer is alone: nobody else changes the version.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Whoever sees one of the words below sees the odd version as well.
+        fence(Ordering::Release);
+        match candidate {
+            None => self.size.store(0, Ordering::Relaxed),
+            Some(Candidate { size, exec, latest, delay, pace }) => {
+                self.size.store(u64::from(size), Ordering::Relaxed);
+                self.exec_ns.store(exec.as_nanos(), Ordering::Relaxed);
+                self.latest_ns.store(latest.as_nanos(), Ordering::Relaxed);
+                self.delay_ns.store(delay.as_nanos(), Ordering::Relaxed);
+                self.pace_ns.store(pace.as_nanos(), Ordering::Relaxed);
+            }
+        }
+        self.version.store(version + 2, Ordering::Release);
+    }
+
+    fn read(&self) -> Result<Option<Candidate>, BeingWritten> {
+        let version = self.version.load(Ordering::Acquire);
+        let size = self.size.load(Ordering::Relaxed);
+        let exec = Time::from_nanos(self.exec_ns.load(Ordering::Relaxed));
+        let latest = Time::from_nanos(self.latest_ns.load(Ordering::Relaxed));
+        let delay = Duration::from_nanos(self.delay_ns.load(Ordering::Relaxed));
+        let pace = Duration::from_nanos(self.pace_ns.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        if !version.is_multiple_of(2) || version != self.version.load(Ordering::Relaxed) {
+            return Err(BeingWritten);
+        }
+        let size = u32::try_from(size).unwrap_or(u32::MAX);
+        Ok((size > 0).then_some(Candidate { size, exec, latest, delay, pace }))
+    }
+}
+
+/// A candidate could not be read because it is being replaced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BeingWritten;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn candidate(size: u32) -> Option<Candidate> {
+        let (n, ns) = (u64::from(size), Duration::from_nanos);
+        let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
+        Some(Candidate { size, exec, latest, delay: ns(n + 300), pace: ns(n + 400) })
+    }
+
+    const KIND: DeviceKind = DeviceKind(0);
+
+    fn take(newest: &Newest) -> Vec<Result<Option<Candidate>, BeingWritten>> {
+        let mut seen = Vec::new();
+        newest.take(|_, candidate| seen.push(candidate));
+        seen
+    }
+
+    #[test]
+    fn the_newest_is_told_once_until_it_is_taken() {
+        let newest = Newest::new(2);
+        assert_eq!(take(&newest), [Ok(None), Ok(None)]);
+        assert!(newest.put(KIND, candidate(1)));
+        assert!(!newest.put(KIND, candidate(2)), "the matchmaker has not looked yet");
+        assert!(!newest.put(DeviceKind(1), candidate(3)));
+        assert_eq!(take(&newest), [Ok(candidate(2)), Ok(candidate(3))]);
+        assert!(newest.put(KIND, None));
+        assert_eq!(take(&newest), [Ok(None), Ok(candidate(3))]);
+    }
+}
+
+/// `just loom`
+#[cfg(all(test, loom))]
+mod modelled {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::sync::SegQueue;
+
+    fn candidate(size: u32) -> Option<Candidate> {
+        let (n, ns) = (u64::from(size), Duration::from_nanos);
+        let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
+        Some(Candidate { size, exec, latest, delay: ns(n + 300), pace: ns(n + 400) })
+    }
+
+    const KIND: DeviceKind = DeviceKind(0);
+
+    /// In every order: no candidate is read that was never written whole, they never get older, and a reader that looks only when it is told
+    /// to ends with the last one.
+    #[test]
+    fn a_candidate_is_never_torn_and_the_last_is_never_lost() {
+        loom::model(|| {
+            let newest = Arc::new(Newest::new(1));
+            let announcements = Arc::new(SegQueue::new());
+            let writer = {
+                let (newest, announcements) = (newest.clone(), announcements.clone());
+                loom::thread::spawn(move || {
+                    for size in [1, 2] {
+                        if newest.put(KIND, candidate(size)) {
+                            announcements.push(());
+                        }
+                    }
+                })
+            };
+            let mut last = 0;
+            let mut follow = || {
+                while announcements.pop().is_some() {
+                    newest.take(|_, seen| {
+                        let Ok(seen) = seen else { return };
+                        let size = seen.map_or(0, |candidate| candidate.size);
+                        assert!(size == 0 || seen == candidate(size), "torn: {seen:?}");
+                        assert!(size >= last, "older than before");
+                        last = size;
+                    });
+                }
+            };
+            follow();
+            writer.join().unwrap();
+            follow();
+            assert_eq!(last, 2, "the newest was lost");
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! What threads share things by: the real primitives, or in tests under `--cfg loom` those of loom, which tries every order.
+
+#[cfg(not(all(loom, test)))]
+mod real {
+    pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+    pub use crossbeam_queue::SegQueue;
+    pub use parking_lot::{Mutex, MutexGuard};
+}
+
+#[cfg(all(loom, test))]
+mod modelled {
+    use std::collections::VecDeque;
+
+    pub use loom::sync::MutexGuard;
+    pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+    /// loom's mutex with the face of parking_lot's.
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+
+    /// A queue with the face of crossbeam's, which loom cannot look into.
+    pub struct SegQueue<T>(loom::sync::Mutex<VecDeque<T>>);
+
+    impl<T> SegQueue<T> {
+        pub fn new() -> Self {
+            SegQueue(loom::sync::Mutex::new(VecDeque::new()))
+        }
+
+        pub fn push(&self, value: T) {
+            self.0.lock().unwrap().push_back(value);
+        }
+
+        pub fn pop(&self) -> Option<T> {
+            self.0.lock().unwrap().pop_front()
+        }
+
+        pub fn is_empty(&self) -> bool {
+            self.0.lock().unwrap().is_empty()
+        }
+    }
+}
+
+#[cfg(all(loom, test))]
+pub use modelled::*;
+#[cfg(not(all(loom, test)))]
+pub use real::*;

@@ -1,0 +1,302 @@
+//! Many threads at once, with a checker outside: each request is answered exactly once, and no device runs two batches.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, RwLock};
+
+use downbeat_core::cluster::*;
+use downbeat_core::{
+    BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
+};
+use downbeat_driver::{Cluster, Handler, Moment, Place, Setup};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+const POSTERS: u64 = 3;
+const REQUESTS: u64 = 4_000;
+/// Devices that are ever there.
+const DEVICES: usize = 6;
+
+enum Event {
+    Submit(Request),
+    Cancel(ModelId, RequestId),
+}
+
+struct Batch {
+    id: BatchId,
+    members: Vec<RequestId>,
+}
+
+/// Sees everything that happens.
+struct Outside {
+    seed: u64,
+    longest_slo_us: u64,
+    origin: std::time::Instant,
+    /// By request.
+    answers: Vec<AtomicU32>,
+    answered: AtomicU64,
+    dispatched: AtomicU64,
+    /// By device: batches that were sent there.
+    sent: Vec<AtomicU32>,
+    /// Batches that a device may have: one, or with a network another that is on its way.
+    most_sent: u32,
+    devices: Vec<Sender<Batch>>,
+}
+
+impl Outside {
+    fn answer(&self, request: RequestId) {
+        let before = self.answers[request.0 as usize].fetch_add(1, Ordering::SeqCst);
+        assert_eq!(before, 0, "seed {}: {request} is answered twice", self.seed);
+        self.answered.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Handler for Outside {
+    type Event = Event;
+    type Desk = BTreeMap<RequestId, (ModelId, Ticket)>;
+
+    #[expect(clippy::disallowed_methods, reason = "the test's clock")]
+    fn now(&self) -> Time {
+        Time::ZERO + std::time::Instant::now().duration_since(self.origin).into()
+    }
+
+    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, event: Event) {
+        match event {
+            Event::Submit(request) => match shard.handle_request(moment.now, &request) {
+                Ok(ticket) => drop(desk.insert(request.id, (request.model, ticket))),
+                Err(_) => self.answer(request.id),
+            },
+            Event::Cancel(model, request) => {
+                if let Some((_, ticket)) = desk.get(&request)
+                    && shard.handle_cancel(moment.now, model, *ticket)
+                {
+                    desk.remove(&request);
+                    self.answer(request);
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, _: Moment, shard: &mut Shard, desk: &mut Self::Desk, output: Output) {
+        match output {
+            Output::Drop { request, .. } => {
+                assert!(desk.remove(&request).is_some(), "seed {}: {request} does not wait", self.seed);
+                self.answer(request);
+            }
+            Output::Dispatch { batch, device, model, members, .. } => {
+                for member in &members {
+                    assert_eq!(desk.remove(member).map(|(model, _)| model), Some(model), "seed {}", self.seed);
+                }
+                let sent = self.sent[device.0 as usize].fetch_add(1, Ordering::SeqCst);
+                assert!(sent < self.most_sent, "seed {}: {device} is given {batch} beside {sent} others", self.seed);
+                self.dispatched.fetch_add(1, Ordering::SeqCst);
+                self.devices[device.0 as usize].send(Batch { id: batch, members: members.clone() }).unwrap();
+                shard.recycle(members);
+            }
+        }
+    }
+}
+
+/// The second kind takes twice the time.
+fn profiles(us: u64) -> DeviceProfiles {
+    let profile = |us| LatencyProfile::linear(Duration::from_micros(2), Duration::from_micros(us), 8).unwrap();
+    DeviceProfiles::by_kind([(DeviceKind(0), profile(us)), (DeviceKind(1), profile(2 * us))]).unwrap()
+}
+
+fn options(rng: &mut Pcg64) -> ModelOptions {
+    let dispatch = match rng.random_range(0..3) {
+        0 => DispatchPolicy::Deferred,
+        1 => DispatchPolicy::Eager,
+        _ => DispatchPolicy::Timeout { delay: Duration::from_micros(100), preferred: vec![4] },
+    };
+    ModelOptions {
+        profiles: profiles(20),
+        max_batch: 8,
+        drop: if rng.random() { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
+        dispatch,
+        max_in_flight: if rng.random_range(0..4) == 0 { 1 } else { u32::MAX },
+        levels: vec![PriorityLevel { max_queue: 1_000, timeout_action: TimeoutAction::Reject }],
+    }
+}
+
+fn device(cluster: &Cluster<Outside>, device: DeviceId, batches: &Receiver<Batch>) {
+    for batch in batches {
+        let outside = cluster.handler();
+        pause(Duration::from_micros(batch.id.0 % 20));
+        for member in batch.members {
+            outside.answer(member);
+        }
+        outside.sent[device.0 as usize].fetch_sub(1, Ordering::SeqCst);
+        cluster.complete(device, batch.id);
+    }
+}
+
+/// Requests and cancellations.
+fn post(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>, poster: u64) {
+    let outside = cluster.handler();
+    let mut rng = Pcg64::seed_from_u64(outside.seed * 100 + poster);
+    for n in 0..REQUESTS {
+        let id = RequestId(poster * REQUESTS + n);
+        let place = {
+            let places = places.read().unwrap();
+            places[rng.random_range(0..places.len())]
+        };
+        let slo = Duration::from_micros(rng.random_range(10..outside.longest_slo_us));
+        let deadline = outside.now() + slo;
+        let queue_expiry =
+            if rng.random_range(0..8) == 0 { outside.now() + Duration::from_micros(50) } else { Time::MAX };
+        let size = rng.random_range(1..4);
+        let request = Request { id, model: place.model, deadline, queue_expiry, level: 0, size };
+        cluster.post(place, Event::Submit(request));
+        if rng.random_range(0..6) == 0 {
+            cluster.post(place, Event::Cancel(place.model, id));
+        }
+        // Now and then the queues run dry.
+        if n % 16 == 0 {
+            pause(Duration::from_micros(rng.random_range(0..200)));
+        }
+    }
+}
+
+/// Lets others have the processor for so long, or longer.
+fn pause(time: Duration) {
+    let (_never, nothing) = channel::<()>();
+    assert_eq!(nothing.recv_timeout(time.into()), Err(RecvTimeoutError::Timeout));
+}
+
+/// Models and devices that come and go.
+fn operate(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>) {
+    let mut rng = Pcg64::seed_from_u64(cluster.handler().seed * 100 + 99);
+    let mut devices: Vec<DeviceId> = (0..2).map(DeviceId).collect();
+    for step in 0..60 {
+        let place = cluster.add_model(options(&mut rng));
+        let mut changed = places.write().unwrap();
+        let at = rng.random_range(0..changed.len());
+        let old = std::mem::replace(&mut changed[at], place);
+        drop(changed);
+        if !rng.random::<bool>() || !cluster.remove_idle_model(old) {
+            cluster.set_profile(old, profiles(9));
+            cluster.remove_model(old);
+        }
+        if step % 15 == 14 {
+            devices.push(cluster.add_device(DeviceKind(step % 2)));
+            let leaving = devices.remove(rng.random_range(0..devices.len() - 1));
+            cluster.remove_device(leaving);
+            cluster.remove_device(leaving);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the test's clock")]
+fn run(seed: u64, shards: usize, own_threads: bool) {
+    // Half of the runs with a network, which lets a batch be sent to a device that still runs another.
+    let us = Duration::from_micros;
+    let network = match seed % 2 {
+        0 => NetworkBudget::default(),
+        _ => NetworkBudget { control: us(5), data: us(1), reply: us(3) },
+    };
+    let (devices, batches): (Vec<_>, Vec<_>) = (0..DEVICES).map(|_| channel()).unzip();
+    let outside = Outside {
+        seed,
+        // Threads that spin have to share the cores of a small machine.
+        longest_slo_us: if own_threads { 60_000 } else { 3_000 },
+        origin: std::time::Instant::now(),
+        answers: (0..POSTERS * REQUESTS).map(|_| AtomicU32::new(0)).collect(),
+        answered: AtomicU64::new(0),
+        dispatched: AtomicU64::new(0),
+        sent: (0..DEVICES).map(|_| AtomicU32::new(0)).collect(),
+        most_sent: if network.is_remote() { 2 } else { 1 },
+        devices,
+    };
+    let setup = Setup { devices: vec![DeviceKind(0), DeviceKind(1)], kinds: 2, network, wake_margin: Duration::ZERO };
+    let cluster = Arc::new(Cluster::new(outside, vec![BTreeMap::new(); shards], setup));
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let places = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
+    let stopped = AtomicBool::new(false);
+    for (index, batches) in batches.into_iter().enumerate() {
+        // Its channel lives as long as the cluster, which it holds: it ends with the process.
+        let cluster = cluster.clone();
+        std::thread::spawn(move || device(&cluster, DeviceId(index as u32), &batches));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| cluster.ring_alarms());
+        if own_threads {
+            for index in 0..shards {
+                let (cluster, stopped) = (&cluster, &stopped);
+                scope.spawn(move || {
+                    let mut shard = cluster.own_shard(index);
+                    while !stopped.load(Ordering::SeqCst) {
+                        if shard.turn() == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut matchmaker = cluster.own_matchmaker();
+                while !stopped.load(Ordering::SeqCst) {
+                    if matchmaker.turn() == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let posters: Vec<_> = (0..POSTERS)
+            .map(|poster| {
+                let (cluster, places) = (&cluster, &places);
+                scope.spawn(move || post(cluster, places, poster))
+            })
+            .collect();
+        // A shard's own thread does not let go, which the removal of an idle model waits for.
+        if !own_threads {
+            operate(&cluster, &places);
+        }
+        for poster in posters {
+            poster.join().unwrap();
+        }
+        let outside = cluster.handler();
+        for _ in 0..20_000 {
+            if outside.answered.load(Ordering::SeqCst) == POSTERS * REQUESTS {
+                break;
+            }
+            pause(Duration::from_millis(1));
+        }
+        stopped.store(true, Ordering::SeqCst);
+        cluster.stop_alarm();
+    });
+    let outside = cluster.handler();
+    let free = || cluster.own_matchmaker().free_devices();
+    for _ in 0..20_000 {
+        // The last completions are on their way.
+        if free() == 2 {
+            break;
+        }
+        if own_threads {
+            cluster.own_matchmaker().turn();
+        }
+        pause(Duration::from_millis(1));
+    }
+    assert_eq!(free(), 2, "seed {seed}, {shards} shards: a device was lost");
+    let lost = outside.answers.iter().filter(|answers| answers.load(Ordering::SeqCst) == 0).count();
+    assert_eq!(lost, 0, "seed {seed}, {shards} shards: requests that were never answered");
+    let dispatched = outside.dispatched.load(Ordering::SeqCst);
+    assert!(dispatched > 0, "seed {seed}, {shards} shards: no batch ran");
+}
+
+/// Whoever posts does the work, while models and devices come and go.
+#[test]
+fn posting_threads_answer_each_request_once() {
+    for seed in 0..4 {
+        run(seed, 1, false);
+        run(seed, 3, false);
+    }
+}
+
+/// Each shard and the matchmaker have a thread.
+#[test]
+fn own_threads_answer_each_request_once() {
+    for seed in 10..12 {
+        run(seed, 2, true);
+    }
+}

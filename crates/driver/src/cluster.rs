@@ -1,9 +1,11 @@
 //! The scheduler's parts on threads.
 
+use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use downbeat_core::cluster::journal::{Input, Journal, Machine, MachineKind, Reply};
 use downbeat_core::cluster::{
     Answer, Demand, Grant, Matchmaker, ModelOptions, ModelQueue, NetworkBudget, Output, Shard,
 };
@@ -33,11 +35,21 @@ pub trait Handler: Send + Sync + 'static {
     fn now(&self) -> Time;
 
     /// Does what an event asks for, with the `handle_*` of the shard.
-    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, event: Self::Event);
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, event: Self::Event);
 
     /// Carries a decision out. The members of a dispatch are to be recycled, in the shard or later in any other.
-    fn carry_out(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, output: Output);
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, output: Output);
 }
+
+/// Where the decision logs go ([`downbeat_core::cluster::journal`]).
+pub trait LogSink: Send + Sync + Debug {
+    /// The next bytes of a machine's log, whole entries. It must not wait: whoever calls it has an event to work off. `false`: the log
+    /// ends before these bytes, and the machine is not written down any more.
+    fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool;
+}
+
+/// Bytes of a log that are written before the sink gets them.
+const LOG_BUFFER: usize = 64 << 10;
 
 /// When something is handled, and what is known by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +73,8 @@ pub struct Setup {
     pub wake_margin: Duration,
     /// What messages take between the scheduler, the devices and the clients.
     pub network: NetworkBudget,
+    /// Where the shards and the matchmaker are written down, each in a log of its own; `None`: nowhere, and it costs nothing.
+    pub log: Option<Arc<dyn LogSink>>,
 }
 
 impl Setup {
@@ -71,6 +85,7 @@ impl Setup {
             kinds: 1,
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
+            log: None,
         }
     }
 }
@@ -104,6 +119,7 @@ pub struct Cluster<H: Handler> {
     demand_changes: AtomicU64,
     kinds: u32,
     members: Mutex<Members>,
+    log: Option<Arc<dyn LogSink>>,
 }
 
 type ShardStation<H> = Station<ShardDesk<H>, ToShard<<H as Handler>::Event>>;
@@ -118,7 +134,7 @@ struct Members {
 }
 
 struct ShardDesk<H: Handler> {
-    shard: Shard,
+    shard: Journal<Shard>,
     desk: H::Desk,
     /// By model, of whichever shard.
     newest: Vec<Option<Arc<Newest>>>,
@@ -170,7 +186,7 @@ enum ToShard<E> {
 }
 
 struct MatchmakerDesk {
-    matchmaker: Matchmaker,
+    matchmaker: Journal<Matchmaker>,
     /// By model: its shard, and where its newest candidate is.
     models: Vec<(u32, Arc<Newest>)>,
     /// Where models that were removed have theirs: none.
@@ -205,20 +221,20 @@ impl<H: Handler> Cluster<H> {
     pub fn new(handler: H, desks: Vec<H::Desk>, setup: Setup) -> Self {
         let shards = desks.len();
         assert!((1..=MAX_SHARDS).contains(&shards), "there are 1 to {MAX_SHARDS} shards");
-        let Setup { devices, kinds, wake_margin, network } = setup;
-        let mut matchmaker = Matchmaker::new();
-        matchmaker.set_sends_ahead(network.is_remote());
+        let Setup { devices, kinds, wake_margin, network, log } = setup;
+        let mut matchmaker = journal(Matchmaker::new(), &log);
+        matchmaker.apply(Time::ZERO, Input::SetNetwork(network));
         for kind in &devices {
             assert!(kind.0 < kinds, "the kinds of devices are known from the start");
-            matchmaker.add_device(*kind);
+            matchmaker.apply(Time::ZERO, Input::AddDevice(*kind));
         }
-        let expected_free = matchmaker.expected_free();
+        let expected_free = matchmaker.machine().expected_free();
         let station = |(index, desk)| {
-            let mut shard = Shard::new(index as u32, shards as u32);
-            shard.set_wake_margin(Time::ZERO, wake_margin);
-            shard.set_network(Time::ZERO, network);
+            let mut shard = journal(Shard::new(index as u32, shards as u32), &log);
+            shard.apply(Time::ZERO, Input::SetWakeMargin(wake_margin));
+            shard.apply(Time::ZERO, Input::SetNetwork(network));
             for kind in (0..kinds).map(DeviceKind) {
-                shard.set_devices(Time::ZERO, kind, matchmaker.devices_of(kind));
+                shard.apply(Time::ZERO, Input::SetDevices(kind, matchmaker.machine().devices_of(kind)));
             }
             Station::new(ShardDesk { shard, desk, newest: Vec::new(), demand: Demand::default(), demand_changes: 0 })
         };
@@ -240,6 +256,7 @@ impl<H: Handler> Cluster<H> {
                 models: vec![0; shards],
                 devices: devices.into_iter().map(Some).collect(),
             }),
+            log,
         }
     }
 
@@ -287,7 +304,7 @@ impl<H: Handler> Cluster<H> {
         let mut desk = self.shards[place.shard()].enter();
         // What was put in before comes first.
         self.shard_turn(place.shard(), &mut desk, usize::MAX, &mut round);
-        let idle = desk.shard.queue(place.model).is_none_or(|queue| queue.queued() == 0);
+        let idle = desk.shard.machine().queue(place.model).is_none_or(|queue| queue.queued() == 0);
         if idle {
             self.handle_in_shard(
                 place.shard(),
@@ -427,7 +444,8 @@ impl<H: Handler> Cluster<H> {
             self.handle_in_shard(index, desk, self.moment(), message, round);
             messages += 1;
         }
-        self.alarm.set(index, desk.shard.poll_timeout().map_or(Time::MAX, |(at, _)| at));
+        self.alarm.set(index, desk.shard.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at));
+        self.hand_over(&mut desk.shard, LOG_BUFFER);
         messages
     }
 
@@ -443,7 +461,7 @@ impl<H: Handler> Cluster<H> {
         let changes = self.demand_changes.load(Ordering::Acquire);
         if changes != desk.demand_changes {
             desk.demand_changes = changes;
-            desk.shard.set_other_demand(now, self.demand_beside(index));
+            desk.shard.apply(now, Input::SetOtherDemand(self.demand_beside(index)));
         }
         let shard = &mut desk.shard;
         match message {
@@ -455,19 +473,26 @@ impl<H: Handler> Cluster<H> {
                     desk.newest.resize_with(index + 1, || None);
                 }
                 desk.newest[index] = Some(newest);
-                shard.add_model(now, model, *options);
+                shard.apply(now, Input::AddModel(model, options));
             }
             ToShard::RemoveModel(model) => {
-                if shard.remove_model(now, model) {
+                if shard.machine().queue(model).is_some() {
+                    shard.apply(now, Input::RemoveModel(model));
                     desk.newest[model.0 as usize] = None;
                     self.members.lock().models[index] -= 1;
                     self.matchmaker.put(ToMatchmaker::RemoveModel(model));
                     round.matchmaker = true;
                 }
             }
-            ToShard::SetProfile(model, profiles) => shard.set_profile(now, model, profiles),
-            ToShard::Devices(kind, devices) => shard.set_devices(now, kind, devices),
-            ToShard::Alarm => drop(shard.handle_timeout(now)),
+            ToShard::SetProfile(model, profiles) => {
+                shard.apply(now, Input::SetProfile(model, Box::new(profiles)));
+            }
+            ToShard::Devices(kind, devices) => {
+                shard.apply(now, Input::SetDevices(kind, devices));
+            }
+            ToShard::Alarm => {
+                shard.apply(now, Input::Timeout);
+            }
         }
         self.flush(index, moment, desk, round);
     }
@@ -496,8 +521,8 @@ impl<H: Handler> Cluster<H> {
         while let Some(output) = shard.poll_output() {
             self.handler.carry_out(moment, shard, desk, output);
         }
-        if self.shards.len() > 1 && shard.demand() != *demand {
-            *demand = shard.demand();
+        if self.shards.len() > 1 && shard.machine().demand() != *demand {
+            *demand = shard.machine().demand();
             self.demands[index].put(*demand);
             self.demand_changes.fetch_add(1, Ordering::Release);
         }
@@ -514,19 +539,53 @@ impl<H: Handler> Cluster<H> {
         }
         let matchmaker = &mut desk.matchmaker;
         let now = self.handler.now();
-        while let Some(grant) = matchmaker.poll_grant(now) {
+        matchmaker.handle_timeout(now);
+        while let Some(grant) = matchmaker.poll_grant() {
             let shard = desk.models[grant.model.0 as usize].0 as usize;
             self.shards[shard].put(ToShard::Grant(grant));
             *round = round.shard(shard);
         }
-        let expected_free = matchmaker.expected_free().as_nanos();
+        let expected_free = matchmaker.machine().expected_free().as_nanos();
         if self.expected_free_ns.load(Ordering::Relaxed) != expected_free {
             self.expected_free_ns.store(expected_free, Ordering::Relaxed);
         }
-        let due = matchmaker.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        let due = matchmaker.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at);
         self.alarm.set(self.shards.len(), due);
+        self.hand_over(matchmaker, LOG_BUFFER);
         messages
     }
+
+    /// Gives the sink what it has not got of the decision logs. Waits for whoever is in a station, so it is not for a thread that has an
+    /// event, nor while a station has a thread of its own.
+    pub fn flush_log(&self) {
+        if self.log.is_none() {
+            return;
+        }
+        for shard in &self.shards {
+            self.hand_over(&mut shard.enter().shard, 1);
+        }
+        self.hand_over(&mut self.matchmaker.enter().matchmaker, 1);
+        // What was put in meanwhile was left to whoever was in there.
+        self.work(Round::everywhere(self.shards.len()));
+    }
+
+    /// Gives the sink a machine's log if there are at least so many bytes of it.
+    fn hand_over<M: Machine>(&self, journal: &mut Journal<M>, at_least: usize) {
+        if let Some(log) = &self.log
+            && journal.pending() >= at_least
+        {
+            let mut bytes = Vec::with_capacity(journal.pending());
+            journal.take_log(&mut bytes);
+            if !log.append(journal.machine().kind(), bytes) {
+                journal.stop();
+            }
+        }
+    }
+}
+
+/// A machine that is written down if there is a place for it.
+fn journal<M: Machine>(machine: M, log: &Option<Arc<dyn LogSink>>) -> Journal<M> {
+    if log.is_some() { Journal::on(machine) } else { Journal::off(machine) }
 }
 
 impl MatchmakerDesk {
@@ -547,18 +606,23 @@ impl MatchmakerDesk {
                 });
                 matchmaker.handle_answer(answer);
             }
-            ToMatchmaker::Completed(device, batch) => drop(matchmaker.completed(now(), device, batch)),
+            ToMatchmaker::Completed(device, batch) => matchmaker.completed(now(), device, batch),
             ToMatchmaker::AddModel { max_in_flight, shard, newest } => {
-                let model = matchmaker.add_model(max_in_flight);
-                assert!(model.0 as usize == self.models.len(), "models are announced in the order of their ids");
+                let model = matchmaker.apply(matchmaker.machine().time(), Input::AddLimit(max_in_flight));
+                let expected = Reply::Model(ModelId(self.models.len() as u32));
+                assert!(model == expected, "models are announced in the order of their ids");
                 self.models.push((shard, newest));
             }
             ToMatchmaker::RemoveModel(model) => {
-                matchmaker.remove_model(model);
+                matchmaker.apply(matchmaker.machine().time(), Input::RemoveModel(model));
                 self.models[model.0 as usize].1 = self.gone.clone();
             }
-            ToMatchmaker::AddDevice(kind) => drop(matchmaker.add_device(kind)),
-            ToMatchmaker::RemoveDevice(device) => drop(matchmaker.remove_device(device)),
+            ToMatchmaker::AddDevice(kind) => {
+                matchmaker.apply(matchmaker.machine().time(), Input::AddDevice(kind));
+            }
+            ToMatchmaker::RemoveDevice(device) => {
+                matchmaker.apply(matchmaker.machine().time(), Input::RemoveDevice(device));
+            }
             ToMatchmaker::Alarm => {}
         }
     }
@@ -597,7 +661,7 @@ impl<'a, H: Handler> OwnShard<'a, H> {
         let mut round = Round::default();
         let messages = self.cluster.shard_turn(self.index, &mut self.desk, TURN, &mut round);
         let moment = self.cluster.moment();
-        if self.desk.shard.poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
+        if self.desk.shard.machine().poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
             self.cluster.handle_in_shard(self.index, &mut self.desk, moment, ToShard::Alarm, &mut round);
         }
         messages
@@ -616,12 +680,12 @@ impl<'a, H: Handler> OwnShard<'a, H> {
 
     /// When the shard has something to do though nothing comes; its turn does it.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.desk.shard.poll_timeout().map(|(at, _)| at)
+        self.desk.shard.machine().poll_timeout().map(|(at, _)| at)
     }
 
     /// Items that wait for a model of the shard.
     pub fn queued(&self, model: ModelId) -> u32 {
-        self.desk.shard.queue(model).map_or(0, ModelQueue::queued)
+        self.desk.shard.machine().queue(model).map_or(0, ModelQueue::queued)
     }
 
     /// [`Cluster::complete`].
@@ -661,6 +725,6 @@ impl<H: Handler> Deref for OwnMatchmaker<'_, H> {
     type Target = Matchmaker;
 
     fn deref(&self) -> &Matchmaker {
-        &self.desk.matchmaker
+        self.desk.matchmaker.machine()
     }
 }

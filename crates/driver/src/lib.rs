@@ -26,6 +26,9 @@
 //! **Time.** A candidate's `exec` and the queues' deadlines have one alarm clock, whose thread sleeps until the earliest of all. It is told of
 //! another time by one store to an atomic, and woken only if that becomes the earliest.
 //!
+//! **Decision logs.** With [`Setup::log`] each shard and the matchmaker has a journal of its own, whose bytes go to a [`LogSink`] some tens of
+//! thousands at a time, at the end of a turn. Without it each event finds an `Option` empty.
+//!
 //! What is left undone, and why: an event carries no thread's preference, so that a busy shard moves between cores, and with it its
 //! queues' cache lines. Pinning it to one thread would bring back the wake-up.
 //!
@@ -39,4 +42,4 @@ mod newest;
 mod station;
 mod sync;
 
-pub use cluster::{Cluster, Handler, MAX_SHARDS, Moment, OwnMatchmaker, OwnShard, Place, Setup, TURN};
+pub use cluster::{Cluster, Handler, LogSink, MAX_SHARDS, Moment, OwnMatchmaker, OwnShard, Place, Setup, TURN};

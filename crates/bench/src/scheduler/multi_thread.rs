@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
+use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Request, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, OwnShard, Place, Setup, TURN};
@@ -58,14 +59,14 @@ impl Handler for Bench {
         if self.paced { self.clock.now() } else { NOW.get() }
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Desk, (due, request): (Time, Request)) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, (due, request): (Time, Request)) {
         desk.counts.requests += 1;
         desk.counts.events += 1;
         desk.counts.rejected += u64::from(shard.handle_request(moment.now, &request).is_err());
         desk.follow(shard, request.model, due);
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Shard, desk: &mut Desk, output: Output) {
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, output: Output) {
         match output {
             Output::Dispatch { batch, device, model, members, expected, .. } => {
                 let now = self.now();
@@ -99,9 +100,9 @@ impl Desk {
     }
 
     /// After an event that was due at `due`: since when the model's batch may start.
-    fn follow(&mut self, shard: &Shard, model: ModelId, due: Time) {
+    fn follow(&mut self, shard: &Journal<Shard>, model: ModelId, due: Time) {
         let open = &mut self.open[model.0 as usize];
-        *open = match shard.queue(model).and_then(|queue| queue.candidate(DeviceKind(0))) {
+        *open = match shard.machine().queue(model).and_then(|queue| queue.candidate(DeviceKind(0))) {
             None => Time::MAX,
             Some(candidate) if candidate.exec > due => candidate.exec,
             // It has been open before, or this event opened it.

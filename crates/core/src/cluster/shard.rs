@@ -307,17 +307,27 @@ impl Shard {
     /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
     pub fn poll_candidate(&mut self) -> Option<(ModelId, DeviceKind, Option<Candidate>)> {
         while let Some(&model) = self.changed.last() {
+            let mut next = None;
             if let Some(member) = member(&mut self.members, model) {
                 for (kind, sent) in (0..).map(DeviceKind).zip(&mut member.sent) {
                     let newest = member.queue.candidate(kind);
-                    if newest != *sent {
-                        *sent = newest;
-                        return Some((model, kind, newest));
+                    if newest == *sent {
+                        continue;
                     }
+                    if next.is_some() {
+                        // It has more to say.
+                        return next;
+                    }
+                    *sent = newest;
+                    next = Some((model, kind, newest));
                 }
                 member.changed = false;
             }
+            // At once, not when it is asked for once more: the order of what follows may not depend on whether somebody did.
             self.changed.pop();
+            if next.is_some() {
+                return next;
+            }
         }
         None
     }
@@ -382,9 +392,17 @@ impl Shard {
         let counted = member.queue.demand() == member.counted;
         let sends =
             || (0..).map(DeviceKind).zip(&member.sent).any(|(kind, sent)| member.queue.candidate(kind) != *sent);
-        if !member.changed && sends() {
-            member.changed = true;
-            self.changed.push(model);
+        match (member.changed, sends()) {
+            (false, true) => {
+                member.changed = true;
+                self.changed.push(model);
+            }
+            // It is what was sent once more: there is nothing to say, and no place to keep in the order.
+            (true, false) => {
+                member.changed = false;
+                self.changed.retain(|changed| *changed != model);
+            }
+            _ => {}
         }
         collect_dropped(&mut self.outputs, model, &mut member.queue);
         match member.queue.wake() {

@@ -294,8 +294,14 @@ fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
                 }
             }
             matchmaker.apply(now, Input::Timeout);
-            let Some(Decision::Grant(grant)) = matchmaker.poll() else { break };
-            shard.apply(now, Input::Grant(grant));
+            let grants: Vec<_> = std::iter::from_fn(|| matchmaker.poll()).collect();
+            if grants.is_empty() {
+                break;
+            }
+            for grant in grants {
+                let Decision::Grant(grant) = grant else { panic!("a matchmaker grants: {grant:?}") };
+                shard.apply(now, Input::Grant(grant));
+            }
         }
     }
     assert!(shard.machine().started().0 > 5, "the run is real");
@@ -308,6 +314,32 @@ fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
         assert_eq!(replayed.divergence, None);
         assert!(replayed.decisions > 5, "{replayed:?}");
     }
+}
+
+/// An event that changes the candidates of several models says so in the same order again, though polls that gave nothing are in no log.
+#[test]
+fn candidates_that_change_together_play_again() {
+    let mut shard = Journal::on(Shard::new(0, 1));
+    shard.apply(at(0), Input::SetDevices(DeviceKind(0), 1));
+    for model in 0..3 {
+        shard.apply(at(0), Input::AddModel(ModelId(model), Box::new(options(40, false, DispatchPolicy::Deferred))));
+    }
+    let mut changed = Vec::new();
+    for model in 0..3 {
+        let id = RequestId(u64::from(model));
+        // The later ones become hopeless earlier.
+        let deadline = at(900 - 100 * id.0);
+        let request = Request { id, model: ModelId(model), deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+        shard.apply(at(id.0), Input::Request(request));
+        changed.extend(std::iter::from_fn(|| shard.poll_candidate()));
+    }
+    let before = changed.len();
+    shard.apply(at(5_000), Input::Timeout);
+    changed.extend(std::iter::from_fn(|| shard.poll_candidate()));
+    assert_eq!(changed.len(), before + 3, "all are gone at once: {changed:?}");
+    let mut log = Vec::new();
+    shard.take_log(&mut log);
+    assert_eq!(replay(&log).unwrap().divergence, None);
 }
 
 /// A completion names its batch by its own number, whatever the order.

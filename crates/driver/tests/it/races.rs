@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
+use downbeat_core::cluster::journal::{self, Journal, MachineKind};
 use downbeat_core::cluster::*;
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
-use downbeat_driver::{Cluster, Handler, Moment, Place, Setup};
+use downbeat_driver::{Cluster, Handler, LogSink, Moment, Place, Setup};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -61,7 +62,7 @@ impl Handler for Outside {
         Time::ZERO + std::time::Instant::now().duration_since(self.origin).into()
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Self::Desk, event: Event) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, event: Event) {
         match event {
             Event::Submit(request) => match shard.handle_request(moment.now, &request) {
                 Ok(ticket) => drop(desk.insert(request.id, (request.model, ticket))),
@@ -78,7 +79,7 @@ impl Handler for Outside {
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Shard, desk: &mut Self::Desk, output: Output) {
+    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, output: Output) {
         match output {
             Output::Drop { request, .. } => {
                 assert!(desk.remove(&request).is_some(), "seed {}: {request} does not wait", self.seed);
@@ -105,9 +106,10 @@ fn profiles(us: u64) -> DeviceProfiles {
 }
 
 fn options(rng: &mut Pcg64) -> ModelOptions {
-    let dispatch = match rng.random_range(0..3) {
+    let dispatch = match rng.random_range(0..4) {
         0 => DispatchPolicy::Deferred,
         1 => DispatchPolicy::Eager,
+        2 => DispatchPolicy::Adaptive { consolidate: rng.random() },
         _ => DispatchPolicy::Timeout { delay: Duration::from_micros(100), preferred: vec![4] },
     };
     ModelOptions {
@@ -189,7 +191,7 @@ fn operate(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the test's clock")]
-fn run(seed: u64, shards: usize, own_threads: bool) {
+fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
     // Half of the runs with a network, which lets a batch be sent to a device that still runs another.
     let us = Duration::from_micros;
     let network = match seed % 2 {
@@ -209,7 +211,9 @@ fn run(seed: u64, shards: usize, own_threads: bool) {
         most_sent: if network.is_remote() { 2 } else { 1 },
         devices,
     };
-    let setup = Setup { devices: vec![DeviceKind(0), DeviceKind(1)], kinds: 2, network, wake_margin: Duration::ZERO };
+    let log = logs.clone().map(|logs| logs as Arc<dyn LogSink>);
+    let wake_margin = Duration::ZERO;
+    let setup = Setup { devices: vec![DeviceKind(0), DeviceKind(1)], kinds: 2, network, wake_margin, log };
     let cluster = Arc::new(Cluster::new(outside, vec![BTreeMap::new(); shards], setup));
     let mut rng = Pcg64::seed_from_u64(seed);
     let places = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
@@ -282,14 +286,79 @@ fn run(seed: u64, shards: usize, own_threads: bool) {
     assert_eq!(lost, 0, "seed {seed}, {shards} shards: requests that were never answered");
     let dispatched = outside.dispatched.load(Ordering::SeqCst);
     assert!(dispatched > 0, "seed {seed}, {shards} shards: no batch ran");
+    if let Some(logs) = logs {
+        cluster.flush_log();
+        logs.check(seed, shards, dispatched);
+    }
+}
+
+/// Decision logs in memory.
+#[derive(Debug)]
+struct Logs {
+    /// Bytes that a log may have.
+    most: usize,
+    logs: Mutex<Vec<Log>>,
+}
+
+#[derive(Debug)]
+struct Log {
+    machine: MachineKind,
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl Logs {
+    fn new(most: usize) -> Option<Arc<Self>> {
+        Some(Arc::new(Logs { most, logs: Mutex::default() }))
+    }
+
+    /// Each machine has a log, which plays again: all decisions, or those up to its end.
+    fn check(&self, seed: u64, shards: usize, dispatched: u64) {
+        let logs = self.logs.lock().unwrap();
+        assert_eq!(logs.len(), shards + 1, "seed {seed}: one for each shard and the matchmaker");
+        let mut logged = 0;
+        for Log { machine, bytes, ended } in &*logs {
+            let context = format!("seed {seed}, {machine:?} of {shards} shards");
+            let replayed = journal::replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert_eq!(replayed.divergence, None, "{context}: {replayed:?}");
+            assert_eq!(*ended, self.most < usize::MAX, "{context}");
+            let (_, entries) = journal::read(bytes).unwrap();
+            logged += entries.filter(|entry| is_dispatch(&entry.as_ref().unwrap().record)).count() as u64;
+        }
+        if self.most == usize::MAX {
+            assert_eq!(logged, dispatched, "seed {seed}, {shards} shards: every dispatch is in a log");
+        } else {
+            assert!((1..dispatched).contains(&logged), "seed {seed}: {logged} of {dispatched} dispatches");
+        }
+    }
+}
+
+fn is_dispatch(record: &journal::Record) -> bool {
+    matches!(record, journal::Record::Decision(journal::Decision::Output(Output::Dispatch { .. })))
+}
+
+impl LogSink for Logs {
+    fn append(&self, machine: MachineKind, mut bytes: Vec<u8>) -> bool {
+        let mut logs = self.logs.lock().unwrap();
+        let Some(log) = logs.iter_mut().find(|log| log.machine == machine) else {
+            logs.push(Log { machine, bytes, ended: false });
+            return true;
+        };
+        assert!(!log.ended, "{machine:?} is written down after its log has ended");
+        log.ended = log.bytes.len() + bytes.len() > self.most;
+        if !log.ended {
+            log.bytes.append(&mut bytes);
+        }
+        !log.ended
+    }
 }
 
 /// Whoever posts does the work, while models and devices come and go.
 #[test]
 fn posting_threads_answer_each_request_once() {
     for seed in 0..4 {
-        run(seed, 1, false);
-        run(seed, 3, false);
+        run(seed, 1, false, None);
+        run(seed, 3, false, None);
     }
 }
 
@@ -297,6 +366,24 @@ fn posting_threads_answer_each_request_once() {
 #[test]
 fn own_threads_answer_each_request_once() {
     for seed in 10..12 {
-        run(seed, 2, true);
+        run(seed, 2, true, None);
     }
+}
+
+/// Whoever works on them: what each shard and the matchmaker were told gives the same decisions again.
+#[test]
+fn the_log_of_a_run_on_threads_plays_again() {
+    run(20, 1, false, Logs::new(usize::MAX));
+    for seed in 21..23 {
+        run(seed, 3, false, Logs::new(usize::MAX));
+    }
+    for seed in 30..32 {
+        run(seed, 2, true, Logs::new(usize::MAX));
+    }
+}
+
+/// Who takes the log may have enough of it: the run goes on, and what was taken plays again.
+#[test]
+fn a_log_that_ends_does_not_end_the_run() {
+    run(40, 2, false, Logs::new(1));
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Reject, Request, Shard, Ticket};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
@@ -68,7 +69,7 @@ impl Handler for Floor {
         self.clock.now()
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Shard, desk: &mut Desk, event: Event) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, event: Event) {
         match event {
             Event::Submit(id, waiting, job) => desk.submit(moment, shard, id, waiting, job),
             Event::Cancel(model, request) => {
@@ -82,7 +83,7 @@ impl Handler for Floor {
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Shard, desk: &mut Desk, output: Output) {
+    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, output: Output) {
         match output {
             Output::Dispatch { batch, device, mut members, .. } => {
                 let jobs = members.drain(..).filter_map(|id| desk.take(id)).collect();
@@ -103,7 +104,7 @@ impl Handler for Floor {
 }
 
 impl Desk {
-    fn submit(&mut self, moment: Moment, shard: &mut Shard, id: RequestId, waiting: Waiting, job: Job) {
+    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, waiting: Waiting, job: Job) {
         let Moment { now, expected_free } = moment;
         let model = job.queue.place.model;
         let mut request = Request {

@@ -2,7 +2,7 @@
 //!
 //! A [`Journal`] is a state machine of this crate that writes down its inputs, with their times, and its decisions. [`replay`] feeds the inputs of
 //! a log to a fresh machine and says whether it decides the same, or where it does not. It is for each of the machines: the whole
-//! [`Scheduler`] on one thread, or a [`Shard`](super::Shard) and the [`Matchmaker`](super::Matchmaker) of a driver that runs these apart, each with its own log.
+//! [`Scheduler`] on one thread, or a [`Shard`] and the [`Matchmaker`] of a driver that runs these apart, each with its own log.
 //!
 //! **Format.** Eight bytes (`DBLOG`, the format's version, the machine, 0; for a shard then its index and the number of shards), then one
 //! entry after another: the [`postcard`](https://postcard.jamesmunns.com/wire-format) form of `Wire` in `wire.rs`. Integers are variable in length, and
@@ -19,9 +19,10 @@ mod wire;
 
 use serde::{Deserialize, Serialize};
 
-use super::matchmaker::{Answer, Candidate, Grant};
+use super::matchmaker::{Answer, Candidate, Grant, Matchmaker};
 use super::request_queue::{Request, Ticket};
 use super::scheduler::{Output, Reject, Scheduler};
+use super::shard::Shard;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::Time;
 
@@ -34,14 +35,14 @@ use wire::Writer;
 pub enum MachineKind {
     /// [`Scheduler`].
     Scheduler,
-    /// [`Shard`](super::Shard), which one of how many.
+    /// [`Shard`], which one of how many.
     Shard {
         /// From 0.
         index: u32,
         /// Of all shards.
         shards: u32,
     },
-    /// [`Matchmaker`](super::Matchmaker).
+    /// [`Matchmaker`].
     Matchmaker,
 }
 
@@ -74,8 +75,8 @@ pub enum Decision {
 
 /// A machine that writes down its inputs and its decisions, if it is told to.
 ///
-/// Every input has to come through the journal and every decision has to be polled from it, a [`Scheduler`]'s after each input: what is written
-/// down is what passes. It changes nothing of what the machine says.
+/// Every input has to come through the journal and every decision has to be polled from it, a [`Scheduler`]'s after each input, a
+/// [`Matchmaker`]'s after [`Input::Timeout`] only, and then all: what is written down is what passes. It changes nothing of what the machine says.
 #[derive(Debug)]
 pub struct Journal<M> {
     machine: M,
@@ -111,6 +112,13 @@ impl<M: Machine> Journal<M> {
         reply
     }
 
+    /// Writes an input down that the machine is about to get.
+    fn note(&mut self, now: Time, input: impl FnOnce() -> Input) {
+        if let Some(writer) = &mut self.writer {
+            writer.input(now, &input());
+        }
+    }
+
     /// The machine's next decision.
     pub fn poll(&mut self) -> Option<Decision> {
         let decision = self.machine.poll();
@@ -125,6 +133,11 @@ impl<M: Machine> Journal<M> {
         if let Some(writer) = &mut self.writer {
             into.append(&mut writer.bytes);
         }
+    }
+
+    /// From now on nothing is written down; what was not taken is lost. What was taken plays again up to here.
+    pub fn stop(&mut self) {
+        self.writer = None;
     }
 
     /// Bytes that were written since the last [`Journal::take_log`].
@@ -177,5 +190,104 @@ impl Journal<Scheduler> {
     /// As [`Scheduler::recycle`].
     pub fn recycle(&mut self, members: Vec<RequestId>) {
         self.machine.recycle(members);
+    }
+}
+
+/// What a driver asks most often, without the detour through [`Input`] and [`Decision`].
+impl Journal<Shard> {
+    /// As [`Shard::handle_request`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn handle_request(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
+        if let Some(writer) = &mut self.writer {
+            writer.request(now, request);
+        }
+        let result = self.machine.handle_request(now, request);
+        if let (Some(writer), Err(reject)) = (&mut self.writer, &result) {
+            writer.reject(reject);
+        }
+        result
+    }
+
+    /// As [`Shard::handle_cancel`].
+    pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
+        self.note(now, || Input::Cancel { model, ticket });
+        self.machine.handle_cancel(now, model, ticket)
+    }
+
+    /// As [`Shard::handle_grant`].
+    pub fn handle_grant(&mut self, now: Time, grant: Grant) {
+        self.note(now, || Input::Grant(grant));
+        self.machine.handle_grant(now, grant);
+    }
+
+    /// As [`Shard::poll_candidate`].
+    pub fn poll_candidate(&mut self) -> Option<(ModelId, DeviceKind, Option<Candidate>)> {
+        let changed = self.machine.poll_candidate();
+        if let (Some(writer), Some((model, kind, candidate))) = (&mut self.writer, changed) {
+            writer.decision(&Decision::Candidate(model, kind, candidate));
+        }
+        changed
+    }
+
+    /// As [`Shard::poll_answer`].
+    pub fn poll_answer(&mut self) -> Option<Answer> {
+        let answer = self.machine.poll_answer();
+        if let (Some(writer), Some(answer)) = (&mut self.writer, answer) {
+            writer.decision(&Decision::Answer(answer));
+        }
+        answer
+    }
+
+    /// As [`Shard::poll_output`].
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let output = self.machine.poll_output();
+        if let (Some(writer), Some(output)) = (&mut self.writer, &output) {
+            writer.output(output);
+        }
+        output
+    }
+
+    /// As [`Shard::recycle`].
+    pub fn recycle(&mut self, members: Vec<RequestId>) {
+        self.machine.recycle(members);
+    }
+}
+
+/// What a driver asks most often. What has no time of its own is as of the event before.
+impl Journal<Matchmaker> {
+    /// As [`Matchmaker::inform_candidate`].
+    pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
+        self.note(self.machine.time(), || Input::Candidate(model, kind, candidate));
+        self.machine.inform_candidate(model, kind, candidate);
+    }
+
+    /// As [`Matchmaker::handle_answer`].
+    pub fn handle_answer(&mut self, answer: Answer) {
+        self.note(self.machine.time(), || Input::Answer(answer));
+        self.machine.handle_answer(answer);
+    }
+
+    /// As [`Matchmaker::completed`].
+    pub fn completed(&mut self, now: Time, device: DeviceId, batch: BatchId) {
+        self.note(now, || Input::Completion { device, batch });
+        self.machine.set_time(now);
+        self.machine.completed(now, device, batch);
+    }
+
+    /// Begins to poll grants at `now`: up to the next input every one has to be polled, by [`Journal::poll_grant`].
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.note(now, || Input::Timeout);
+        self.machine.set_time(now);
+    }
+
+    /// As [`Matchmaker::poll_grant`], at the time of the last event.
+    pub fn poll_grant(&mut self) -> Option<Grant> {
+        let grant = self.machine.poll_grant(self.machine.time());
+        if let (Some(writer), Some(grant)) = (&mut self.writer, grant) {
+            writer.decision(&Decision::Grant(grant));
+        }
+        grant
     }
 }

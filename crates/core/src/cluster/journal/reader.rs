@@ -144,9 +144,15 @@ fn play<M: Machine>(
     let mut replayed = Replayed { inputs: 0, decisions: 0, divergence: None };
     let mut decided: VecDeque<Decision> = VecDeque::new();
     let mut now = Time::ZERO;
-    // A scheduler's decisions are made by its inputs and wait to be polled. What a shard's candidates and a matchmaker's grants are
-    // depends on when they are polled: as often as the log has one.
-    let is_polled_at_once = machine.kind() == MachineKind::Scheduler;
+    // A scheduler's decisions are made by its inputs and wait to be polled. What a shard's candidates are depends on when they are
+    // polled: as often as the log has one. A matchmaker makes its grants when it is polled, and what comes of it depends also on polls that
+    // gave nothing: all of them follow a timeout.
+    let kind = machine.kind();
+    let is_polled_after = |input: &Input| match kind {
+        MachineKind::Scheduler => true,
+        MachineKind::Shard { .. } => false,
+        MachineKind::Matchmaker => *input == Input::Timeout,
+    };
     for entry in entries {
         let Entry { number, record } = entry?;
         let logged = match record {
@@ -161,6 +167,7 @@ fn play<M: Machine>(
                 if !is_sound(&input) {
                     return damaged("a number is beyond any use");
                 }
+                let is_polled_at_once = is_polled_after(&input);
                 match machine.apply(at, input) {
                     Reply::Foreign => return damaged("the input is for another machine"),
                     Reply::Request(Err(reject)) => decided.push_back(Decision::Reject(reject)),

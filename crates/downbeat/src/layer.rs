@@ -45,6 +45,8 @@ pub struct Layer {
     pub max_body_bytes: Option<usize>,
     #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
     pub drain_timeout: Option<Duration>,
+    /// In a file, relative to the file's folder.
+    pub decision_log: Option<PathBuf>,
     pub strict_readiness: Option<bool>,
     pub auto_complete_config: Option<bool>,
     pub exit_on_error: Option<bool>,
@@ -255,7 +257,9 @@ impl Layer {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
         let mut layer = Layer::parse(&text).map_err(|e| anyhow!("{shown}:{e}"))?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        for inner in [&mut layer.repository, &mut layer.profiling.cache_dir].into_iter().flatten() {
+        for inner in
+            [&mut layer.repository, &mut layer.profiling.cache_dir, &mut layer.decision_log].into_iter().flatten()
+        {
             *inner = folder.join(&*inner);
         }
         Ok(layer)

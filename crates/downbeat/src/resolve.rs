@@ -82,6 +82,9 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
         over(&mut options.max_body_bytes, &layer.max_body_bytes);
         over(&mut options.drain_timeout, &layer.drain_timeout);
+        if layer.decision_log.is_some() {
+            options.decision_log.clone_from(&layer.decision_log);
+        }
         over(&mut options.strict_readiness, &layer.strict_readiness);
         over(&mut options.auto_complete_config, &layer.auto_complete_config);
         over(&mut options.exit_on_error, &layer.exit_on_error);
@@ -200,6 +203,7 @@ mod tests {
             default_max_batch_size = 16
             max_body_bytes = "1M"
             drain_timeout_s = 2
+            decision_log = "decisions"
             strict_readiness = false
             auto_complete_config = false
             exit_on_error = true
@@ -239,6 +243,7 @@ mod tests {
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
+        assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
         assert!(!options.strict_readiness && !options.auto_complete_config && options.exit_on_error);
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
         assert!(!options.profiling.enabled);
@@ -279,6 +284,7 @@ mod tests {
             .collect();
         let layer = Layer::parse(&uncommented).unwrap();
         assert!(layer.slo.is_some() && layer.model_control.load.is_some() && layer.profiling.cache_dir.is_some());
+        assert!(layer.decision_log.is_some());
         assert_eq!(layer.models["digits"].max_queue_size, Some(100));
     }
 

@@ -148,6 +148,10 @@ pub struct ServeFlags {
     )]
     pub drain_timeout: Option<Duration>,
 
+    /// Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE
+    #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_DECISION_LOG", help_heading = "Operation")]
+    pub decision_log: Option<PathBuf>,
+
     /// Form of log lines: text or json [default: text]
     #[arg(long, value_name = "FORMAT", env = "DOWNBEAT_LOG_FORMAT", help_heading = "Operation")]
     pub log_format: Option<LogFormat>,
@@ -194,6 +198,7 @@ impl ServeFlags {
             default_max_batch_size: self.default_max_batch_size,
             max_body_bytes: self.max_body_bytes,
             drain_timeout: self.drain_timeout,
+            decision_log: self.decision_log.clone(),
             strict_readiness: self.strict_readiness,
             auto_complete_config: self.disable_auto_complete_config.then_some(false),
             exit_on_error: self.exit_on_error,

@@ -2,6 +2,7 @@
 
 pub mod autoscale;
 pub mod clock;
+pub mod decision_log;
 pub mod driver;
 pub mod error;
 pub mod executable;

@@ -122,6 +122,8 @@ pub struct Metrics {
     autoscale_change: Gauge,
     autoscale_bad_rate: Gauge,
     autoscale_idle_fraction: Gauge,
+    decision_log_bytes: IntCounterVec,
+    decision_log_ended: IntCounterVec,
 }
 
 /// What all models and devices have done since the start.
@@ -252,6 +254,16 @@ impl Metrics {
                 "downbeat_autoscale_idle_fraction",
                 "Share of the devices' latest time in which they were idle; NaN while nothing is known",
             )?,
+            decision_log_bytes: counter(
+                "downbeat_decision_log_bytes_total",
+                "Bytes written to the decision log, all files together",
+                &[],
+            )?,
+            decision_log_ended: counter(
+                "downbeat_decision_log_ended_total",
+                "Files of the decision log that ended before the server did, because the disk was too slow or full",
+                &["file"],
+            )?,
             device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
             load_seconds,
             device_busy,
@@ -308,6 +320,16 @@ impl Metrics {
             busy: self.device_busy.with_label_values(&[&label]),
             running: self.device_running.with_label_values(&[&label]),
         }
+    }
+
+    /// Bytes of the decision log, all files together.
+    pub fn decision_log_bytes(&self) -> IntCounter {
+        self.decision_log_bytes.with_label_values::<&str>(&[])
+    }
+
+    /// Whether a file of the decision log, by its name without the extension, ended before the server did.
+    pub fn decision_log_ended(&self, file: &str) -> IntCounter {
+        self.decision_log_ended.with_label_values(&[file])
     }
 
     /// What all models and devices have done since the start.

@@ -62,6 +62,8 @@ pub struct ServerOptions {
     pub profiling: ProfilingOptions,
     /// When devices are advised to be added or given back; `None`: no advice.
     pub autoscale: Option<AutoscaleOptions>,
+    /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
+    pub decision_log: Option<PathBuf>,
     /// What the server says about itself.
     pub log: LogOptions,
 }
@@ -93,6 +95,7 @@ impl ServerOptions {
             exit_on_error: false,
             profiling: ProfilingOptions::default(),
             autoscale: Some(AutoscaleOptions::default()),
+            decision_log: None,
             log: LogOptions::default(),
         }
     }

@@ -13,11 +13,12 @@ use parking_lot::Mutex;
 
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
 use crate::clock::Clock;
+use crate::decision_log::DecisionLog;
 use crate::driver::Driver;
 use crate::error::ServiceError;
 use crate::loader::{Engines, LoadProgress, Loader};
 use crate::metrics::Metrics;
-use crate::options::{ModelControl, ServerOptions};
+use crate::options::{MAX_SHARDS, ModelControl, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
 
@@ -82,6 +83,7 @@ pub struct Registry {
     options: Arc<ServerOptions>,
     repository: ModelRepository,
     serving: Arc<Serving>,
+    driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
     autoscale: Option<Arc<AutoscaleWatch>>,
@@ -95,7 +97,7 @@ impl Registry {
     /// The registry of the repository that the options name, with its engines and devices; nothing is loaded yet.
     ///
     /// # Errors
-    /// If the repository cannot be read, or the engine is not there.
+    /// If the repository cannot be read, the engine is not there, or the decision log cannot be written.
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
         let repository = ModelRepository::open(&options.repository)?
             .with_auto_complete(options.auto_complete_config)
@@ -120,13 +122,17 @@ impl Registry {
         let metrics = Arc::new(Metrics::new()?);
         let devices = u32::try_from(options.devices.max(1)).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, devices)).transpose()?.map(Arc::new);
-        let driver =
-            Arc::new(Driver::start(Clock::start(), options.devices.max(1), options.scheduler_shards(), &metrics)?);
+        let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
+        let log = options.decision_log.as_deref();
+        let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
+        let driver = Driver::start(Clock::start(), options.devices.max(1), shards, &metrics, log)?;
+        let driver = Arc::new(driver);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
-        let serving = Arc::new(Serving::new(options.clone(), driver, loader.clone()));
+        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone()));
         Ok(Registry {
             options,
             repository,
+            driver,
             serving,
             loader,
             metrics,
@@ -371,6 +377,16 @@ impl Registry {
         if let Some(watch) = &self.autoscale {
             watch.look(&self.metrics);
         }
+    }
+
+    /// [`Driver::flush_log`]; to be called now and then.
+    pub fn flush_decision_log(&self) {
+        self.driver.flush_log();
+    }
+
+    /// [`Driver::close_log`]; at the end.
+    pub fn close_decision_log(&self) {
+        self.driver.close_log();
     }
 
     /// All metrics in Prometheus' text format, as of now.

@@ -43,6 +43,9 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
     let metrics_listener = bind(&options, options.metrics_port, "metrics", "--metrics-port").await?;
 
     let registry = Registry::open(options.clone())?;
+    if let Some(folder) = &options.decision_log {
+        tracing::info!(folder = %folder.display(), "decision log: downbeat log show FILE, downbeat log replay FILE");
+    }
     let service = Arc::new(registry.clone());
     let shared_memory = Arc::new(SharedMemory::default());
 
@@ -122,6 +125,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
         () = tokio::time::sleep(limit) => false,
         _ = interrupt.recv() => false,
     };
+    registry.close_decision_log();
     if finished && registry.serving().is_idle() {
         tracing::info!("stopped");
         return Ok((outcome, true));
@@ -183,13 +187,14 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Keeps the autoscale advice up to date until the process ends.
+/// Keeps the autoscale advice and the decision log up to date until the process ends.
 async fn watch_load(registry: Registry) {
     let mut ticks = tokio::time::interval(crate::autoscale::EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
         registry.watch_load();
+        registry.flush_decision_log();
     }
 }
 

@@ -207,3 +207,22 @@ fn a_missing_repository_is_named() {
     assert!(stderr(&output).contains("downbeat: model repository /nonexistent: no such file or folder"));
     assert_eq!(output.status.code(), Some(1));
 }
+
+#[test]
+fn what_a_server_decided_plays_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("decisions");
+    let flags = ["--decision-log", log.to_str().unwrap(), "--scheduler-shards", "1"];
+    let server = Server::start(digits().path(), &flags, "\"message\":\"ready\",\"models\":1");
+    let body = fs::read_to_string(REQUEST).unwrap();
+    for _ in 0..3 {
+        assert_eq!(server.http("POST", "/v2/models/digits/infer", &body).0, 200);
+    }
+    assert!(server.terminate().success());
+    for name in ["shard-0.log", "matchmaker.log"] {
+        let output = run(&["log", "replay", log.join(name).to_str().unwrap()]);
+        assert!(output.status.success(), "{name}: {}{}", stdout(&output), stderr(&output));
+    }
+    let shown = stdout(&run(&["log", "show", log.join("shard-0.log").to_str().unwrap()]));
+    assert_eq!(shown.matches("-> send ").count(), 3, "{shown}");
+}

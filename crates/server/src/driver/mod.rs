@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
 use downbeat_core::{DeviceId, Duration, RequestId, Time};
-use downbeat_driver::{Cluster, MAX_SHARDS, Place, Setup};
+use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
 
 use crate::clock::Clock;
+use crate::decision_log::DecisionLog;
 use crate::executable::Executable;
 use crate::metrics::{Metrics, Reason};
 use desk::{Desk, Event, Floor};
@@ -35,22 +36,34 @@ pub struct Driver {
     cluster: Arc<Cluster<Floor>>,
     next_request: AtomicU64,
     threads: Vec<std::thread::JoinHandle<()>>,
+    log: Option<Arc<DecisionLog>>,
 }
 
 impl Driver {
     /// Starts `devices` device threads and the alarm. The models' queues are parted into `shards` (at least one, at most
-    /// [`MAX_SHARDS`]).
+    /// [`MAX_SHARDS`]). What it decides is written to `log`, if there is one, which has as many shards.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn start(clock: Clock, devices: usize, shards: usize, metrics: &Metrics) -> std::io::Result<Self> {
+    pub fn start(
+        clock: Clock,
+        devices: usize,
+        shards: usize,
+        metrics: &Metrics,
+        log: Option<DecisionLog>,
+    ) -> std::io::Result<Self> {
         let slots: Vec<_> = (0..devices)
             .map(|index| Arc::new(DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index))))
             .collect();
         let floor = Floor { clock, devices: slots.clone() };
         let desks = (0..shards.clamp(1, MAX_SHARDS)).map(|_| Desk::default()).collect();
-        let cluster =
-            Arc::new(Cluster::new(floor, desks, Setup { wake_margin: WAKE_MARGIN, ..Setup::new(devices as u32) }));
+        let log = log.map(Arc::new);
+        let setup = Setup {
+            wake_margin: WAKE_MARGIN,
+            log: log.clone().map(|log| log as Arc<dyn LogSink>),
+            ..Setup::new(devices as u32)
+        };
+        let cluster = Arc::new(Cluster::new(floor, desks, setup));
         let mut threads = Vec::new();
         for slot in slots {
             let cluster = cluster.clone();
@@ -62,7 +75,20 @@ impl Driver {
         }
         let alarmed = cluster.clone();
         threads.push(std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?);
-        Ok(Driver { cluster, next_request: AtomicU64::new(0), threads })
+        Ok(Driver { cluster, next_request: AtomicU64::new(0), threads, log })
+    }
+
+    /// Passes on what has not been written of the decision log, so that not much is missing should the process be killed.
+    pub fn flush_log(&self) {
+        self.cluster.flush_log();
+    }
+
+    /// Writes the decision log to its end. What is decided after this is not in it.
+    pub fn close_log(&self) {
+        if let Some(log) = &self.log {
+            self.cluster.flush_log();
+            log.close();
+        }
     }
 
     /// How many devices there are.
@@ -117,6 +143,7 @@ impl Drop for Driver {
             // A thread that panicked has said so already.
             let _ = thread.join();
         }
+        self.close_log();
     }
 }
 

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use downbeat_core::cluster::Output;
+use downbeat_core::cluster::journal::{Decision, Input, Record, read, replay};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse, Parameter};
 use downbeat_server::error::ServiceError;
@@ -491,4 +493,71 @@ async fn a_higher_priority_goes_first() {
     urgent.await.unwrap().unwrap();
     assert!(!ordinary.is_finished(), "the ordinary request went before the urgent one");
     ordinary.await.unwrap().unwrap();
+}
+
+/// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.
+#[tokio::test]
+async fn the_decision_log_of_a_run_plays_again() {
+    let models = Models::new();
+    models.add("slow", 1, (1.0, 150.0), 4, "");
+    models.add("quick", 1, (1.0, 2.0), 4, "");
+    let policy = "default_queue_policy { default_timeout_microseconds: 10000 }";
+    models.add("impatient", 1, (1.0, 2.0), 4, &format!("dynamic_batching {{ {policy} }}"));
+    let folder = models.path().join("decisions");
+    let registry = models
+        .serve(|options| {
+            options.decision_log = Some(folder.clone());
+            options.scheduler_shards = 2;
+            options.devices = 2;
+        })
+        .await;
+    for round in 0..3 {
+        let mut answers = Vec::new();
+        // Both devices are busy, for longer than the others wait.
+        for model in ["slow", "slow", "impatient", "quick"] {
+            answers.push(send(&registry, request(model, 8 - round, 4)).await);
+        }
+        answers[3].abort();
+        answers.push(send(&registry, request("quick", 1, 4)).await);
+        for answer in answers {
+            let _ = answer.await;
+        }
+        let impossible = with_timeout(request("quick", 1, 4), ms(1));
+        registry.infer(impossible).await.unwrap_err();
+        registry.infer(request("quick", 2, 4)).await.unwrap();
+    }
+    registry.unload_model("slow").await.unwrap();
+    registry.close_decision_log();
+
+    let (mut dispatched, mut dropped, mut rejected, mut cancelled) = (0, 0, 0, 0);
+    for name in ["shard-0", "shard-1", "matchmaker"] {
+        let bytes = std::fs::read(folder.join(name).with_extension("log")).unwrap();
+        let replayed = replay(&bytes).unwrap();
+        assert_eq!(replayed.divergence, None, "{name}: {replayed:?}");
+        assert!(replayed.decisions > 0, "{name}: {replayed:?}");
+        for entry in read(&bytes).unwrap().1 {
+            match entry.unwrap().record {
+                Record::Decision(Decision::Output(Output::Dispatch { .. })) => dispatched += 1,
+                Record::Decision(Decision::Output(Output::Drop { .. })) => dropped += 1,
+                Record::Decision(Decision::Reject(_)) => rejected += 1,
+                Record::Input(_, Input::Cancel { .. }) => cancelled += 1,
+                _ => {}
+            }
+        }
+    }
+    assert!(
+        dispatched > 5 && dropped > 0 && rejected > 0 && cancelled > 0,
+        "the run is real: {dispatched} dispatches, {dropped} drops, {rejected} rejections, {cancelled} cancellations"
+    );
+    assert!(metric(&registry, "downbeat_decision_log_bytes_total", "") > 0.0);
+    assert_eq!(metric(&registry, "downbeat_decision_log_ended_total", "file"), 0.0);
+}
+
+#[test]
+fn a_decision_log_that_cannot_be_written_is_said_at_once() {
+    let models = Models::new();
+    std::fs::write(models.path().join("file"), "").unwrap();
+    let options = ServerOptions { decision_log: Some(models.path().join("file")), ..models.options() };
+    let error = format!("{:#}", Registry::open(Arc::new(options)).err().unwrap());
+    assert!(error.contains("give a folder that can be written with --decision-log"), "{error}");
 }

@@ -112,12 +112,12 @@ struct CapacityArgs {
     popularity: Popularity,
 
     /// When a batch may start. Repeatable, or separated by commas; `all`: every one without an argument. One of
-    /// deferred, eager, latest, adaptive, timeout:MS, timeout:P%, and the systems clockwork, nexus[:FRONTENDS], shepherd.
+    /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus[:FRONTENDS], shepherd.
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP]", value_delimiter = ',')]
     policies: Vec<String>,
 
     /// Which requests are given up, for policies that do not say it with +DROP: window, head, adaptive, or none. Repeatable, or
-    /// separated by commas [default: window; adaptive for adaptive]
+    /// separated by commas [default: window; adaptive for adaptive and consolidating]
     #[arg(long = "drop", value_name = "NAME", value_delimiter = ',')]
     drops: Vec<String>,
 

@@ -79,16 +79,16 @@ pub const POLICIES: &[Name] = &[
     Name {
         name: "adaptive",
         argument: "",
-        about: "deferred or eager, by what waiting is worth at the load of the moment; devices follow the load",
-        drop: DropPolicy::Adaptive,
-        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
-    },
-    Name {
-        name: "adaptive-early",
-        argument: "",
-        about: "the same, but at once while the load is low, for the shortest latency",
+        about: "deferred or eager, by what waiting is worth at the load of the moment; at once while the load is low",
         drop: DropPolicy::Adaptive,
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: false }),
+    },
+    Name {
+        name: "consolidating",
+        argument: "",
+        about: "the same, but deferred while the load is low, so that the number of busy devices follows it",
+        drop: DropPolicy::Adaptive,
+        make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
     },
     Name {
         name: "clockwork",

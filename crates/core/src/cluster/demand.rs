@@ -17,6 +17,8 @@ pub struct Demand {
     pub overhead: f64,
     /// Variance of `deferred` from one tenth of a second to the next. Models' arrivals are taken to be independent, so that it adds up.
     pub variance: f64,
+    /// What `variance` would be if the requests came independently of each other (Poisson).
+    pub even_variance: f64,
 }
 
 impl Demand {
@@ -32,6 +34,7 @@ impl Demand {
             overhead: least * least * overhead,
             deferred: load.rate * deferred,
             variance: load.variance * deferred * deferred,
+            even_variance: load.even_variance * deferred * deferred,
         }
     }
 
@@ -42,6 +45,7 @@ impl Demand {
             deferred: self.deferred + other.deferred,
             overhead: self.overhead + other.overhead,
             variance: self.variance + other.variance,
+            even_variance: self.even_variance + other.even_variance,
         }
     }
 
@@ -53,6 +57,7 @@ impl Demand {
             deferred: (self.deferred - other.deferred).max(0.0),
             overhead: (self.overhead - other.overhead).max(0.0),
             variance: (self.variance - other.variance).max(0.0),
+            even_variance: (self.even_variance - other.even_variance).max(0.0),
         }
     }
 }
@@ -64,6 +69,8 @@ pub(crate) struct Load {
     pub rate: f64,
     /// Of the rate, from one tenth of a second to the next.
     pub variance: f64,
+    /// What it would be if the requests came independently of each other.
+    pub even_variance: f64,
 }
 
 /// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
@@ -71,11 +78,14 @@ const CROWDED: f64 = 0.85;
 /// The busier tenths of a second: so many standard deviations above the mean.
 const PEAK: f64 = 1.5;
 /// Half the distance between the limit to enter a state and the limit to leave it.
-const BAND: f64 = 0.03;
+const BAND: f64 = 0.01;
 /// Below this share nothing is lost by small batches, whatever they cost.
 const QUIET: f64 = 0.4;
-/// The overhead of a batch, as a share of the time between two batches of the model, from which on waiting pays.
-const PATIENT: f64 = 0.5;
+/// The overhead of a batch, as a share of the time between two batches of the model, from which on waiting pays if requests come
+/// independently of each other.
+const PATIENT: f64 = 0.39;
+/// How much higher that is for each factor of e by which the variance of the arrivals is greater.
+const PATIENT_BURSTS: f64 = 0.06;
 /// Above this share the devices cannot do the work in batches of any size.
 const FLOODED: f64 = 1.1;
 /// The share of the staggered batch that drops aim at in an impatient pool, at most.
@@ -92,8 +102,10 @@ const ENOUGH: f64 = 0.94;
 /// full one later wastes up to `beta`; holding a free device until the schedulable window opens wastes up to the time between
 /// two batches of this model when all devices are busy, `l(b) / n` if `n` is the number of devices that the model's share of
 /// the work keeps busy. Waiting pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices
-/// for one model, a strong batching effect, a tight SLO. Measured on the sample of Symphony's table 1 the two sides part
-/// at about one half. It depends on the shares of the work only, not on the load. What decides is the mean over all models, weighted by
+/// for one model, a strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11 the two sides part
+/// at about 0.4 for Poisson arrivals, and the later the burstier they are (0.53 for a variance ten times as great): what is left idle before a burst is
+/// missed in it. It depends on the shares of the work, not on the load. On a single device nothing is gained: a batch grows while the
+/// device works. What decides is the mean over all models, weighted by
 /// their work: if some wait and some do not, those that do not have taken the devices when the windows of the others open.
 ///
 /// **When may a candidate start?** In a patient pool in its schedulable window (Symphony §3.1). In an impatient one at once if it
@@ -121,11 +133,13 @@ impl Stance {
     pub fn next(self, all: Demand, devices: u32) -> Stance {
         let devices = f64::from(devices.max(1));
         let patience = devices * all.overhead / (all.least * all.least).max(f64::MIN_POSITIVE);
+        let dispersion = (all.variance / all.even_variance.max(f64::MIN_POSITIVE)).max(1.0);
+        let limit = PATIENT + PATIENT_BURSTS * dispersion.ln();
         let mean = all.deferred / devices;
         let peak = mean + PEAK * all.variance.sqrt() / devices;
         let above = |is: bool, value: f64, limit: f64| value > if is { limit - BAND } else { limit + BAND };
         Stance {
-            patient: above(self.patient, patience, PATIENT),
+            patient: devices > 1.0 && above(self.patient, patience, limit),
             crowded: above(self.crowded, peak, CROWDED),
             busy: above(self.busy, mean, QUIET),
             flooded: above(self.flooded, all.least / devices, FLOODED),
@@ -195,7 +209,7 @@ mod tests {
 
     fn stance(profile: &LatencyProfile, slo_ms: u64, rate: f64, devices: u32, models: u32) -> Stance {
         let slo = Duration::from_millis(slo_ms);
-        let demand = Demand::of(profile, 64, slo, Load { rate, variance: 0.0 }, devices);
+        let demand = Demand::of(profile, 64, slo, Load { rate, variance: 0.0, even_variance: 10.0 * rate }, devices);
         let all = (0..models).fold(Demand::default(), |all, _| all.plus(demand));
         Stance::default().next(all, devices)
     }
@@ -245,8 +259,8 @@ mod tests {
     #[test]
     fn demands_add_up_and_down() {
         let (a, b) = (
-            Demand { least: 1.0, deferred: 2.0, overhead: 3.0, variance: 4.0 },
-            Demand { least: 0.5, deferred: 0.25, overhead: 2.0, variance: 1.0 },
+            Demand { least: 1.0, deferred: 2.0, overhead: 3.0, variance: 4.0, even_variance: 2.0 },
+            Demand { least: 0.5, deferred: 0.25, overhead: 2.0, variance: 1.0, even_variance: 0.5 },
         );
         assert_eq!(a.plus(b).minus(a), b);
         assert_eq!(b.minus(a), Demand::default(), "never less than nothing");

@@ -735,7 +735,8 @@ impl ModelQueue {
             // Before the first rates are known nothing can be said, and without deadlines nothing is late.
             self.demand = match rate {
                 Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
-                    let load = Load { rate, variance: self.meter.variance() };
+                    let load =
+                        Load { rate, variance: self.meter.variance(), even_variance: self.meter.even_variance() };
                     Demand::of(profile, max_batch, budget, load, devices)
                 }
                 _ => Demand::default(),

@@ -133,6 +133,11 @@ impl RateMeter {
         items_variance.max(0.0) / BUCKET.as_secs_f64().powi(2)
     }
 
+    /// What [`RateMeter::variance`] would be of requests that come independently of each other, one item each, at the same rate.
+    pub fn even_variance(&self) -> f64 {
+        self.rate().map_or(0.0, |rate| rate / BUCKET.as_secs_f64())
+    }
+
     /// Mean time from arrival to deadline of the arrivals that have one, those of the bucket being filled included.
     pub fn budget(&self) -> Option<Duration> {
         let bounded = self.sum.bounded + self.filling.bounded;

@@ -152,14 +152,19 @@ struct PublishedDemand {
     deferred: AtomicU64,
     overhead: AtomicU64,
     variance: AtomicU64,
+    even_variance: AtomicU64,
 }
 
 impl PublishedDemand {
     fn put(&self, demand: Demand) {
-        let Demand { least, deferred, overhead, variance } = demand;
-        for (place, value) in
-            [(&self.least, least), (&self.deferred, deferred), (&self.overhead, overhead), (&self.variance, variance)]
-        {
+        let Demand { least, deferred, overhead, variance, even_variance } = demand;
+        for (place, value) in [
+            (&self.least, least),
+            (&self.deferred, deferred),
+            (&self.overhead, overhead),
+            (&self.variance, variance),
+            (&self.even_variance, even_variance),
+        ] {
             place.store(value.to_bits(), Ordering::Relaxed);
         }
     }
@@ -171,6 +176,7 @@ impl PublishedDemand {
             deferred: value(&self.deferred),
             overhead: value(&self.overhead),
             variance: value(&self.variance),
+            even_variance: value(&self.even_variance),
         }
     }
 }
@@ -214,6 +220,10 @@ enum ToMatchmaker {
 struct Round {
     shards: u64,
     matchmaker: bool,
+    /// The shard after the last one visited.
+    next: u32,
+    /// The last station visited was the matchmaker.
+    matched: bool,
 }
 
 impl<H: Handler> Cluster<H> {
@@ -407,8 +417,9 @@ impl<H: Handler> Cluster<H> {
     /// Looks after stations until there is nothing left in them, or somebody else is there.
     fn work(&self, mut round: Round) {
         loop {
-            // The matchmaker first: devices that wait are what costs most.
-            if std::mem::take(&mut round.matchmaker) {
+            // The matchmaker first, for devices that wait are what costs most; but a shard after each of its turns, and the shards in turn.
+            if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
+                (round.matchmaker, round.matched) = (false, true);
                 let Some(mut desk) = self.matchmaker.try_enter() else { continue };
                 self.matchmaker_turn(&mut desk, &mut round);
                 drop(desk);
@@ -630,7 +641,7 @@ impl MatchmakerDesk {
 
 impl Round {
     fn everywhere(shards: usize) -> Self {
-        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true }
+        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true, ..Round::default() }
     }
 
     fn matchmaker(self) -> Self {
@@ -642,9 +653,13 @@ impl Round {
     }
 
     fn next_shard(&mut self) -> Option<usize> {
-        let index = self.shards.trailing_zeros() as usize;
-        self.shards &= self.shards.wrapping_sub(1);
-        (index < MAX_SHARDS).then_some(index)
+        if self.shards == 0 {
+            return None;
+        }
+        let index = (self.next + self.shards.rotate_right(self.next).trailing_zeros()) % MAX_SHARDS as u32;
+        self.shards &= !(1 << index);
+        self.next = (index + 1) % MAX_SHARDS as u32;
+        Some(index as usize)
     }
 }
 

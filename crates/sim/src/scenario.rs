@@ -15,6 +15,11 @@ use crate::policy::Policy;
 use crate::profiles::ModelProfile;
 use crate::simulation::{Load, Simulation};
 
+/// Devices of a scenario, at most.
+pub(crate) const MOST_DEVICES: u32 = 1 << 20;
+/// Items of a batch, at most.
+const MOST_ITEMS: u32 = 1 << 16;
+
 /// How the requests are shared among the models.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum Popularity {
@@ -164,6 +169,8 @@ impl Scenario {
         if self.devices == 0 {
             return Err(BadScenario::NoDevices);
         }
+        number("the number of devices", self.devices.into(), self.devices <= MOST_DEVICES, "at most 1,048,576")?;
+        number("max_batch", self.max_batch.into(), self.max_batch <= MOST_ITEMS, "at most 65,536")?;
         let positive = |value: f64| value > 0.0 && value.is_finite();
         number("the rate", self.rate, positive(self.rate), "above 0 and finite")?;
         number("the noise", self.noise, (0.0..=10.0).contains(&self.noise), "from 0 to 10")?;

@@ -29,7 +29,7 @@ pub struct SchedulerArgs {
 
     /// Threads of model queues, each with its share of the load and of the devices. One: the single-threaded scheduler, unless
     /// --matchmaker-thread is given. Several have the matchmaker on a thread of its own beside them.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
 
     /// Have the matchmaker on a thread of its own also beside one thread.
@@ -82,6 +82,10 @@ pub enum Policy {
     Eager,
     /// At the last moment.
     Latest,
+    /// Deferred or eager, by what waiting is worth at the load of the moment.
+    Adaptive,
+    /// The same, and deferred at low load.
+    Consolidating,
 }
 
 impl From<Policy> for cluster::DispatchPolicy {
@@ -90,6 +94,8 @@ impl From<Policy> for cluster::DispatchPolicy {
             Policy::Deferred => cluster::DispatchPolicy::Deferred,
             Policy::Eager => cluster::DispatchPolicy::Eager,
             Policy::Latest => cluster::DispatchPolicy::Latest,
+            Policy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
+            Policy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
         }
     }
 }
@@ -99,6 +105,8 @@ impl From<Policy> for cluster::DispatchPolicy {
 pub enum Drop {
     /// Also heads that would force a batch below the target.
     Window,
+    /// Also heads that would force a batch too small to keep up with the arrivals.
+    Adaptive,
     /// Only the hopeless.
     Head,
 }
@@ -107,6 +115,7 @@ impl From<Drop> for cluster::DropPolicy {
     fn from(drop: Drop) -> Self {
         match drop {
             Drop::Window => cluster::DropPolicy::WindowDrop,
+            Drop::Adaptive => cluster::DropPolicy::Adaptive,
             Drop::Head => cluster::DropPolicy::HeadDrop,
         }
     }

@@ -433,7 +433,7 @@ impl File {
             search,
             shown_ms: self.shown_ms,
             window,
-            most_devices: self.most_devices.max(1),
+            most_devices: self.most_devices.clamp(1, crate::scenario::MOST_DEVICES),
             switch,
             cases,
             left_out,

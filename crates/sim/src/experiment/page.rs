@@ -261,7 +261,9 @@ impl Experiment {
 
 /// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%, `N f` fewer at an idle share f.
 fn advice(bad: f64, busy: f64, devices: f64) -> f64 {
-    if bad > 0.01 && bad < 1.0 { devices + devices * bad / (1.0 - bad) } else { busy }
+    // If nearly nothing is good, nothing can be said of how many it takes; ten times as many is a beginning.
+    let bad = bad.min(0.9);
+    if bad > 0.01 { devices + devices * bad / (1.0 - bad) } else { busy }
 }
 
 /// Cases by workload and everything that is varied but `x`, in their order.

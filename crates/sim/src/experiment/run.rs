@@ -177,7 +177,7 @@ impl Experiment {
         let offered: f64 = simulation.loads.iter().map(|load| load.rate).sum();
         let (offered, value, report) = match self.measure {
             Measure::Capacity => {
-                // Where nothing is held, a run at the least that was tried says why.
+                // Where nothing is held there is no run to tell of.
                 match self.search.capacity(&simulation)? {
                     Some(found) => (found.rate, Some(found.rate), found.report),
                     None => (0.0, None, Report::default()),

@@ -9,8 +9,8 @@
 //! what grows (times, request ids, batch ids) is written as the difference to the entry before, so that a request takes about nine
 //! bytes and its share of a dispatch one or two. A log that was cut off is read up to its last whole entry. Version 1.
 //!
-//! **Cost.** Without an allocation once the buffer has grown. What is written stays in memory until [`Journal::take_log`]; that it is taken
-//! often enough is the driver's to see to.
+//! **Cost.** `crates/sim/examples/journal.rs` measures it: some nanoseconds a request, without an allocation once the buffer has grown. What is
+//! written stays in memory until [`Journal::take_log`]; that it is taken often enough is the driver's to see to.
 
 mod input;
 mod reader;

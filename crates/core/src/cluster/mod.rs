@@ -8,7 +8,7 @@
 //! | [`Matchmaker`] | one | which candidate may start when, which device is free | RankThread |
 //!
 //! A queue tells the matchmaker its newest [`Candidate`]; the matchmaker answers with a grant of a device; the queue
-//! then takes the batch. [`Scheduler`] runs both on one thread. What a candidate is made of
+//! then takes the batch. Queues that share a thread are a [`Shard`]; [`Scheduler`] is one shard and the matchmaker. What a candidate is made of
 //! ([`DropPolicy`]) and when it may start ([`DispatchPolicy`]) are separate choices.
 
 mod autoscale;

@@ -112,7 +112,8 @@ struct CapacityArgs {
     popularity: Popularity,
 
     /// When a batch may start. Repeatable, or separated by commas; `all`: every one without an argument. One of
-    /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus, nexus:FRONTENDS, shepherd.
+    /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus,
+    /// nexus:FRONTENDS, shepherd.
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP]", value_delimiter = ',')]
     policies: Vec<String>,
 

@@ -105,7 +105,7 @@ impl Place {
     }
 }
 
-/// The shards and the matchmaker, each a [`Station`]. See the crate's documentation.
+/// The shards and the matchmaker, each a `Station`. See the crate's documentation.
 pub struct Cluster<H: Handler> {
     handler: H,
     shards: Box<[ShardStation<H>]>,

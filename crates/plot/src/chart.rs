@@ -201,7 +201,7 @@ pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: 
             }
             last_y = Some(at_y);
         }
-        put!(out, "<path class=\"line c{}\" d=\"{path}\"/>", i % 6);
+        put!(out, "<path class=\"line {}\" d=\"{path}\"/>", style(i));
     }
     out += "</svg>";
     if lines.len() > 1 {
@@ -210,13 +210,18 @@ pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: 
             let name = escape(line.name);
             put!(
                 out,
-                "<li><svg viewBox=\"0 0 28 8\" aria-hidden=\"true\"><path class=\"line c{}\" d=\"M0 4L28 4\"/></svg>{name}</li>",
-                i % 6
+                "<li><svg viewBox=\"0 0 28 8\" aria-hidden=\"true\"><path class=\"line {}\" d=\"M0 4L28 4\"/></svg>{name}</li>",
+                style(i)
             );
         }
         out += "</ul>";
     }
     out + "</figure>"
+}
+
+/// The class of the `i`-th line: six colours, then the same with another dash.
+fn style(i: usize) -> String {
+    format!("c{}{}", i % 6, if i < 6 { "" } else { " again" })
 }
 
 /// Bars with a label below and a value above each.

@@ -26,6 +26,7 @@ svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font-size:12p
 .grid{stroke:var(--line);stroke-width:1}.line{fill:none;stroke-width:2;stroke-linejoin:round}.bar{fill:var(--c0)}
 .c0{stroke:var(--c0)}.c1{stroke:var(--c1);stroke-dasharray:7 3}.c2{stroke:var(--c2);stroke-dasharray:2 3}
 .c3{stroke:var(--c3);stroke-dasharray:10 3 2 3}.c4{stroke:var(--c4);stroke-dasharray:4 4}.c5{stroke:var(--c5);stroke-dasharray:1 4}
+.again{stroke-dasharray:14 2 3 2 3 2}
 .device{stroke:var(--line);stroke-width:1}.batch{stroke-width:1.2;fill:var(--panel)}.batch.lost{stroke-dasharray:3 2;fill:none}
 svg .size{font-size:10px;fill:var(--fg)}
 .s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.s4{stroke:var(--c4)}.s5{stroke:var(--c5)}

@@ -8,21 +8,24 @@
 //! Words say which workloads: those whose names they begin. The clairvoyant bound takes minutes for a mix and is left out of mixes
 //! without `--clairvoyant`.
 
+use std::path::Path;
+
+use downbeat_core::Duration;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
-use downbeat_core::profile::ProfileError;
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_sim::profiles::{self, BadProfiles};
 use downbeat_sim::{
-    Arrivals, Gather, Load, NexusOptions, Pace, Search, Simulation, System, Trace, clairvoyant, fluid, staggered,
+    Arrivals, Gather, Load, ModelProfile, NexusOptions, Pace, Search, Simulation, System, Trace, clairvoyant, fluid,
+    mean, staggered,
 };
 
 const SEED: u64 = 1;
 
-/// Name, `alpha`, `beta` and SLO in milliseconds.
-type Profile<'a> = (&'a str, f64, f64, f64);
+const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments/profiles");
 
-const TABLE_2: [Profile<'static>; 2] = [("ResNet50", 1.053, 5.072, 25.0), ("InceptionResNetV2", 5.090, 18.368, 70.0)];
-const PROFILES_1080TI: &str = include_str!("../../../experiments/profiles/profiles_1080ti.csv");
-const PROFILES_A100: &str = include_str!("../../../experiments/profiles/profiles_a100.csv");
+/// Symphony table 2.
+fn table_2() -> Result<[ModelProfile; 2], String> {
+    Ok(["ResNet50,1.053,5.072,25".parse()?, "InceptionResNetV2,5.090,18.368,70".parse()?])
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("Poisson, seed {SEED}; requests per second with at most 1% of each model's dropped or late");
@@ -33,12 +36,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err(format!("unknown flag {flag}; --clairvoyant is the only one").into());
     }
     let asked = |name: &str| names.is_empty() || names.iter().any(|start| name.starts_with(*start));
-    for model in TABLE_2.iter().filter(|model| asked(model.0)) {
-        measure(model.0, &[*model], 8, true)?;
+    for model in table_2()?.iter().filter(|model| asked(&model.name)) {
+        measure(&model.name, std::slice::from_ref(model), 8, true)?;
     }
-    for (cluster, profiles) in [("1080Ti", read(PROFILES_1080TI)?), ("A100", read(PROFILES_A100)?)] {
-        let strong = |(_, alpha, beta, _): &Profile| beta / alpha > 2.0;
-        let (strong, weak): (Vec<Profile>, Vec<Profile>) = profiles.iter().copied().partition(strong);
+    for (cluster, profiles) in [("1080Ti", read("profiles_1080ti.csv")?), ("A100", read("profiles_a100.csv")?)] {
+        let strong = |model: &ModelProfile| model.batching_effect() > 2.0;
+        let (strong, weak): (Vec<_>, Vec<_>) = profiles.iter().cloned().partition(strong);
         for (kind, models) in [("mixed", profiles), ("strong", strong), ("weak", weak)] {
             let name = format!("{cluster} {kind}, {} models", models.len());
             if asked(&name) {
@@ -49,15 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn read(csv: &str) -> Result<Vec<Profile<'_>>, Box<dyn std::error::Error>> {
-    let mut profiles = Vec::new();
-    for line in csv.lines().skip(1).filter(|line| !line.is_empty()) {
-        let [name, alpha, beta, slo] = line.split(',').collect::<Vec<_>>()[..] else {
-            return Err(format!("expected name,alpha_ms,beta_ms,slo_ms, got {line}").into());
-        };
-        profiles.push((name, alpha.parse()?, beta.parse()?, slo.parse()?));
-    }
-    Ok(profiles)
+fn read(file: &str) -> Result<Vec<ModelProfile>, BadProfiles> {
+    profiles::read(&Path::new(PROFILES).join(file))
 }
 
 fn systems() -> Vec<(&'static str, System, DispatchPolicy, DropPolicy)> {
@@ -80,31 +76,25 @@ fn systems() -> Vec<(&'static str, System, DispatchPolicy, DropPolicy)> {
     ]
 }
 
-fn measure(name: &str, models: &[Profile], devices: u32, foresee: bool) -> Result<(), Box<dyn std::error::Error>> {
+fn measure(name: &str, models: &[ModelProfile], devices: u32, foresee: bool) -> Result<(), Box<dyn std::error::Error>> {
     // What the devices could do with full batches, about.
-    let work: f64 = models.iter().map(|(_, alpha, beta, slo)| alpha + beta / ((slo - beta) / alpha).max(1.0)).sum();
+    let each = |ModelProfile { alpha_ms, beta_ms, slo_ms, .. }: &ModelProfile| {
+        alpha_ms + beta_ms / ((slo_ms - beta_ms) / alpha_ms).max(1.0)
+    };
+    let work: f64 = models.iter().map(each).sum();
     let rate = 1_000.0 * f64::from(devices) / work;
-    let loads_with = |dispatch: &DispatchPolicy, drop: DropPolicy| -> Result<Vec<Load>, ProfileError> {
-        models
-            .iter()
-            .map(|(_, alpha, beta, slo)| {
-                let (alpha, beta) = (Duration::from_millis_f64(*alpha), Duration::from_millis_f64(*beta));
-                let max_batch = 512;
-                let options = ModelOptions {
-                    profiles: LatencyProfile::linear(alpha, beta, max_batch)?.into(),
-                    max_batch,
-                    drop,
-                    dispatch: dispatch.clone(),
-                    max_in_flight: u32::MAX,
-                    levels: Vec::new(),
-                };
-                let (slo, arrivals) = (Duration::from_millis_f64(*slo), Arrivals::Poisson);
-                Ok(Load { options, slo, arrivals, rate, pace: Pace::steady() })
-            })
-            .collect()
+    let loads_with = |dispatch: &DispatchPolicy, drop: DropPolicy| -> Vec<Load> {
+        let load = |model: &ModelProfile| Load {
+            options: ModelOptions::new(model.latency(512), dispatch.clone(), drop),
+            slo: model.slo(),
+            arrivals: Arrivals::Poisson,
+            rate,
+            pace: Pace::steady(),
+        };
+        models.iter().map(load).collect()
     };
     let simulation = Simulation {
-        loads: loads_with(&DispatchPolicy::Eager, DropPolicy::HeadDrop)?,
+        loads: loads_with(&DispatchPolicy::Eager, DropPolicy::HeadDrop),
         devices,
         span: Duration::from_millis(20_000),
         seed: SEED,
@@ -144,21 +134,14 @@ fn measure(name: &str, models: &[Profile], devices: u32, foresee: bool) -> Resul
         println!("{name:24} {:28} {good:8.0}", "achieved with foresight");
     }
     for (system_name, system, dispatch, drop) in systems() {
-        let simulation = Simulation { system, loads: loads_with(&dispatch, drop)?, ..simulation.clone() };
+        let simulation = Simulation { system, loads: loads_with(&dispatch, drop), ..simulation.clone() };
         match Search::default().capacity(&simulation)? {
             None => println!("{name:24} {system_name:28} {:>8}", "none"),
             Some(found) => {
-                let batches: u64 = found.report.models.iter().flat_map(|model| &model.batch_sizes).sum();
-                let items: u64 = found
-                    .report
-                    .models
-                    .iter()
-                    .flat_map(|model| model.batch_sizes.iter().zip(0..).map(|(count, size)| count * size))
-                    .sum();
                 println!(
                     "{name:24} {system_name:28} {:8.0} {:7.1} {:5.0}%",
                     found.rate,
-                    items as f64 / batches as f64,
+                    mean(&found.report.batch_sizes()),
                     100.0 * found.report.mean_busy()
                 );
             }

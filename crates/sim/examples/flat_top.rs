@@ -43,14 +43,7 @@ fn simulation(
     drop: DropPolicy,
 ) -> Result<Simulation, Box<dyn std::error::Error>> {
     let (alpha, beta) = (Duration::from_millis_f64(1.053), Duration::from_millis_f64(5.072));
-    let options = ModelOptions {
-        profiles: LatencyProfile::linear(alpha, beta, 128)?.into(),
-        max_batch: 128,
-        drop,
-        dispatch: dispatch.clone(),
-        max_in_flight: u32::MAX,
-        levels: Vec::new(),
-    };
+    let options = ModelOptions::new(LatencyProfile::linear(alpha, beta, 128)?, dispatch.clone(), drop);
     let load = Load {
         options,
         slo: Duration::from_millis(100),

@@ -8,7 +8,7 @@
 //! last row is written there, for `downbeat log`.
 
 use downbeat_core::cluster::journal::{Input, Journal, Reply, replay};
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Output, Reject, Request, Scheduler};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Reject, Request, Scheduler};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Simulation};
 use rustix::time::{ClockId, clock_gettime};
@@ -69,12 +69,7 @@ impl Cluster for Written<'_> {
     }
 
     fn poll_decision(&mut self) -> Option<Decision> {
-        self.journal.poll_output().map(|output| match output {
-            Output::Dispatch { batch, device, model, members, size, start, expected, reason: _ } => {
-                Decision::Dispatch { batch, device, model, members, size, start, expected }
-            }
-            Output::Drop { request, model, reason, detail: _ } => Decision::Drop { request, model, reason },
-        })
+        self.journal.poll_output().map(Decision::from)
     }
 
     fn poll_timeout(&self) -> Option<Time> {
@@ -101,14 +96,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     let mut log = Vec::new();
     for (name, models, devices, rate) in cases {
-        let options = ModelOptions {
-            profiles: LatencyProfile::linear_ms(1.053, 5.072, 64)?.into(),
-            max_batch: 64,
-            drop: DropPolicy::WindowDrop,
-            dispatch: DispatchPolicy::Deferred,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(
+            LatencyProfile::linear_ms(1.053, 5.072, 64)?,
+            DispatchPolicy::Deferred,
+            DropPolicy::WindowDrop,
+        );
         let load = Load {
             options,
             slo: Duration::from_millis(25),

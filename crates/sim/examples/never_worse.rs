@@ -10,18 +10,16 @@
 //! 20%, 50% and 80% of that best capacity, of the adaptive policy and of deferral with window drop.
 
 use std::error::Error;
+use std::path::Path;
 
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
-use downbeat_core::{Duration, LatencyProfile};
-use downbeat_sim::{Arrivals, Gather, Load, Pace, Search, Simulation, System};
+use downbeat_core::Duration;
+use downbeat_sim::{Arrivals, ModelProfile, Network, Policy, Popularity, Scenario, Search, Shape, profiles};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// `alpha`, `beta` and SLO in milliseconds.
-type Model = (f64, f64, f64);
-
-const A100: &str = include_str!("../../../experiments/profiles/profiles_a100.csv");
-const GTX_1080TI: &str = include_str!("../../../experiments/profiles/profiles_1080ti.csv");
+const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments/profiles");
+const OTHERS: [&str; 7] =
+    ["deferred+window", "deferred+head", "eager+window", "eager+head", "shepherd", "clockwork", "nexus"];
 
 /// Symphony table 1, with the profiles of its table 3.
 const TABLE_1: [(&str, f64, f64); 6] = [
@@ -36,17 +34,9 @@ const MODELS: [usize; 6] = [8, 16, 24, 32, 48, 64];
 const SLOS_MS: [f64; 5] = [20.0, 25.0, 30.0, 40.0, 50.0];
 const SHAPES: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0];
 
-#[derive(Clone)]
-struct Policy {
-    name: &'static str,
-    system: System,
-    dispatch: DispatchPolicy,
-    drop: DropPolicy,
-}
-
 struct Workload {
     name: String,
-    models: Vec<Model>,
+    models: Vec<ModelProfile>,
     devices: u32,
     arrivals: Arrivals,
     /// Requests of each model.
@@ -92,94 +82,57 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Capacities of all policies: printed; the ratio of the adaptive one's to the best of the others.
+/// Capacities of all policies: printed; the ratio of the consolidating one's to the best of the others.
 fn compare(workload: &Workload, seed: u64) -> Result<f64, Box<dyn Error>> {
-    let consolidating = Policy {
-        name: "consolidating",
-        system: System::Downbeat,
-        dispatch: DispatchPolicy::Adaptive { consolidate: true },
-        drop: DropPolicy::Adaptive,
-    };
-    let adaptive =
-        Policy { name: "adaptive", dispatch: DispatchPolicy::Adaptive { consolidate: false }, ..consolidating.clone() };
-    let ours = capacity(workload, seed, &consolidating)?;
-    let answers = capacity(workload, seed, &adaptive)?;
+    let (ours, answers) = (workload.capacity("consolidating", seed)?, workload.capacity("adaptive", seed)?);
     let mut best: f64 = 0.0;
     print!("{} seed {seed}: consolidating {ours:.0}, adaptive {answers:.0}", workload.name);
-    for policy in others() {
-        let rate = capacity(workload, seed, &policy)?;
-        print!(", {} {rate:.0}", policy.name);
+    for policy in OTHERS {
+        let rate = workload.capacity(policy, seed)?;
+        print!(", {policy} {rate:.0}");
         best = best.max(rate);
     }
-    let deferred = Policy { dispatch: DispatchPolicy::Deferred, drop: DropPolicy::WindowDrop, ..consolidating.clone() };
     let mut busy = Vec::new();
     for share in [0.2, 0.5, 0.8] {
-        let run = |policy: &Policy| -> Result<f64, Box<dyn Error>> {
-            Ok(simulation(workload, seed, policy, best * share).run()?.mean_busy())
-        };
-        busy.push(format!("{:.2} ({:.2})", run(&consolidating)?, run(&deferred)?));
+        let run = |policy| workload.busy(policy, seed, best * share);
+        busy.push(format!("{:.2} ({:.2})", run("consolidating")?, run("deferred+window")?));
     }
     println!("; ratio {:.3} {:.3}; busy {}", ours / best, answers / best, busy.join(" "));
     Ok(ours / best)
 }
 
-fn others() -> Vec<Policy> {
-    let own = |name, dispatch, drop| Policy { name, system: System::Downbeat, dispatch, drop };
-    let baseline = |name, system| Policy { name, system, dispatch: DispatchPolicy::Eager, drop: DropPolicy::HeadDrop };
-    vec![
-        own("deferred+window", DispatchPolicy::Deferred, DropPolicy::WindowDrop),
-        own("deferred+head", DispatchPolicy::Deferred, DropPolicy::HeadDrop),
-        own("eager+window", DispatchPolicy::Eager, DropPolicy::WindowDrop),
-        own("eager+head", DispatchPolicy::Eager, DropPolicy::HeadDrop),
-        baseline("shepherd", System::Shepherd(Gather::default())),
-        baseline("clockwork", System::Clockwork),
-        baseline("nexus", System::Nexus(downbeat_sim::NexusOptions::default())),
-    ]
-}
+impl Workload {
+    fn at(&self, rate: f64) -> Scenario {
+        let each = rate / self.models.len() as f64;
+        Scenario {
+            models: self.models.clone(),
+            rate,
+            arrivals: self.arrivals,
+            popularity: Popularity::Equal,
+            shape: Shape::Steady,
+            devices: self.devices,
+            max_batch: 0,
+            noise: 0.0,
+            network: Network::default(),
+            warm_up: Duration::from_millis(1_500),
+            span: Duration::from_secs_f64((self.requests / each).clamp(4.0, 40.0)),
+        }
+    }
 
-fn capacity(workload: &Workload, seed: u64, policy: &Policy) -> Result<f64, Box<dyn Error>> {
-    // Devices that always run the largest batch that the SLO allows.
-    let cost = |&(alpha, beta, slo): &Model| {
-        let batch = ((slo - beta) / alpha).floor().max(1.0);
-        (alpha * batch + beta) / batch / 1000.0
-    };
-    let per_model = f64::from(workload.devices) / workload.models.iter().map(cost).sum::<f64>();
-    let simulation = simulation(workload, seed, policy, per_model * workload.models.len() as f64);
-    let search = Search { low: 0.4, high: 1.0, precision: 0.005, ..Search::default() };
-    Ok(search.capacity(&simulation)?.map_or(0.0, |capacity| capacity.rate))
-}
+    fn capacity(&self, policy: &str, seed: u64) -> Result<f64, Box<dyn Error>> {
+        let most = self.at(self.at(1.0).unreachable_rate());
+        let search = Search { low: 0.4, high: 1.0, precision: 0.005, ..Search::default() };
+        let found = search.capacity(&most.simulation(&policy.parse::<Policy>()?, seed)?)?;
+        Ok(found.map_or(0.0, |capacity| capacity.rate))
+    }
 
-fn simulation(workload: &Workload, seed: u64, policy: &Policy, rate: f64) -> Simulation {
-    let rate = rate / workload.models.len() as f64;
-    let load = |&(alpha, beta, slo): &Model| Load {
-        options: ModelOptions {
-            profiles: profile(alpha, beta, slo).into(),
-            max_batch: 4096,
-            drop: policy.drop,
-            dispatch: policy.dispatch.clone(),
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        },
-        slo: Duration::from_millis_f64(slo),
-        arrivals: workload.arrivals,
-        rate,
-        pace: Pace::steady(),
-    };
-    Simulation {
-        system: policy.system.clone(),
-        loads: workload.models.iter().map(load).collect(),
-        devices: workload.devices,
-        warm_up: Duration::from_millis(1_500),
-        span: Duration::from_secs_f64((workload.requests / rate).clamp(4.0, 40.0)),
-        seed,
-        ..Simulation::default()
+    fn busy(&self, policy: &str, seed: u64, rate: f64) -> Result<f64, Box<dyn Error>> {
+        Ok(self.at(rate).simulation(&policy.parse::<Policy>()?, seed)?.run()?.mean_busy())
     }
 }
 
-fn profile(alpha: f64, beta: f64, slo: f64) -> LatencyProfile {
-    let largest = ((slo / alpha) as u32).max(1);
-    LatencyProfile::linear(Duration::from_millis_f64(alpha), Duration::from_millis_f64(beta), largest)
-        .unwrap_or_else(|error| panic!("alpha {alpha} ms, beta {beta} ms: {error}"))
+fn model(name: &str, alpha_ms: f64, beta_ms: f64, slo_ms: f64) -> ModelProfile {
+    ModelProfile { name: name.to_owned(), alpha_ms, beta_ms, slo_ms }
 }
 
 fn cases() -> Result<Vec<Workload>, Box<dyn Error>> {
@@ -191,32 +144,29 @@ fn cases() -> Result<Vec<Workload>, Box<dyn Error>> {
         requests,
     };
     Ok(vec![
-        case("ResNet50 x 8", vec![(1.053, 5.072, 25.0)], 8, 200_000.0),
-        case("InceptionResNetV2 x 8", vec![(5.090, 18.368, 70.0)], 8, 40_000.0),
-        case("37 models x 64 A100", read(A100)?, 64, 8_000.0),
-        case("35 models x 64 1080Ti", read(GTX_1080TI)?, 64, 8_000.0),
+        case("ResNet50 x 8", vec![model("ResNet50", 1.053, 5.072, 25.0)], 8, 200_000.0),
+        case("InceptionResNetV2 x 8", vec![model("InceptionResNetV2", 5.090, 18.368, 70.0)], 8, 40_000.0),
+        case("37 models x 64 A100", read("profiles_a100.csv")?, 64, 8_000.0),
+        case("35 models x 64 1080Ti", read("profiles_1080ti.csv")?, 64, 8_000.0),
     ])
 }
 
 /// One of the 5,880 workloads of table 1.
 fn sample(rng: &mut Pcg64) -> Result<Workload, Box<dyn Error>> {
     let mut pick = |choices: usize| (rng.next_u64() % choices as u64) as usize;
-    let (model, count, step) = (pick(TABLE_1.len() + 1), MODELS[pick(6)], pick(7));
+    let (picked, count, step) = (pick(TABLE_1.len() + 1), MODELS[pick(6)], pick(7));
     let (slo, shape) = (SLOS_MS[pick(5)], SHAPES[pick(6)]);
-    let (name, models) = match TABLE_1.get(model) {
-        Some(&(name, alpha, beta)) => (format!("{name} x {count}, {slo} ms"), vec![(alpha, beta, slo); count]),
-        None => ("35 models".to_owned(), read(GTX_1080TI)?),
+    let (name, models) = match TABLE_1.get(picked) {
+        Some(&(name, alpha, beta)) => {
+            (format!("{name} x {count}, {slo} ms"), vec![model(name, alpha, beta, slo); count])
+        }
+        None => ("35 models".to_owned(), read("profiles_1080ti.csv")?),
     };
     let devices = (models.len() as f64 * (1.0 + 0.5 * step as f64)) as u32;
     let name = format!("{name}, {devices} devices, Gamma({shape})");
     Ok(Workload { name, models, devices, arrivals: Arrivals::Gamma(shape), requests: 12_000.0 })
 }
 
-fn read(csv: &str) -> Result<Vec<Model>, Box<dyn Error>> {
-    let row = |line: &str| -> Result<Model, Box<dyn Error>> {
-        let mut fields = line.split(',').skip(1).map(str::parse);
-        let mut field = || fields.next().ok_or_else(|| format!("a field is missing: {line}"));
-        Ok((field()??, field()??, field()??))
-    };
-    csv.lines().skip(1).map(row).collect()
+fn read(file: &str) -> Result<Vec<ModelProfile>, profiles::BadProfiles> {
+    profiles::read(&Path::new(PROFILES).join(file))
 }

@@ -33,14 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (dispatch, drop, noise) in choices() {
             let simulation = |rate: f64| Simulation {
                 loads: vec![Load {
-                    options: ModelOptions {
-                        profiles: profile.clone().into(),
-                        max_batch: LARGEST_BATCH,
-                        drop,
-                        dispatch: dispatch.clone(),
-                        max_in_flight: u32::MAX,
-                        levels: Vec::new(),
-                    },
+                    options: ModelOptions::new(profile.clone(), dispatch.clone(), drop),
                     slo: Duration::from_millis(slo),
                     arrivals: Arrivals::Poisson,
                     rate,

@@ -46,14 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     for (name, models, devices, rate, dispatch, drop) in cases {
         let profile = LatencyProfile::linear(Duration::from_millis_f64(1.053), Duration::from_millis_f64(5.072), 64)?;
-        let options = ModelOptions {
-            profiles: profile.into(),
-            max_batch: 64,
-            drop,
-            dispatch,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(profile, dispatch, drop);
         let load = Load {
             options,
             slo: Duration::from_millis(25),

@@ -83,6 +83,17 @@ pub enum Decision {
     },
 }
 
+impl From<Output> for Decision {
+    fn from(output: Output) -> Self {
+        match output {
+            Output::Dispatch { batch, device, model, members, size, start, expected, reason: _ } => {
+                Decision::Dispatch { batch, device, model, members, size, start, expected }
+            }
+            Output::Drop { request, model, reason, detail: _ } => Decision::Drop { request, model, reason },
+        }
+    }
+}
+
 impl Cluster for Scheduler {
     fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         Scheduler::set_dispatch(self, now, model, dispatch);
@@ -113,12 +124,7 @@ impl Cluster for Scheduler {
     }
 
     fn poll_decision(&mut self) -> Option<Decision> {
-        self.poll_output().map(|output| match output {
-            Output::Dispatch { batch, device, model, members, size, start, expected, reason: _ } => {
-                Decision::Dispatch { batch, device, model, members, size, start, expected }
-            }
-            Output::Drop { request, model, reason, detail: _ } => Decision::Drop { request, model, reason },
-        })
+        self.poll_output().map(Decision::from)
     }
 
     fn poll_timeout(&self) -> Option<Time> {

@@ -110,15 +110,7 @@ impl Scenario {
         let shares = self.popularity.shares(self.models.len());
         let seconds = (self.warm_up + self.span).as_secs_f64();
         let loads = self.models.iter().zip(&shares).zip(0..).map(|((model, share), stream)| {
-            let profile = model.latency(self.max_batch);
-            let options = ModelOptions {
-                max_batch: profile.max_batch(),
-                profiles: profile.into(),
-                drop: policy.drop(),
-                dispatch: policy.dispatch(model.slo()),
-                max_in_flight: u32::MAX,
-                levels: Vec::new(),
-            };
+            let options = ModelOptions::new(model.latency(self.max_batch), policy.dispatch(model.slo()), policy.drop());
             let pace = self.shape.pace(seed, stream, seconds)?;
             Ok(Load { options, slo: model.slo(), arrivals: self.arrivals, rate: self.rate * share, pace })
         });

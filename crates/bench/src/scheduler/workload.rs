@@ -43,14 +43,7 @@ impl Workload {
         let table = (1..=u64::from(max_batch)).map(|b| PROFILE.0.saturating_mul(b) + PROFILE.1).collect();
         let profile = LatencyProfile::from_table(table);
         let profile = profile.unwrap_or_else(|e| panic!("the benchmark's own latency profile: {e}"));
-        let options = ModelOptions {
-            profiles: profile.clone().into(),
-            max_batch,
-            drop,
-            dispatch,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(profile.clone(), dispatch, drop);
         Workload { models, devices, rate: 0.0, profile, options, seed }
     }
 

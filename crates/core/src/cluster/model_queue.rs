@@ -38,6 +38,22 @@ pub struct ModelOptions {
     pub levels: Vec<PriorityLevel>,
 }
 
+impl ModelOptions {
+    /// A model with this profile on every kind of device, in batches as large as it goes, as many at once as there are devices, and with
+    /// one priority level without a bound.
+    pub fn new(profile: LatencyProfile, dispatch: DispatchPolicy, drop: DropPolicy) -> Self {
+        let max_batch = profile.max_batch();
+        ModelOptions {
+            profiles: profile.into(),
+            max_batch,
+            drop,
+            dispatch,
+            max_in_flight: u32::MAX,
+            levels: Vec::new(),
+        }
+    }
+}
+
 /// A request that left the queue without running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dropped {

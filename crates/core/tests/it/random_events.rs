@@ -58,7 +58,7 @@ fn profile() -> impl Strategy<Value = LatencyProfile> {
     })
 }
 
-fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
+pub fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
     prop_oneof![
         3 => Just(DispatchPolicy::Deferred),
         1 => Just(DispatchPolicy::Latest),
@@ -69,18 +69,21 @@ fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
     ]
 }
 
-fn models() -> impl Strategy<Value = ModelOptions> {
-    let drop = prop_oneof![
+pub fn drops() -> impl Strategy<Value = DropPolicy> {
+    prop_oneof![
         Just(DropPolicy::HeadDrop),
         Just(DropPolicy::WindowDrop),
         Just(DropPolicy::Adaptive),
         Just(DropPolicy::None),
-    ];
+    ]
+}
+
+fn models() -> impl Strategy<Value = ModelOptions> {
     let bound = prop_oneof![Just(u32::MAX), 0..12u32];
     let action = prop_oneof![Just(TimeoutAction::Reject), Just(TimeoutAction::Delay)];
     let level = (bound, action).prop_map(|(max_queue, timeout_action)| PriorityLevel { max_queue, timeout_action });
     let limit = prop_oneof![Just(u32::MAX), 1..3u32];
-    (profiles(), 1..9u32, drop, dispatches(), limit, prop::collection::vec(level, 1..4)).prop_map(
+    (profiles(), 1..9u32, drops(), dispatches(), limit, prop::collection::vec(level, 1..4)).prop_map(
         |(profiles, max_batch, drop, dispatch, max_in_flight, levels)| ModelOptions {
             profiles,
             max_batch,

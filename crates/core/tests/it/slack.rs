@@ -4,6 +4,8 @@ use downbeat_core::cluster::*;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 
+use crate::random_events::drops;
+
 const KIND: DeviceKind = DeviceKind(0);
 
 #[derive(Clone, Debug)]
@@ -16,12 +18,6 @@ enum Event {
 }
 
 fn models() -> impl Strategy<Value = ModelOptions> {
-    let drop = prop_oneof![
-        Just(DropPolicy::HeadDrop),
-        Just(DropPolicy::WindowDrop),
-        Just(DropPolicy::Adaptive),
-        Just(DropPolicy::None),
-    ];
     let timeout = (0..3000u64, prop::collection::vec(1..9u32, 0..2))
         .prop_map(|(us, preferred)| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred });
     let dispatch = prop_oneof![
@@ -32,7 +28,7 @@ fn models() -> impl Strategy<Value = ModelOptions> {
         1 => timeout,
     ];
     let level = PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };
-    (1..200u64, 1..400u64, 1..40u32, drop, dispatch, 1..3usize).prop_map(
+    (1..200u64, 1..400u64, 1..40u32, drops(), dispatch, 1..3usize).prop_map(
         move |(alpha, beta, max_batch, drop, dispatch, levels)| ModelOptions {
             profiles: LatencyProfile::linear(Duration::from_micros(alpha), Duration::from_micros(beta), max_batch)
                 .unwrap()

@@ -1,9 +1,9 @@
 //! Clockwork: earliest latest start first, over one candidate for each batch size of each model.
 
-use downbeat_core::cluster::{DropReason, IndexedHeap, ModelOptions, Reject, Request};
+use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 
-use super::backlog::{Backlog, Profile, Waiting};
+use super::backlogs::{Backlogs, Model};
 use super::fleet::Fleet;
 use crate::cluster::{Cluster, Decision};
 
@@ -30,18 +30,8 @@ use crate::cluster::{Cluster, Decision};
 /// its 1,358 r/s are what 8 devices give with batches of one (`8 / l(1)` = 1,306).
 #[derive(Debug, Default)]
 pub struct Clockwork {
-    models: Vec<Model>,
-    /// By model: when its head becomes hopeless.
-    expiries: IndexedHeap<Time>,
-    /// Requests that wait, of all models.
-    waiting: usize,
+    backlogs: Backlogs,
     fleet: Fleet,
-}
-
-#[derive(Debug)]
-struct Model {
-    profile: Profile,
-    backlog: Backlog,
 }
 
 impl Clockwork {
@@ -52,51 +42,34 @@ impl Clockwork {
 
     /// Gives up what is hopeless.
     fn expire(&mut self, now: Time) {
-        while let Some((at, model)) = self.expiries.peek()
-            && at <= now
-        {
-            self.refresh(now, model);
-        }
-    }
-
-    fn refresh(&mut self, now: Time, model: u32) {
-        let Model { profile, backlog } = &mut self.models[model as usize];
-        while let Some(dropped) = backlog.pop_hopeless(now, profile) {
-            self.waiting -= 1;
-            self.fleet.drop(dropped.id, ModelId(model), DropReason::Hopeless);
-        }
-        match backlog.hopeless_at(profile) {
-            Some(at) => self.expiries.set(model, at),
-            None => {
-                self.expiries.remove(model);
-            }
+        while let Some(model) = self.backlogs.expired(now) {
+            self.backlogs.refresh(now, model, &mut self.fleet);
         }
     }
 
     fn dispatch(&mut self, now: Time) {
         self.expire(now);
-        while self.waiting > 0
+        while !self.backlogs.is_empty()
             && let Some(device) = self.fleet.first_free()
         {
-            let candidates = self.models.iter().zip(0..).filter_map(|(Model { profile, backlog }, index)| {
-                let size = backlog.prefix(now, profile);
-                let deadline = backlog.head().filter(|_| size > 0)?.deadline;
-                Some((deadline - profile.latency.latency(size), index, size))
-            });
-            let Some((_, index, size)) = candidates.min() else { return };
-            self.waiting -= size as usize;
-            let Model { profile, backlog } = &mut self.models[index as usize];
-            let members = backlog.take(0, size).map(|member| member.id);
-            self.fleet.dispatch(now, device, ModelId(index), members, profile.latency.latency(size));
-            self.refresh(now, index);
+            let candidates =
+                self.backlogs.models().iter().zip(0..).filter_map(|(Model { profile, backlog }, index)| {
+                    let size = backlog.prefix(now, profile);
+                    let deadline = backlog.head().filter(|_| size > 0)?.deadline;
+                    let expected = profile.latency.latency(size);
+                    Some((deadline - expected, index, size, expected))
+                });
+            let Some((_, index, size, expected)) = candidates.min() else { return };
+            let members = self.backlogs.take(index, 0, size).map(|member| member.id);
+            self.fleet.dispatch(now, device, ModelId(index), members, expected);
+            self.backlogs.refresh(now, index, &mut self.fleet);
         }
     }
 }
 
 impl Cluster for Clockwork {
     fn add_model(&mut self, _now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
-        self.models.push(Model { profile: Profile::new(&options), backlog: Backlog::default() });
-        ModelId(self.models.len() as u32 - 1)
+        self.backlogs.add(&options)
     }
 
     fn add_device(&mut self, now: Time) -> DeviceId {
@@ -108,12 +81,8 @@ impl Cluster for Clockwork {
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
         self.expire(now);
         let start = self.fleet.next_free(now);
-        let index = request.model.0;
-        let Model { profile, backlog } = self.models.get_mut(index as usize).ok_or(Reject::UnknownModel)?;
-        profile.admit(now, start, &request)?;
-        backlog.push(Waiting { deadline: request.deadline, id: request.id });
-        self.waiting += 1;
-        self.refresh(now, index);
+        self.backlogs.admit(now, start, &request)?;
+        self.backlogs.refresh(now, request.model.0, &mut self.fleet);
         self.dispatch(now);
         Ok(())
     }
@@ -133,7 +102,7 @@ impl Cluster for Clockwork {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        self.expiries.peek().map(|(at, _)| at)
+        self.backlogs.next_expiry()
     }
 
     fn recycle(&mut self, members: Vec<RequestId>) {

@@ -17,6 +17,7 @@
 //! [`DispatchPolicy::Timeout`]: downbeat_core::cluster::DispatchPolicy::Timeout
 
 mod backlog;
+mod backlogs;
 mod clockwork;
 mod fleet;
 mod nexus;

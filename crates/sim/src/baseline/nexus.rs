@@ -378,14 +378,11 @@ mod tests {
     /// A model with latencies at batch sizes 4, 8 and 16.
     fn model(latencies: [u64; 3], slo: u64, rate: f64) -> Model {
         let points = [4, 8, 16].into_iter().zip(latencies.map(Duration::from_millis)).collect::<Vec<_>>();
-        let options = ModelOptions {
-            profiles: LatencyProfile::from_points(&points).unwrap().into(),
-            max_batch: 16,
-            drop: DropPolicy::HeadDrop,
-            dispatch: DispatchPolicy::Eager,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(
+            LatencyProfile::from_points(&points).unwrap(),
+            DispatchPolicy::Eager,
+            DropPolicy::HeadDrop,
+        );
         let (profile, slo) = (Profile::new(&options), Duration::from_millis(slo));
         Model { profile, slo, rate, arrivals: 0, routes: Vec::new(), credits: Vec::new() }
     }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use downbeat_core::cluster::{DropReason, IndexedHeap, ModelOptions, Reject, Request};
+use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 
-use super::backlog::{Backlog, Profile, Waiting};
+use super::backlog::Waiting;
+use super::backlogs::{Backlogs, Model};
 use super::fleet::Fleet;
 use crate::cluster::{Cluster, Decision};
 
@@ -31,11 +32,7 @@ const PREEMPTION: f64 = 3.03;
 #[derive(Debug, Default)]
 pub struct Shepherd {
     gather: Gather,
-    models: Vec<Model>,
-    /// By model: when its head becomes hopeless.
-    expiries: IndexedHeap<Time>,
-    /// Requests that wait, of all models.
-    waiting: usize,
+    backlogs: Backlogs,
     /// By device.
     running: Vec<Running>,
     /// Of what runs: size and device.
@@ -52,12 +49,6 @@ pub enum Gather {
     /// The largest batch of any of the waiting requests. Heads whose deadlines are too close for it are passed over; they wait
     /// on, until they fit or are hopeless.
     Largest,
-}
-
-#[derive(Debug)]
-struct Model {
-    profile: Profile,
-    backlog: Backlog,
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +73,7 @@ impl Shepherd {
     }
 
     fn candidate(&self, now: Time, model: ModelIndex) -> Option<Candidate> {
-        let Model { profile, backlog } = &self.models[model as usize];
+        let Model { profile, backlog } = &self.backlogs.models()[model as usize];
         let (passed, size) = match self.gather {
             Gather::Prefix => (0, backlog.prefix(now, profile)),
             Gather::Largest => backlog.largest(now, profile),
@@ -91,37 +82,21 @@ impl Shepherd {
         Some(Candidate { passed, size, latest: earliest.deadline - profile.latency.latency(size) })
     }
 
-    fn refresh(&mut self, now: Time, model: ModelIndex) {
-        let Model { profile, backlog } = &mut self.models[model as usize];
-        while let Some(dropped) = backlog.pop_hopeless(now, profile) {
-            self.waiting -= 1;
-            self.fleet.drop(dropped.id, ModelId(model), DropReason::Hopeless);
-        }
-        match backlog.hopeless_at(profile) {
-            Some(at) => self.expiries.set(model, at),
-            None => {
-                self.expiries.remove(model);
-            }
-        }
-    }
-
     /// Gives up what is hopeless. Behind a head that has gone there may be a larger batch.
     fn expire(&mut self, now: Time) {
-        while let Some((at, model)) = self.expiries.peek()
-            && at <= now
-        {
-            self.refresh(now, model);
+        while let Some(model) = self.backlogs.expired(now) {
+            self.backlogs.refresh(now, model, &mut self.fleet);
             self.preempt(now, model);
         }
     }
 
     /// Gives free devices the largest candidates.
     fn dispatch(&mut self, now: Time) {
-        while self.waiting > 0
+        while !self.backlogs.is_empty()
             && let Some(device) = self.fleet.first_free()
         {
             let candidates =
-                (0..self.models.len() as u32).filter_map(|model| Some((self.candidate(now, model)?, model)));
+                (0..self.backlogs.models().len() as u32).filter_map(|model| Some((self.candidate(now, model)?, model)));
             let largest = candidates.min_by_key(|(c, model)| (std::cmp::Reverse(c.size), c.latest, *model));
             let Some((candidate, model)) = largest else { return };
             self.start(now, device, model, &candidate);
@@ -140,34 +115,30 @@ impl Shepherd {
             self.fleet.preempt(device);
             // Before the stopped members are back.
             self.start(now, device, model, &candidate);
-            self.waiting += members.len();
             for member in members {
-                self.models[stopped as usize].backlog.push(member);
+                self.backlogs.push(stopped, member);
             }
-            self.refresh(now, stopped);
+            self.backlogs.refresh(now, stopped, &mut self.fleet);
             // With them back, its candidate may be large enough for another device. It ends: each round runs larger batches.
             model = stopped;
         }
     }
 
     fn start(&mut self, now: Time, device: DeviceId, model: ModelIndex, candidate: &Candidate) {
-        let Model { profile, backlog } = &mut self.models[model as usize];
         let running = &mut self.running[device.0 as usize];
         running.model = model;
         running.members.clear();
-        running.members.extend(backlog.take(candidate.passed, candidate.size));
-        self.waiting -= candidate.size as usize;
+        running.members.extend(self.backlogs.take(model, candidate.passed, candidate.size));
         self.sizes.insert((candidate.size, device));
-        let expected = profile.latency.latency(candidate.size);
+        let expected = self.backlogs.models()[model as usize].profile.latency.latency(candidate.size);
         self.fleet.dispatch(now, device, ModelId(model), running.members.iter().map(|member| member.id), expected);
-        self.refresh(now, model);
+        self.backlogs.refresh(now, model, &mut self.fleet);
     }
 }
 
 impl Cluster for Shepherd {
     fn add_model(&mut self, _now: Time, options: ModelOptions, _slo: Duration, _rate: f64) -> ModelId {
-        self.models.push(Model { profile: Profile::new(&options), backlog: Backlog::default() });
-        ModelId(self.models.len() as u32 - 1)
+        self.backlogs.add(&options)
     }
 
     fn add_device(&mut self, now: Time) -> DeviceId {
@@ -180,11 +151,8 @@ impl Cluster for Shepherd {
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
         self.expire(now);
         let index = request.model.0;
-        let Model { profile, backlog } = self.models.get_mut(index as usize).ok_or(Reject::UnknownModel)?;
-        profile.admit(now, now, &request)?;
-        backlog.push(Waiting { deadline: request.deadline, id: request.id });
-        self.waiting += 1;
-        self.refresh(now, index);
+        self.backlogs.admit(now, now, &request)?;
+        self.backlogs.refresh(now, index, &mut self.fleet);
         self.dispatch(now);
         self.preempt(now, index);
         Ok(())
@@ -208,7 +176,7 @@ impl Cluster for Shepherd {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        self.expiries.peek().map(|(at, _)| at)
+        self.backlogs.next_expiry()
     }
 
     fn recycle(&mut self, members: Vec<RequestId>) {

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::{Experiment, Measure, Planned, Value};
 use crate::arrivals::BadArrivals;
-use crate::capacity::Search;
 use crate::parallel;
 use crate::report::{DELAY_BINS, Report, mean, quantile};
 use crate::scenario::BadScenario;
@@ -183,13 +182,10 @@ impl Experiment {
                     None => (0.0, None, Report::default()),
                 }
             }
-            Measure::Devices => {
-                let search = Search { low: 1.0, ..self.search };
-                match search.fewest_devices(&simulation, self.most_devices)? {
-                    Some((devices, report)) => (offered, Some(f64::from(devices)), report),
-                    None => (offered, None, Report::default()),
-                }
-            }
+            Measure::Devices => match self.search.fewest_devices(&simulation, self.most_devices)? {
+                Some((devices, report)) => (offered, Some(f64::from(devices)), report),
+                None => (offered, None, Report::default()),
+            },
             Measure::Goodput | Measure::Timeline | Measure::Windows => {
                 simulation.record = self.measure == Measure::Timeline;
                 if self.measure == Measure::Windows {

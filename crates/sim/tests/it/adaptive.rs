@@ -42,14 +42,7 @@ const RESNET50: Workload = Workload {
 impl Workload {
     fn at(&self, rate: f64, (dispatch, drop): (DispatchPolicy, DropPolicy)) -> Simulation {
         let (alpha, beta) = (Duration::from_millis_f64(self.alpha), Duration::from_millis_f64(self.beta));
-        let options = ModelOptions {
-            profiles: LatencyProfile::linear(alpha, beta, 64).unwrap().into(),
-            max_batch: 64,
-            drop,
-            dispatch,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(LatencyProfile::linear(alpha, beta, 64).unwrap(), dispatch, drop);
         let load = Load {
             options,
             slo: Duration::from_millis_f64(self.slo),

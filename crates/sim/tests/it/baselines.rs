@@ -10,14 +10,7 @@ use downbeat_sim::{
 use proptest::prelude::*;
 
 fn options(alpha: f64, beta: f64) -> ModelOptions {
-    ModelOptions {
-        profiles: LatencyProfile::linear_ms(alpha, beta, 32).unwrap().into(),
-        max_batch: 32,
-        drop: DropPolicy::HeadDrop,
-        dispatch: DispatchPolicy::Eager,
-        max_in_flight: u32::MAX,
-        levels: Vec::new(),
-    }
+    ModelOptions::new(LatencyProfile::linear_ms(alpha, beta, 32).unwrap(), DispatchPolicy::Eager, DropPolicy::HeadDrop)
 }
 
 /// `l(b) = b + 5` and an SLO, in milliseconds; the rate is for planners.

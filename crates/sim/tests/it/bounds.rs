@@ -10,14 +10,7 @@ fn profile(alpha_ms: f64, beta_ms: f64) -> LatencyProfile {
 }
 
 fn load((alpha_ms, beta_ms, slo_ms): (f64, f64, f64), rate: f64) -> Load {
-    let options = ModelOptions {
-        profiles: profile(alpha_ms, beta_ms).into(),
-        max_batch: 512,
-        drop: DropPolicy::WindowDrop,
-        dispatch: DispatchPolicy::Deferred,
-        max_in_flight: u32::MAX,
-        levels: Vec::new(),
-    };
+    let options = ModelOptions::new(profile(alpha_ms, beta_ms), DispatchPolicy::Deferred, DropPolicy::WindowDrop);
     let slo = Duration::from_millis_f64(slo_ms);
     Load { options, slo, arrivals: Arrivals::Poisson, rate, pace: Pace::steady() }
 }

@@ -12,14 +12,7 @@ const PEAK: f64 = 5_300.0;
 /// Table 2's ResNet50 on 8 devices at a multiple of its peak.
 fn run(share: f64, dispatch: DispatchPolicy, drop: DropPolicy) -> Report {
     let (alpha, beta) = (Duration::from_millis_f64(1.053), Duration::from_millis_f64(5.072));
-    let options = ModelOptions {
-        profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
-        max_batch: 32,
-        drop,
-        dispatch,
-        max_in_flight: u32::MAX,
-        levels: Vec::new(),
-    };
+    let options = ModelOptions::new(LatencyProfile::linear(alpha, beta, 32).unwrap(), dispatch, drop);
     let (slo, arrivals) = (Duration::from_millis(25), Arrivals::Poisson);
     let simulation = Simulation {
         loads: vec![Load { options, slo, arrivals, rate: share * PEAK, pace: Pace::steady() }],
@@ -80,14 +73,7 @@ fn goodput_does_not_fall_under_overload() {
 fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
     let goodput = |drop: DropPolicy| {
         let (alpha, beta) = (Duration::from_micros(150), Duration::from_micros(1_600));
-        let options = ModelOptions {
-            profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
-            max_batch: 32,
-            drop,
-            dispatch: DispatchPolicy::Eager,
-            max_in_flight: u32::MAX,
-            levels: Vec::new(),
-        };
+        let options = ModelOptions::new(LatencyProfile::linear(alpha, beta, 32).unwrap(), DispatchPolicy::Eager, drop);
         let (slo, arrivals) = (Duration::from_millis(50), Arrivals::Poisson);
         let simulation = Simulation {
             // 1.5 times what batches of 32 could give.

@@ -21,14 +21,7 @@ const INCEPTION_RESNET_V2: Model = Model { alpha_ms: 5.090, beta_ms: 18.368, slo
 
 fn measure(model: &Model, drop: DropPolicy, dispatch: DispatchPolicy) -> Capacity {
     let (alpha, beta) = (Duration::from_millis_f64(model.alpha_ms), Duration::from_millis_f64(model.beta_ms));
-    let options = ModelOptions {
-        profiles: LatencyProfile::linear(alpha, beta, 32).unwrap().into(),
-        max_batch: 32,
-        drop,
-        dispatch,
-        max_in_flight: u32::MAX,
-        levels: Vec::new(),
-    };
+    let options = ModelOptions::new(LatencyProfile::linear(alpha, beta, 32).unwrap(), dispatch, drop);
     let load = Load {
         options,
         slo: Duration::from_millis_f64(model.slo_ms),

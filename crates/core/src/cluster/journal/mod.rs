@@ -119,6 +119,32 @@ impl<M: Machine> Journal<M> {
         }
     }
 
+    /// Hands the machine a request, without the detour through [`Input`].
+    fn request(
+        &mut self,
+        now: Time,
+        request: &Request,
+        handle: impl FnOnce(&mut M) -> Result<Ticket, Reject>,
+    ) -> Result<Ticket, Reject> {
+        if let Some(writer) = &mut self.writer {
+            writer.request(now, request);
+        }
+        let result = handle(&mut self.machine);
+        if let (Some(writer), Err(reject)) = (&mut self.writer, &result) {
+            writer.reject(reject);
+        }
+        result
+    }
+
+    /// The machine's next output, without the detour through [`Decision`].
+    fn output(&mut self, poll: impl FnOnce(&mut M) -> Option<Output>) -> Option<Output> {
+        let output = poll(&mut self.machine);
+        if let (Some(writer), Some(output)) = (&mut self.writer, &output) {
+            writer.output(output);
+        }
+        output
+    }
+
     /// The machine's next decision.
     pub fn poll(&mut self) -> Option<Decision> {
         let decision = self.machine.poll();
@@ -153,14 +179,7 @@ impl Journal<Scheduler> {
     /// # Errors
     /// As there.
     pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
-        if let Some(writer) = &mut self.writer {
-            writer.request(now, &request);
-        }
-        let result = self.machine.handle_request(now, request);
-        if let (Some(writer), Err(reject)) = (&mut self.writer, &result) {
-            writer.reject(reject);
-        }
-        result
+        self.request(now, &request, |machine| machine.handle_request(now, request))
     }
 
     /// As [`Scheduler::handle_cancel`].
@@ -180,11 +199,7 @@ impl Journal<Scheduler> {
 
     /// As [`Scheduler::poll_output`].
     pub fn poll_output(&mut self) -> Option<Output> {
-        let output = self.machine.poll_output();
-        if let (Some(writer), Some(output)) = (&mut self.writer, &output) {
-            writer.output(output);
-        }
-        output
+        self.output(Scheduler::poll_output)
     }
 
     /// As [`Scheduler::recycle`].
@@ -200,14 +215,7 @@ impl Journal<Shard> {
     /// # Errors
     /// As there.
     pub fn handle_request(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
-        if let Some(writer) = &mut self.writer {
-            writer.request(now, request);
-        }
-        let result = self.machine.handle_request(now, request);
-        if let (Some(writer), Err(reject)) = (&mut self.writer, &result) {
-            writer.reject(reject);
-        }
-        result
+        self.request(now, request, |machine| machine.handle_request(now, request))
     }
 
     /// As [`Shard::handle_cancel`].
@@ -242,11 +250,7 @@ impl Journal<Shard> {
 
     /// As [`Shard::poll_output`].
     pub fn poll_output(&mut self) -> Option<Output> {
-        let output = self.machine.poll_output();
-        if let (Some(writer), Some(output)) = (&mut self.writer, &output) {
-            writer.output(output);
-        }
-        output
+        self.output(Shard::poll_output)
     }
 
     /// As [`Shard::recycle`].

@@ -5,6 +5,7 @@
 //! The same code runs in the server and in the simulator.
 
 pub mod cluster;
+pub mod device;
 pub mod device_profiles;
 pub mod ids;
 pub mod profile;

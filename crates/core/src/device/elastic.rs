@@ -1,0 +1,227 @@
+//! E²bird: several batches at once, of sizes that suit the load, out of an input ring.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::input_pool::{InputPool, PoolStats};
+use super::input_ring::SlotRun;
+use super::launch::{DeviceOutput, InputSource, LaneId, LaneSpec, Launch, LaunchId, SegmentRange};
+use super::mix::MixTable;
+use super::note::Note;
+use super::policy::{DevicePolicy, DeviceTimeout};
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::segment_profile::SegmentProfile;
+use crate::ids::{BatchId, ModelId, RequestId};
+use crate::time::{Duration, Time};
+
+/// How an [`Elastic`] batches.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ElasticOptions {
+    /// The model.
+    pub model: ModelId,
+    /// What its batches take; only for judging deadlines.
+    pub profile: SegmentProfile,
+    /// The lanes by load: [`MixTable::naive`] for N-Ebird, [`MixTable::enhanced`] for E-Ebird.
+    pub mixes: MixTable,
+    /// The most items that run at once (MaxInf, E²bird table 3): the largest batch that keeps the SLO when it runs alone.
+    pub max_running: u32,
+    /// Slots of the input ring, one an item; "several times" `max_running` (E²bird §5.1).
+    pub ring_slots: u32,
+    /// Give up requests that can no longer be answered by their deadline.
+    pub drop: bool,
+    /// The most items that wait.
+    pub queue_bound: u32,
+}
+
+/// E²bird's elastic batch scheduler (algorithms 1 and 2), driven by events instead of a loop.
+///
+/// Whenever an input has come or a launch is over, lanes are filled with what is ready, the largest first, each with a run of neighbouring
+/// slots of the ring that is exactly its size, as long as no more than [`ElasticOptions::max_running`] items run. Which lanes may be used
+/// follows from the load (E-Ebird): lanes of another mix that still run are waited for.
+#[derive(Debug)]
+pub struct Elastic {
+    options: ElasticOptions,
+    lanes: Vec<LaneSpec>,
+    pool: InputPool,
+    outputs: VecDeque<DeviceOutput>,
+    /// Idle lanes by size: the idle queue (E²bird §6.1).
+    idle: BTreeMap<u32, BTreeSet<LaneId>>,
+    /// Busy lanes of each size.
+    busy: BTreeMap<u32, u32>,
+    running: BTreeMap<LaunchId, Running>,
+    running_rows: u32,
+    /// The load that the lanes now in use were chosen for.
+    load: u32,
+    /// Clients of these have gone while they ran.
+    gone: BTreeSet<RequestId>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Running {
+    lane: LaneId,
+    size: u32,
+    rows: u32,
+    slots: Option<SlotRun>,
+    members: Vec<RequestId>,
+}
+
+impl Elastic {
+    /// Nothing waits, all lanes are idle. Asserts that something may run and that the ring holds it.
+    pub fn new(options: ElasticOptions) -> Self {
+        assert!(
+            options.max_running > 0 && options.ring_slots >= options.max_running,
+            "the ring holds what runs at once"
+        );
+        let segments = SegmentRange::new(0, options.profile.segments());
+        let lanes: Vec<_> = options.mixes.union().sizes().map(|max_rows| LaneSpec { max_rows, segments }).collect();
+        let mut idle = BTreeMap::<u32, BTreeSet<LaneId>>::new();
+        for (index, lane) in lanes.iter().enumerate() {
+            idle.entry(lane.max_rows).or_default().insert(LaneId(index as u32));
+        }
+        Elastic {
+            pool: InputPool::new(options.queue_bound, options.ring_slots),
+            load: options.mixes.at(0).0,
+            lanes,
+            outputs: VecDeque::new(),
+            idle,
+            busy: BTreeMap::new(),
+            running: BTreeMap::new(),
+            running_rows: 0,
+            gone: BTreeSet::new(),
+            next: 0,
+            options,
+        }
+    }
+
+    fn largest(&self) -> u32 {
+        self.lanes.iter().map(|lane| lane.max_rows).max().unwrap_or(0).min(self.options.max_running)
+    }
+
+    fn needed(profile: &SegmentProfile) -> impl Fn(&DeviceRequest) -> Duration {
+        move |request| profile.total(request.size, request.length)
+    }
+
+    fn advance(&mut self, now: Time) {
+        if self.options.drop {
+            while let Some(request) = self.pool.hopeless(now, Self::needed(&self.options.profile)) {
+                self.pool.remove(request, &mut self.outputs);
+                self.outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
+            }
+        }
+        // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
+        let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.running_rows);
+        if load != self.load {
+            self.load = load;
+            self.outputs.push_back(DeviceOutput::Note(Note::Switch { load }));
+        }
+        while let Some((size, members, rows, slots)) = self.next_launch() {
+            self.launch(size, members, rows, slots);
+        }
+    }
+
+    /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
+    fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
+        let room = self.options.max_running - self.running_rows;
+        let (_, mix) = self.options.mixes.at(self.load);
+        let may = |size: u32, count: u32| {
+            self.busy.get(&size).copied().unwrap_or(0) < count
+                && self.idle.get(&size).is_some_and(|idle| !idle.is_empty())
+        };
+        let head = self.pool.ready().next()?.request.size;
+        let (_, together, _) = self.pool.neighbours(room);
+        let sizes = || mix.counts().filter(|(size, count)| may(*size, *count)).map(|(size, _)| size);
+        // Filled exactly; or, where a request of several items leaves a gap, by all that fits.
+        let fitting = sizes().rev().find(|size| *size <= together && head <= *size);
+        let size = fitting.or_else(|| sizes().find(|size| head > 1 && *size >= head && head <= room))?;
+        let (members, rows, slots) = self.pool.neighbours(size.min(room));
+        (!members.is_empty()).then_some((size, members, rows, slots))
+    }
+
+    fn launch(&mut self, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
+        let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
+        *self.busy.entry(size).or_insert(0) += 1;
+        let taken = members.iter().filter_map(|request| self.pool.take(*request));
+        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
+        let (id, batch) = (LaunchId(self.next), BatchId(self.next));
+        self.next += 1;
+        self.running_rows += rows;
+        self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
+        self.outputs.push_back(DeviceOutput::Launch(Launch {
+            id,
+            batch,
+            model: self.options.model,
+            lane,
+            segments: self.lanes[lane.0 as usize].segments,
+            members: members.clone(),
+            rows,
+            computed_rows: rows,
+            length,
+            inputs: slots.map_or(InputSource::Device, InputSource::Ring),
+        }));
+        self.running.insert(id, Running { lane, size, rows, slots, members });
+    }
+}
+
+impl DevicePolicy for Elastic {
+    fn lanes(&self) -> &[LaneSpec] {
+        &self.lanes
+    }
+
+    fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let needed = Self::needed(&self.options.profile)(request);
+        if self.options.drop && request.deadline != Time::MAX && now + needed > request.deadline {
+            return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
+        }
+        self.pool.push(now, request, self.largest(), &mut self.outputs)
+    }
+
+    fn handle_input(&mut self, now: Time, request: RequestId) {
+        if self.pool.mark_ready(request, &mut self.outputs) {
+            self.advance(now);
+        }
+    }
+
+    fn handle_completion(&mut self, now: Time, launch: LaunchId, _: &[RequestId]) {
+        let Some(running) = self.running.remove(&launch) else { return };
+        self.running_rows -= running.rows;
+        self.idle.entry(running.size).or_default().insert(running.lane);
+        if let Some(busy) = self.busy.get_mut(&running.size) {
+            *busy -= 1;
+        }
+        for request in running.members {
+            if !self.gone.remove(&request) {
+                self.outputs.push_back(DeviceOutput::Reply { request, launch });
+            }
+        }
+        if let Some(slots) = running.slots {
+            self.pool.release(slots, &mut self.outputs);
+        }
+        self.advance(now);
+    }
+
+    fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
+        if self.pool.remove(request, &mut self.outputs).is_some() {
+            self.advance(now);
+            return true;
+        }
+        let runs = self.running.values().any(|running| running.members.contains(&request));
+        runs && self.gone.insert(request)
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.advance(now);
+    }
+
+    fn poll_output(&mut self) -> Option<DeviceOutput> {
+        self.outputs.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
+        let hopeless = self.pool.hopeless_at(Self::needed(&self.options.profile)).filter(|_| self.options.drop);
+        hopeless.map(|at| (at, DeviceTimeout::Hopeless))
+    }
+
+    fn stats(&self) -> PoolStats {
+        self.pool.stats(self.running_rows)
+    }
+}

@@ -1,0 +1,101 @@
+//! The input ring: device memory that requests enter on arrival, one slot an item (E²bird §5.1).
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+/// Neighbouring slots of a ring: `first`, `first + 1`, ..., which may go on at slot 0 after the last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct SlotRun {
+    /// The first slot.
+    pub first: u32,
+    /// How many, at least 1.
+    pub count: u32,
+}
+
+/// There are not as many free neighbouring slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the input ring has {free} free slots of {slots}, {asked} are needed")]
+pub struct RingFull {
+    /// Slots that were asked for.
+    pub asked: u32,
+    /// Slots that are free.
+    pub free: u32,
+    /// Slots there are.
+    pub slots: u32,
+}
+
+/// Which slots of the ring are in use. Given out in the order of the ring; a slot that is released before an older one is free only when
+/// that one is, as in every ring.
+#[derive(Clone, Debug)]
+pub struct InputRing {
+    slots: u32,
+    /// The next slot to give out.
+    head: u32,
+    /// From the oldest slot in use to `head`: whether it is still used.
+    used: VecDeque<bool>,
+    most_used: u32,
+}
+
+impl InputRing {
+    /// A ring of `slots` slots, all free. Asserts that there is one.
+    pub fn new(slots: u32) -> Self {
+        assert!(slots > 0, "an input ring has at least one slot");
+        InputRing { slots, head: 0, used: VecDeque::with_capacity(slots as usize), most_used: 0 }
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Slots that are not free.
+    pub fn occupied(&self) -> u32 {
+        self.used.len() as u32
+    }
+
+    /// The most slots that were in use at a time.
+    pub fn most_occupied(&self) -> u32 {
+        self.most_used
+    }
+
+    /// Takes the next `count` slots.
+    ///
+    /// # Errors
+    /// If fewer are free.
+    pub fn allocate(&mut self, count: u32) -> Result<SlotRun, RingFull> {
+        let free = self.slots - self.occupied();
+        if count > free {
+            return Err(RingFull { asked: count, free, slots: self.slots });
+        }
+        let run = SlotRun { first: self.head, count };
+        self.used.extend(std::iter::repeat_n(true, count as usize));
+        self.head = (self.head + count) % self.slots;
+        self.most_used = self.most_used.max(self.occupied());
+        Ok(run)
+    }
+
+    /// Gives slots back. Asserts that they are in use.
+    pub fn release(&mut self, run: SlotRun) {
+        let oldest = (self.head + self.slots - self.occupied() % self.slots) % self.slots;
+        let offset = (run.first + self.slots - oldest) % self.slots;
+        for slot in offset..offset + run.count {
+            let used = self.used.get_mut(slot as usize);
+            assert!(
+                used.as_deref() == Some(&true),
+                "a slot of the input ring is released once, after it was given out"
+            );
+            if let Some(used) = used {
+                *used = false;
+            }
+        }
+        while self.used.front() == Some(&false) {
+            self.used.pop_front();
+        }
+    }
+
+    /// Whether `next` begins where `run` ends.
+    pub fn are_neighbours(&self, run: SlotRun, next: SlotRun) -> bool {
+        (run.first + run.count) % self.slots == next.first && run.count + next.count <= self.slots
+    }
+}

@@ -1,0 +1,58 @@
+//! A request as a device policy sees it, and why it may get no answer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ModelId, RequestId};
+use crate::time::{Duration, Time};
+
+/// A request as a device policy sees it: no tensors, only what is decided by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceRequest {
+    /// The driver's name for it.
+    pub id: RequestId,
+    /// The model it is for.
+    pub model: ModelId,
+    /// When it has to be answered; [`Time::MAX`]: whenever.
+    pub deadline: Time,
+    /// Its items: the size of its batch dimension, at least 1.
+    pub size: u32,
+    /// The size of the dimension that varies from request to request and may be padded, such as tokens; 0 where there is none.
+    pub length: u32,
+}
+
+/// Why a request is refused when it comes.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeviceReject {
+    /// As many items wait as may.
+    #[error("the queue is full: its bound is {bound} items")]
+    QueueFull {
+        /// The bound.
+        bound: u32,
+    },
+    /// It has more items than any launch takes.
+    #[error("a request of {size} items is larger than the largest batch of {largest}")]
+    TooLarge {
+        /// Its items.
+        size: u32,
+        /// The most there may be.
+        largest: u32,
+    },
+    /// It has no item.
+    #[error("a request has at least one item")]
+    Empty,
+    /// It would be late even if it started now and ran alone.
+    #[error("the deadline cannot be met: alone it needs {needed} and has {allowed}")]
+    DeadlineImpossible {
+        /// What it needs alone.
+        needed: Duration,
+        /// What its deadline leaves.
+        allowed: Duration,
+    },
+}
+
+/// Why an accepted request is given up.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum DeviceDrop {
+    /// It can no longer be answered by its deadline.
+    Hopeless,
+}

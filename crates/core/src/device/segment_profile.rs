@@ -1,0 +1,131 @@
+//! How long each segment of a model takes, by items and by length.
+
+use crate::profile::LatencyProfile;
+use crate::time::Duration;
+
+/// Measured times of a model's segments, alone on the device: by segment, items, and, where requests vary in length, what they are padded to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SegmentProfile {
+    /// Lengths that were measured, ascending; `[0]` where nothing varies.
+    lengths: Vec<u32>,
+    /// `rest[s][l][b - 1]`: nanoseconds of the segments from `s` to the last, for `b` items of the `l`-th length. `rest[segments]` is zeros.
+    rest: Vec<Vec<Vec<u64>>>,
+    max_rows: u32,
+}
+
+/// Why numbers are no profile of segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadSegmentProfile {
+    /// No segment, or no length.
+    #[error("a profile of segments needs at least one segment and one length")]
+    Empty,
+    /// Lengths that do not ascend.
+    #[error("the lengths of a profile of segments must ascend")]
+    Lengths,
+    /// A segment with fewer or more profiles than there are lengths.
+    #[error("segment {segment} has {found} latency profiles for {expected} lengths")]
+    Ragged {
+        /// Which.
+        segment: usize,
+        /// Its profiles.
+        found: usize,
+        /// The lengths.
+        expected: usize,
+    },
+    /// More segments than a model can have.
+    #[error("{0} segments are more than a model can have")]
+    TooMany(usize),
+}
+
+impl SegmentProfile {
+    /// The profile whose segment `s` takes `segments[s][l].latency(b)` for `b` items of length `lengths[l]`.
+    ///
+    /// # Errors
+    /// If there is no segment or length, lengths do not ascend, or a segment does not have a profile for each.
+    pub fn new(lengths: Vec<u32>, segments: &[Vec<LatencyProfile>]) -> Result<Self, BadSegmentProfile> {
+        if lengths.is_empty() || segments.is_empty() {
+            return Err(BadSegmentProfile::Empty);
+        }
+        if segments.len() >= usize::from(u16::MAX) {
+            return Err(BadSegmentProfile::TooMany(segments.len()));
+        }
+        if !lengths.is_sorted_by(|a, b| a < b) {
+            return Err(BadSegmentProfile::Lengths);
+        }
+        if let Some(segment) = segments.iter().position(|profiles| profiles.len() != lengths.len()) {
+            return Err(BadSegmentProfile::Ragged { segment, found: segments[segment].len(), expected: lengths.len() });
+        }
+        let max_rows = segments.iter().flatten().map(LatencyProfile::max_batch).min().unwrap_or(1);
+        let mut rest = vec![vec![vec![0u64; max_rows as usize]; lengths.len()]; segments.len() + 1];
+        for (segment, profiles) in segments.iter().enumerate().rev() {
+            let (before, after) = rest.split_at_mut(segment + 1);
+            for (length, profile) in profiles.iter().enumerate() {
+                for rows in 1..=max_rows {
+                    let at = rows as usize - 1;
+                    before[segment][length][at] = after[0][length][at].saturating_add(profile.latency(rows).as_nanos());
+                }
+            }
+        }
+        Ok(SegmentProfile { lengths, rest, max_rows })
+    }
+
+    /// A model of one segment whose requests do not vary.
+    pub fn whole(profile: &LatencyProfile) -> Self {
+        let row = (1..=profile.max_batch()).map(|rows| profile.latency(rows).as_nanos()).collect::<Vec<_>>();
+        SegmentProfile {
+            lengths: vec![0],
+            max_rows: profile.max_batch(),
+            rest: vec![vec![row.clone()], vec![vec![0; row.len()]]],
+        }
+    }
+
+    /// How many segments the model has.
+    pub fn segments(&self) -> u16 {
+        (self.rest.len() - 1) as u16
+    }
+
+    /// The most items that were measured; larger numbers are taken to cost what this one does for each item.
+    pub fn max_rows(&self) -> u32 {
+        self.max_rows
+    }
+
+    /// What segment `segment` takes for `rows` items padded to `length`.
+    pub fn time(&self, segment: u16, rows: u32, length: u32) -> Duration {
+        self.remaining(segment, rows, length).saturating_sub(self.remaining(segment + 1, rows, length))
+    }
+
+    /// What the segments from `from` to the last take for `rows` items padded to `length`, one after another; zero past the last.
+    pub fn remaining(&self, from: u16, rows: u32, length: u32) -> Duration {
+        let Some(by_length) = self.rest.get(usize::from(from)) else { return Duration::ZERO };
+        let after = self.lengths.partition_point(|l| *l < length);
+        let at = |index: usize| self.nanos(&by_length[index], rows);
+        let last = self.lengths.len() - 1;
+        let nanos = if last == 0 || after == 0 {
+            at(0)
+        } else {
+            // Between two lengths, or beyond the last on the line through the last two.
+            let (low, high) = if after > last { (last - 1, last) } else { (after - 1, after) };
+            let (from, to) = (f64::from(self.lengths[low]), f64::from(self.lengths[high]));
+            let share = (f64::from(length) - from) / (to - from);
+            let (begin, end) = (at(low) as f64, at(high) as f64);
+            (begin + (end - begin) * share).max(0.0) as u64
+        };
+        Duration::from_nanos(nanos)
+    }
+
+    /// What the whole model takes.
+    pub fn total(&self, rows: u32, length: u32) -> Duration {
+        self.remaining(0, rows, length)
+    }
+
+    fn nanos(&self, table: &[u64], rows: u32) -> u64 {
+        let rows = rows.max(1);
+        match table.get(rows as usize - 1) {
+            Some(nanos) => *nanos,
+            None => {
+                let most = u64::from(self.max_rows);
+                table.last().map_or(0, |last| (u128::from(*last) * u128::from(rows) / u128::from(most)) as u64)
+            }
+        }
+    }
+}

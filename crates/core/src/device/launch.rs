@@ -65,7 +65,7 @@ pub struct LaneSpec {
 /// Where the inputs of a launch are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum InputSource {
-    /// With the host: they go to the device in the launch, before it computes, and the outputs come back in it, after.
+    /// With the host: they go to the device in the launch, before it computes; if it runs the last segment too, the outputs come back in it, after.
     Host,
     /// In neighbouring slots of the input ring, in the order of the members: no copy.
     Ring(SlotRun),

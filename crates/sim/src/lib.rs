@@ -10,6 +10,7 @@ mod bounds;
 mod capacity;
 mod checker;
 mod cluster;
+pub mod device;
 pub mod experiment;
 mod feed;
 mod network;

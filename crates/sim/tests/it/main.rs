@@ -6,6 +6,8 @@ mod arrivals;
 mod baselines;
 mod bounds;
 mod checker;
+mod device_calibration;
+mod device_contention;
 mod experiments;
 mod measuring;
 mod pace;

@@ -1,0 +1,144 @@
+//! A network on a platform: what launches of it take, alone and as work for a contended device.
+
+use downbeat_core::device::{BadSegmentProfile, SegmentProfile, SegmentRange};
+use downbeat_core::profile::ProfileError;
+use downbeat_core::{Duration, LatencyProfile};
+
+use super::architecture::Architecture;
+use super::contended::{Kernel, Work};
+use super::platform::Platform;
+
+/// A network on a platform, in stages of equal time.
+#[derive(Clone, Debug)]
+pub struct EmulatedModel {
+    architecture: Architecture,
+    platform: Platform,
+    /// First operator of each segment, and one past the last.
+    boundaries: Vec<usize>,
+}
+
+/// Why a model cannot be emulated as asked.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadModel {
+    /// More stages than operators, or none.
+    #[error("{model} has {operators} operators: it can be cut into 1 to {operators} stages, not {stages}")]
+    Stages {
+        /// The model.
+        model: Architecture,
+        /// What was asked for.
+        stages: usize,
+        /// Its operators.
+        operators: usize,
+    },
+    /// No batch size, or one that is too large.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// No length, or lengths that do not ascend.
+    #[error(transparent)]
+    Segments(#[from] BadSegmentProfile),
+}
+
+/// What stages of equal time are measured with, where nothing else is said: items, and tokens.
+const REFERENCE: (u32, u32) = (32, 64);
+
+impl EmulatedModel {
+    /// The model in one piece.
+    pub fn new(architecture: Architecture, platform: Platform) -> Self {
+        let operators = architecture.operators(platform.fused, 1).len();
+        EmulatedModel { architecture, platform, boundaries: vec![0, operators] }
+    }
+
+    /// The model cut into `stages` stages that take as equal times as its operators allow, for a batch of 32.
+    ///
+    /// # Errors
+    /// If there are fewer operators than stages, or no stage.
+    pub fn staged(architecture: Architecture, platform: Platform, stages: usize) -> Result<Self, BadModel> {
+        let mut model = EmulatedModel::new(architecture, platform);
+        model.boundaries = model.segments(stages)?;
+        Ok(model)
+    }
+
+    /// The network.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// What it runs on.
+    pub fn platform(&self) -> &Platform {
+        &self.platform
+    }
+
+    /// How many segments it is cut into.
+    pub fn segment_count(&self) -> u16 {
+        (self.boundaries.len() - 1) as u16
+    }
+
+    /// Where to cut it into `stages` stages of equal time (DVABatch §7.1): the first operator of each, and one past the last.
+    ///
+    /// # Errors
+    /// If there are fewer operators than stages, or no stage.
+    pub fn segments(&self, stages: usize) -> Result<Vec<usize>, BadModel> {
+        let (rows, length) = REFERENCE;
+        let times: Vec<u64> =
+            self.all_kernels(rows, length).iter().map(|kernel| (kernel.issue + kernel.run).as_nanos()).collect();
+        let operators = times.len();
+        if stages == 0 || stages > operators {
+            return Err(BadModel::Stages { model: self.architecture, stages, operators });
+        }
+        let total: u64 = times.iter().sum();
+        let (mut boundaries, mut passed) = (vec![0], 0);
+        for (index, time) in times.iter().enumerate() {
+            let cut = boundaries.len();
+            // Closest to its place, with operators left for every stage.
+            let due = total * cut as u64 / stages as u64;
+            let near = passed + time / 2 >= due;
+            let must = operators - index <= stages - cut;
+            if cut < stages && index > boundaries[cut - 1] && (near || must) {
+                boundaries.push(index);
+            }
+            passed += time;
+        }
+        boundaries.push(operators);
+        Ok(boundaries)
+    }
+
+    /// What `rows` items padded to `length` take in all segments, alone, once launched.
+    pub fn time(&self, rows: u32, length: u32) -> Duration {
+        self.work(SegmentRange::new(0, self.segment_count()), rows, length).alone()
+    }
+
+    /// What a launch of `segments` has to do.
+    pub fn work(&self, segments: SegmentRange, rows: u32, length: u32) -> Work {
+        let range = self.boundaries[usize::from(segments.first)]..self.boundaries[usize::from(segments.end)];
+        let kernels = self.all_kernels(rows, length)[range].to_vec();
+        Work { overhead: self.platform.launch_overhead, kernels }
+    }
+
+    /// What each segment takes alone, for up to `max_batch` items padded to each of `lengths`; an offline measurement's result.
+    ///
+    /// # Errors
+    /// If there is no batch size or no length, or lengths do not ascend.
+    pub fn profile(&self, lengths: &[u32], max_batch: u32) -> Result<SegmentProfile, BadModel> {
+        let mut points = vec![vec![Vec::new(); lengths.len()]; usize::from(self.segment_count())];
+        for (index, length) in lengths.iter().enumerate() {
+            for rows in 1..=max_batch {
+                let kernels = self.all_kernels(rows, *length);
+                for (segment, range) in self.boundaries.windows(2).enumerate() {
+                    let alone = kernels[range[0]..range[1]].iter();
+                    let alone =
+                        alone.fold(self.platform.launch_overhead, |sum, kernel| sum + kernel.issue + kernel.run);
+                    points[segment][index].push((rows, alone));
+                }
+            }
+        }
+        let profiles = points.into_iter().map(|by_length| {
+            by_length.into_iter().map(|points| LatencyProfile::from_points(&points)).collect::<Result<Vec<_>, _>>()
+        });
+        Ok(SegmentProfile::new(lengths.to_vec(), &profiles.collect::<Result<Vec<_>, _>>()?)?)
+    }
+
+    fn all_kernels(&self, rows: u32, length: u32) -> Vec<Kernel> {
+        let operators = self.architecture.operators(self.platform.fused, length);
+        operators.iter().map(|operator| self.platform.kernel(operator, rows)).collect()
+    }
+}

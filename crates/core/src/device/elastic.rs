@@ -130,9 +130,10 @@ impl Elastic {
         let head = self.pool.ready().next()?.request.size;
         let (_, together, _) = self.pool.neighbours(room);
         let sizes = || mix.counts().filter(|(size, count)| may(*size, *count)).map(|(size, _)| size);
-        // Filled exactly; or, where a request of several items leaves a gap, by all that fits.
+        // Filled exactly; or, by a request of several items that no lane of the mix can take, the smallest idle lane there is for it.
         let fitting = sizes().rev().find(|size| *size <= together && head <= *size);
-        let size = fitting.or_else(|| sizes().find(|size| head > 1 && *size >= head && head <= room))?;
+        let idle = || self.idle.iter().filter(|(_, lanes)| !lanes.is_empty()).map(|(size, _)| *size);
+        let size = fitting.or_else(|| idle().find(|size| head > 1 && *size >= head && head <= room))?;
         let (members, rows, slots) = self.pool.neighbours(size.min(room));
         (!members.is_empty()).then_some((size, members, rows, slots))
     }

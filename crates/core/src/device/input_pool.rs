@@ -206,6 +206,11 @@ impl InputPool {
         (members, rows, run)
     }
 
+    /// Whether `next` begins where `run` ends, in the ring.
+    pub fn are_neighbours(&self, run: SlotRun, next: SlotRun) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.are_neighbours(run, next))
+    }
+
     /// Takes a request out for a launch: its slots stay in use until [`InputPool::release`].
     pub fn take(&mut self, request: RequestId) -> Option<Waiting> {
         let sequence = self.arrivals.remove(&request)?;

@@ -25,6 +25,9 @@ pub enum BadMix {
     /// Text that is no list of numbers.
     #[error("'{0}' is no mix of lanes; expected batch sizes such as 1,1,2,4,8,16")]
     Text(String),
+    /// No lane for a single item.
+    #[error("a mix has a lane of batch size 1, or what its other lanes leave over waits for ever")]
+    NoLaneOfOne,
     /// Two mixes for one load, or loads that do not ascend.
     #[error("the loads of a table of mixes must ascend")]
     Loads,
@@ -146,6 +149,17 @@ impl MixTable {
     /// N-Ebird: one mix, whatever the load, for at most `max` items at once.
     pub fn naive(max: u32) -> Self {
         MixTable { entries: vec![(1, LaneMix::naive(max))] }
+    }
+
+    /// One mix, whatever the load.
+    ///
+    /// # Errors
+    /// If it has no lane of one item: what is left over would wait for ever.
+    pub fn single(mix: LaneMix) -> Result<Self, BadMix> {
+        if mix.count(1) == 0 {
+            return Err(BadMix::NoLaneOfOne);
+        }
+        Ok(MixTable { entries: vec![(1, mix)] })
     }
 
     /// E-Ebird: the best mix for each load. A lane of one and one of two items are added to each, so that a low load, and what a larger

@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
-//! | `Staged` | who is in a batch while it runs: new, stretch, split | DVABatch |
+//! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
 //!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
@@ -27,6 +27,7 @@ mod note;
 mod policy;
 mod request;
 mod segment_profile;
+mod staged;
 mod windowed;
 
 pub use elastic::{Elastic, ElasticOptions};
@@ -38,4 +39,5 @@ pub use note::Note;
 pub use policy::{DevicePolicy, DeviceTimeout};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
+pub use staged::{Staged, StagedOptions};
 pub use windowed::{Windowed, WindowedOptions};

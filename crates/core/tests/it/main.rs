@@ -2,6 +2,9 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod allocations;
+mod device_random;
+mod device_scenario;
+mod device_world;
 mod journal;
 mod outcomes;
 mod random_events;

@@ -1,0 +1,91 @@
+//! The batches that run, and how far they are (DVABatch §5.2.1).
+
+use std::collections::BTreeMap;
+
+use super::executor::Item;
+use crate::ids::BatchId;
+use crate::time::Time;
+
+/// A batch that runs: a row of the paper's batch table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Batch {
+    /// Its items (`bs`), those that join included.
+    pub rows: u32,
+    /// When it was made (`time`).
+    pub created: Time,
+    /// What its members are padded to.
+    pub length: u32,
+    /// Items that each stage has completed (`status_map`).
+    pub completed: Vec<u32>,
+    /// It may be split later: nobody may join it (§5.2.2).
+    pub may_split: bool,
+    /// Requests that join it are on their way.
+    pub stretch: Option<Stretch>,
+}
+
+/// Requests that join a batch, and who waits for whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    /// The stage after which they are together.
+    pub stage: u16,
+    /// What has got there first, and waits for the other.
+    pub waiting: Option<Item>,
+}
+
+/// The batches that run, by id. Ids ascend with time.
+#[derive(Clone, Debug, Default)]
+pub struct BatchTable {
+    rows: BTreeMap<BatchId, Batch>,
+    next: u64,
+    newest: Option<BatchId>,
+}
+
+impl BatchTable {
+    /// The paper's `new`: a batch of `rows` items that no stage has run.
+    pub fn new_batch(&mut self, now: Time, rows: u32, length: u32, stages: u16, may_split: bool) -> BatchId {
+        let id = BatchId(self.next);
+        self.next += 1;
+        self.newest = Some(id);
+        let completed = vec![0; usize::from(stages)];
+        self.rows.insert(id, Batch { rows, created: now, length, completed, may_split, stretch: None });
+        id
+    }
+
+    /// A part of `batch` with `rows` items, as far as it is; it is no newer than what it is a part of.
+    pub fn part_of(&mut self, batch: BatchId, rows: u32, stage: u16) -> BatchId {
+        let id = BatchId(self.next);
+        self.next += 1;
+        if let Some(whole) = self.rows.get(&batch).cloned() {
+            let completed =
+                (0..whole.completed.len()).map(|s| if s <= usize::from(stage) { rows } else { 0 }).collect();
+            self.rows.insert(id, Batch { rows, completed, stretch: None, ..whole });
+        }
+        id
+    }
+
+    /// The batch that was made last, if it still runs. Parts of a split batch are none.
+    pub fn newest(&self) -> Option<(BatchId, &Batch)> {
+        let id = self.newest?;
+        self.rows.get(&id).map(|batch| (id, batch))
+    }
+
+    /// A batch.
+    pub fn get(&self, id: BatchId) -> Option<&Batch> {
+        self.rows.get(&id)
+    }
+
+    /// A batch, for change.
+    pub fn get_mut(&mut self, id: BatchId) -> Option<&mut Batch> {
+        self.rows.get_mut(&id)
+    }
+
+    /// The batch has left the last stage.
+    pub fn remove(&mut self, id: BatchId) {
+        self.rows.remove(&id);
+    }
+
+    /// Whether none runs.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}

@@ -37,7 +37,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
 /// Times of `segments` segments for lengths 1 and 40: a fixed part, and one for each item and length, flat up to some size.
 fn profile(segments: usize, fixed_us: u64, item_us: u64, flat: u64, varies: bool) -> SegmentProfile {
     let table = |segment: usize, length: u64| {
-        let item = if segment % 2 == 0 { item_us } else { item_us / 2 + 1 };
+        let item = if segment.is_multiple_of(2) { item_us } else { item_us / 2 + 1 };
         let latency = |rows: u64| Duration::from_micros(fixed_us + item * rows.max(flat) * length + 1);
         LatencyProfile::from_table((1..=16).map(latency).collect()).unwrap()
     };

@@ -1,0 +1,255 @@
+//! New, stretch and split: when who joins or leaves a batch (DVABatch §5, §7.2).
+
+use super::batch_table::Stretch;
+use super::executor::{ExecutorState, Item};
+use super::{Staged, clusters};
+use crate::device::input_pool::Waiting;
+use crate::device::{DeviceOutput, DeviceRequest, LaunchId, Note};
+use crate::ids::{BatchId, RequestId};
+use crate::time::{Duration, Time};
+
+impl Staged {
+    /// Whether a batch of that many items would be split after some stage, the first of which is `from` (DVABatch §5.2.2).
+    pub(super) fn may_split(&self, from: u16, rows: u32, length: u32) -> bool {
+        self.options.by_operator && (from + 1..self.stages).any(|stage| self.parts(stage, rows, length) > 1)
+    }
+
+    /// Into how many parts a batch is split before `stage`: halved as long as the rest takes at least twice as long for the whole as for a half
+    /// (DVABatch §7.2, policy II).
+    pub(super) fn parts(&self, stage: u16, rows: u32, length: u32) -> u32 {
+        let profile = &self.options.profile;
+        let (mut size, mut parts) = (rows, 1);
+        while size > 1 {
+            let half = size.div_ceil(2);
+            if profile.remaining(stage, size, length) < profile.remaining(stage, half, length).saturating_mul(2) {
+                break;
+            }
+            (size, parts) = (half, parts * 2);
+        }
+        parts.min(rows)
+    }
+
+    /// Policy III: requests that wait join the newest batch (DVABatch §5.2.2, §7.2).
+    pub(super) fn stretch(&mut self, now: Time) -> bool {
+        // Requests of other lengths need no batch that runs: they get one of their own beside it (§7.2).
+        if !self.options.by_load || self.options.by_length || self.pool.ready_rows() == 0 {
+            return false;
+        }
+        let Some((id, batch)) = self.table.newest().filter(|_| self.first_is_free()) else { return false };
+        let profile = &self.options.profile;
+        let comp_wait = self.options.comp_wait;
+        let comp_wait = comp_wait.unwrap_or_else(|| {
+            Duration::from_nanos(profile.total(self.options.max_batch, batch.length).as_nanos() / 2)
+        });
+        let room = self.options.max_batch.saturating_sub(batch.rows);
+        if batch.may_split || batch.stretch.is_some() || now >= batch.created + comp_wait || room == 0 {
+            return false;
+        }
+        // Where the batch is: in a stage, then they are together after it; or before one, then it waits there.
+        let in_stage =
+            (1..self.stages).find(|s| self.holds(*s, id) && self.executors[usize::from(*s)].launch.is_some());
+        let before = || (1..self.stages).find(|s| self.queues[usize::from(*s)].iter().any(|item| item.batch == id));
+        let Some(stage) = in_stage.or_else(|| before().map(|stage| stage - 1)) else { return false };
+        let in_executor = self.executors[usize::from(stage)].item.iter();
+        let item = in_executor.chain(self.queues.iter().flatten()).find(|item| item.batch == id);
+        // Those who join go through another pair of buffers: that of the batch holds its rows until they are there.
+        let pair = (0..self.options.pairs)
+            .find(|pair| item.is_some_and(|item| item.pair != Some(*pair)) && self.buffers.is_legitimate(0, *pair));
+        // After the last stage there is nothing left to do together.
+        let Some(pair) = pair.filter(|_| stage + 1 < self.stages) else { return false };
+        let (members, joined, _) = self.pool.neighbours(room);
+        let longest = self.pool.ready().take(members.len()).map(|waiting| waiting.request.length).max();
+        if members.is_empty() || longest.is_some_and(|length| length > batch.length) {
+            return false;
+        }
+        // Worth it if the answers come sooner on the whole than those of two batches, one after the other.
+        let (rows, length) = (batch.rows, batch.length);
+        let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();
+        let there = profile.total(joined, length).as_nanos() - rest(joined);
+        let apart = u128::from(rows + joined) * u128::from(rest(rows))
+            + u128::from(joined) * u128::from(profile.total(joined, length).as_nanos());
+        let together = u128::from(rows + joined) * (u128::from(there) + u128::from(rest(rows + joined)));
+        if together >= apart {
+            return false;
+        }
+        let waiting = self.queues.get_mut(usize::from(stage) + 1).and_then(|queue| {
+            let at = queue.iter().position(|item| item.batch == id)?;
+            queue.remove(at)
+        });
+        let may_split = self.may_split(stage, rows + joined, length);
+        if let Some(batch) = self.table.get_mut(id) {
+            batch.rows += joined;
+            batch.may_split = may_split;
+            batch.stretch = Some(Stretch { stage, waiting });
+        }
+        let item = Item { pair: Some(pair), ..self.take(id, members, true) };
+        self.outputs.push_back(DeviceOutput::Note(Note::Stretch { batch: id, joined, rows: rows + joined, stage }));
+        self.queues[0].push_back(item);
+        true
+    }
+
+    pub(super) fn holds(&self, stage: u16, batch: BatchId) -> bool {
+        self.executors[usize::from(stage)].item.as_ref().is_some_and(|item| item.batch == batch)
+    }
+
+    /// Takes requests out of the pool, as a member of a batch's queue.
+    pub(super) fn take(&mut self, batch: BatchId, members: Vec<RequestId>, joins: bool) -> Item {
+        let (mut rows, mut slots) = (0, Vec::new());
+        for request in &members {
+            let Some(Waiting { request, slots: run, .. }) = self.pool.take(*request) else { continue };
+            self.running.insert(request.id, request);
+            rows += request.size;
+            slots.extend(run);
+        }
+        self.running_rows += rows;
+        Item { batch, members, rows, pair: None, joins, slots, families: Vec::new() }
+    }
+
+    /// How long the oldest request may wait for others while batches run.
+    pub(super) fn window(&self) -> Duration {
+        let longest = || self.pool.ready().map(|waiting| waiting.request.length).max().unwrap_or(0);
+        match self.options.window {
+            _ if !self.options.by_length => Duration::ZERO,
+            Some(window) => window,
+            None => self.options.profile.time(0, self.options.max_batch, longest()),
+        }
+    }
+
+    /// Requests that wait become batches, if the first stage is free (DVABatch §5.1: new).
+    pub(super) fn make_batches(&mut self, now: Time) -> bool {
+        let first_is_free = self.executors[0].state() == ExecutorState::Active && self.queues[0].is_empty();
+        let Some(oldest) = self.pool.ready().next().filter(|_| first_is_free).map(|waiting| waiting.arrival) else {
+            return false;
+        };
+        // Policy I: what runs side by side is bounded by what one batch may have.
+        let running = if self.options.by_length { self.running_rows } else { 0 };
+        let room = self.options.max_batch.saturating_sub(running);
+        let full = self.pool.ready_rows() >= room;
+        if !full && !self.table.is_empty() && now < oldest + self.window() {
+            return false;
+        }
+        if !self.options.by_length {
+            let (members, rows, _) = self.pool.neighbours(room);
+            let longest =
+                self.pool.ready().take(members.len()).map(|waiting| waiting.request.length).max().unwrap_or(0);
+            return self.new_batch(now, members, rows, longest);
+        }
+        let mut taken: Vec<DeviceRequest> = Vec::new();
+        let mut rows = 0;
+        for waiting in self.pool.ready() {
+            if rows + waiting.request.size > room {
+                break;
+            }
+            rows += waiting.request.size;
+            taken.push(waiting.request);
+        }
+        // Shortest first: the most requests are answered soonest.
+        taken.sort_by_key(|request| request.length);
+        let lengths: Vec<(u32, u32)> = taken.iter().map(|request| (request.length, request.size)).collect();
+        let mut begin = 0;
+        let mut made = false;
+        for end in clusters::clusters(&lengths, &self.options.profile, self.options.max_batch) {
+            let members = &taken[begin..end];
+            let rows = members.iter().map(|request| request.size).sum();
+            let ids = members.iter().map(|request| request.id).collect();
+            made |= self.new_batch(now, ids, rows, lengths[end - 1].0);
+            begin = end;
+        }
+        made
+    }
+
+    pub(super) fn new_batch(&mut self, now: Time, members: Vec<RequestId>, rows: u32, length: u32) -> bool {
+        if members.is_empty() {
+            return false;
+        }
+        let may_split = self.may_split(0, rows, length);
+        let batch = self.table.new_batch(now, rows, length, self.stages, may_split);
+        let item = self.take(batch, members, false);
+        self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
+        self.queues[0].push_back(item);
+        true
+    }
+
+    /// Members whose answer is final, or whose clients have gone, leave.
+    pub(super) fn let_out(&mut self, item: &mut Item, stage: u16, launch: LaunchId, exits: &[RequestId]) {
+        let last = stage + 1 == self.stages;
+        let mut left = 0;
+        let (gone, running, outputs) = (&mut self.gone, &mut self.running, &mut self.outputs);
+        item.members.retain(|request| {
+            let has_gone = gone.remove(request);
+            let leaves = last || has_gone || exits.contains(request);
+            if leaves {
+                left += running.remove(request).map_or(0, |request| request.size);
+                if !has_gone {
+                    outputs.push_back(DeviceOutput::Reply { request: *request, launch });
+                }
+            }
+            !leaves
+        });
+        self.running_rows -= left;
+        item.rows -= left;
+        if left > 0 && !last {
+            self.outputs.push_back(DeviceOutput::Note(Note::Exit { batch: item.batch, rows: left, stage }));
+            if let Some(batch) = self.table.get_mut(item.batch) {
+                batch.rows -= left;
+                for completed in batch.completed.iter_mut().take(usize::from(stage) + 1) {
+                    *completed = completed.saturating_sub(left);
+                }
+            }
+        }
+    }
+
+    /// One side of a stretch is empty: the other goes on as the batch.
+    pub(super) fn end_stretch(&mut self, batch: BatchId) {
+        let Some(stretch) = self.table.get_mut(batch).and_then(|batch| batch.stretch.take()) else { return };
+        if let Some(mut item) = stretch.waiting {
+            item.joins = false;
+            self.queues[usize::from(stretch.stage) + 1].push_back(item);
+            return;
+        }
+        let in_queues = self.queues.iter_mut().flatten();
+        let in_executors = self.executors.iter_mut().filter_map(|executor| executor.item.as_mut());
+        for item in in_queues.chain(in_executors).filter(|item| item.batch == batch) {
+            item.joins = false;
+        }
+    }
+
+    /// Policy II: parts a batch before the next stage, if the rest takes no longer for it (DVABatch §7.2). Says whether it did.
+    pub(super) fn split(&mut self, item: &Item, stage: u16) -> bool {
+        let (Some(pair), Some(batch)) = (item.pair, self.table.get(item.batch)) else { return false };
+        let parts = if self.options.by_operator { self.parts(stage + 1, item.rows, batch.length) } else { 1 };
+        if parts < 2 {
+            return false;
+        }
+        let size = item.rows.div_ceil(parts);
+        let mut items: Vec<Item> = Vec::new();
+        for request in &item.members {
+            let rows = self.running.get(request).map_or(0, |request| request.size);
+            match items.last_mut() {
+                Some(part) if part.rows + rows <= size => {
+                    part.members.push(*request);
+                    part.rows += rows;
+                }
+                _ => items.push(Item { members: vec![*request], rows, ..item.clone() }),
+            }
+        }
+        if items.len() < 2 {
+            return false;
+        }
+        let family = self.buffers.split(stage + 1, pair, items.len() as u32);
+        for (index, part) in items.iter_mut().enumerate() {
+            part.families.push(family);
+            if index > 0 {
+                part.batch = self.table.part_of(item.batch, part.rows, stage);
+            }
+        }
+        if let (Some(batch), Some(first)) = (self.table.get_mut(item.batch), items.first()) {
+            batch.rows = first.rows;
+            batch.may_split = true;
+        }
+        let into = items.iter().skip(1).map(|part| part.batch).collect();
+        self.outputs.push_back(DeviceOutput::Note(Note::Split { batch: item.batch, into, stage }));
+        self.queues[usize::from(stage) + 1].extend(items);
+        true
+    }
+}

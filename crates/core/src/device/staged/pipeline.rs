@@ -1,0 +1,130 @@
+//! Batches on their way through the stages: what the executors take, run and pass on (DVABatch §6.2).
+
+use super::Staged;
+use super::executor::{ExecutorEvent, ExecutorState, Item};
+use crate::device::{DeviceOutput, InputPool, InputSource, LaneId, Launch, LaunchId, SegmentRange, SlotRun};
+
+impl Staged {
+    /// An executor without a legitimate pair gets one; one that has one hands back what it is done with.
+    pub(super) fn wake(&mut self, stage: u16) -> bool {
+        let mut changed = false;
+        if self.executor(stage).state() == ExecutorState::Inactive && self.buffers.any_legitimate(stage).is_some() {
+            self.executor(stage).on(ExecutorEvent::GetsPair);
+            changed = true;
+        }
+        if matches!(self.executor(stage).state(), ExecutorState::Inactive | ExecutorState::Working) {
+            return changed;
+        }
+        let owed = std::mem::take(&mut self.executor(stage).owed);
+        for pair in owed {
+            if self.buffers.hand_back(stage, pair) {
+                changed = true;
+            } else {
+                self.executor(stage).owed.push(pair);
+            }
+        }
+        changed
+    }
+
+    /// An active executor takes the next batch.
+    pub(super) fn pull(&mut self, stage: u16) -> bool {
+        if self.executor(stage).state() != ExecutorState::Active {
+            return false;
+        }
+        let legitimate = self.buffers.any_legitimate(stage);
+        let Some(mut item) = self.queues[usize::from(stage)].pop_front() else { return false };
+        if item.pair.is_none() {
+            // Only before the first stage; an active executor has a pair, unless one was taken back by a split.
+            if legitimate.is_none() {
+                self.queues[usize::from(stage)].push_front(item);
+                return false;
+            }
+            item.pair = legitimate;
+        }
+        let executor = self.executor(stage);
+        executor.on(ExecutorEvent::Pulls);
+        executor.item = Some(item);
+        true
+    }
+
+    /// An executor that has a batch runs it, if the batch's pair is legitimate.
+    pub(super) fn check(&mut self, stage: u16) -> bool {
+        let executor = &mut self.executors[usize::from(stage)];
+        let (ExecutorState::Checking, Some(item)) = (executor.state(), executor.item.as_ref()) else { return false };
+        let Some(pair) = item.pair.filter(|pair| self.buffers.is_legitimate(stage, *pair)) else { return false };
+        self.buffers.begin(stage, pair);
+        let id = LaunchId(self.next_launch);
+        self.next_launch += 1;
+        let inputs = match one_run(&self.pool, &item.slots) {
+            _ if stage > 0 => InputSource::Device,
+            Some(run) => InputSource::Ring(run),
+            None if self.options.ring_slots > 0 => InputSource::Device,
+            None => InputSource::Host,
+        };
+        self.outputs.push_back(DeviceOutput::Launch(Launch {
+            id,
+            batch: item.batch,
+            model: self.options.model,
+            lane: LaneId(u32::from(stage)),
+            segments: SegmentRange::new(stage, stage + 1),
+            members: item.members.clone(),
+            rows: item.rows,
+            computed_rows: item.rows,
+            length: self.table.get(item.batch).map_or(0, |batch| batch.length),
+            inputs,
+        }));
+        executor.launch = Some(id);
+        executor.on(ExecutorEvent::IsLegitimate);
+        true
+    }
+
+    /// Where a batch goes after a stage.
+    pub(super) fn move_on(&mut self, mut item: Item, stage: u16) {
+        let Some(pair) = item.pair else { return };
+        let last = stage + 1 == self.stages;
+        let together = self.table.get(item.batch).and_then(|batch| batch.stretch.as_ref()).map(|stretch| stretch.stage);
+        if item.members.is_empty() {
+            if !last {
+                self.buffers.drain(stage, pair);
+            }
+            self.buffers.finish(&item.families);
+            match together {
+                // Who was to join, or to be joined, goes on alone.
+                Some(_) => self.end_stretch(item.batch),
+                None => self.table.remove(item.batch),
+            }
+            return;
+        }
+        if together == Some(stage) {
+            let waiting = self.table.get_mut(item.batch).and_then(|batch| batch.stretch.as_mut()?.waiting.take());
+            let Some(other) = waiting else {
+                if let Some(stretch) = self.table.get_mut(item.batch).and_then(|batch| batch.stretch.as_mut()) {
+                    stretch.waiting = Some(item);
+                }
+                return;
+            };
+            let (mut whole, joined) = if item.joins { (other, item) } else { (item, other) };
+            // The rows that join go into the pair of the batch; theirs is free.
+            if let Some(pair) = joined.pair {
+                self.buffers.drain(stage, pair);
+            }
+            whole.members.extend(joined.members);
+            whole.rows += joined.rows;
+            if let Some(batch) = self.table.get_mut(whole.batch) {
+                batch.stretch = None;
+            }
+            item = whole;
+        } else if together.is_none() && self.split(&item, stage) {
+            return;
+        }
+        self.queues[usize::from(stage) + 1].push_back(item);
+    }
+}
+
+/// The slots as one run, if they are one in the ring.
+fn one_run(pool: &InputPool, slots: &[SlotRun]) -> Option<SlotRun> {
+    let (first, rest) = slots.split_first()?;
+    rest.iter().try_fold(*first, |run, next| {
+        pool.are_neighbours(run, *next).then_some(SlotRun { count: run.count + next.count, ..run })
+    })
+}

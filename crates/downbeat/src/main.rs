@@ -6,6 +6,7 @@ mod engine_command;
 mod infer;
 mod layer;
 mod log_command;
+mod mix_report;
 mod picture;
 mod plan_command;
 mod plan_report;

@@ -11,10 +11,13 @@ use downbeat_engine::{Emulated, Engine, LoadOptions, Preference, Search};
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::clock::Clock;
 use downbeat_server::loader::PROFILED_LENGTH;
+use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
 use downbeat_server::plan::BatchPlan;
 use downbeat_server::profiler::{self, Measurement};
+use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::mix_report::MixReport;
 use crate::profile_report::ProfileReport;
 use crate::units;
 
@@ -50,10 +53,20 @@ pub struct ProfileArgs {
     /// Write a page with the table and plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Measure which mix of lanes, running at once, answers soonest for each of these numbers of items [default: 4,8,16,32], for
+    /// the device policy "elastic". One thread in each run, unless --threads says otherwise
+    #[arg(long, value_name = "ITEMS", num_args = 0..=1, default_missing_value = "4,8,16,32", value_parser = batch_sizes, conflicts_with_all = ["batch", "emulated"])]
+    worker_mix: Option<BatchSizes>,
+    /// Write the best mixes, as downbeat.toml takes them
+    #[arg(long, value_name = "FILE", requires = "worker_mix")]
+    mixes: Option<PathBuf>,
     /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
 }
+
+/// Most items of all lanes that run at once while mixes are measured: there are as many threads.
+const MOST_LANES: u32 = 64;
 
 /// A list that clap takes for one value.
 #[derive(Clone, Debug)]
@@ -95,6 +108,8 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         }
     };
     let threads = match args.threads {
+        // Lanes side by side are what uses the cores then.
+        0 if args.worker_mix.is_some() => 1,
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
@@ -113,6 +128,16 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     let varying = plan.has_varying_shapes().then_some(args.length);
     let subject = profiler::Subject { model: &*model, plan: &plan, varying: args.length, clock: Clock::start() };
     let info = engine.info();
+    if let Some(BatchSizes(totals)) = &args.worker_mix {
+        let subject_text = format!(
+            "{} {} on {}, threads a run: {threads}{}",
+            info.name,
+            info.version,
+            info.device,
+            varying.map_or_else(String::new, |n| format!(", varying dimensions {n}"))
+        );
+        return measure_mixes(args, &subject, totals, max_batch, subject_text);
+    }
     let mut report = ProfileReport {
         model: args.model.clone(),
         version,
@@ -138,11 +163,43 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         Some(_) => {}
         None => write!(out, "{}", report.summary())?,
     }
-    let write = |file: &Option<PathBuf>, text: &dyn Fn() -> anyhow::Result<String>| -> anyhow::Result<()> {
-        let Some(file) = file else { return Ok(()) };
-        std::fs::write(file, text()?).with_context(|| format!("cannot write {}", file.display()))
-    };
     write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
     write(&args.html, &|| Ok(report.page()))?;
     write(&args.emulated, &|| report.emulated_model(model.signature()))
+}
+
+/// Writes a file that was asked for.
+fn write(file: &Option<PathBuf>, text: &dyn Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    std::fs::write(file, text()?).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// The offline phase of E-Ebird (E²bird §7.3.2).
+fn measure_mixes(
+    args: &ProfileArgs,
+    subject: &profiler::Subject<'_>,
+    totals: &[u32],
+    max_batch: u32,
+    subject_text: String,
+) -> anyhow::Result<()> {
+    if max_batch == 0 {
+        bail!("'{}' has no batch dimension: there is no mix of batch sizes to choose", args.model);
+    }
+    if let Some(total) = totals.iter().find(|total| **total > MOST_LANES) {
+        bail!("{total} items are too many: up to {MOST_LANES} lanes can be measured at once");
+    }
+    let count = mix_profiler::count(totals, max_batch);
+    let bar = ProgressBar::new(count as u64);
+    let style = ProgressStyle::with_template("{pos:>4}/{len} mixes {bar:30} {msg}").map_err(anyhow::Error::msg)?;
+    bar.set_style(style);
+    let loads = mix_profiler::measure(subject, totals, max_batch, args.budget, |total, mix| {
+        bar.set_message(format!("{total} items: {mix}"));
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    let report = MixReport { model: args.model.clone(), subject: subject_text, loads: loads? };
+    write!(std::io::stdout().lock(), "{}", report.table())?;
+    write(&args.mixes, &|| Ok(report.mixes()))?;
+    write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
+    write(&args.html, &|| Ok(report.page()))
 }

@@ -13,6 +13,7 @@ pub mod loader;
 pub mod logging;
 pub mod metrics;
 mod metrics_port;
+pub mod mix_profiler;
 pub mod options;
 pub mod plan;
 pub mod profiler;

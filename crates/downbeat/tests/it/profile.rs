@@ -35,6 +35,26 @@ fn a_model_is_measured_and_its_profile_can_be_served_by_the_emulated_engine() {
     assert_eq!(output.status.code(), Some(0));
 }
 
+/// E²bird §7.3.2: all mixes of lanes for a load are run, and the best is kept for the server.
+#[test]
+fn mixes_of_lanes_are_measured_and_the_best_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (mixes, json, page) = (file("mixes.toml"), file("m.json"), file("m.html"));
+    let output = profile(&["mlp", "--worker-mix", "2,4", "--mixes", &mixes, "--json", &json, "--html", &page]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let of = |load: usize| measured["loads"][load][1].as_array().unwrap().len();
+    assert_eq!((of(0), of(1)), (2, 4), "2 = 1+1; 4 = 2+2 = 2+1+1 = 1+1+1+1");
+    let best = fs::read_to_string(mixes).unwrap();
+    for line in best.lines().skip(2) {
+        let (load, mix) = line.split_once(" = ").unwrap();
+        let sizes = mix.trim_matches('"').split(',').map(|size| size.parse::<u32>().unwrap());
+        assert_eq!(sizes.sum::<u32>(), load.parse::<u32>().unwrap(), "{best}");
+    }
+    assert!(fs::read_to_string(page).unwrap().contains("lanes of each size"));
+}
+
 #[test]
 fn what_cannot_be_measured_is_named() {
     let refuses = |arguments: &[&str], code: i32, expected: &str| {
@@ -46,6 +66,8 @@ fn what_cannot_be_measured_is_named() {
     refuses(&["digitz"], 1, "no model 'digitz' in");
     refuses(&["digits", "--batch", "100"], 1, "'digits' takes batches of up to 64 (max_batch_size), 100 is asked for");
     refuses(&["digits", "--batch", "4..1"], 2, "'4..1' is empty; write the smaller size first");
+    refuses(&["digits", "--worker-mix", "65"], 1, "65 items are too many: up to 64 lanes can be measured at once");
+    refuses(&["digits", "--mixes", "m.toml"], 2, "--worker-mix");
     refuses(&["digits", "--model-version", "9"], 1, "'digits' has no version 9 that is served (there is: 1)");
     refuses(
         &["digits", "--json", "/nonexistent/p.json", "--batch", "1"],

@@ -1,0 +1,157 @@
+//! Measured mixes of lanes as a table, a page and a file for the server.
+
+use std::fmt::Write;
+
+use downbeat_bench::html::STYLE;
+use downbeat_bench::plot::{Axis, Line, Scale, escape, groups, lines};
+use downbeat_core::device::LaneMix;
+use downbeat_server::mix_profiler::MeasuredMix;
+use serde::Serialize;
+
+/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12 shows six and two).
+const FASTEST_SHOWN: usize = 6;
+const SLOWEST_SHOWN: usize = 2;
+
+/// What was measured, and on what.
+#[derive(Clone, Debug, Serialize)]
+pub struct MixReport {
+    /// The model.
+    pub model: String,
+    /// Engine, device, threads.
+    pub subject: String,
+    /// The mixes of each load, the fastest first.
+    pub loads: Vec<(u32, Vec<MeasuredMix>)>,
+}
+
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// The best-known and worst-known mixes.
+fn shown(mixes: &[MeasuredMix]) -> impl Iterator<Item = &MeasuredMix> {
+    let fast = mixes.len().min(FASTEST_SHOWN);
+    let slow = mixes.len().saturating_sub(SLOWEST_SHOWN).max(fast);
+    mixes[..fast].iter().chain(&mixes[slow..])
+}
+
+impl MixReport {
+    /// The best mix of each load.
+    fn best(&self) -> impl Iterator<Item = (u32, &LaneMix)> {
+        self.loads.iter().filter_map(|(total, mixes)| Some((*total, &mixes.first()?.mix)))
+    }
+
+    /// A table for the terminal.
+    pub fn table(&self) -> String {
+        let mut out = format!(
+            "{}: {}\n\n{:>6} {:>10} {:>12} {:>6}  mix\n",
+            self.model, self.subject, "items", "mean ms", "longest ms", "runs"
+        );
+        for (total, mixes) in &self.loads {
+            for m in shown(mixes) {
+                let (mean, longest) = (millis(m.mean_ns), millis(m.longest_ns));
+                let _ = writeln!(out, "{total:>6} {mean:>10.3} {longest:>12.3} {:>6}  {}", m.runs, m.mix);
+            }
+        }
+        out += "\n";
+        for (total, mix) in self.best() {
+            let _ = writeln!(out, "best for {total} items: {mix}");
+        }
+        out
+    }
+
+    /// The table of mixes as `downbeat.toml` takes it.
+    pub fn mixes(&self) -> String {
+        let mut out = format!("# downbeat profile {} --worker-mix: {}\n[mixes]\n", self.model, self.subject);
+        for (total, mix) in self.best() {
+            let _ = writeln!(out, "{total} = \"{mix}\"");
+        }
+        out
+    }
+
+    /// A page with a picture like E²bird's figure 12 for each load.
+    pub fn page(&self) -> String {
+        let title = format!("Mixes of lanes for {}", escape(&self.model));
+        let mut out = format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1><p class=\"sub\">{}</p><div class=\"plots\">",
+            escape(&self.subject)
+        );
+        for (total, mixes) in &self.loads {
+            let drawn: Vec<(String, &MeasuredMix)> =
+                shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", millis(m.mean_ns)), m)).collect();
+            let shapes: Vec<Line<'_>> = drawn
+                .iter()
+                .map(|(name, m)| Line {
+                    name,
+                    points: (0..=total.ilog2()).map(|e| (f64::from(e), f64::from(m.mix.count(1 << e)))).collect(),
+                    stepped: false,
+                })
+                .collect();
+            out += &lines(
+                &format!("{total} items: lanes of each size"),
+                "How many lanes of each batch size the fastest mixes have (E²bird figure 12), and the mean time of their items.",
+                &Axis { label: "log2 of a lane's batch size", scale: Scale::Linear },
+                &Axis { label: "lanes", scale: Scale::Linear },
+                &shapes,
+            );
+            let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
+            let bars: Vec<(String, Vec<f64>)> =
+                shown(mixes).map(|m| (short(&m.mix), vec![millis(m.mean_ns), millis(m.longest_ns)])).collect();
+            out += &groups(
+                &format!("{total} items: the fastest and the slowest mixes"),
+                "Time from the common start of all lanes.",
+                "milliseconds",
+                &names,
+                &bars,
+            );
+        }
+        out += "</div><h2>Figures</h2><div class=\"scroll\"><table><thead><tr>";
+        for head in ["items", "mix", "mean ms", "longest ms", "runs"] {
+            let _ = write!(out, "<th scope=\"col\">{head}</th>");
+        }
+        out += "</tr></thead><tbody>";
+        for (total, mixes) in &self.loads {
+            for m in mixes {
+                let (mean, longest) = (millis(m.mean_ns), millis(m.longest_ns));
+                let _ = write!(
+                    out,
+                    "<tr><td>{total}</td><td>{}</td><td>{mean:.3}</td><td>{longest:.3}</td><td>{}</td></tr>",
+                    m.mix, m.runs
+                );
+            }
+        }
+        out + "</tbody></table></div></main></body></html>\n"
+    }
+}
+
+/// A mix in few characters, for a place below a bar: `2x8 16`.
+fn short(mix: &LaneMix) -> String {
+    let part = |(size, count): (u32, u32)| if count == 1 { size.to_string() } else { format!("{count}x{size}") };
+    mix.counts().map(part).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mixes_that_are_written_are_the_best_ones() {
+        let mix = |text: &str, mean_ns| MeasuredMix {
+            mix: text.parse().unwrap(),
+            total: 4,
+            runs: 3,
+            mean_ns,
+            longest_ns: mean_ns,
+        };
+        let report = MixReport {
+            model: "m".to_owned(),
+            subject: "emulated".to_owned(),
+            loads: vec![(4, vec![mix("2,2", 5), mix("4", 6), mix("1,1,1,1", 9)]), (2, vec![mix("2", 1)])],
+        };
+        assert!(report.mixes().ends_with("[mixes]\n4 = \"2,2\"\n2 = \"2\"\n"), "{}", report.mixes());
+        assert!(report.table().contains("best for 4 items: 2,2\n"), "{}", report.table());
+        assert!(report.page().contains("<td>1,1,1,1</td>"));
+        assert_eq!(short(&"2,2,8".parse().unwrap()), "2x2 8");
+    }
+}

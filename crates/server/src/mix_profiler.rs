@@ -1,0 +1,154 @@
+//! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird §7.3.2).
+
+use std::sync::{Barrier, Mutex, PoisonError};
+
+use downbeat_core::Duration;
+use downbeat_core::device::LaneMix;
+use downbeat_engine::{Lane, RunError};
+use serde::Serialize;
+
+use crate::profiler::Subject;
+
+/// Rounds in which the slower half of the mixes of a load is left out.
+const HALVINGS: u32 = 4;
+/// Runs of each mix before any is left out.
+const FIRST_RUNS: usize = 3;
+
+/// A mix and how long the items of its lanes took, all lanes at once.
+#[derive(Clone, Debug, Serialize)]
+pub struct MeasuredMix {
+    /// The batch sizes of its lanes.
+    pub mix: LaneMix,
+    /// Items of all lanes.
+    pub total: u32,
+    /// Times it was run.
+    pub runs: u32,
+    /// From the common start to the end of an item's batch, the mean over items, the median over runs; nanoseconds.
+    pub mean_ns: u64,
+    /// Until the last lane was done, the median over runs; nanoseconds.
+    pub longest_ns: u64,
+}
+
+/// The runs of one mix.
+struct Runs {
+    mix: LaneMix,
+    mean_ns: Vec<u64>,
+    longest_ns: Vec<u64>,
+}
+
+fn median(values: &[u64]) -> u64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}
+
+/// How many mixes there are for these loads with lanes of up to `largest` items, as [`measure`] counts its progress.
+pub fn count(totals: &[u32], largest: u32) -> usize {
+    totals.iter().map(|total| LaneMix::all(*total, largest).len()).sum()
+}
+
+/// Runs every mix of lanes of up to `largest` items for each load of `totals`, in about `budget` for all: each a few times, then the faster half
+/// again, and so on.
+/// Gives the mixes of each load, the fastest first. `progress` hears of the first run of each mix.
+///
+/// # Errors
+/// What the engine says, if it has no memory for the lanes or cannot run a batch of zeros.
+pub fn measure(
+    subject: &Subject<'_>,
+    totals: &[u32],
+    largest: u32,
+    budget: Duration,
+    mut progress: impl FnMut(u32, &LaneMix),
+) -> Result<Vec<(u32, Vec<MeasuredMix>)>, RunError> {
+    let most = totals.iter().max().copied().unwrap_or(0);
+    let no_lane = |error: downbeat_engine::LoadError| RunError { engine: "mix profiler", reason: error.to_string() };
+    let lanes = (0..most).map(|_| subject.model.lane().map(Mutex::new).map_err(no_lane));
+    let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, _>>()?;
+    // What the first run of each size allocates and plans is not measured.
+    for (lane, size) in
+        lanes.iter().zip((0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most)))
+    {
+        run_batch(subject, &mut **lane.lock().unwrap_or_else(PoisonError::into_inner), size)?;
+    }
+    let begin = subject.clock.now();
+    let mut found = Vec::with_capacity(totals.len());
+    for (done, total) in totals.iter().enumerate() {
+        let share = Duration::from_nanos(budget.as_nanos() / totals.len() as u64 * (done as u64 + 1));
+        let mut field: Vec<Runs> = LaneMix::all(*total, largest)
+            .into_iter()
+            .map(|mix| Runs { mix, mean_ns: Vec::new(), longest_ns: Vec::new() })
+            .collect();
+        for runs in &mut field {
+            progress(*total, &runs.mix);
+            for _ in 0..FIRST_RUNS {
+                run_mix(subject, &lanes, runs)?;
+            }
+        }
+        for round in 0.. {
+            let kept =
+                if round < HALVINGS { field.len().div_ceil(2).max(3.min(field.len())) } else { field.len().min(3) };
+            field.sort_by_key(|runs| median(&runs.mean_ns));
+            for runs in field.iter_mut().take(kept) {
+                run_mix(subject, &lanes, runs)?;
+            }
+            if subject.clock.now().since(begin) > share || round > 200 {
+                break;
+            }
+        }
+        let mut measured: Vec<MeasuredMix> = field
+            .into_iter()
+            .map(|runs| MeasuredMix {
+                total: *total,
+                runs: runs.mean_ns.len() as u32,
+                mean_ns: median(&runs.mean_ns),
+                longest_ns: median(&runs.longest_ns),
+                mix: runs.mix,
+            })
+            .collect();
+        // A mix that was left out early has seen too few runs to be the best by luck.
+        let most_runs = measured.iter().map(|m| m.runs).max().unwrap_or(0);
+        measured.sort_by_key(|m| (m.runs * 2 < most_runs, m.mean_ns));
+        found.push((*total, measured));
+    }
+    Ok(found)
+}
+
+/// Runs a batch of zeros, from joining its requests to separating their outputs.
+fn run_batch(subject: &Subject<'_>, lane: &mut dyn Lane, size: u32) -> Result<(), RunError> {
+    let item = subject.plan.zeros(subject.varying);
+    let mut state = subject.plan.assemble(std::iter::repeat_n(&item, size as usize));
+    lane.run(0..subject.model.segments(), &mut state)?;
+    let rows = vec![1; size as usize];
+    subject.plan.separate(state, &rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
+    Ok(())
+}
+
+/// Runs all lanes of a mix once, at the same time.
+fn run_mix(subject: &Subject<'_>, lanes: &[Mutex<Box<dyn Lane>>], runs: &mut Runs) -> Result<(), RunError> {
+    let sizes: Vec<u32> = runs.mix.sizes().collect();
+    let barrier = Barrier::new(sizes.len());
+    let times: Vec<Result<(u32, u64), RunError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = sizes
+            .iter()
+            .zip(lanes)
+            .map(|(size, lane)| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+                    barrier.wait();
+                    let begin = subject.clock.now();
+                    run_batch(subject, &mut **lane, *size)?;
+                    Ok((*size, subject.clock.now().since(begin).as_nanos()))
+                })
+            })
+            .collect();
+        let panicked = || RunError { engine: "mix profiler", reason: "the engine panicked".to_owned() };
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let items: u64 = times.iter().map(|(size, _)| u64::from(*size)).sum();
+    let weighted: u64 = times.iter().map(|(size, ns)| u64::from(*size) * ns).sum();
+    runs.mean_ns.push(weighted / items.max(1));
+    runs.longest_ns.push(times.iter().map(|(_, ns)| *ns).max().unwrap_or(0));
+    Ok(())
+}

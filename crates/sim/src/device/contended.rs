@@ -63,11 +63,22 @@ pub enum Completed {
     },
 }
 
+/// How kernels share units that do not suffice for all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Sharing {
+    /// All slow down in the same proportion.
+    Proportional,
+    /// Each takes what those issued before it leave over (E²bird §8.4: kernels wait until there are idle SMs).
+    InOrder,
+}
+
 /// What a device offers to its launches and copies together.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeviceLimits {
     /// Compute units.
     pub units: u32,
+    /// Who gets units when they do not suffice.
+    pub sharing: Sharing,
     /// By how many thousandths each launch more that is under way lengthens the issue of a kernel: the cost of many streams.
     pub crowding_permille: u32,
     /// Bytes a second of a copy; one copy each way at a time.
@@ -79,7 +90,7 @@ pub struct DeviceLimits {
 /// A device under virtual time.
 ///
 /// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as the units that they can use fit; beyond
-/// that all slow down in the same proportion: processor sharing. Issuing a kernel is one host's work (the driver's lock), so that launches
+/// that they share them as [`Sharing`] says. Issuing a kernel is one host's work (the driver's lock), so that launches
 /// which issue at the same time share it too, and each takes longer the more launches are under way: what makes many small batches slow
 /// (E²bird §6.3, figure 12). Copies take turns, one each way at a time, and disturb no kernel.
 ///
@@ -94,6 +105,8 @@ pub struct ContendedDevice {
     copies: [VecDeque<Copying>; 2],
     /// Units in use, summed over nanoseconds.
     used: u128,
+    /// The next turn.
+    turns: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -104,6 +117,8 @@ struct Running {
     phase: Phase,
     /// What the phase still takes alone, in parts.
     left: u64,
+    /// When it entered the phase, in the order of all that did.
+    turn: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,6 +152,7 @@ impl ContendedDevice {
             lanes: vec![None; lanes],
             copies: [VecDeque::new(), VecDeque::new()],
             used: 0,
+            turns: 0,
         }
     }
 
@@ -148,7 +164,7 @@ impl ContendedDevice {
         let place = &mut self.lanes[lane.0 as usize];
         assert!(place.is_none(), "{lane} runs one launch at a time");
         let left = work.overhead.as_nanos().saturating_mul(PARTS);
-        *place = Some(Running { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left });
+        *place = Some(Running { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
     }
 
     /// Begins a copy, or puts it behind those that go the same way.
@@ -212,26 +228,40 @@ impl ContendedDevice {
         running.map(|running| u64::from(running.kernels[running.at].units)).sum()
     }
 
-    /// How fast launches in each phase are.
-    fn speeds(&self) -> impl Fn(Phase) -> Speed + use<> {
+    /// How fast the launch on each lane is; those of idle lanes mean nothing.
+    fn speeds(&self) -> Vec<Speed> {
         let active = self.lanes.iter().flatten().count() as u64;
         let issuing = self.lanes.iter().flatten().filter(|running| running.phase == Phase::Issue).count() as u64;
         let crowding = 1000 + u64::from(self.limits.crowding_permille) * active.saturating_sub(1);
         let units = u64::from(self.limits.units);
         let wanted = self.wanted_units().max(units);
-        move |phase| match phase {
-            Phase::Overhead => Speed { progress: 1, time: 1 },
-            Phase::Issue => Speed { progress: 1000, time: issuing * crowding },
-            Phase::Run => Speed { progress: units, time: wanted },
+        let whole = Speed { progress: 1, time: 1 };
+        let speed = |lane: &Option<Running>| match lane.as_ref().map(|running| running.phase) {
+            None | Some(Phase::Overhead) => whole,
+            Some(Phase::Issue) => Speed { progress: 1000, time: issuing * crowding },
+            Some(Phase::Run) => Speed { progress: units, time: wanted },
+        };
+        let mut speeds: Vec<Speed> = self.lanes.iter().map(speed).collect();
+        if self.limits.sharing == Sharing::InOrder && wanted > units {
+            let running = self.lanes.iter().enumerate().filter_map(|(index, lane)| Some((index, lane.as_ref()?)));
+            let mut queue: Vec<_> = running.filter(|(_, running)| running.phase == Phase::Run).collect();
+            queue.sort_unstable_by_key(|(_, running)| running.turn);
+            let mut left = units;
+            for (index, running) in queue {
+                let time = u64::from(running.kernels[running.at].units);
+                speeds[index] = Speed { progress: left.min(time), time };
+                left -= left.min(time);
+            }
         }
+        speeds
     }
 
     fn next_phase_end(&self) -> Option<Time> {
-        let speeds = self.speeds();
-        let spans = self.lanes.iter().flatten().map(|running| {
-            let Speed { progress, time } = speeds(running.phase);
-            let whole = u128::from(running.left) * u128::from(time);
-            whole.div_ceil(u128::from(progress) * u128::from(PARTS)) as u64
+        let lanes = self.lanes.iter().zip(self.speeds()).filter_map(|(lane, speed)| Some((lane.as_ref()?, speed)));
+        // Who gets no unit waits for the end of another's phase.
+        let spans = lanes.filter(|(running, speed)| speed.progress > 0 || running.left == 0).map(|(running, speed)| {
+            let whole = u128::from(running.left) * u128::from(speed.time);
+            whole.div_ceil(u128::from(speed.progress.max(1)) * u128::from(PARTS)) as u64
         });
         spans.min().map(|span| self.now + Duration::from_nanos(span))
     }
@@ -242,8 +272,8 @@ impl ContendedDevice {
         if span > 0 {
             self.used += u128::from(self.used_units()) * span;
             let speeds = self.speeds();
-            for running in self.lanes.iter_mut().flatten() {
-                let Speed { progress, time } = speeds(running.phase);
+            let lanes = self.lanes.iter_mut().zip(speeds).filter_map(|(lane, speed)| Some((lane.as_mut()?, speed)));
+            for (running, Speed { progress, time }) in lanes {
                 let passed = span * u128::from(PARTS) * u128::from(progress) / u128::from(time);
                 running.left = running.left.saturating_sub(u64::try_from(passed).unwrap_or(u64::MAX));
             }
@@ -270,6 +300,8 @@ impl ContendedDevice {
                     Some(kernel) => {
                         let next = if phase == Phase::Run { kernel.run } else { kernel.issue };
                         (running.at, running.phase, running.left) = (at, phase, next.as_nanos().saturating_mul(PARTS));
+                        running.turn = self.turns;
+                        self.turns += 1;
                     }
                     None => {
                         let lane_id = LaneId(index as u32);

@@ -21,7 +21,8 @@
 //! | traffic | 1.87 | 1 | 0.5 | E²bird table 1; assumed (all fused); GSLICE table 5 |
 //! | issue, us a kernel | 10.15 | 5 | 20.7 | E²bird table 1; assumed; GSLICE table 5 |
 //! | weights, GB/s | 672 | 672 | **34.1** | as the memory; GSLICE table 5 |
-//! | crowding, each launch more | 2.5% | 2.5% | 2.5% | E²bird figure 12: 32 batches of one take about four times the best |
+//! | crowding, each launch more | 3.8% | 3.8% | 3.8% | E²bird figure 12: 32 batches of one take about four times the best |
+//! | units when they do not suffice | in order | in order | in order | E²bird §8.4; shared in proportion, small batches would be the best mixes, against table 4 |
 //! | copies, GB/s | 3 | 11 | 11 | assumed: pageable and pinned memory on PCIe 3 |
 //! | joining inputs, ns a byte | 0.2 | 0.1 | 0.1 | assumed: 5 and 10 GB/s |
 //! | a batch of the serving system | 1 ms | 0.2 ms | 0.2 ms | assumed |
@@ -34,12 +35,26 @@ mod architecture;
 mod bert;
 mod contended;
 mod convolutional;
+mod launch_checker;
 mod model;
 mod operator;
 mod platform;
+mod policy;
+mod report;
+mod search;
+mod simulation;
+mod workload;
 
 pub use architecture::{Architecture, UnknownArchitecture};
-pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Work};
+pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
+pub use launch_checker::LaunchChecker;
 pub use model::{BadModel, EmulatedModel};
 pub use operator::Operator;
 pub use platform::Platform;
+pub use policy::{DevicePolicyName, Tuning, UnknownDevicePolicy};
+pub use report::{DeviceReport, Span};
+pub use search::{
+    MeasuredMix, Peak, TOLERATED_LATE, TriedWindow, best_mixes, measure_mix, measure_mixes, peak, tune_window,
+};
+pub use simulation::DeviceSimulation;
+pub use workload::{DeviceLoad, Glue, UnknownGlue};

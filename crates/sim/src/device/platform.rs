@@ -2,7 +2,7 @@
 
 use downbeat_core::Duration;
 
-use super::contended::{DeviceLimits, Kernel};
+use super::contended::{DeviceLimits, Kernel, Sharing};
 use super::operator::Operator;
 
 /// A device with the library that computes on it. The table in [`super`] says where the numbers come from.
@@ -40,6 +40,8 @@ pub struct Platform {
     pub copy_bandwidth: f64,
     /// What a copy costs beside its bytes.
     pub copy_fixed: Duration,
+    /// Who gets units when they do not suffice.
+    pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
 }
@@ -63,7 +65,8 @@ impl Platform {
         batch_overhead: Duration::from_millis(1),
         copy_bandwidth: 3e9,
         copy_fixed: Duration::from_micros(10),
-        crowding_permille: 25,
+        sharing: Sharing::InOrder,
+        crowding_permille: 38,
     };
 
     /// DVABatch's: Titan RTX, Triton, TensorRT 8 (§8.1).
@@ -111,6 +114,7 @@ impl Platform {
     pub fn limits(&self) -> DeviceLimits {
         DeviceLimits {
             units: self.units,
+            sharing: self.sharing,
             crowding_permille: self.crowding_permille,
             copy_bytes_per_second: self.copy_bandwidth,
             copy_fixed: self.copy_fixed,

@@ -3,7 +3,8 @@
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time};
 use downbeat_sim::device::{
-    Architecture, BadModel, Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, Kernel, Platform, Work,
+    Architecture, BadModel, Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, Kernel, Platform,
+    Sharing, Work, measure_mix,
 };
 use proptest::prelude::*;
 
@@ -12,6 +13,7 @@ const UNITS: u32 = 72;
 fn limits() -> DeviceLimits {
     DeviceLimits {
         units: UNITS,
+        sharing: Sharing::Proportional,
         crowding_permille: 25,
         copy_bytes_per_second: 1e9,
         copy_fixed: Duration::from_nanos(100),
@@ -65,6 +67,17 @@ fn beyond_that_all_slow_down_in_proportion() {
     device.launch(Time::ZERO, LaneId(1), 8, work(&[kernel(0, 3000, 36)]));
     // 108 units are wanted: two thirds of the speed until the first is done at 1500, 2000 are left of the other.
     assert_eq!(launch_ends(&drain(&mut device)), [(7, 1500), (8, 3500)]);
+}
+
+#[test]
+fn in_order_the_first_takes_what_it_can_use_and_the_rest_is_left_over() {
+    let mut device = ContendedDevice::new(DeviceLimits { sharing: Sharing::InOrder, ..limits() }, 3);
+    device.launch(Time::ZERO, LaneId(0), 7, work(&[kernel(0, 1000, 60)]));
+    device.launch(Time::ZERO, LaneId(1), 8, work(&[kernel(0, 1000, 24), kernel(0, 500, 72)]));
+    device.launch(Time::ZERO, LaneId(2), 9, work(&[kernel(0, 1000, 72)]));
+    // 12 of 24 units are left for the second until 1000, when half of it is done; the third gets nothing until then and two thirds of the
+    // units after. At 1500 it has the device, 667 of it are left; the second's other kernel waits behind it.
+    assert_eq!(launch_ends(&drain(&mut device)), [(7, 1000), (9, 2167), (8, 2667)]);
 }
 
 #[test]
@@ -141,6 +154,18 @@ fn more_stages_than_operators_and_none_are_errors_that_say_how_many_there_are() 
     assert_eq!(most.segment_count(), 21);
 }
 
+/// E²bird figure 12 and table 4: what is best for ResNet152 and 32 items, in rank and order of magnitude.
+#[test]
+fn e2bird_section_7_3_1_figure_12_a_few_large_batches_are_best_and_many_small_ones_are_four_times_as_slow() {
+    let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
+    let mean = |mix: &str| measure_mix(&model, &mix.parse().unwrap()).mean.as_millis_f64();
+    let (few, one, many) = (mean("8,8,16"), mean("32"), mean(&["1"; 32].join(",")));
+    assert!(few < one * 0.97, "8,8,16 take {few:.1}, one of 32 {one:.1} ms (published: 85.3 and 93.7)");
+    assert!((3.5..4.5).contains(&(many / few)), "32 of one take {many:.1} ms (published: four times the best)");
+    assert!(mean("4,4,8") < mean("16"), "table 4's mix for 16 items is better than one batch");
+    assert!(mean("4") <= mean("1,1,2"), "and 4 items are best together");
+}
+
 fn kernels() -> impl Strategy<Value = Vec<(u64, u64, u32)>> {
     prop::collection::vec((0..200u64, 1..2000u64, 1..=UNITS), 1..6)
 }
@@ -151,8 +176,10 @@ proptest! {
     fn work_is_conserved_and_nothing_is_faster_than_alone(
         launches in prop::collection::vec((0..3000u64, 0..300u64, kernels()), 1..10),
         copies in prop::collection::vec((0..3000u64, any::<bool>(), 0..5000u64), 0..5),
+        in_order in any::<bool>(),
     ) {
-        let mut device = ContendedDevice::new(limits(), launches.len());
+        let sharing = if in_order { Sharing::InOrder } else { Sharing::Proportional };
+        let mut device = ContendedDevice::new(DeviceLimits { sharing, ..limits() }, launches.len());
         let mut events: Vec<_> = launches.iter().enumerate().map(|(lane, launch)| (launch.0, Ok(lane))).collect();
         events.extend(copies.iter().enumerate().map(|(index, copy)| (copy.0, Err(index))));
         events.sort_by_key(|(time, _)| *time);

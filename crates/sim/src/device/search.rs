@@ -1,0 +1,146 @@
+//! What policies are tuned with, and the highest load that they hold.
+
+use downbeat_core::device::{DevicePolicy, LaneId, LaneMix, SegmentRange};
+use downbeat_core::{Duration, Time};
+
+use super::contended::{Completed, ContendedDevice};
+use super::model::EmulatedModel;
+use super::policy::{DevicePolicyName, Tuning};
+use super::report::DeviceReport;
+use super::simulation::DeviceSimulation;
+use crate::arrivals::BadArrivals;
+
+/// A mix of lanes and what its batches take when all start at once.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MeasuredMix {
+    /// The lanes, one batch each.
+    pub mix: LaneMix,
+    /// From the common start to a batch's end, on average over the batches.
+    pub mean: Duration,
+    /// Until the last batch's end.
+    pub last: Duration,
+}
+
+/// What the batches of a mix take when all start at once on a device that is theirs (E²bird §7.3.1, figure 12).
+pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
+    let sizes: Vec<u32> = mix.sizes().collect();
+    let mut device = ContendedDevice::new(model.platform().limits(), sizes.len());
+    for (lane, size) in sizes.iter().enumerate() {
+        let work = model.work(SegmentRange::new(0, model.segment_count()), *size, 64);
+        device.launch(Time::ZERO, LaneId(lane as u32), u64::from(*size), work);
+    }
+    let (mut sum, mut last) = (0, Duration::ZERO);
+    while let Some(next) = device.next_event() {
+        let ended = device.advance(next).into_iter().filter(|done| matches!(done, Completed::Launch { .. })).count();
+        if ended > 0 {
+            last = next.since(Time::ZERO);
+            sum += last.as_nanos() * ended as u64;
+        }
+    }
+    MeasuredMix { mix: mix.clone(), mean: Duration::from_nanos(sum / sizes.len().max(1) as u64), last }
+}
+
+/// Every mix of lanes for `total` items, the fastest on average first (E²bird §7.3.2).
+pub fn measure_mixes(model: &EmulatedModel, total: u32) -> Vec<MeasuredMix> {
+    let mut measured: Vec<_> = LaneMix::all(total, total).iter().map(|mix| measure_mix(model, mix)).collect();
+    measured.sort_by(|a, b| (a.mean, &a.mix).cmp(&(b.mean, &b.mix)));
+    measured
+}
+
+/// The best mix for each of E²bird's loads up to `most` items: 4, 8, 16, 32 and on.
+pub fn best_mixes(model: &EmulatedModel, most: u32) -> Vec<(u32, LaneMix)> {
+    let totals = (2..).map(|power| 1 << power).take_while(|total| *total <= most);
+    totals.filter_map(|total| Some((total, measure_mixes(model, total).into_iter().next()?.mix))).collect()
+}
+
+/// The highest rate that is held, and the run at it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Peak {
+    /// Requests a second.
+    pub rate: f64,
+    /// The run.
+    pub report: DeviceReport,
+}
+
+/// A peak is known to this share of it.
+const PRECISION: f64 = 0.005;
+/// A peak is searched down to this share of what the device could do.
+const LEAST: f64 = 1e-3;
+/// 99% of the requests have to be in time.
+pub const TOLERATED_LATE: f64 = 0.01;
+
+/// The highest rate at which at most 1% of the requests of `simulation` are late: a binary search. `None` if no rate is held.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape.
+pub fn peak(
+    simulation: &DeviceSimulation,
+    policy: &dyn Fn() -> Box<dyn DevicePolicy>,
+) -> Result<Option<Peak>, BadArrivals> {
+    let trial = |rate: f64| -> Result<Option<Peak>, BadArrivals> {
+        let mut simulation = simulation.clone();
+        simulation.load.rate = rate;
+        simulation.give_up_above = Some(TOLERATED_LATE);
+        let report = simulation.run(policy())?;
+        Ok(report.holds(TOLERATED_LATE).then_some(Peak { rate, report }))
+    };
+    let model = &simulation.model;
+    // More than the device can do whatever the policy: a large batch of short requests with everything else for nothing.
+    let limit = 256.0 / model.time(256, if model.architecture().has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
+    let (mut good, mut bad) = (limit / 2.0, limit);
+    let mut best = loop {
+        match trial(good)? {
+            Some(peak) => break peak,
+            None if good < limit * LEAST => return Ok(None),
+            None => (good, bad) = (good / 2.0, good),
+        }
+    };
+    while (bad - good) / good > PRECISION {
+        let middle = (good + bad) / 2.0;
+        match trial(middle)? {
+            Some(peak) => (good, best) = (middle, peak),
+            None => bad = middle,
+        }
+    }
+    Ok(Some(best))
+}
+
+/// Windows that are tried, as shares of what the largest batch takes.
+const WINDOWS: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.32, 0.5, 0.75, 1.0];
+/// Peaks that are so close are equal, and the latency decides.
+const ALIKE: f64 = 0.99;
+
+/// A window, the peak with it, and the mean latency at 9/10 of the best peak of all windows, in milliseconds.
+pub type TriedWindow = (Duration, f64, f64);
+
+/// The window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch); of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it.
+/// Also everything that was tried.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape.
+pub fn tune_window(
+    simulation: &DeviceSimulation,
+    tuning: &Tuning,
+) -> Result<(Duration, Vec<TriedWindow>), BadArrivals> {
+    let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
+    let mut tried = Vec::new();
+    let with = |window: Duration| Tuning { window, ..tuning.clone() };
+    for share in WINDOWS {
+        let window = Duration::from_secs_f64(longest * share);
+        let found = peak(simulation, &|| with(window).policy(DevicePolicyName::OptWait))?;
+        tried.push((window, found.map_or(0.0, |peak| peak.rate), f64::NAN));
+    }
+    let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
+    let mut chosen = (f64::INFINITY, tuning.window);
+    for (window, peak, latency) in &mut tried {
+        if best > 0.0 && *peak >= best * ALIKE {
+            let mut high = simulation.clone();
+            high.load.rate = best * 0.9;
+            *latency = high.run(with(*window).policy(DevicePolicyName::OptWait))?.mean_ms;
+            if *latency < chosen.0 {
+                chosen = (*latency, *window);
+            }
+        }
+    }
+    Ok((chosen.1, tried))
+}

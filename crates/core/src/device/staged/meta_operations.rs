@@ -8,20 +8,26 @@ use crate::device::{DeviceOutput, DeviceRequest, LaunchId, Note};
 use crate::ids::{BatchId, RequestId};
 use crate::time::{Duration, Time};
 
+/// A split may cost so much of the device's time, in thousandths: measured times are no more exact.
+const SPLIT_TOLERANCE: u64 = 20;
+const PERMILLE: u64 = 1000;
+
 impl Staged {
     /// Whether a batch of that many items would be split after some stage, the first of which is `from` (DVABatch §5.2.2).
     pub(super) fn may_split(&self, from: u16, rows: u32, length: u32) -> bool {
         self.options.by_operator && (from + 1..self.stages).any(|stage| self.parts(stage, rows, length) > 1)
     }
 
-    /// Into how many parts a batch is split before `stage`: halved as long as the rest takes at least twice as long for the whole as for a half
+    /// Into how many parts a batch is split before `stage`: halved as long as the rest takes at least twice as long for the whole as for a half, or nearly so
     /// (DVABatch §7.2, policy II).
     pub(super) fn parts(&self, stage: u16, rows: u32, length: u32) -> u32 {
         let profile = &self.options.profile;
         let (mut size, mut parts) = (rows, 1);
         while size > 1 {
             let half = size.div_ceil(2);
-            if profile.remaining(stage, size, length) < profile.remaining(stage, half, length).saturating_mul(2) {
+            let (whole, halves) =
+                (profile.remaining(stage, size, length), profile.remaining(stage, half, length).saturating_mul(2));
+            if whole.saturating_mul(PERMILLE) < halves.saturating_mul(PERMILLE - SPLIT_TOLERANCE) {
                 break;
             }
             (size, parts) = (half, parts * 2);

@@ -7,6 +7,7 @@ pub mod emulated;
 pub mod install;
 pub mod onnx;
 pub mod onnxruntime;
+pub mod ring_memory;
 pub mod rten;
 pub mod strings;
 pub mod tensor;

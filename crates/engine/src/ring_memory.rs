@@ -1,0 +1,371 @@
+//! The memory of an input ring: slots of one size, of which any neighbouring run is one piece of memory.
+//!
+//! The pages are mapped twice, one mapping behind the other, so that what goes on at slot 0 after the last slot lies behind it (E²bird §5):
+//!
+//! ```text
+//! memory     | 0 | 1 | 2 | 3 |
+//! addresses  | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |      the run 3, 0, 1 is contiguous
+//!                          ^-----------^
+//! ```
+
+use std::ffi::c_void;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytes::Bytes;
+use downbeat_core::device::SlotRun;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::buffer::Buffer;
+
+/// Largest ring, bytes: its pages stay in memory once they were used.
+pub const LARGEST_RING: usize = 1 << 30;
+
+/// Nobody uses the slot.
+const FREE: u32 = 0;
+/// Somebody writes the slot. Numbers between count its readers.
+const WRITTEN: u32 = u32::MAX;
+
+/// Why there is no ring memory.
+#[derive(Debug, thiserror::Error)]
+pub enum RingMemoryError {
+    /// A ring of no slots, or slots of no bytes.
+    #[error("an input ring needs at least one slot of at least one byte")]
+    Empty,
+    /// The ring would be larger than [`LARGEST_RING`].
+    #[error(
+        "an input ring of {slots} slots of {slot_bytes} bytes is larger than {} MiB. Its slots fill whole pages together: ask for fewer, \
+         or use a policy without a ring (windowed)",
+        LARGEST_RING >> 20
+    )]
+    TooLarge {
+        /// Slots, rounded up.
+        slots: u64,
+        /// Bytes of each.
+        slot_bytes: usize,
+    },
+    /// The operating system refuses.
+    #[error("no memory for an input ring of {bytes} bytes: {source}")]
+    System {
+        /// Bytes.
+        bytes: usize,
+        /// The system's words.
+        source: io::Error,
+    },
+}
+
+/// The smallest number of slots that is at least `least`, and with which rings of all these slot sizes fill whole pages.
+///
+/// # Errors
+/// If one of the rings would be larger than [`LARGEST_RING`], or there is nothing to hold.
+pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
+    if least == 0 || slot_bytes.contains(&0) {
+        return Err(RingMemoryError::Empty);
+    }
+    let page = rustix::param::page_size();
+    // A page is a power of two, so the parts of it that the sizes have are too, and the largest multiple serves all.
+    let unit = slot_bytes.iter().map(|bytes| page >> bytes.trailing_zeros().min(page.trailing_zeros())).max();
+    let slots = u64::from(least).next_multiple_of(unit.unwrap_or(1) as u64);
+    for slot_bytes in slot_bytes {
+        if (*slot_bytes as u64).checked_mul(slots).is_none_or(|bytes| bytes > LARGEST_RING as u64) {
+            return Err(RingMemoryError::TooLarge { slots, slot_bytes: *slot_bytes });
+        }
+    }
+    u32::try_from(slots).map_err(|_| RingMemoryError::TooLarge { slots, slot_bytes: 1 })
+}
+
+/// The memory of the input ring of one tensor.
+///
+/// A slot has one writer, or any number of readers, or neither: the one who asks for what another has gets nothing. So the users of a ring
+/// may disagree about who has a slot, and lose speed but no data.
+pub struct RingMemory {
+    /// Start of the first of the two mappings.
+    start: NonNull<u8>,
+    slot_bytes: usize,
+    /// [`FREE`], [`WRITTEN`] or a number of readers, for each slot.
+    users: Box<[AtomicU32]>,
+}
+
+// SAFETY: bytes may be used from any thread; who uses which is settled by `users`.
+unsafe impl Send for RingMemory {}
+// SAFETY: all access to the bytes is through claims of `users`, which are atomic.
+unsafe impl Sync for RingMemory {}
+
+impl RingMemory {
+    /// Zeroed memory for `slots` slots of `slot_bytes` bytes, a number of slots that [`slots`] gave.
+    ///
+    /// # Errors
+    /// If they do not fill whole pages, or the operating system has no memory or no address space for them.
+    pub fn new(slots: u32, slot_bytes: usize) -> Result<Arc<Self>, RingMemoryError> {
+        if self::slots(slots, &[slot_bytes])? != slots {
+            let source = io::Error::other("the slots do not fill whole pages");
+            return Err(RingMemoryError::System { bytes: slots as usize * slot_bytes, source });
+        }
+        let bytes = slots as usize * slot_bytes;
+        let system = |source: rustix::io::Errno| RingMemoryError::System { bytes, source: source.into() };
+        let file = rustix::fs::memfd_create("downbeat-ring", rustix::fs::MemfdFlags::CLOEXEC).map_err(system)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(system)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh reservation at an address of the system's choice overlaps nothing.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
+        let start = start.map_err(system)?;
+        // From here on the reservation is given back on every way out: by `Drop`.
+        let users = (0..slots).map(|_| AtomicU32::new(FREE)).collect();
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            return Err(system(rustix::io::Errno::NOMEM));
+        };
+        let ring = RingMemory { start, slot_bytes, users };
+        for half in 0..2 {
+            // SAFETY: both halves lie in the reservation, which is this ring's alone and which they replace; `bytes` are whole pages. The
+            // file is nobody else's and is never made shorter.
+            let mapped = unsafe {
+                mmap(
+                    start.as_ptr().add(half * bytes).cast::<c_void>(),
+                    bytes,
+                    access,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    &file,
+                    0,
+                )
+            };
+            mapped.map_err(system)?;
+        }
+        Ok(Arc::new(ring))
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.users.len() as u32
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    fn bytes(&self) -> usize {
+        self.users.len() * self.slot_bytes
+    }
+
+    /// The slots of a run; `None` if it is no run of this ring.
+    fn users(&self, run: SlotRun) -> Option<impl Iterator<Item = &AtomicU32> + Clone> {
+        let fits = run.first < self.slots() && (1..=self.slots()).contains(&run.count);
+        let slots = self.users.iter().cycle().skip(run.first as usize).take(run.count as usize);
+        fits.then_some(slots)
+    }
+
+    /// Changes the users of all slots of a run, or of none.
+    fn claim(&self, run: SlotRun, claim: impl Fn(u32) -> Option<u32>, undo: impl Fn(&AtomicU32)) -> bool {
+        let Some(users) = self.users(run) else { return false };
+        for (done, slot) in users.clone().enumerate() {
+            // Acquire: what the users before did to the slot happened before what this one does.
+            if slot.fetch_update(Ordering::Acquire, Ordering::Relaxed, &claim).is_err() {
+                users.take(done).for_each(undo);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The slots of a run, to be written; `None` if they are no run of this ring, or one is in use.
+    pub fn write(self: &Arc<Self>, run: SlotRun) -> Option<SlotWriter> {
+        let free = |users| (users == FREE).then_some(WRITTEN);
+        self.claim(run, free, |slot| slot.store(FREE, Ordering::Release))
+            .then(|| SlotWriter { ring: self.clone(), run })
+    }
+
+    /// The slots of a run as one piece of memory, without a copy; `None` if they are no run of this ring, or one is being written.
+    /// They can be written again once the buffer, and all that was made of it, are gone.
+    pub fn read(self: &Arc<Self>, run: SlotRun) -> Option<Buffer> {
+        let more = |users: u32| (users < WRITTEN - 1).then(|| users + 1);
+        let read = self.claim(run, more, |slot| {
+            slot.fetch_sub(1, Ordering::Release);
+        });
+        read.then(|| Buffer::from_bytes(Bytes::from_owner(SlotReader { ring: self.clone(), run })))
+    }
+}
+
+impl Drop for RingMemory {
+    fn drop(&mut self) {
+        // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A failure would leave them mapped.
+        let _ = unsafe { munmap(self.start.as_ptr().cast::<c_void>(), 2 * self.bytes()) };
+    }
+}
+
+impl std::fmt::Debug for RingMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RingMemory({} slots of {} bytes)", self.slots(), self.slot_bytes)
+    }
+}
+
+/// Where the bytes of a run are: less than two rings from the start, as it begins in the first and is at most one long.
+fn place(ring: &RingMemory, run: SlotRun) -> (*mut u8, usize) {
+    // SAFETY: `first` is below the number of slots: checked when the run was claimed.
+    let start = unsafe { ring.start.as_ptr().add(run.first as usize * ring.slot_bytes) };
+    (start, run.count as usize * ring.slot_bytes)
+}
+
+/// Slots that only their owner has, to be written.
+#[derive(Debug)]
+pub struct SlotWriter {
+    ring: Arc<RingMemory>,
+    run: SlotRun,
+}
+
+impl Deref for SlotWriter {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let (start, len) = place(&self.ring, self.run);
+        // SAFETY: the memory is mapped as long as the ring lives, and initialised: the system gives zeros. The slots are claimed by this writer,
+        // so that nobody else, through either mapping, reads or writes them; a run is at most the ring, so that it does not overlap itself.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+}
+
+impl DerefMut for SlotWriter {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let (start, len) = place(&self.ring, self.run);
+        // SAFETY: as for `deref`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(start, len) }
+    }
+}
+
+impl Drop for SlotWriter {
+    fn drop(&mut self) {
+        // Release: what was written is seen by whoever claims the slots next.
+        self.ring.users(self.run).into_iter().flatten().for_each(|slot| slot.store(FREE, Ordering::Release));
+    }
+}
+
+/// Slots that nobody writes, to be read.
+#[derive(Debug)]
+struct SlotReader {
+    ring: Arc<RingMemory>,
+    run: SlotRun,
+}
+
+impl AsRef<[u8]> for SlotReader {
+    fn as_ref(&self) -> &[u8] {
+        let (start, len) = place(&self.ring, self.run);
+        // SAFETY: as for `SlotWriter::deref`, but that others may read, too: while a slot has readers nobody can claim it to write.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+}
+
+impl Drop for SlotReader {
+    fn drop(&mut self) {
+        self.ring.users(self.run).into_iter().flatten().for_each(|slot| {
+            slot.fetch_sub(1, Ordering::Release);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(first: u32, count: u32) -> SlotRun {
+        SlotRun { first, count }
+    }
+
+    fn ring(least: u32, slot_bytes: usize) -> Arc<RingMemory> {
+        RingMemory::new(slots(least, &[slot_bytes]).unwrap(), slot_bytes).unwrap()
+    }
+
+    #[test]
+    fn slots_fill_whole_pages_for_all_tensors_at_once() {
+        let page = rustix::param::page_size();
+        assert_eq!(slots(1, &[page]).unwrap(), 1);
+        assert_eq!(slots(3, &[page / 2]).unwrap(), 4);
+        for (least, sizes) in [(5, vec![12, 256]), (1, vec![7]), (100, vec![3136, 8]), (64, vec![602_112])] {
+            let slots = slots(least, &sizes).unwrap();
+            assert!(
+                slots >= least && sizes.iter().all(|bytes| (slots as usize * bytes).is_multiple_of(page)),
+                "{sizes:?}"
+            );
+        }
+        assert!(matches!(slots(0, &[8]), Err(RingMemoryError::Empty)));
+        assert!(matches!(slots(8, &[0]), Err(RingMemoryError::Empty)));
+        let error = slots(8, &[299 * 299 * 3 * 4]).unwrap_err().to_string();
+        assert!(error.contains("1024 slots of 1072812 bytes is larger than 1024 MiB"), "{error}");
+        assert!(slots(u32::MAX, &[usize::MAX]).is_err());
+        assert!(RingMemory::new(3, 7).is_err(), "not whole pages");
+    }
+
+    #[test]
+    fn a_run_across_the_wrap_is_one_piece() {
+        let ring = ring(4, 1024);
+        let slots = ring.slots();
+        for slot in 0..slots {
+            ring.write(run(slot, 1)).unwrap().fill(slot as u8);
+        }
+        let bytes = ring.read(run(slots - 1, 3)).unwrap();
+        assert_eq!(bytes.len(), 3 * 1024);
+        let firsts: Vec<u8> = bytes.as_slice().chunks(1024).map(|slot| slot[0]).collect();
+        assert_eq!(firsts, [slots as u8 - 1, 0, 1]);
+        assert!(bytes.as_slice().chunks(1024).all(|slot| slot.iter().all(|byte| *byte == slot[0])));
+        drop(bytes);
+        // Written through the second mapping, read through the first.
+        ring.write(run(slots - 1, 2)).unwrap()[1024..].fill(77);
+        assert_eq!(ring.read(run(0, 1)).unwrap().as_slice(), [77; 1024]);
+        let all = ring.read(run(2, slots)).unwrap();
+        assert_eq!(all.len(), slots as usize * 1024, "the whole ring, from any slot");
+    }
+
+    #[test]
+    fn a_slot_has_one_writer_or_readers_and_never_both() {
+        let ring = ring(4, 4096);
+        let writer = ring.write(run(3, 2)).unwrap();
+        assert!(ring.write(run(0, 1)).is_none() && ring.read(run(2, 2)).is_none(), "slots 3 and 0 are written");
+        let first = ring.read(run(1, 2)).unwrap();
+        drop(writer);
+        let second = ring.read(run(2, 3)).unwrap();
+        assert!(ring.write(run(2, 1)).is_none(), "read twice");
+        drop(first);
+        assert!(ring.write(run(2, 1)).is_none(), "read once");
+        assert!(ring.write(run(1, 2)).is_none(), "one of them is read");
+        assert!(ring.write(run(1, 1)).is_some(), "what could not be claimed in whole was not claimed in part");
+        let slice = second.into_bytes().slice(1..2);
+        assert!(ring.write(run(2, 1)).is_none(), "a part of the buffer is alive");
+        drop(slice);
+        assert!(ring.write(run(0, 4)).is_some());
+        for wrong in [run(4, 1), run(0, 0), run(0, 5), run(u32::MAX, u32::MAX)] {
+            assert!(ring.write(wrong).is_none() && ring.read(wrong).is_none(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_memory_outlives_the_ring_while_it_is_read() {
+        let ring = ring(1, 4096);
+        ring.write(run(0, 1)).unwrap().fill(9);
+        let bytes = ring.read(run(0, 1)).unwrap();
+        drop(ring);
+        assert_eq!(bytes.as_slice(), [9; 4096]);
+    }
+
+    #[test]
+    fn writers_on_many_threads_keep_to_their_slots() {
+        let ring = ring(64, 64);
+        std::thread::scope(|scope| {
+            for thread in 0..4u32 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for round in 0..500u32 {
+                        let slot = (round * 4 + thread) % ring.slots();
+                        // Whoever is slower finds it in use; what is read is never half of one and half of another.
+                        if let Some(mut writer) = ring.write(run(slot, 1)) {
+                            writer.fill(round as u8);
+                        }
+                        if let Some(read) = ring.read(run((slot + 1) % ring.slots(), 1)) {
+                            assert!(read.as_slice().iter().all(|byte| *byte == read.as_slice()[0]));
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

@@ -12,6 +12,7 @@ use downbeat_repository::did_you_mean;
 use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, ModelOptions};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
+use crate::device_layer::DeviceLayer;
 use crate::units;
 
 /// Largest `downbeat.toml` that is read, bytes.
@@ -54,6 +55,8 @@ pub struct Layer {
     pub model_control: ModelControlLayer,
     #[serde(default)]
     pub profiling: ProfilingLayer,
+    #[serde(default)]
+    pub device: DeviceLayer,
     #[serde(default)]
     pub autoscale: AutoscaleLayer,
     #[serde(default)]
@@ -216,12 +219,14 @@ impl<'de> Deserialize<'de> for Port {
     }
 }
 
-fn named<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
+pub(crate) fn named<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map(Some).map_err(D::Error::custom)
 }
 
-fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+pub(crate) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     units::millis(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
 }
 
@@ -262,6 +267,7 @@ impl Layer {
         {
             *inner = folder.join(&*inner);
         }
+        layer.device.relative_to(folder);
         Ok(layer)
     }
 

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
-use downbeat_server::options::{AutoscaleOptions, MAX_SHARDS, ModelControl, ServerOptions};
+use downbeat_server::options::{
+    AutoscaleOptions, DevicePolicy, DispatchPolicy, MAX_SHARDS, ModelControl, ServerOptions,
+};
 
 use crate::layer::{ControlMode, Layer, Port};
 use crate::serve_flags::ServeFlags;
@@ -93,6 +95,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         if layer.profiling.cache_dir.is_some() {
             options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
         }
+        layer.device.apply(&mut options.device)?;
         match (layer.autoscale.enabled, &mut options.autoscale) {
             (Some(false), autoscale) => *autoscale = None,
             (Some(true), autoscale @ None) => *autoscale = Some(AutoscaleOptions::default()),
@@ -148,6 +151,18 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if options.threads > 1024 {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
+    let routes = options.device.policy != DevicePolicy::Exclusive || !options.device.groups.is_empty();
+    if options.dispatch == DispatchPolicy::Route && !routes {
+        bail!(
+            "the scheduler 'route' leaves batches to the device, and the device policy 'exclusive' leaves them to the scheduler; choose another \
+             device policy (--device-policy) or another scheduler"
+        );
+    }
+    for name in options.device.named() {
+        let dispatch = options.models.get(name).and_then(|model| model.dispatch);
+        let policy = options.device_policy(name, None).0;
+        options.check_dispatch(name, policy, dispatch).map_err(|error| anyhow::anyhow!("model '{name}': {error}"))?;
+    }
     if let Some(Err(error)) = options.autoscale.clone().map(Autoscale::new) {
         bail!("[autoscale]: {error}");
     }
@@ -161,7 +176,10 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+    use downbeat_server::options::{DropPolicy, EngineChoice, LogFormat};
+
+    use downbeat_core::device::{LaneMix, MixTable};
+    use downbeat_server::options::DeviceSettings;
 
     use super::*;
 
@@ -210,6 +228,24 @@ mod tests {
             [model_control]
             mode = "poll"
             poll_s = 0.5
+            [device]
+            policy = "windowed"
+            [[device.groups]]
+            models = ["digits", "*"]
+            policy = "elastic"
+            pad = true
+            max_length = 128
+            mixes = { 4 = "4", 8 = "8" }
+            max_running = 8
+            ring_slots = 64
+            window_ms = 0
+            fill = true
+            stages = 4
+            buffer_pairs = 3
+            comp_wait_ms = 2.5
+            lengths = true
+            operators = "auto"
+            load = false
             [profiling]
             enabled = false
             budget_s = 1.5
@@ -228,7 +264,7 @@ mod tests {
             level = "debug"
             [models.digits]
             slo_ms = 5
-            scheduler = "latest"
+            scheduler = "route"
             drop = "none"
             max_queue_size = 1
         "#;
@@ -246,6 +282,27 @@ mod tests {
         assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
         assert!(!options.strict_readiness && !options.auto_complete_config && options.exit_on_error);
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
+        assert_eq!((options.device.policy, options.device.groups.len()), (DevicePolicy::Windowed, 1));
+        let group = &options.device.groups[0];
+        assert_eq!((group.models.join(" "), group.policy), ("digits *".to_owned(), Some(DevicePolicy::Elastic)));
+        let mix = |text: &str| text.parse::<LaneMix>().unwrap();
+        let settings = DeviceSettings {
+            pad: true,
+            max_length: Some(128),
+            mixes: Some(MixTable::enhanced(vec![(4, mix("4")), (8, mix("8"))]).unwrap()),
+            max_running: Some(8),
+            ring_slots: Some(64),
+            window: Some(Duration::ZERO),
+            fill: true,
+            stages: Some(4),
+            cut_at: Vec::new(),
+            buffer_pairs: Some(3),
+            comp_wait: Some(Duration::from_micros(2_500)),
+            lengths: Some(true),
+            operators: None,
+            load: Some(false),
+        };
+        assert_eq!(group.settings, settings);
         assert!(!options.profiling.enabled);
         assert_eq!(options.profiling.budget, ms(1500));
         assert_eq!(options.profiling.cache_dir.as_deref(), Some(Path::new("cache")));
@@ -264,7 +321,7 @@ mod tests {
         assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
         let digits = &options.models["digits"];
         assert_eq!((digits.slo, digits.max_queue_size), (Some(ms(5)), Some(1)));
-        assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Latest), Some(DropPolicy::None)));
+        assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
     }
 
     #[test]
@@ -326,6 +383,42 @@ mod tests {
         assert!(refused("scheduler_shards = 65", &["m"]).contains("at most 64"));
         let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");
+    }
+
+    #[test]
+    fn wrong_device_groups_are_refused() {
+        let group = |text: &str| refused(&format!("[[device.groups]]\n{text}"), &["m"]);
+        assert!(group("models = []").contains("a group without models"));
+        assert!(group("models = ['a', 'a']").contains("model 'a' is named twice"));
+        assert!(group("models = ['a']\n[[device.groups]]\nmodels = ['a']").contains("model 'a' is named twice"));
+        assert!(group("models = ['a']\nstages = 0").contains("at least 1"));
+        assert!(group("models = ['a']\nstages = 2\ncut_at = ['x']").contains("leave one of them out"));
+        assert!(
+            group("models = ['a']\nmixes = { 4 = '3' }")
+                .contains("of 'a': mixes: a lane's batch size is a power of two")
+        );
+        assert!(group("models = ['a']\nmixes = { four = '4' }").contains("'four' is not a load"));
+        assert!(group("models = ['a']\nmixes = 'gone.toml'").contains("cannot read the lanes in gone.toml"));
+        let both = group("models = ['a']\npolicy = 'elastic'\n[models.a]\nscheduler = 'eager'");
+        assert!(both.starts_with("model 'a': the device policy 'elastic' makes the model's batches"), "{both}");
+        assert!(refused("scheduler = 'route'", &["m"]).contains("another device policy"));
+        assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy, DevicePolicy::Windowed);
+        let error = Layer::parse("[[device.groups]]\nmodels = ['a']\nload = 'yes'").unwrap_err();
+        assert!(error.starts_with("3:8: 'yes' is not true, false or \"auto\""), "{error}");
+    }
+
+    #[test]
+    fn lanes_are_read_from_a_file_beside_the_options() {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, lanes) = (folder.path().join("downbeat.toml"), folder.path().join("lanes.toml"));
+        std::fs::write(&options, "repository = 'm'\n[[device.groups]]\nmodels = ['a']\nmixes = 'lanes.toml'").unwrap();
+        std::fs::write(&lanes, "[mixes]\n4 = '4'\n16 = '4,4,8'").unwrap();
+        let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+        let mixes = resolved.options.device.groups[0].settings.mixes.clone().unwrap();
+        assert_eq!(mixes.at(20).1.to_string(), "1,2,4,4,8");
+        std::fs::write(&lanes, "[mixes]\n4 = '5'").unwrap();
+        let error = resolve(&flags(&[]), folder.path()).unwrap_err();
+        assert!(format!("{error:#}").contains("lanes.toml: a lane's batch size is a power of two"), "{error:#}");
     }
 
     #[test]

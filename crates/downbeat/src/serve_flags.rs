@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_server::options::{DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+use downbeat_server::options::{DevicePolicy, DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
 
+use crate::device_layer::DeviceLayer;
 use crate::layer::{AutoscaleLayer, ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
 use crate::units;
 
@@ -70,9 +71,13 @@ pub struct ServeFlags {
     #[arg(long, value_name = "N", env = "DOWNBEAT_SCHEDULER_SHARDS", help_heading = "Scheduling")]
     pub scheduler_shards: Option<usize>,
 
-    /// When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest [default: adaptive]
+    /// When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest; route: the device policy decides [default: adaptive]
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
     pub scheduler: Option<DispatchPolicy>,
+
+    /// What makes batches on a device: exclusive (the scheduler), elastic, staged or windowed [default: exclusive]
+    #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DEVICE_POLICY", help_heading = "Scheduling")]
+    pub device_policy: Option<DevicePolicy>,
 
     /// Which requests are dropped when not all can make their deadlines: adaptive, window, head or none [default: adaptive, or what suits another
     /// scheduler]
@@ -212,6 +217,7 @@ impl ServeFlags {
                 budget: self.profiling_budget,
                 cache_dir: self.profile_cache.clone(),
             },
+            device: DeviceLayer { policy: self.device_policy, groups: None },
             autoscale: AutoscaleLayer::default(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             models: Default::default(),

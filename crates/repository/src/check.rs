@@ -15,13 +15,21 @@ use crate::binding::show;
 use crate::config_source::ConfigSource;
 use crate::definition::{ModelFormat, datatype};
 use crate::finding::{Finding, did_you_mean};
-use crate::policy::{DispatchPolicy, DropPolicy};
+use crate::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 
 /// Largest batch size that is believed: beyond it, measuring a model alone would take all memory.
 const MAX_BATCH_SIZE: i32 = 1 << 16;
 
 /// Parameters with a meaning here.
-const PARAMETERS: [&str; 5] = ["slo_ms", "scheduler", "drop", "pixel_scale", "pixel_offset"];
+const PARAMETERS: [&str; 6] = ["slo_ms", "scheduler", "device_policy", "drop", "pixel_scale", "pixel_offset"];
+
+/// What the parameters say about scheduling.
+struct Policies {
+    slo: Option<Duration>,
+    dispatch: Option<DispatchPolicy>,
+    device: Option<DevicePolicy>,
+    drop: Option<DropPolicy>,
+}
 
 /// Parameters of Triton's onnxruntime backend. They tune that backend; nothing depends on them.
 const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
@@ -44,6 +52,7 @@ pub(crate) struct Checked {
     pub(crate) instances: u32,
     pub(crate) slo: Option<Duration>,
     pub(crate) dispatch: Option<DispatchPolicy>,
+    pub(crate) device: Option<DevicePolicy>,
     pub(crate) drop: Option<DropPolicy>,
 }
 
@@ -93,9 +102,9 @@ impl<'a> Report<'a> {
         self.version_policy(config);
         self.scheduling(config);
         let instances = self.instances(config);
-        let (slo, dispatch, drop) = self.parameters(config);
+        let Policies { slo, dispatch, device, drop } = self.parameters(config);
         self.unsupported(config);
-        Checked { format, instances, slo, dispatch, drop }
+        Checked { format, instances, slo, dispatch, device, drop }
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
@@ -317,7 +326,7 @@ impl<'a> Report<'a> {
         instances.max(1)
     }
 
-    fn parameters(&mut self, config: &ModelConfig) -> (Option<Duration>, Option<DispatchPolicy>, Option<DropPolicy>) {
+    fn parameters(&mut self, config: &ModelConfig) -> Policies {
         for key in config.parameters.keys() {
             if PARAMETERS.contains(&key.as_str()) {
                 continue;
@@ -354,8 +363,9 @@ impl<'a> Report<'a> {
             }
         }
         let dispatch = value("scheduler").and_then(|text| self.named("scheduler", text));
+        let device = value("device_policy").and_then(|text| self.named("device_policy", text));
         let drop = value("drop").and_then(|text| self.named("drop", text));
-        (slo, dispatch, drop)
+        Policies { slo, dispatch, device, drop }
     }
 
     fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, key: &str, text: &str) -> Option<T> {

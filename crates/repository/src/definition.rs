@@ -13,7 +13,7 @@ use crate::batching::Batching;
 use crate::binding::TensorBinding;
 use crate::config_source::ConfigSource;
 use crate::finding::Finding;
-use crate::policy::{DispatchPolicy, DropPolicy};
+use crate::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use crate::warmup::Warmup;
 
 /// A model's folder, read and checked. [`ModelDefinition::complete`] adds what only the model file knows.
@@ -37,6 +37,8 @@ pub struct ModelDefinition {
     pub slo: Option<Duration>,
     /// The dispatch policy (`parameters["scheduler"]`).
     pub dispatch: Option<DispatchPolicy>,
+    /// The device policy (`parameters["device_policy"]`).
+    pub device: Option<DevicePolicy>,
     /// The drop policy (`parameters["drop"]`).
     pub drop: Option<DropPolicy>,
     /// Requests to send before the model is ready.

@@ -219,6 +219,7 @@ impl ModelRepository {
             instances: checked.instances,
             slo: checked.slo,
             dispatch: checked.dispatch,
+            device: checked.device,
             drop: checked.drop,
             warmups,
             warnings,

@@ -10,6 +10,7 @@ use downbeat_engine::{Lane, LoadError, Model};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
+use crate::lanes::LaneGroup;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::refiner::ProfileRefiner;
@@ -22,7 +23,7 @@ pub struct Executable {
     /// Version, as its folder is called.
     pub version: String,
     /// How requests become batches and batches become answers.
-    pub plan: BatchPlan,
+    pub plan: Arc<BatchPlan>,
     /// Prometheus metrics of this version.
     pub metrics: ModelMetrics,
     /// The protocol's statistics of this version; one lock a batch.
@@ -34,6 +35,8 @@ pub struct Executable {
     model: Arc<dyn Model>,
     lanes: Vec<Mutex<Box<dyn Lane>>>,
     waiting: AtomicU32,
+    /// The devices that make its batches themselves; `None`: the scheduler does.
+    group: Option<LaneGroup>,
 }
 
 /// The scheduler's queue for the requests of one shape.
@@ -56,7 +59,7 @@ impl Executable {
     pub fn new(
         name: String,
         version: String,
-        plan: BatchPlan,
+        plan: Arc<BatchPlan>,
         model: Arc<dyn Model>,
         devices: usize,
         metrics: ModelMetrics,
@@ -74,7 +77,20 @@ impl Executable {
             model,
             lanes,
             waiting: AtomicU32::new(0),
+            group: None,
         })
+    }
+
+    /// The same version, routed to devices that make its batches themselves.
+    #[must_use]
+    pub fn routed(mut self, group: LaneGroup) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    /// The devices that make its batches themselves; `None`: the scheduler does.
+    pub fn group(&self) -> Option<&LaneGroup> {
+        self.group.as_ref()
     }
 
     /// The engine's model.
@@ -124,7 +140,8 @@ impl Executable {
 
     /// Items that wait now, all shapes.
     pub fn waiting(&self) -> u32 {
-        self.waiting.load(Ordering::Relaxed)
+        let routed = self.group.as_ref().map_or(0, LaneGroup::waiting);
+        routed + self.waiting.load(Ordering::Relaxed)
     }
 
     /// Counts `rows` items into the queue; false if there is no room for them. Exact, also where the version's shapes are in several

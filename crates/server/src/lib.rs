@@ -1,14 +1,17 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
 pub mod autoscale;
+pub mod call;
 pub mod clock;
 pub mod decision_log;
+mod device_options;
 pub mod driver;
 pub mod error;
 pub mod executable;
 pub mod extension;
 pub mod grpc;
 pub mod http;
+pub mod lanes;
 pub mod loader;
 pub mod logging;
 pub mod metrics;
@@ -19,6 +22,7 @@ pub mod plan;
 pub mod profiler;
 pub mod refiner;
 pub mod registry;
+pub mod segment_profiler;
 mod serve;
 pub mod service;
 pub mod serving;

@@ -4,20 +4,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
-use downbeat_core::{Duration, LatencyProfile};
-use downbeat_engine::{Engine, LoadError, LoadOptions, Model};
-use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
+use downbeat_core::device::SegmentProfile;
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_engine::{Engine, Lane, LoadError, LoadOptions, Model};
+use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::executable::{Executable, Queue};
+use crate::lanes::{self, Occupancy, Padding};
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
-use crate::plan::{BatchPlan, ShapeKey};
+use crate::plan::{Admitted, BatchPlan, ShapeKey};
 use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
 use crate::refiner::ProfileRefiner;
+use crate::segment_profiler::SegmentSubject;
 
 /// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
 /// scaled, and learn their own latency in service.
@@ -88,6 +91,7 @@ pub struct Loader {
     driver: Arc<Driver>,
     metrics: Arc<Metrics>,
     clock: Clock,
+    occupancies: Vec<Arc<Occupancy>>,
 }
 
 impl Loader {
@@ -95,7 +99,9 @@ impl Loader {
     pub fn new(options: Arc<ServerOptions>, engines: Engines, driver: Arc<Driver>, metrics: Arc<Metrics>) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         let clock = driver.clock();
-        Loader { options, engines, store, driver, metrics, clock }
+        let occupancy = |device| Arc::new(Occupancy::new(metrics.device(device)));
+        let occupancies = (0..driver.devices()).map(occupancy).collect();
+        Loader { options, engines, store, driver, metrics, clock, occupancies }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -127,8 +133,26 @@ impl Loader {
             definition.batching.max_batch_size = most;
             definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
         }
-        let plan =
+        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
+        let mut plan =
             BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
+        let mut padding = None;
+        if policy != DevicePolicy::Exclusive {
+            padding = lanes::padding(&plan, policy, &settings)?;
+            let largest = lanes::largest_request(policy, &settings, plan.max_batch())?;
+            if largest < plan.max_batch() {
+                tracing::info!(model = %definition.name, max_batch_size = largest, "the device policy's lanes take no larger batches");
+                definition.batching.max_batch_size = largest;
+                definition.config.max_batch_size = i32::try_from(largest).unwrap_or(i32::MAX);
+                plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), largest);
+            }
+            if let Some(padding) = &padding {
+                lanes::check_padding(&plan, padding, &*model)?;
+            }
+            warn_of_levels(definition, policy);
+        }
+        let plan = Arc::new(plan);
         progress.step("measuring", 0.2);
         let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
         let name = definition.name.clone();
@@ -142,16 +166,42 @@ impl Loader {
             );
         }
         let metrics = self.metrics.model(&name, &version.to_string());
-        let executable = Arc::new(Executable::new(
+        let queue_bound = self.queue_bound(definition);
+        let routed = policy != DevicePolicy::Exclusive;
+        let devices = if routed { 0 } else { self.driver.devices() };
+        let executable = Executable::new(
             name.clone(),
             version.to_string(),
-            plan,
-            model,
-            self.driver.devices(),
+            plan.clone(),
+            model.clone(),
+            devices,
             metrics,
-            self.queue_bound(definition),
-        )?);
+            queue_bound,
+        )?;
         progress.step("warming up", 0.9);
+        if routed {
+            let segments = self.segments(&*model, &plan, padding.as_deref(), &source, most_threads, &profile);
+            let chosen = self.options.dispatch_policy(&name, definition.dispatch);
+            let ground = lanes::Ground {
+                name: &name,
+                version: &version.to_string(),
+                model: &*model,
+                plan,
+                profile,
+                segments,
+                policy,
+                settings: &settings,
+                queue_delay: definition.batching.max_queue_delay,
+                drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
+                queue_bound,
+                clock: self.clock,
+                metrics: self.metrics.lanes(),
+                devices: &self.occupancies,
+            };
+            let samples = self.samples(definition, &executable)?;
+            let group = lanes::start(ground, padding, |lane| warm_up(&samples, &executable, lane))?;
+            return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, threads, begin)));
+        }
         self.warm_up(definition, &executable)?;
         let key = if executable.plan.has_varying_shapes() {
             executable.plan.shape_key(&executable.plan.zeros(PROFILED_LENGTH))
@@ -161,10 +211,39 @@ impl Loader {
         let queue = self.queue(definition, profile);
         // Nobody else knows of this executable yet, so there cannot be another queue.
         let _ = executable.insert_queue(key, queue);
+        Ok(Arc::new(self.ready(executable, engine.info().name, threads, begin)))
+    }
+
+    /// Says that a version is loaded.
+    fn ready(&self, executable: Executable, engine: &str, threads: usize, begin: Time) -> Executable {
         let took = self.clock.now().since(begin);
-        self.metrics.set_load_duration(&name, &version.to_string(), took);
-        tracing::info!(model = %name, version, engine = engine.info().name, threads, load_ms = took.as_millis_f64(), "ready");
-        Ok(executable)
+        let Executable { name, version, .. } = &executable;
+        self.metrics.set_load_duration(name, version, took);
+        tracing::info!(model = %name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
+        executable
+    }
+
+    /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
+    fn segments(
+        &self,
+        model: &dyn Model,
+        plan: &BatchPlan,
+        padding: Option<&Padding>,
+        source: &Source<'_>,
+        most_threads: usize,
+        profile: &LatencyProfile,
+    ) -> SegmentProfile {
+        let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
+        if is_known || !self.options.profiling.enabled {
+            return SegmentProfile::even(profile, model.segments());
+        }
+        let (clock, budget) = (self.clock, self.options.profiling.budget);
+        let subject = SegmentSubject { model, plan, padding, clock, budget };
+        let key = ProfileStore::key(source.path, &source.engine.info(), most_threads, plan.max_batch()).ok();
+        subject.profile(&self.store, key.as_deref()).unwrap_or_else(|| {
+            tracing::warn!(path = %source.path.display(), "its segments cannot be measured with zeros; they are taken to be alike");
+            SegmentProfile::even(profile, model.segments())
+        })
     }
 
     /// A queue in the scheduler for one shape of a model's requests.
@@ -182,6 +261,8 @@ impl Loader {
             DispatchPolicy::Eager => cluster::DispatchPolicy::Eager,
             DispatchPolicy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
             DispatchPolicy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
+            // Refused when the model was loaded: nothing is routed from here.
+            DispatchPolicy::Route => cluster::DispatchPolicy::Eager,
             DispatchPolicy::Timeout => cluster::DispatchPolicy::Timeout {
                 delay: batching.max_queue_delay,
                 preferred: batching.preferred.clone(),
@@ -262,7 +343,7 @@ impl Loader {
         }
         let key = ProfileStore::key(source.path, &source.engine.info(), most_threads, plan.max_batch());
         if let Ok(key) = &key
-            && let Some(stored) = self.store.get(key)
+            && let Some(stored) = self.store.get::<StoredProfile>(key)
             && let Ok(profile) = profiler::profile(&stored.measurements)
         {
             if stored.threads > 1 {
@@ -319,8 +400,8 @@ impl Loader {
         Ok((profile, threads))
     }
 
-    /// Runs the configured warm-up samples on every lane, or a request of zeros if there are none.
-    fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
+    /// The configured warm-up samples, or a request of zeros if there are none.
+    fn samples(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for sample in &definition.warmups {
             let mut request = sample.request(&definition.name).map_err(anyhow::Error::msg)?;
@@ -328,25 +409,55 @@ impl Loader {
                 .plan
                 .admit(&mut request)
                 .map_err(|error| anyhow::anyhow!("model_warmup '{}': {error}", sample.name))?;
-            samples.push((sample.name.as_str(), sample.count, admitted));
+            samples.push(Sample { name: Some(sample.name.clone()), count: sample.count, request: admitted });
         }
-        let configured = !samples.is_empty();
-        if !configured && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < LARGEST_WARM_UP) {
-            samples.push(("zeros", 1, executable.plan.zeros(PROFILED_LENGTH)));
+        if samples.is_empty()
+            && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < LARGEST_WARM_UP)
+        {
+            samples.push(Sample { name: None, count: 1, request: executable.plan.zeros(PROFILED_LENGTH) });
         }
-        for lane in (0..self.driver.devices()).filter_map(|device| executable.lane(device)) {
-            for (name, count, sample) in &samples {
-                for _ in 0..*count {
-                    let mut state = executable.plan.assemble(std::iter::once(sample));
-                    match lane.lock().run(0..executable.model().segments(), &mut state) {
-                        Err(error) if configured => anyhow::bail!("model_warmup '{name}': {error}"),
-                        // A model may refuse zeros.
-                        Err(_) | Ok(()) => {}
-                    }
-                }
+        Ok(samples)
+    }
+
+    /// Warms up every lane.
+    fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
+        let samples = self.samples(definition, executable)?;
+        let mut lanes = (0..self.driver.devices()).filter_map(|device| executable.lane(device));
+        lanes.try_for_each(|lane| warm_up(&samples, executable, &mut **lane.lock()))
+    }
+}
+
+/// A request that a lane is warmed up with.
+struct Sample {
+    /// What the configuration calls it; `None`: zeros.
+    name: Option<String>,
+    count: u32,
+    request: Admitted,
+}
+
+/// Runs the samples on a lane.
+fn warm_up(samples: &[Sample], executable: &Executable, lane: &mut dyn Lane) -> anyhow::Result<()> {
+    for Sample { name, count, request } in samples {
+        for _ in 0..*count {
+            let mut state = executable.plan.assemble(std::iter::once(request));
+            match (lane.run(0..executable.model().segments(), &mut state), name) {
+                (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
+                // A model may refuse zeros.
+                (Err(_), None) | (Ok(()), _) => {}
             }
         }
-        Ok(())
+    }
+    Ok(())
+}
+
+/// Says what of a model's queue policies a device policy passes over.
+fn warn_of_levels(definition: &ModelDefinition, policy: DevicePolicy) {
+    let levels = &definition.batching.levels;
+    if levels.len() > 1 {
+        tracing::warn!(model = %definition.name, %policy, "the device policy knows no priority levels: all requests wait in one queue");
+    }
+    if levels.iter().any(|level| level.default_timeout > Duration::ZERO) {
+        tracing::warn!(model = %definition.name, %policy, "the device policy knows no queue timeouts: requests have deadlines by slo_ms and their own timeout");
     }
 }
 

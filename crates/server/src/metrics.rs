@@ -11,6 +11,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
+use crate::lanes::LaneMetricsFamily;
 use crate::statistics::Phases;
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
@@ -124,6 +125,7 @@ pub struct Metrics {
     autoscale_idle_fraction: Gauge,
     decision_log_bytes: IntCounterVec,
     decision_log_ended: IntCounterVec,
+    lanes: LaneMetricsFamily,
 }
 
 /// What all models and devices have done since the start.
@@ -265,6 +267,7 @@ impl Metrics {
                 &["file"],
             )?,
             device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
+            lanes: LaneMetricsFamily::new(&registry)?,
             load_seconds,
             device_busy,
             registry,
@@ -301,6 +304,7 @@ impl Metrics {
         // An error means that there was no such gauge, which is what is wanted.
         let _ = self.pending.remove_label_values(&[name, version]);
         let _ = self.load_seconds.remove_label_values(&[name, version]);
+        self.lanes.forget(name, version);
     }
 
     /// Sets how many items of a version wait now.
@@ -311,6 +315,11 @@ impl Metrics {
     /// Sets how long a version took to load.
     pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
         self.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
+    }
+
+    /// The metrics of device policies.
+    pub fn lanes(&self) -> &LaneMetricsFamily {
+        &self.lanes
     }
 
     /// The metrics of one device.

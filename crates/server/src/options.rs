@@ -10,7 +10,9 @@ use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_driver::MAX_SHARDS;
 use downbeat_repository::named;
-pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
+pub use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
+
+pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings};
 
 /// Everything the server can be told.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,6 +42,8 @@ pub struct ServerOptions {
     pub drop: Option<DropPolicy>,
     /// SLO of models without one of their own; `None`: no deadline unless the request has one.
     pub default_slo: Option<Duration>,
+    /// What makes batches on a device, for which models.
+    pub device: DeviceOptions,
     /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
     pub models: BTreeMap<String, ModelOptions>,
     /// Bound of a model's queue where its configuration has none; 0: unbounded.
@@ -84,6 +88,7 @@ impl ServerOptions {
             dispatch: DispatchPolicy::Adaptive,
             drop: None,
             default_slo: None,
+            device: DeviceOptions::default(),
             models: BTreeMap::new(),
             max_queue_size: 4096,
             default_max_batch_size: 32,
@@ -257,7 +262,7 @@ mod tests {
         let error = "egaer".parse::<DispatchPolicy>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, adaptive, consolidating, latest"
+            "unknown dispatch policy 'egaer'; expected one of: deferred, eager, timeout, adaptive, consolidating, latest, route"
         );
         for policy in DispatchPolicy::ALL {
             assert_eq!(policy.name().parse(), Ok(*policy));

@@ -26,7 +26,7 @@ pub struct BatchPlan {
 }
 
 /// A request that fits its model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Admitted {
     /// The bytes of each input, in the engine's order.
     inputs: SmallVec<[Bytes; 2]>,
@@ -34,6 +34,23 @@ pub struct Admitted {
     shapes: SmallVec<[i64; 8]>,
     /// Items: the size of the batch dimension (1 if the model has none).
     pub rows: u32,
+}
+
+impl Admitted {
+    /// A request of one item, of these bytes and item shapes in the engine's order.
+    pub fn of_one(tensors: impl Iterator<Item = (Bytes, Vec<i64>)>) -> Self {
+        let mut request = Admitted { rows: 1, ..Admitted::default() };
+        for (bytes, shape) in tensors {
+            request.inputs.push(bytes);
+            request.shapes.extend(shape);
+        }
+        request
+    }
+
+    /// The bytes of an input, by its place in the engine's order; none if there is no such input.
+    pub fn input(&self, index: usize) -> &[u8] {
+        self.inputs.get(index).map_or(&[], |bytes| bytes)
+    }
 }
 
 /// One output of one request.
@@ -65,6 +82,36 @@ impl BatchPlan {
     pub fn signature(&self) -> Signature {
         let specs = |bindings: &[TensorBinding]| bindings.iter().map(|b| b.client.clone()).collect();
         Signature { inputs: specs(&self.inputs), outputs: specs(&self.outputs) }
+    }
+
+    /// The inputs, in the engine's order.
+    pub fn inputs(&self) -> &[TensorBinding] {
+        &self.inputs
+    }
+
+    /// Whether the first dimension of every tensor is the batch.
+    pub fn is_batched(&self) -> bool {
+        self.batched
+    }
+
+    /// The sizes of each input of a request, the batch dimension left out, in the engine's order.
+    pub fn item_shapes<'a>(&'a self, request: &'a Admitted) -> impl Iterator<Item = &'a [i64]> {
+        let mut at = 0;
+        self.inputs.iter().map(move |plan| {
+            let begin = at;
+            at += self.item_dims(&plan.client.dims).len();
+            request.shapes.get(begin..at).unwrap_or(&[])
+        })
+    }
+
+    /// The shape in which the engine gets input `index` of a batch of `rows` items of the sizes `item`.
+    pub fn engine_shape(&self, index: usize, rows: usize, item: &[usize]) -> Vec<usize> {
+        let batch = self.batched.then_some(rows);
+        let shape: Vec<usize> = batch.into_iter().chain(item.iter().copied()).collect();
+        let Some(plan) = self.inputs.get(index).filter(|plan| plan.is_reshaped()) else { return shape };
+        let wire: SmallVec<[i64; 6]> = shape.iter().map(|d| *d as i64).collect();
+        // Admission has checked the shape against the very dims that a reshape starts from.
+        plan.model_shape(&wire).unwrap_or(shape)
     }
 
     /// The outputs, in the configuration's order.

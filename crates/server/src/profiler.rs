@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{EngineInfo, Lane, Model, RunError};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
@@ -181,7 +182,7 @@ impl ProfileStore {
     }
 
     /// What is stored under a key. A file that cannot be read or understood is as good as none.
-    pub fn get(&self, key: &str) -> Option<StoredProfile> {
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         let text = std::fs::read(self.folder.as_ref()?.join(format!("{key}.json"))).ok()?;
         serde_json::from_slice(&text).ok()
     }
@@ -190,7 +191,7 @@ impl ProfileStore {
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub fn put(&self, key: &str, profile: &StoredProfile) -> std::io::Result<()> {
+    pub fn put(&self, key: &str, profile: &impl Serialize) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         std::fs::create_dir_all(folder)?;
         // Written aside and moved, so that a server that starts beside this one never reads half a file.

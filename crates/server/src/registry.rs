@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::tensor::Signature;
+use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_repository::{Fingerprint, ModelRepository};
@@ -16,6 +17,7 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::driver::Driver;
 use crate::error::ServiceError;
+use crate::lanes::{REMEMBERED, Timeline};
 use crate::loader::{Engines, LoadProgress, Loader};
 use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, ModelControl, ServerOptions};
@@ -397,6 +399,9 @@ impl Registry {
         for served in self.serving.all() {
             for executable in served.versions.values() {
                 self.metrics.set_pending(&executable.name, &executable.version, u64::from(executable.waiting()));
+                if let Some(group) = executable.group() {
+                    group.update_metrics();
+                }
             }
         }
         self.metrics.render()
@@ -601,6 +606,19 @@ impl Service for Registry {
             Some(served) => self.serving.infer(&served, request).await,
             None => Err(self.why_not_served(&request.model_name)),
         }
+    }
+
+    fn timeline(&self, last: std::time::Duration) -> Option<Timeline> {
+        let now = self.driver.clock().now();
+        let last = Duration::from(last).min(REMEMBERED);
+        let from = Time::from_nanos(now.as_nanos().saturating_sub(last.as_nanos()));
+        let mut devices = Vec::new();
+        for served in self.serving.all() {
+            for executable in served.versions.values() {
+                devices.extend(executable.group().into_iter().flat_map(|group| group.past(executable, from)));
+            }
+        }
+        Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })
     }
 
     fn labels(&self, name: &str, _version: &str, output: &str) -> Vec<String> {

@@ -10,6 +10,7 @@ use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
 use crate::error::ServiceError;
+use crate::lanes::Timeline;
 
 /// The server as its frontends see it. One implementation serves models; tests of the
 /// frontends have their own.
@@ -62,6 +63,11 @@ pub trait Service: Send + Sync + 'static {
 
     /// How many devices the server should have; `None` if it gives no such advice.
     fn autoscale(&self) -> Option<AutoscaleStatus> {
+        None
+    }
+
+    /// What ran on the lanes of devices `last` long until now, at most [`crate::lanes::REMEMBERED`]; `None` if there are none.
+    fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None
     }
 

@@ -12,9 +12,11 @@ use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, oneshot};
 
-use crate::driver::{Driver, Job, Waiting};
+use crate::call::Call;
+use crate::driver::{self, Driver, Job, Waiting};
 use crate::error::ServiceError;
 use crate::executable::{Executable, Queue};
+use crate::lanes::LaneTicket;
 use crate::loader::Loader;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
@@ -183,21 +185,25 @@ impl Serving {
         let wanted = wanted_outputs(executable, &request)?;
         let admitted = executable.plan.admit(&mut request)?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;
-        let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
-
         let (reply, answer) = oneshot::channel();
-        let ticket = self.driver.submit(
-            waiting,
-            Job {
-                admitted,
-                executable: executable.clone(),
-                queue,
-                arrival,
-                deadline: limits.deadline,
-                deadline_is_slo: limits.deadline_is_slo,
-                reply,
-            },
-        );
+        let call = |admitted| Call {
+            admitted,
+            executable: executable.clone(),
+            arrival,
+            deadline: limits.deadline,
+            deadline_is_slo: limits.deadline_is_slo,
+            reply,
+        };
+        let ticket = match executable.group() {
+            Some(group) => {
+                let length = group.length(&executable.plan, &admitted)?;
+                Ticket::Routed(group.submit(call(admitted), length))
+            }
+            None => {
+                let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
+                Ticket::Queued(self.driver.submit(waiting, Job { call: call(admitted), queue }))
+            }
+        };
         let outputs = match limits.timeout {
             None => answer.await,
             // The scheduler drops what cannot make it; this ends the rare request that was started and overran.
@@ -298,6 +304,30 @@ impl Serving {
                 self.driver.remove_queue(queue.place);
                 Ok(there)
             }
+        }
+    }
+}
+
+/// The right to cancel a request, wherever it waits: by dropping it.
+enum Ticket {
+    Queued(driver::Ticket),
+    Routed(LaneTicket),
+}
+
+impl Ticket {
+    /// The request is answered: there is nothing left to cancel.
+    fn close(self) {
+        match self {
+            Ticket::Queued(ticket) => ticket.close(),
+            Ticket::Routed(ticket) => ticket.close(),
+        }
+    }
+
+    /// The client's own time for the request is over.
+    fn time_out(self) {
+        match self {
+            Ticket::Queued(ticket) => ticket.time_out(),
+            Ticket::Routed(ticket) => ticket.time_out(),
         }
     }
 }

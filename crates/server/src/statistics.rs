@@ -25,7 +25,7 @@ impl Tally {
 }
 
 /// The phases of a batch on a device (Triton's names).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct Phases {
     /// Joining the requests' inputs.
     pub compute_input: Duration,

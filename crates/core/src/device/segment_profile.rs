@@ -79,6 +79,18 @@ impl SegmentProfile {
         }
     }
 
+    /// A model whose segments, at least one, take equal parts of its time, and whose requests do not vary.
+    pub fn even(profile: &LatencyProfile, segments: usize) -> Self {
+        let segments = segments.clamp(1, usize::from(u16::MAX) - 1);
+        let total = |rows| profile.latency(rows).as_nanos();
+        let from = |segment: usize| -> Vec<u64> {
+            let share = |rows| u128::from(total(rows)) * (segments - segment) as u128 / segments as u128;
+            (1..=profile.max_batch()).map(|rows| share(rows) as u64).collect()
+        };
+        let rest = (0..=segments).map(|segment| vec![from(segment)]).collect();
+        SegmentProfile { lengths: vec![0], rest, max_rows: profile.max_batch() }
+    }
+
     /// How many segments the model has.
     pub fn segments(&self) -> u16 {
         (self.rest.len() - 1) as u16

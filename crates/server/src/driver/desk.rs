@@ -45,7 +45,7 @@ pub struct Desk {
 
 /// Hashes a request id, which is a counter: spreading it is enough.
 #[derive(Default)]
-struct CounterHasher(u64);
+pub struct CounterHasher(u64);
 
 impl Hasher for CounterHasher {
     fn finish(&self) -> u64 {
@@ -96,7 +96,7 @@ impl Handler for Floor {
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(job) = desk.take(request) {
-                    job.drop_for(reason, self.clock.now());
+                    job.call.drop_for(reason, self.clock.now());
                 }
             }
         }
@@ -110,19 +110,19 @@ impl Desk {
         let mut request = Request {
             id,
             model,
-            deadline: job.deadline,
+            deadline: job.call.deadline,
             queue_expiry: waiting.queue_expiry,
             level: waiting.level,
-            size: job.admitted.rows,
+            size: job.call.admitted.rows,
         };
-        let bound = job.executable.queue_bound;
+        let bound = job.call.executable.queue_bound;
         if request.size > bound {
-            let model = &job.executable.name;
+            let model = &job.call.executable.name;
             let message = format!(
                 "a request of {} items can never wait for model '{model}': its queue holds at most {bound}",
                 request.size
             );
-            return job.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
+            return job.call.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
         }
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);
@@ -130,16 +130,16 @@ impl Desk {
             let needed = job.queue.refiner.lock().profile().latency(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
-                return job.reject_busy(needed, allowed, now);
+                return job.call.reject_busy(needed, allowed, now);
             }
         }
         // The version's own bound, whatever the number of shapes and levels its requests are spread over.
-        if !job.executable.begin_waiting(request.size) {
+        if !job.call.executable.begin_waiting(request.size) {
             return job.reject(&Reject::QueueFull { bound }, now);
         }
         let mut result = shard.handle_request(now, &request);
         if let Err(Reject::DeadlineImpossible { .. }) = result
-            && job.deadline_is_slo
+            && job.call.deadline_is_slo
             && self.probed.get(&model).is_none_or(|last| now.since(*last) >= PROBE_EVERY)
         {
             self.probed.insert(model, now);
@@ -151,7 +151,7 @@ impl Desk {
                 self.jobs.insert(id, (job, ticket));
             }
             Err(reject) => {
-                job.executable.end_waiting(job.admitted.rows);
+                job.call.executable.end_waiting(job.call.admitted.rows);
                 job.reject(&reject, now);
             }
         }
@@ -160,7 +160,7 @@ impl Desk {
     /// Takes out a request that waits no more.
     fn take(&mut self, request: RequestId) -> Option<Job> {
         let (job, _) = self.jobs.remove(&request)?;
-        job.executable.end_waiting(job.admitted.rows);
+        job.call.executable.end_waiting(job.call.admitted.rows);
         Some(job)
     }
 }

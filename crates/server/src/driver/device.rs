@@ -113,13 +113,13 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
     let begin = clock.now();
     let mut jobs = launch.jobs;
     // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
-    jobs.retain(|job| !job.reply.is_closed());
+    jobs.retain(|job| !job.call.reply.is_closed());
     let first = jobs.first()?;
-    let executable = first.executable.clone();
+    let executable = first.call.executable.clone();
     let queue = first.queue.clone();
-    let rows: Vec<u32> = jobs.iter().map(|job| job.admitted.rows).collect();
+    let rows: Vec<u32> = jobs.iter().map(|job| job.call.admitted.rows).collect();
     let total: u32 = rows.iter().sum();
-    let mut state = executable.plan.assemble(jobs.iter().map(|job| &job.admitted));
+    let mut state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
     let assembled = clock.now();
     let ran = compute(device, &executable, &mut state);
     let computed = clock.now();
@@ -140,23 +140,25 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
     };
     // A client that left while its request ran was counted by its ticket.
     let (jobs, answers): (Vec<Job>, Vec<Outputs>) =
-        jobs.into_iter().zip(answers).filter(|(job, _)| !job.reply.is_closed()).unzip();
+        jobs.into_iter().zip(answers).filter(|(job, _)| !job.call.reply.is_closed()).unzip();
     executable.metrics.record_batch(
         total,
         phases,
-        jobs.iter().map(|job| (begin.since(job.arrival), separated.since(job.arrival), separated > job.deadline)),
+        jobs.iter().map(|job| {
+            (begin.since(job.call.arrival), separated.since(job.call.arrival), separated > job.call.deadline)
+        }),
     );
     executable.statistics.lock().record_batch(
         Clock::unix_millis(),
         total,
         phases,
-        jobs.iter().map(|job| (begin.since(job.arrival), separated.since(job.arrival))),
+        jobs.iter().map(|job| (begin.since(job.call.arrival), separated.since(job.call.arrival))),
     );
     // What the scheduler has to plan with is the time from dispatch to completion, not the engine's run alone.
     let refined = queue.refiner.lock().observe(total, separated.since(launch.dispatched));
     for (job, outputs) in jobs.into_iter().zip(answers) {
         // A client that left meanwhile has been computed for; there is nobody to tell.
-        let _ = job.reply.send(Ok(outputs));
+        let _ = job.call.reply.send(Ok(outputs));
     }
     refined.map(|profile| (queue.place, profile))
 }
@@ -181,21 +183,21 @@ fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: 
         let result = if alone {
             Err(reason.clone())
         } else {
-            let mut state = executable.plan.assemble(std::iter::once(&job.admitted));
+            let mut state = executable.plan.assemble(std::iter::once(&job.call.admitted));
             compute(device, executable, &mut state)
-                .and_then(|()| executable.plan.separate(state, &[job.admitted.rows]))
+                .and_then(|()| executable.plan.separate(state, &[job.call.admitted.rows]))
                 .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
         };
         let now = clock.now();
         match result {
             Ok(outputs) => {
-                executable.record_alone(job.admitted.rows, now.since(job.arrival));
+                executable.record_alone(job.call.admitted.rows, now.since(job.call.arrival));
                 // A client that is gone has nobody to tell.
-                let _ = job.reply.send(Ok(outputs));
+                let _ = job.call.reply.send(Ok(outputs));
             }
             Err(reason) => {
                 let message = format!("model '{}' failed on this request: {reason}", executable.name);
-                job.fail(Reason::Engine, ServiceError::Internal(message), now);
+                job.call.fail(Reason::Engine, ServiceError::Internal(message), now);
             }
         }
     }

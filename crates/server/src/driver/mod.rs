@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::executable::Executable;
 use crate::metrics::{Metrics, Reason};
+pub(crate) use desk::CounterHasher;
 use desk::{Desk, Event, Floor};
 use device::DeviceSlot;
 pub use job::{Job, Waiting};
@@ -116,16 +117,16 @@ impl Driver {
         self.cluster.remove_model(queue);
     }
 
-    /// Hands a request over. The answer comes through `job.reply`, always. Dropping the ticket cancels the request.
+    /// Hands a request over. The answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
     pub fn submit(&self, waiting: Waiting, job: Job) -> Ticket {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let queue = job.queue.place;
         let ticket = Ticket {
             cluster: self.cluster.clone(),
-            executable: job.executable.clone(),
+            executable: job.call.executable.clone(),
             queue,
             request: id,
-            arrival: job.arrival,
+            arrival: job.call.arrival,
             end: Some(Reason::Cancelled),
         };
         self.cluster.post(queue, Event::Submit(id, waiting, job));

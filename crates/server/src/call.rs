@@ -1,0 +1,110 @@
+//! A request that waits for its answer, and the errors that it may be answered with.
+
+use std::sync::Arc;
+
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::{Duration, LatencyProfile, Time};
+use tokio::sync::oneshot;
+
+use crate::error::ServiceError;
+use crate::executable::Executable;
+use crate::metrics::Reason;
+use crate::plan::{Admitted, Outputs};
+
+/// A request that waits for its answer.
+pub struct Call {
+    /// Its tensors.
+    pub admitted: Admitted,
+    /// The model version that answers it.
+    pub executable: Arc<Executable>,
+    /// When it came.
+    pub arrival: Time,
+    /// When it has to be finished; [`Time::MAX`] if it may take any time.
+    pub deadline: Time,
+    /// Whether the deadline is the model's SLO, not a limit that the client set.
+    pub deadline_is_slo: bool,
+    /// Where the answer goes. Closed: the client is gone.
+    pub reply: oneshot::Sender<Result<Outputs, ServiceError>>,
+}
+
+impl Call {
+    /// Answers a request that was not admitted. `profile` is that of its batches.
+    pub(crate) fn reject(self, reject: &Reject, profile: &LatencyProfile, now: Time) {
+        let model = &self.executable.name;
+        let (reason, error) = match reject {
+            Reject::QueueFull { bound } => {
+                let batches = u64::from(bound.div_ceil(profile.max_batch()));
+                (
+                    Reason::QueueFull,
+                    ServiceError::QueueFull {
+                        message: format!(
+                            "the queue of model '{model}' is full: it holds at most {bound}; try again later"
+                        ),
+                        retry_after: profile.latency(profile.max_batch()).saturating_mul(batches),
+                    },
+                )
+            }
+            Reject::DeadlineImpossible { needed, allowed } => (
+                Reason::Impossible,
+                ServiceError::DeadlineExceeded(format!(
+                    "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows \
+                     {allowed}; allow more time ({})",
+                    if self.deadline_is_slo { "the model's slo_ms" } else { "the request's timeout" }
+                )),
+            ),
+            Reject::UnknownModel => {
+                (Reason::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
+            }
+            other => (Reason::Engine, ServiceError::InvalidArgument(format!("model '{model}': {other}"))),
+        };
+        self.fail(reason, error, now);
+    }
+
+    /// Answers a request whose deadline is over before any device is expected to be done with it.
+    pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
+        let message = format!(
+            "model '{}' could not finish this request in less than {needed}, as all devices are busy, and its deadline \
+             allows {allowed}",
+            self.executable.name
+        );
+        self.fail(Reason::Impossible, ServiceError::DeadlineExceeded(message), now);
+    }
+
+    /// Answers a request that the scheduler dropped from its queue.
+    pub(crate) fn drop_for(self, reason: DropReason, now: Time) {
+        let model = &self.executable.name;
+        let waited = now.since(self.arrival);
+        let (reason, error) = match reason {
+            DropReason::QueueTimeout => (
+                Reason::QueueTimeout,
+                ServiceError::DeadlineExceeded(format!(
+                    "the request waited {waited} in the queue of model '{model}', longer than its queue policy allows"
+                )),
+            ),
+            DropReason::ModelRemoved => {
+                (Reason::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
+            }
+            DropReason::Sacrificed => (
+                Reason::Sacrificed,
+                ServiceError::DeadlineExceeded(format!(
+                    "dropped after {waited} in the queue of model '{model}': under this load it would have missed its \
+                     deadline or cost those behind it theirs"
+                )),
+            ),
+            DropReason::Hopeless => (
+                Reason::Hopeless,
+                ServiceError::DeadlineExceeded(format!(
+                    "dropped after {waited} in the queue of model '{model}': it could no longer finish by its deadline"
+                )),
+            ),
+        };
+        self.fail(reason, error, now);
+    }
+
+    /// Answers with an error, and counts it.
+    pub(crate) fn fail(self, reason: Reason, error: ServiceError, now: Time) {
+        self.executable.record_not_answered(reason, now.since(self.arrival));
+        // A receiver that is gone was counted all the same: the request was not answered.
+        let _ = self.reply.send(Err(error));
+    }
+}

@@ -1,0 +1,71 @@
+//! What ran lately on the lanes of a device, for timelines.
+
+use std::collections::VecDeque;
+
+use downbeat_core::device::Launch;
+use downbeat_core::{Duration, Time};
+use serde::Serialize;
+
+/// The most launches that are remembered; the oldest are forgotten first.
+const MOST: usize = 16_384;
+/// How long launches are remembered.
+pub const REMEMBERED: Duration = Duration::from_millis(60_000);
+
+/// A launch that has ended.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct PastLaunch {
+    /// Index of its lane.
+    pub lane: u32,
+    /// Its batch.
+    pub batch: u64,
+    /// The segments that it ran, the last excluded.
+    pub segments: [u16; 2],
+    /// Items that were asked for.
+    pub rows: u32,
+    /// Items that were computed.
+    pub computed_rows: u32,
+    /// What its members were padded to; 0 where nothing varies.
+    pub length: u32,
+    /// When it began, nanoseconds of the server's clock.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+}
+
+/// The last launches of a device.
+#[derive(Debug, Default)]
+pub struct History {
+    launches: VecDeque<PastLaunch>,
+    /// The end of the last launch that was forgotten for want of room.
+    forgotten: Time,
+}
+
+impl History {
+    /// Remembers a launch.
+    pub fn push(&mut self, launch: &Launch, begin: Time, end: Time) {
+        while self.launches.front().is_some_and(|first| end.as_nanos() - first.end_ns > REMEMBERED.as_nanos()) {
+            self.launches.pop_front();
+        }
+        if self.launches.len() >= MOST
+            && let Some(first) = self.launches.pop_front()
+        {
+            self.forgotten = Time::from_nanos(first.end_ns);
+        }
+        self.launches.push_back(PastLaunch {
+            lane: launch.lane.0,
+            batch: launch.batch.0,
+            segments: [launch.segments.first, launch.segments.end],
+            rows: launch.rows,
+            computed_rows: launch.computed_rows,
+            length: launch.length,
+            begin_ns: begin.as_nanos(),
+            end_ns: end.as_nanos(),
+        });
+    }
+
+    /// The launches that ended at `from` or later, and whether all of them are there.
+    pub fn since(&self, from: Time) -> (Vec<PastLaunch>, bool) {
+        let launches = self.launches.iter().filter(|launch| launch.end_ns >= from.as_nanos()).cloned().collect();
+        (launches, self.forgotten < from || self.forgotten == Time::ZERO)
+    }
+}

@@ -1,0 +1,114 @@
+//! The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor.
+
+use std::sync::Arc;
+
+use downbeat_core::device::SlotRun;
+use downbeat_core::tensor::DataType;
+use downbeat_engine::ring_memory::{self, RingMemory};
+use downbeat_engine::{State, Tensor};
+
+use super::padding::Padding;
+use crate::plan::{Admitted, BatchPlan};
+
+/// The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor, all with the same slots.
+#[derive(Debug)]
+pub struct InputRings {
+    rings: Vec<Tensors>,
+    slots: u32,
+    /// What every request is padded to; 0 where nothing varies.
+    length: u32,
+}
+
+#[derive(Debug)]
+struct Tensors {
+    datatype: DataType,
+    /// Sizes of an item.
+    item: Vec<usize>,
+    memory: Arc<RingMemory>,
+}
+
+impl InputRings {
+    /// Rings of at least `least` slots, of one item each. Requests that vary are padded to `padding`'s longest.
+    ///
+    /// # Errors
+    /// Why the model's inputs have no ring, and what to do.
+    pub fn new(plan: &BatchPlan, padding: Option<&Padding>, least: u32) -> Result<Self, String> {
+        let length = padding.and_then(Padding::max_length).unwrap_or(0);
+        let mut items = Vec::new();
+        for (index, binding) in plan.inputs().iter().enumerate() {
+            let spec = &binding.client;
+            let Some(size) = spec.datatype.size() else {
+                return Err(format!(
+                    "input '{}' holds BYTES, whose size varies: it has no slots in an input ring; use the policy windowed or exclusive",
+                    spec.name
+                ));
+            };
+            if spec.dims.iter().skip(1).any(|dim| *dim < 0) && length == 0 {
+                return Err(format!(
+                    "input '{}' has shape {:?}: what varies has no slots in an input ring; give `pad = true` and `max_length`, or use the \
+                     policy windowed, staged or exclusive",
+                    spec.name, spec.dims
+                ));
+            }
+            let item = match padding {
+                Some(padding) => padding.item(plan, index, length),
+                None => spec.dims.iter().skip(1).map(|dim| (*dim).max(0) as usize).collect(),
+            };
+            let bytes = item.iter().try_fold(size, |bytes, dim| bytes.checked_mul(*dim));
+            let Some(bytes) = bytes.filter(|bytes| *bytes > 0) else {
+                return Err(format!(
+                    "input '{}' has shape {:?}: an item of it has no slot in an input ring",
+                    spec.name, spec.dims
+                ));
+            };
+            items.push((spec.datatype, item, bytes));
+        }
+        let sizes: Vec<usize> = items.iter().map(|(_, _, bytes)| *bytes).collect();
+        let slots = ring_memory::slots(least, &sizes).map_err(|error| error.to_string())?;
+        let rings = items.into_iter().map(|(datatype, item, bytes)| {
+            let memory = RingMemory::new(slots, bytes).map_err(|error| error.to_string())?;
+            Ok(Tensors { datatype, item, memory })
+        });
+        Ok(InputRings { rings: rings.collect::<Result<_, String>>()?, slots, length })
+    }
+
+    /// How many slots each ring has.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// What every request is padded to; 0 where nothing varies.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
+    /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
+    /// with the host.
+    pub fn write(&self, plan: &BatchPlan, padding: Option<&Padding>, request: &Admitted, run: SlotRun) -> bool {
+        self.rings.iter().enumerate().all(|(index, ring)| {
+            let Some(mut slots) = ring.memory.write(run) else { return false };
+            match padding {
+                Some(padding) => padding.write(plan, index, request, self.length, &mut slots),
+                None => {
+                    let bytes = request.input(index);
+                    let fits = slots.len() == bytes.len();
+                    if fits {
+                        slots.copy_from_slice(bytes);
+                    }
+                    return fits;
+                }
+            }
+            true
+        })
+    }
+
+    /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being written.
+    pub fn read(&self, plan: &BatchPlan, run: SlotRun) -> Option<State> {
+        let tensors = self.rings.iter().enumerate().map(|(index, ring)| {
+            let data = ring.memory.read(run)?;
+            let shape = plan.engine_shape(index, run.count as usize, &ring.item);
+            Some(Tensor { datatype: ring.datatype, shape, data })
+        });
+        Some(State { tensors: tensors.collect::<Option<_>>()? })
+    }
+}

@@ -1,0 +1,257 @@
+//! A lane: a thread that runs one launch after another.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use downbeat_core::device::{Launch, SlotRun};
+use downbeat_core::{RequestId, Time};
+use downbeat_engine::{Buffer, Lane, State, Tensor};
+use parking_lot::{Condvar, Mutex};
+
+use super::runtime::Runtime;
+use crate::plan::{Admitted, Outputs};
+use crate::statistics::Phases;
+
+/// A launch with what it runs on.
+pub struct Work {
+    pub launch: Launch,
+    /// Whose rows are in it, in their order.
+    pub members: Vec<Member>,
+    pub source: Source,
+}
+
+/// A request in a launch.
+pub struct Member {
+    pub request: RequestId,
+    pub rows: u32,
+    /// Of its inputs; 0 where nothing varies.
+    pub length: u32,
+    /// Its inputs, where they are not in slots of the ring.
+    pub input: Option<Arc<Admitted>>,
+    /// Its slots of the ring, where its inputs are there.
+    pub slots: Option<SlotRun>,
+}
+
+/// What the rows of a launch are made of.
+pub enum Source {
+    /// The members' inputs, which are joined.
+    Inputs,
+    /// A run of slots that is just the members.
+    Ring(SlotRun),
+    /// What earlier segments left, one after another.
+    States(Vec<State>),
+    /// What earlier segments left cannot be parted, and why.
+    Broken(String),
+}
+
+/// What came of a launch.
+#[derive(Default)]
+pub struct Outcome {
+    /// The members that are answered.
+    pub answers: Vec<(RequestId, Outputs)>,
+    /// The members that are answered with an error.
+    pub failed: Vec<(RequestId, String)>,
+    /// Whether the launch failed as a whole, and its members ran alone.
+    pub alone: bool,
+    /// What the segments left for the next ones.
+    pub state: Option<State>,
+    pub phases: Phases,
+}
+
+/// Where a lane's next launch is left.
+#[derive(Default)]
+pub struct LaneSlot {
+    next: Mutex<Next>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Next {
+    work: Option<Work>,
+    stopped: bool,
+    waiting: bool,
+}
+
+impl LaneSlot {
+    /// Leaves a launch.
+    pub fn put(&self, work: Work) {
+        let mut next = self.next.lock();
+        assert!(next.work.is_none(), "a lane runs one launch at a time, and was given a second");
+        next.work = Some(work);
+        if next.waiting {
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Ends the lane's thread after its present launch.
+    pub fn stop(&self) {
+        self.next.lock().stopped = true;
+        self.arrived.notify_all();
+    }
+
+    /// Waits for a launch; `None` when stopped.
+    fn take(&self) -> Option<Work> {
+        let mut next = self.next.lock();
+        loop {
+            if let Some(work) = next.work.take() {
+                return Some(work);
+            }
+            if next.stopped {
+                return None;
+            }
+            next.waiting = true;
+            self.arrived.wait(&mut next);
+            next.waiting = false;
+        }
+    }
+}
+
+/// The life of a lane's thread.
+pub fn work(runtime: &Arc<Runtime>, lane: usize, mut engine: Box<dyn Lane>) {
+    while let Some(mut work) = runtime.slot(lane).take() {
+        let begin = runtime.begin();
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| run(runtime, &mut *engine, &mut work, begin)));
+        let outcome = outcome.unwrap_or_else(|_| {
+            tracing::error!(device = runtime.device(), lane, "a launch ended in a panic: this is a defect");
+            let failed = |member: &Member| (member.request, "the launch ended in a panic".to_owned());
+            Outcome { failed: work.members.iter().map(failed).collect(), alone: true, ..Outcome::default() }
+        });
+        runtime.finish(work, begin, outcome);
+    }
+}
+
+/// Runs a launch.
+fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -> Outcome {
+    // Whoever was in it has gone.
+    if work.members.is_empty() {
+        return Outcome::default();
+    }
+    let clock = runtime.clock();
+    let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
+    let state = assemble(runtime, work);
+    let assembled = clock.now();
+    let ran = state.and_then(|state| compute(engine, first..end, state));
+    let computed = clock.now();
+    let last = end == runtime.segments();
+    let answers = ran.and_then(|state| {
+        if last { answers(runtime, work, state).map(|answers| (answers, None)) } else { Ok((Vec::new(), Some(state))) }
+    });
+    let phases = |separated: Time| Phases {
+        compute_input: assembled.since(begin),
+        compute_infer: computed.since(assembled),
+        compute_output: separated.since(computed),
+    };
+    match answers {
+        Ok((answers, state)) => Outcome { answers, state, phases: phases(clock.now()), ..Outcome::default() },
+        Err(reason) => {
+            tracing::error!(model = runtime.model(), batch = work.launch.rows, %reason, "batch failed");
+            answer_alone(runtime, engine, work, reason)
+        }
+    }
+}
+
+/// The tensors that a launch runs on.
+fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
+    let fill = work.launch.computed_rows.saturating_sub(work.launch.rows);
+    match std::mem::replace(&mut work.source, Source::Inputs) {
+        Source::States(states) => join(states),
+        Source::Broken(reason) => Err(reason),
+        Source::Ring(run) => match runtime.read(run) {
+            Some(state) => Ok(state),
+            None => runtime.join_inputs(&work.members, work.launch.length, fill),
+        },
+        Source::Inputs => runtime.join_inputs(&work.members, work.launch.length, fill),
+    }
+}
+
+/// The rows of several batches, one after another.
+pub fn join(mut states: Vec<State>) -> Result<State, String> {
+    if states.len() == 1 {
+        return Ok(states.remove(0));
+    }
+    let mut states = states.into_iter();
+    let mut all = states.next().ok_or_else(|| "there is nothing to run".to_owned())?;
+    for state in states {
+        for (tensor, more) in all.tensors.iter_mut().zip(state.tensors) {
+            if tensor.shape.get(1..) != more.shape.get(1..) || tensor.shape.is_empty() {
+                return Err(format!("rows of shapes {:?} and {:?} cannot share a batch", tensor.shape, more.shape));
+            }
+            tensor.shape[0] += more.shape[0];
+            tensor.data.extend_from_slice(more.data.as_slice());
+        }
+    }
+    Ok(all)
+}
+
+/// Parts a batch by its rows, without a copy.
+pub fn split(state: State, rows: &[u32]) -> Result<Vec<State>, String> {
+    if rows.len() == 1 {
+        return Ok(vec![state]);
+    }
+    let total: usize = rows.iter().map(|rows| *rows as usize).sum();
+    let mut parts: Vec<State> = rows.iter().map(|_| State::default()).collect();
+    for Tensor { datatype, shape, data } in state.tensors {
+        let bytes = data.into_bytes();
+        if shape.first() != Some(&total) || total == 0 || datatype.size().is_none() {
+            return Err(format!(
+                "a tensor of shape {shape:?} between segments cannot be parted into the rows of {total} items"
+            ));
+        }
+        let row = bytes.len() / total;
+        let mut begin = 0;
+        for (part, rows) in parts.iter_mut().zip(rows) {
+            let end = begin + *rows as usize * row;
+            let mut shape = shape.clone();
+            shape[0] = *rows as usize;
+            part.tensors.push(Tensor { datatype, shape, data: Buffer::from_bytes(bytes.slice(begin..end)) });
+            begin = end;
+        }
+    }
+    Ok(parts)
+}
+
+/// Runs the engine. An engine that panics has failed.
+fn compute(engine: &mut dyn Lane, segments: std::ops::Range<usize>, mut state: State) -> Result<State, String> {
+    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
+    std::panic::catch_unwind(AssertUnwindSafe(|| {
+        engine.run(segments, &mut state).map_err(|error| error.to_string())?;
+        Ok(state)
+    }))
+    .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned()))
+}
+
+/// Each member's rows of the outputs, cut back where they were padded.
+fn answers(runtime: &Runtime, work: &Work, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
+    let fill = work.launch.computed_rows.saturating_sub(work.launch.rows);
+    let rows: Vec<u32> = work.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
+    let outputs = runtime.plan().separate(state, &rows)?;
+    let each = work.members.iter().zip(outputs);
+    each.map(|(member, outputs)| Ok((member.request, runtime.cut(outputs, member.length, work.launch.length)?)))
+        .collect()
+}
+
+/// After a launch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers, so each
+/// runs once more, alone and through all segments.
+fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: String) -> Outcome {
+    let mut outcome = Outcome { alone: true, ..Outcome::default() };
+    // A failure of later segments may be that of a neighbour who has left since.
+    let is_alone = work.members.len() == 1 && work.launch.segments.first == 0;
+    for member in &work.members {
+        let result = if is_alone {
+            Err(reason.clone())
+        } else {
+            let length = runtime.padded_length(member.length);
+            runtime
+                .join_inputs(std::slice::from_ref(member), length, 0)
+                .and_then(|state| compute(engine, 0..runtime.segments(), state))
+                .and_then(|state| runtime.plan().separate(state, &[member.rows]))
+                .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
+                .and_then(|outputs| runtime.cut(outputs, member.length, length))
+        };
+        match result {
+            Ok(outputs) => outcome.answers.push((member.request, outputs)),
+            Err(reason) => outcome.failed.push((member.request, reason)),
+        }
+    }
+    outcome
+}

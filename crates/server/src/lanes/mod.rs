@@ -1,0 +1,33 @@
+//! Device policies at work: [`downbeat_core::device`] decides, threads here carry it out.
+//!
+//! A model whose policy is not `exclusive` is routed: each of its requests goes to the device with the fewest outstanding items, and
+//! batches are made there. For each such model version and device there is a [`Runtime`](runtime::Runtime):
+//!
+//! ```text
+//! Serving ──▶ LaneGroup ──▶ Runtime { lock { DevicePolicy, Desk } } ──▶ LaneSlot ──▶ a lane's thread ──▶ Engine
+//!              (route)         ▲        │ Admit: the inputs are copied into the ring, by whoever holds the decision
+//!                              │        └ Reply, Drop: the client is answered, after the lock
+//!                              └─ completion ◀───────────────────────────────────────┘
+//! ```
+//!
+//! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
+//! lock, hears the decisions, and carries them out after it.
+
+mod desk;
+mod group;
+mod history;
+mod input_rings;
+mod lane;
+mod metrics;
+mod occupancy;
+mod padding;
+mod padding_check;
+mod runtime;
+mod setup;
+
+pub use group::{LaneGroup, LaneTicket, PastLaunches, Timeline};
+pub use history::{PastLaunch, REMEMBERED};
+pub use metrics::{LaneMetrics, LaneMetricsFamily};
+pub use occupancy::Occupancy;
+pub use padding::Padding;
+pub use setup::{Ground, check_padding, largest_request, padding, start};

@@ -1,0 +1,519 @@
+//! A device policy at work for one model version on one device: its lanes, its requests, and the lock around them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::device::{DeviceDrop, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, LaunchId, SlotRun};
+use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_engine::{Lane, State};
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+
+use super::desk::{Desk, Entry};
+use super::history::{History, PastLaunch};
+use super::input_rings::InputRings;
+use super::lane::{self, LaneSlot, Member, Outcome, Work};
+use super::metrics::LaneMetrics;
+use super::occupancy::Occupancy;
+use super::padding::Padding;
+use crate::call::Call;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::metrics::Reason;
+use crate::plan::{Admitted, BatchPlan, Outputs};
+
+/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn whether it does.
+const PROBE_EVERY: Duration = Duration::from_millis(1_000);
+
+/// What a runtime is made of.
+pub struct Setup {
+    pub model: String,
+    pub device: usize,
+    pub clock: Clock,
+    pub plan: Arc<BatchPlan>,
+    pub policy: Box<dyn DevicePolicy>,
+    /// The policy's name.
+    pub policy_name: &'static str,
+    /// One for each lane of the policy, warm.
+    pub engines: Vec<Box<dyn Lane>>,
+    /// Segments of the whole model.
+    pub segments: usize,
+    /// What its batches take.
+    pub profile: LatencyProfile,
+    pub rings: Option<InputRings>,
+    pub padding: Option<Arc<Padding>>,
+    pub metrics: LaneMetrics,
+    pub occupancy: Arc<Occupancy>,
+}
+
+/// A device policy at work for one model version on one device.
+///
+/// One lock guards the policy and what it decides about. It is held for a decision, never while tensors are copied, an engine runs or a client is
+/// answered: what was decided is gathered under it and carried out after.
+pub struct Runtime {
+    model: String,
+    device: usize,
+    clock: Clock,
+    plan: Arc<BatchPlan>,
+    policy_name: &'static str,
+    segments: usize,
+    profile: LatencyProfile,
+    rings: Option<InputRings>,
+    padding: Option<Arc<Padding>>,
+    metrics: LaneMetrics,
+    occupancy: Arc<Occupancy>,
+    lanes: Vec<LaneSlot>,
+    inner: Mutex<Inner>,
+    alarm: Condvar,
+    history: Mutex<History>,
+    outstanding: AtomicU32,
+    next_request: AtomicU64,
+}
+
+struct Inner {
+    policy: Box<dyn DevicePolicy>,
+    desk: Desk,
+    /// Launches that run.
+    running: u32,
+    /// When the alarm will look next by itself.
+    alarm_at: Time,
+    probed: Option<Time>,
+    stopped: bool,
+}
+
+/// What was decided under the lock, to be carried out after it.
+#[derive(Default)]
+struct Actions {
+    writes: SmallVec<[Write; 1]>,
+    launches: SmallVec<[(usize, Work); 2]>,
+    replies: Vec<(Entry, LaunchId)>,
+    drops: Vec<(Entry, DeviceDrop)>,
+}
+
+/// Inputs on their way into the ring.
+struct Write {
+    request: RequestId,
+    slots: SlotRun,
+    /// `None`: the client has gone.
+    input: Option<Arc<Admitted>>,
+}
+
+impl Runtime {
+    /// Starts the lanes' threads and the alarm.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn start(setup: Setup) -> std::io::Result<Arc<Self>> {
+        let lanes = setup.policy.lanes().len();
+        assert_eq!(setup.engines.len(), lanes, "each lane of the policy has one of the engine");
+        let inner = Inner {
+            policy: setup.policy,
+            desk: Desk::default(),
+            running: 0,
+            alarm_at: Time::MAX,
+            probed: None,
+            stopped: false,
+        };
+        let runtime = Arc::new(Runtime {
+            model: setup.model,
+            device: setup.device,
+            clock: setup.clock,
+            plan: setup.plan,
+            policy_name: setup.policy_name,
+            segments: setup.segments,
+            profile: setup.profile,
+            rings: setup.rings,
+            padding: setup.padding,
+            metrics: setup.metrics,
+            occupancy: setup.occupancy,
+            lanes: (0..lanes).map(|_| LaneSlot::default()).collect(),
+            inner: Mutex::new(inner),
+            alarm: Condvar::new(),
+            history: Mutex::default(),
+            outstanding: AtomicU32::new(0),
+            next_request: AtomicU64::new(0),
+        });
+        let start = || -> std::io::Result<()> {
+            for (index, engine) in setup.engines.into_iter().enumerate() {
+                let its = runtime.clone();
+                let name = format!("lane-{}-{index}", runtime.device);
+                std::thread::Builder::new().name(name).spawn(move || lane::work(&its, index, engine))?;
+            }
+            let its = runtime.clone();
+            let name = format!("alarm-{}", runtime.device);
+            std::thread::Builder::new().name(name).spawn(move || its.ring_alarms())?;
+            Ok(())
+        };
+        // Threads that have started end at once if another cannot.
+        start().inspect_err(|_| runtime.stop())?;
+        Ok(runtime)
+    }
+
+    /// Ends the threads once their present launches are over. What waits is not answered: to be called when nothing does.
+    pub fn stop(&self) {
+        self.inner.lock().stopped = true;
+        self.alarm.notify_all();
+        for lane in &self.lanes {
+            lane.stop();
+        }
+    }
+
+    /// Takes a request in, which has `length`; gives its name. The answer comes through the call's `reply`, always.
+    pub fn submit(&self, mut call: Call, length: u32) -> RequestId {
+        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let rows = call.admitted.rows;
+        let mut rejected = None;
+        let mut actions = Actions::default();
+        {
+            let mut inner = self.inner.lock();
+            let now = self.clock.now();
+            let padded = self.padded_length(length);
+            let mut request =
+                DeviceRequest { id, model: ModelId(0), deadline: call.deadline, size: rows, length: padded };
+            let mut result = inner.policy.handle_request(now, &request);
+            if let Err(DeviceReject::DeadlineImpossible { .. }) = result
+                && call.deadline_is_slo
+                && inner.probed.is_none_or(|last| now.since(last) >= PROBE_EVERY)
+            {
+                inner.probed = Some(now);
+                request.deadline = Time::MAX;
+                result = inner.policy.handle_request(now, &request);
+            }
+            match result {
+                Ok(()) => {
+                    self.outstanding.fetch_add(rows, Ordering::Relaxed);
+                    let input = Arc::new(std::mem::take(&mut call.admitted));
+                    inner.desk.insert(id, Entry::new(call, input, length));
+                }
+                Err(reject) => rejected = Some((call, reject, now)),
+            }
+            self.settle(&mut inner, &mut actions);
+        }
+        if let Some((call, reject, now)) = rejected {
+            self.reject(call, reject, now);
+        }
+        self.carry_out(actions, None);
+        id
+    }
+
+    fn reject(&self, call: Call, reject: DeviceReject, now: Time) {
+        let reject = match reject {
+            DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
+            DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
+            other @ (DeviceReject::TooLarge { .. } | DeviceReject::Empty) => {
+                let message = format!("model '{}': {other}", self.model);
+                return call.fail(Reason::Engine, ServiceError::InvalidArgument(message), now);
+            }
+        };
+        call.reject(&reject, &self.profile, now);
+    }
+
+    /// The client of a request has gone. It was counted by whoever says so.
+    pub fn cancel(&self, request: RequestId) {
+        let mut actions = Actions::default();
+        {
+            let mut inner = self.inner.lock();
+            let Some(entry) = inner.desk.remove(request) else { return };
+            self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
+            let now = self.clock.now();
+            inner.policy.handle_cancel(now, request);
+            self.settle(&mut inner, &mut actions);
+        }
+        self.carry_out(actions, None);
+    }
+
+    /// A lane begins a launch.
+    pub(super) fn begin(&self) -> Time {
+        let now = self.clock.now();
+        self.occupancy.begin(now);
+        now
+    }
+
+    /// A lane has ended a launch.
+    pub(super) fn finish(&self, work: Work, begin: Time, outcome: Outcome) {
+        let Work { launch, members, .. } = work;
+        let end = self.clock.now();
+        self.occupancy.end(end);
+        let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
+        self.metrics.record_launch(&launch, asked, end.since(begin));
+        self.history.lock().push(&launch, begin, end);
+        let mut actions = Actions::default();
+        let mut failed = Vec::new();
+        {
+            let mut inner = self.inner.lock();
+            let now = self.clock.now();
+            inner.running -= 1;
+            for (request, reason) in outcome.failed {
+                // Before the completion, so that it goes no further.
+                inner.policy.handle_cancel(now, request);
+                failed.extend(inner.desk.remove(request).map(|entry| (entry, reason)));
+            }
+            let mut answered_alone = Vec::new();
+            for (request, outputs) in outcome.answers {
+                if outcome.alone {
+                    inner.policy.handle_cancel(now, request);
+                    answered_alone.extend(inner.desk.remove(request).map(|entry| (entry, outputs)));
+                } else {
+                    inner.desk.answer(request, outputs, begin, outcome.phases);
+                }
+            }
+            if let Some(state) = outcome.state {
+                inner.desk.keep(&members, state, begin, outcome.phases);
+            }
+            inner.policy.handle_completion(now, launch.id, &[]);
+            self.settle(&mut inner, &mut actions);
+            drop(inner);
+            self.answer_alone(answered_alone, failed, now);
+        }
+        self.carry_out(actions, Some(launch.rows));
+    }
+
+    /// Answers the members of a launch that failed as a whole.
+    fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, String)>, now: Time) {
+        for (entry, outputs) in answered {
+            self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
+            entry.call.executable.record_alone(entry.rows, now.since(entry.call.arrival));
+            // A client that is gone has nobody to tell.
+            let _ = entry.call.reply.send(Ok(outputs));
+        }
+        for (entry, reason) in failed {
+            self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
+            let message = format!("model '{}' failed on this request: {reason}", self.model);
+            entry.call.fail(Reason::Engine, ServiceError::Internal(message), now);
+        }
+    }
+
+    /// Takes the policy's decisions, and sees to it that the alarm rings in time.
+    fn settle(&self, inner: &mut Inner, actions: &mut Actions) {
+        while let Some(output) = inner.policy.poll_output() {
+            match output {
+                DeviceOutput::Admit { request, slots } => {
+                    let input = inner.desk.get(request).and_then(|entry| entry.input.clone());
+                    actions.writes.push(Write { request, slots, input });
+                }
+                DeviceOutput::Launch(launch) => {
+                    inner.running += 1;
+                    let lane = launch.lane.0 as usize;
+                    actions.launches.push((lane, inner.desk.work(launch)));
+                }
+                DeviceOutput::Reply { request, launch } => {
+                    actions.replies.extend(inner.desk.remove(request).map(|entry| (entry, launch)));
+                }
+                DeviceOutput::Drop { request, reason } => {
+                    actions.drops.extend(inner.desk.remove(request).map(|entry| (entry, reason)));
+                }
+                DeviceOutput::Note(note) => self.metrics.record_note(&note),
+            }
+        }
+        let at = inner.policy.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        if at < inner.alarm_at {
+            inner.alarm_at = at;
+            self.alarm.notify_one();
+        }
+    }
+
+    /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
+    fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
+        loop {
+            let Actions { writes, launches, replies, drops } = actions;
+            for (lane, work) in launches {
+                self.slot(lane).put(work);
+            }
+            self.reply(replies, rows.unwrap_or(0));
+            for (entry, DeviceDrop::Hopeless) in drops {
+                self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
+                entry.call.drop_for(DropReason::Hopeless, self.clock.now());
+            }
+            if writes.is_empty() {
+                return;
+            }
+            let written: SmallVec<[bool; 1]> = writes.iter().map(|write| self.write(write)).collect();
+            actions = Actions::default();
+            let mut inner = self.inner.lock();
+            let now = self.clock.now();
+            for (write, written) in writes.into_iter().zip(written) {
+                if written && let Some(entry) = inner.desk.get(write.request) {
+                    entry.slots = Some(write.slots);
+                    // Later segments may fail when the slots have long been given to others.
+                    if self.segments == 1 {
+                        entry.input = None;
+                    }
+                }
+                inner.policy.handle_input(now, write.request);
+            }
+            self.settle(&mut inner, &mut actions);
+        }
+    }
+
+    /// Copies inputs into the ring. Not written: their launch takes them from where they are.
+    fn write(&self, write: &Write) -> bool {
+        let (Some(rings), Some(input)) = (&self.rings, &write.input) else { return false };
+        rings.write(&self.plan, self.padding.as_deref(), input, write.slots)
+    }
+
+    fn reply(&self, replies: Vec<(Entry, LaunchId)>, rows: u32) {
+        let now = self.clock.now();
+        let Some((first, _)) = replies.first() else { return };
+        let (executable, phases) = (first.call.executable.clone(), first.phases);
+        let times = |entry: &Entry| {
+            let call = &entry.call;
+            (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
+        };
+        executable.metrics.record_batch(rows, phases, replies.iter().map(|(entry, _)| times(entry)));
+        executable.statistics.lock().record_batch(
+            Clock::unix_millis(),
+            rows,
+            phases,
+            replies.iter().map(|(entry, _)| times(entry)).map(|(queued, took, _)| (queued, took)),
+        );
+        for (entry, launch) in replies {
+            self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
+            let Some(outputs) = entry.outputs else {
+                tracing::error!(
+                    model = self.model,
+                    ?launch,
+                    "a request was to be answered without outputs: this is a defect"
+                );
+                continue;
+            };
+            // A client that left meanwhile has been computed for; there is nobody to tell.
+            let _ = entry.call.reply.send(Ok(outputs));
+        }
+    }
+
+    /// The life of the alarm's thread.
+    fn ring_alarms(&self) {
+        let mut inner = self.inner.lock();
+        while !inner.stopped {
+            let now = self.clock.now();
+            let at = inner.policy.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            if at <= now {
+                let mut actions = Actions::default();
+                inner.policy.handle_timeout(now);
+                self.settle(&mut inner, &mut actions);
+                drop(inner);
+                self.carry_out(actions, None);
+                inner = self.inner.lock();
+                continue;
+            }
+            inner.alarm_at = at;
+            match self.clock.instant(at) {
+                Some(instant) => {
+                    self.alarm.wait_until(&mut inner, instant);
+                }
+                None => self.alarm.wait(&mut inner),
+            }
+        }
+    }
+
+    pub(super) fn slot(&self, lane: usize) -> &LaneSlot {
+        &self.lanes[lane]
+    }
+
+    pub(super) fn device(&self) -> usize {
+        self.device
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    pub(super) fn segments(&self) -> usize {
+        self.segments
+    }
+
+    pub(super) fn plan(&self) -> &BatchPlan {
+        &self.plan
+    }
+
+    /// Items that were taken in and are not answered.
+    pub(super) fn outstanding(&self) -> u32 {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Items that wait for a launch.
+    pub(super) fn waiting(&self) -> u32 {
+        self.inner.lock().policy.stats().waiting
+    }
+
+    /// Brings the gauges up to date.
+    pub(super) fn update_metrics(&self) {
+        let (running, stats) = {
+            let inner = self.inner.lock();
+            (inner.running, inner.policy.stats())
+        };
+        self.metrics.set(self.lanes.len(), running, stats);
+    }
+
+    /// The policy's name, its lanes' largest batches, and the launches that ended at `from` or later, with whether all of them are there.
+    pub(super) fn past(&self, from: Time) -> (&'static str, Vec<u32>, Vec<PastLaunch>, bool) {
+        let lanes = self.inner.lock().policy.lanes().iter().map(|lane| lane.max_rows).collect();
+        let (launches, complete) = self.history.lock().since(from);
+        (self.policy_name, lanes, launches, complete)
+    }
+
+    /// What a request of `length` is padded to before it meets others.
+    pub(super) fn padded_length(&self, length: u32) -> u32 {
+        match &self.rings {
+            Some(rings) if rings.length() > 0 => rings.length(),
+            _ => length,
+        }
+    }
+
+    /// The batch in a run of slots, without a copy.
+    pub(super) fn read(&self, run: SlotRun) -> Option<State> {
+        self.rings.as_ref()?.read(&self.plan, run)
+    }
+
+    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them.
+    pub(super) fn join_inputs(&self, members: &[Member], length: u32, fill: u32) -> Result<State, String> {
+        if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
+            return Ok(self.assemble(inputs.into_iter(), length, fill));
+        }
+        let mut states = Vec::with_capacity(members.len() + 1);
+        for member in members {
+            states.push(match (&member.input, member.slots) {
+                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0),
+                (None, Some(slots)) => {
+                    self.read(slots).ok_or("a slot of the input ring is in use: this is a defect")?
+                }
+                (None, None) => return Err("a request has no inputs: this is a defect".to_owned()),
+            });
+        }
+        if fill > 0 {
+            states.push(self.assemble(std::iter::empty(), length, fill));
+        }
+        lane::join(states)
+    }
+
+    fn assemble<'a>(
+        &self,
+        inputs: impl ExactSizeIterator<Item = &'a Admitted> + Clone,
+        length: u32,
+        fill: u32,
+    ) -> State {
+        match &self.padding {
+            Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
+            None if fill == 0 => self.plan.assemble(inputs),
+            None => {
+                let dummy = self.plan.zeros(1);
+                let dummies = std::iter::repeat_n(&dummy, fill as usize);
+                let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
+                self.plan.assemble(all.into_iter())
+            }
+        }
+    }
+
+    /// Cuts outputs back to what a request of `length` would have got alone.
+    pub(super) fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
+        match &self.padding {
+            Some(padding) if length < padded => padding.cut(&self.plan, outputs, length, padded),
+            _ => Ok(outputs),
+        }
+    }
+}

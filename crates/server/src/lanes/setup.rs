@@ -1,0 +1,204 @@
+//! Brings a device policy into service for a loaded model: checks that it can, measures, starts its lanes.
+
+use std::sync::Arc;
+
+use anyhow::{bail, ensure};
+use downbeat_core::device::{
+    DevicePolicy as Policy, Elastic, ElasticOptions, MixTable, SegmentProfile, Windowed, WindowedOptions,
+};
+use downbeat_core::{Duration, LatencyProfile, ModelId};
+use downbeat_engine::{Lane, Model, State};
+
+use super::group::LaneGroup;
+use super::input_rings::InputRings;
+use super::metrics::LaneMetricsFamily;
+use super::occupancy::Occupancy;
+use super::padding::Padding;
+use super::padding_check;
+use super::runtime::{self, Runtime};
+use crate::clock::Clock;
+use crate::options::{DevicePolicy, DeviceSettings};
+use crate::plan::BatchPlan;
+
+/// Slots of a ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
+const SLOTS_AN_ITEM: u32 = 4;
+/// Largest number of lanes.
+const MOST_LANES: usize = 256;
+
+/// A loaded model, and what it is to run on.
+pub struct Ground<'a> {
+    /// Model name.
+    pub name: &'a str,
+    /// Its version.
+    pub version: &'a str,
+    /// The model.
+    pub model: &'a dyn Model,
+    /// How its batches are made.
+    pub plan: Arc<BatchPlan>,
+    /// What its batches take, of the length that it was measured with where requests vary.
+    pub profile: LatencyProfile,
+    /// What the policies decide by.
+    pub segments: SegmentProfile,
+    /// Which policy; not exclusive.
+    pub policy: DevicePolicy,
+    /// How.
+    pub settings: &'a DeviceSettings,
+    /// The configuration's `max_queue_delay_microseconds`.
+    pub queue_delay: Duration,
+    /// Whether requests that cannot make their deadline are given up.
+    pub drop: bool,
+    /// The most items that wait, each device.
+    pub queue_bound: u32,
+    /// What tells the time.
+    pub clock: Clock,
+    /// Where to count.
+    pub metrics: &'a LaneMetricsFamily,
+    /// The devices.
+    pub devices: &'a [Arc<Occupancy>],
+}
+
+/// How requests of different lengths share batches, if they do.
+///
+/// # Errors
+/// Why a model cannot have a device policy, in words with what to do.
+pub fn padding(
+    plan: &BatchPlan,
+    policy: DevicePolicy,
+    settings: &DeviceSettings,
+) -> anyhow::Result<Option<Arc<Padding>>> {
+    ensure!(
+        plan.is_batched(),
+        "the device policy '{policy}' makes batches, and the model has no batch dimension (max_batch_size is 0); use the policy exclusive"
+    );
+    if !settings.pad {
+        ensure!(
+            !plan.has_varying_shapes(),
+            "requests vary in shape, and the device policy '{policy}' puts all requests into the same batches; give `pad = true` where the model's answers \
+             do not change when its inputs are padded with zeros, or use the policy exclusive, which keeps shapes apart"
+        );
+        return Ok(None);
+    }
+    let padding = Padding::new(plan, settings.max_length).map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))?;
+    Ok(Some(Arc::new(padding)))
+}
+
+/// Checks that a model's answers do not change when its inputs are padded.
+///
+/// # Errors
+/// If they do, or the model cannot run what it is asked with.
+pub fn check_padding(plan: &BatchPlan, padding: &Padding, model: &dyn Model) -> anyhow::Result<()> {
+    let mut lane = model.lane()?;
+    let mut run = |state: State| -> Result<State, String> {
+        let mut state = state;
+        lane.run(0..model.segments(), &mut state).map_err(|error| error.to_string())?;
+        Ok(state)
+    };
+    padding_check::check(plan, padding, &mut run).map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))
+}
+
+/// The lanes of the elastic policy: which under which load, and how many items at once.
+///
+/// # Errors
+/// If they do not suit the model.
+pub fn mixes(settings: &DeviceSettings, max_batch: u32) -> anyhow::Result<(MixTable, u32)> {
+    let largest = 1u32 << max_batch.max(1).ilog2();
+    let naive = || MixTable::naive(settings.max_running.unwrap_or(largest.saturating_mul(2)));
+    let mixes = settings.mixes.clone().unwrap_or_else(naive);
+    for (load, mix) in mixes.entries() {
+        ensure!(
+            mix.count(1) > 0,
+            "mixes: the lanes for a load of {load} ({mix}) have none for one item; add a lane of 1"
+        );
+    }
+    let all = mixes.union();
+    let most = all.sizes().max().unwrap_or(1);
+    ensure!(
+        most <= max_batch,
+        "mixes: a lane of {most} items is larger than the model's largest batch of {max_batch}; leave it out, lower max_running, or raise max_batch_size"
+    );
+    let lanes = all.sizes().count();
+    ensure!(lanes <= MOST_LANES, "mixes: {lanes} lanes are more than the {MOST_LANES} that a device may have");
+    let total = mixes.entries().iter().map(|(_, mix)| mix.total()).max().unwrap_or(1);
+    let max_running = settings.max_running.unwrap_or(total);
+    ensure!(max_running > 0, "max_running is 0; at least one item has to run");
+    Ok((mixes, max_running))
+}
+
+/// The largest request that a policy takes, of a model that could take batches of `max_batch`.
+///
+/// # Errors
+/// If its settings do not suit the model.
+pub fn largest_request(policy: DevicePolicy, settings: &DeviceSettings, max_batch: u32) -> anyhow::Result<u32> {
+    if policy != DevicePolicy::Elastic {
+        return Ok(max_batch);
+    }
+    let (mixes, max_running) = mixes(settings, max_batch)?;
+    Ok(mixes.union().sizes().max().unwrap_or(1).min(max_running))
+}
+
+/// Starts the lanes of a model version on every device, warm.
+///
+/// # Errors
+/// Why the policy cannot have this model, in words with what to do.
+pub fn start(
+    ground: Ground<'_>,
+    padding: Option<Arc<Padding>>,
+    mut warm_up: impl FnMut(&mut dyn Lane) -> anyhow::Result<()>,
+) -> anyhow::Result<LaneGroup> {
+    let mut runtimes: Vec<Arc<Runtime>> = Vec::new();
+    for (device, occupancy) in ground.devices.iter().enumerate() {
+        let (policy, rings) = policy(&ground, padding.as_deref())?;
+        let mut engines = Vec::new();
+        for _ in policy.lanes() {
+            let mut engine = ground.model.lane()?;
+            warm_up(&mut *engine)?;
+            engines.push(engine);
+        }
+        runtimes.push(Runtime::start(runtime::Setup {
+            model: ground.name.to_owned(),
+            device,
+            clock: ground.clock,
+            plan: ground.plan.clone(),
+            policy,
+            policy_name: ground.policy.name(),
+            engines,
+            segments: ground.model.segments(),
+            profile: ground.profile.clone(),
+            rings,
+            padding: padding.clone(),
+            metrics: ground.metrics.lanes(ground.name, ground.version, device),
+            occupancy: occupancy.clone(),
+        })?);
+    }
+    Ok(LaneGroup::new(runtimes, padding))
+}
+
+/// A fresh policy, and the ring that its requests enter.
+fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
+    let (model, settings, max_batch) = (ModelId(0), ground.settings, ground.plan.max_batch());
+    let (drop, queue_bound, profile) = (ground.drop, ground.queue_bound, ground.segments.clone());
+    match ground.policy {
+        DevicePolicy::Exclusive => bail!("the policy exclusive has no lanes"),
+        DevicePolicy::Windowed => {
+            let window = settings.window.unwrap_or(ground.queue_delay);
+            let fill = settings.fill;
+            let options = WindowedOptions { model, profile, max_batch, window, fill, drop, queue_bound };
+            Ok((Box::new(Windowed::new(options)), None))
+        }
+        DevicePolicy::Elastic => {
+            let (mixes, max_running) = mixes(settings, max_batch)?;
+            let least = settings.ring_slots.unwrap_or(max_running.saturating_mul(SLOTS_AN_ITEM));
+            ensure!(
+                least >= max_running.max(max_batch),
+                "an input ring of {least} slots is too small: the largest request has {max_batch} items and {max_running} run at once; ring_slots must be at \
+                 least {}",
+                max_running.max(max_batch)
+            );
+            let rings = InputRings::new(&ground.plan, padding, least).map_err(anyhow::Error::msg)?;
+            let ring_slots = rings.slots();
+            let options = ElasticOptions { model, profile, mixes, max_running, ring_slots, drop, queue_bound };
+            Ok((Box::new(Elastic::new(options)), Some(rings)))
+        }
+        DevicePolicy::Staged => bail!("the policy staged is not there yet"),
+    }
+}

@@ -1,0 +1,248 @@
+//! Device policies in the server: whatever decides about batches, a request's answer is the one that it gets alone.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use downbeat_core::device::{LaneMix, MixTable};
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::{InferInput, InferRequest, InferResponse};
+use downbeat_server::error::ServiceError;
+use downbeat_server::options::{
+    DeviceGroup, DevicePolicy, DeviceSettings, DispatchPolicy, EngineChoice, ModelControl, ServerOptions,
+};
+use downbeat_server::registry::Registry;
+use downbeat_server::service::{LoadOverrides, Service};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")
+}
+
+fn options(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> ServerOptions {
+    let mut options = ServerOptions::new(examples());
+    options.engine = EngineChoice::Rten;
+    options.threads = 1;
+    options.profiling.enabled = false;
+    options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
+    let models = vec!["*".to_owned()];
+    options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
+    options
+}
+
+async fn load(options: ServerOptions) -> Result<Registry, ServiceError> {
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    for name in registry.wanted_at_start().to_vec() {
+        registry.load_model(&name, LoadOverrides::default(), Arc::new(())).await?;
+    }
+    registry.set_started();
+    Ok(registry)
+}
+
+async fn serve(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+    load(options(models, policy, settings)).await.unwrap()
+}
+
+async fn refused(model: &str, policy: DevicePolicy, settings: DeviceSettings) -> String {
+    load(options(&[model], policy, settings)).await.err().expect("it loads").to_string()
+}
+
+fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
+    InferInput {
+        name: name.to_owned(),
+        datatype,
+        shape: shape.to_vec(),
+        parameters: Default::default(),
+        data: data.into(),
+    }
+}
+
+fn floats(rng: &mut Pcg64Mcg, count: i64) -> Vec<u8> {
+    (0..count).flat_map(|_| rng.random_range(0.0f32..255.0).to_le_bytes()).collect()
+}
+
+fn ids(rng: &mut Pcg64Mcg, count: i64) -> Vec<u8> {
+    (0..count).flat_map(|_| rng.random_range(1i64..1000).to_le_bytes()).collect()
+}
+
+/// A random request of one of the examples.
+fn request(rng: &mut Pcg64Mcg, model: &str) -> InferRequest {
+    let rows = rng.random_range(1..4i64);
+    let inputs = match model {
+        "digits" => vec![input("image", DataType::Fp32, &[rows, 8, 8], floats(rng, rows * 64))],
+        "mlp" => vec![input("input", DataType::Fp32, &[rows, 784], floats(rng, rows * 784))],
+        _ => {
+            let length = rng.random_range(1..24i64);
+            let ones = (0..rows * length).flat_map(|_| 1i64.to_le_bytes()).collect();
+            vec![
+                input("input_ids", DataType::Int64, &[rows, length], ids(rng, rows * length)),
+                input("attention_mask", DataType::Int64, &[rows, length], ones),
+            ]
+        }
+    };
+    InferRequest { model_name: model.to_owned(), inputs, ..Default::default() }
+}
+
+/// Whether two answers are the same within what the order of additions may change.
+fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
+    assert_eq!(expected.outputs.len(), got.outputs.len());
+    for (expected, got) in expected.outputs.iter().zip(&got.outputs) {
+        assert_eq!((&expected.name, &expected.shape), (&got.name, &got.shape), "{model}");
+        let numbers = |data: &[u8]| -> Vec<f32> {
+            data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        for (a, b) in numbers(&expected.data).into_iter().zip(numbers(&got.data)) {
+            assert!((a - b).abs() <= 1e-4 * (1.0 + a.abs()), "{model} {}: {a} and {b}", expected.name);
+        }
+    }
+}
+
+/// Serves random requests that come at random times, some of which are cancelled, and compares the answers with the exclusive path's.
+async fn answers_as_exclusive(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) {
+    let alone = serve(models, DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(models, policy, settings).await;
+    let seed = 7;
+    println!("seed {seed}");
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let mut answers = Vec::new();
+    for _ in 0..300 {
+        let model = models[rng.random_range(0..models.len())];
+        let request = request(&mut rng, model);
+        let expected = alone.infer(request.clone()).await.unwrap();
+        let cancelled = rng.random_bool(0.1);
+        let pause = Duration::from_micros(rng.random_range(0..400));
+        let its = registry.clone();
+        let answer = tokio::spawn(async move { its.infer(request).await });
+        if rng.random_bool(0.5) {
+            tokio::time::sleep(pause).await;
+        }
+        if cancelled {
+            answer.abort();
+        }
+        answers.push((model, cancelled, expected, answer));
+    }
+    let (mut answered, mut lost) = (0, 0);
+    for (model, cancelled, expected, answer) in answers {
+        match answer.await {
+            Ok(answer) => {
+                assert_same(model, &expected, &answer.unwrap());
+                answered += 1;
+            }
+            Err(error) => {
+                assert!(cancelled && error.is_cancelled(), "{error}");
+                lost += 1;
+            }
+        }
+    }
+    assert!(answered > 250 && lost <= 50, "{answered} answered, {lost} cancelled");
+    let counted = metric(&registry, "nv_inference_request_success", "");
+    let cancelled = metric(&registry, "downbeat_requests_not_answered_total", "");
+    // Some that were cancelled had been answered before, or had not begun.
+    assert!(counted >= f64::from(answered) && counted + cancelled <= 300.0, "{counted} {cancelled}");
+    drained(&registry).await;
+    no_lane_ran_two_launches_at_once(&registry);
+}
+
+/// Waits until nothing waits and no slot is in use.
+async fn drained(registry: &Registry) {
+    for _ in 0..500 {
+        let busy = ["downbeat_lanes_busy", "downbeat_ring_occupied_slots", "nv_inference_pending_request_count"];
+        if busy.iter().all(|name| metric(registry, name, "") == 0.0) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("something still waits:\n{}", registry.metrics().unwrap());
+}
+
+fn no_lane_ran_two_launches_at_once(registry: &Registry) {
+    let timeline = registry.timeline(Duration::from_secs(60)).unwrap();
+    assert!(!timeline.devices.is_empty());
+    for device in timeline.devices {
+        assert!(device.complete && !device.launches.is_empty(), "{device:?}");
+        let mut ends = vec![0; device.lanes.len()];
+        let mut launches = device.launches;
+        launches.sort_by_key(|launch| launch.begin_ns);
+        for launch in launches {
+            let end = &mut ends[launch.lane as usize];
+            assert!(*end <= launch.begin_ns && launch.begin_ns <= launch.end_ns, "{launch:?} before {end}");
+            *end = launch.end_ns;
+            assert!(launch.rows <= launch.computed_rows && launch.computed_rows <= 128);
+        }
+    }
+}
+
+/// A metric's value, summed over its labels.
+fn metric(registry: &Registry, name: &str, label: &str) -> f64 {
+    let text = registry.metrics().unwrap();
+    let lines = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
+    lines.filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn windowed_answers_as_exclusive() {
+    let settings =
+        DeviceSettings { window: Some(downbeat_core::Duration::from_micros(500)), ..DeviceSettings::default() };
+    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Windowed, settings).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn windowed_fills_batches_without_changing_answers() {
+    let settings = DeviceSettings { fill: true, ..DeviceSettings::default() };
+    answers_as_exclusive(&["digits"], DevicePolicy::Windowed, settings).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn windowed_pads_and_cuts_back() {
+    let settings = DeviceSettings { pad: true, ..DeviceSettings::default() };
+    answers_as_exclusive(&["encoder"], DevicePolicy::Windowed, settings.clone()).await;
+    answers_as_exclusive(&["encoder"], DevicePolicy::Windowed, DeviceSettings { fill: true, ..settings }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn elastic_answers_as_exclusive() {
+    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Elastic, DeviceSettings::default()).await;
+    let mix = |text: &str| text.parse::<LaneMix>().unwrap();
+    let mixes = MixTable::enhanced(vec![(4, mix("4")), (8, mix("4,4"))]).unwrap();
+    // As small a ring as may be: requests wait for room.
+    let settings = DeviceSettings { mixes: Some(mixes), ring_slots: Some(11), ..DeviceSettings::default() };
+    answers_as_exclusive(&["digits"], DevicePolicy::Elastic, settings).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn elastic_pads_to_the_longest_of_all() {
+    let settings = DeviceSettings { pad: true, max_length: Some(24), ..DeviceSettings::default() };
+    answers_as_exclusive(&["encoder"], DevicePolicy::Elastic, settings).await;
+}
+
+#[tokio::test]
+async fn what_a_policy_cannot_do_is_said_at_load() {
+    use DevicePolicy::*;
+    let none = DeviceSettings::default;
+    let error = refused("encoder", Windowed, none()).await;
+    assert!(error.contains("requests vary in shape") && error.contains("give `pad = true`"), "{error}");
+    let error = refused("encoder", Elastic, DeviceSettings { pad: true, ..none() }).await;
+    assert!(error.contains("what varies has no slots in an input ring; give `pad = true` and `max_length`"), "{error}");
+    let error = refused("digits", Elastic, DeviceSettings { pad: true, ..none() }).await;
+    assert!(error.contains("nothing to pad; leave `pad` out"), "{error}");
+    let error = refused("digits", Elastic, DeviceSettings { ring_slots: Some(8), ..none() }).await;
+    assert!(
+        error.contains("an input ring of 8 slots is too small: the largest request has 64 items and 128 run"),
+        "{error}"
+    );
+    let mixes = MixTable::enhanced(vec![(4, "128".parse().unwrap())]).unwrap();
+    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
+    assert!(error.contains("a lane of 128 items is larger than the model's largest batch of 64"), "{error}");
+    let mixes = serde_json::from_str(r#"{"entries": [[1, {"counts": {"2": 1}}]]}"#).unwrap();
+    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
+    assert!(error.contains("the lanes for a load of 1 (2) have none for one item"), "{error}");
+    let mut wrong = options(&["digits"], Windowed, none());
+    wrong.models.entry("digits".to_owned()).or_default().dispatch = Some(DispatchPolicy::Eager);
+    let error = load(wrong).await.err().unwrap().to_string();
+    assert!(error.contains("'windowed' makes the model's batches, and so does its scheduler 'eager'"), "{error}");
+    let mut wrong = options(&["digits"], Exclusive, none());
+    wrong.dispatch = DispatchPolicy::Route;
+    let error = load(wrong).await.err().unwrap().to_string();
+    assert!(error.contains("the scheduler 'route' leaves batches to the device"), "{error}");
+}

@@ -62,7 +62,7 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     for (_, file) in definition.versions.clone() {
         let signature = match definition.format {
             ModelFormat::Onnx => downbeat_engine::inspect(&file)?,
-            ModelFormat::Emulated => Emulated::new().load(&LoadOptions { path: file, threads: 1 })?.signature().clone(),
+            ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;
     }

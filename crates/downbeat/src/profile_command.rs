@@ -113,7 +113,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let model = engine.load(&LoadOptions { path: file, threads })?;
+    let model = engine.load(&LoadOptions::new(file, threads))?;
     definition.complete(model.signature())?;
     let max_batch = definition.batching.max_batch_size;
     let sizes = match &args.batch {

@@ -26,7 +26,7 @@ fn main() {
     }
     for engine in &engines {
         for threads in [1, 2] {
-            let model = match engine.load(&LoadOptions { path: path.clone(), threads }) {
+            let model = match engine.load(&LoadOptions::new(&path, threads)) {
                 Ok(model) => model,
                 Err(e) => {
                     println!("{e}");

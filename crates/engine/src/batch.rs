@@ -1,21 +1,21 @@
 //! What every engine requires of a batch before it looks at its bytes.
 
-use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::tensor::{DataType, TensorSpec};
 
 use crate::strings;
 use crate::tensor::Tensor;
 
-/// Checks a batch against the inputs of the model: count, datatypes, ranks, fixed sizes, and the number of bytes, which
+/// Checks a batch against the inputs of the model or the tensors between two segments: count, datatypes, ranks, fixed sizes, and the number of bytes, which
 /// is what makes it sound to give an engine a pointer to them.
 ///
 /// # Errors
 /// In words: the input, what was expected, what it got.
 #[inline]
-pub(crate) fn check(signature: &Signature, tensors: &[Tensor]) -> Result<(), String> {
-    if tensors.len() != signature.inputs.len() {
-        return Err(format!("expected {} inputs, got {}", signature.inputs.len(), tensors.len()));
+pub(crate) fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
+    if tensors.len() != specs.len() {
+        return Err(format!("expected {} inputs, got {}", specs.len(), tensors.len()));
     }
-    signature.inputs.iter().zip(tensors).try_for_each(|(spec, tensor)| check_one(spec, tensor))
+    specs.iter().zip(tensors).try_for_each(|(spec, tensor)| check_one(spec, tensor))
 }
 
 fn check_one(spec: &TensorSpec, tensor: &Tensor) -> Result<(), String> {

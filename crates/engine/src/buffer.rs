@@ -19,6 +19,26 @@ pub struct Buffer {
 enum Memory {
     Owned(Aligned),
     Shared(Bytes),
+    /// An engine's, and nobody else's.
+    Lent(Box<dyn Lent>),
+}
+
+/// Memory of an engine's that this buffer alone may use, and that is given back when it is dropped.
+pub(crate) trait Lent: Send + Sync + 'static {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// The bytes, for change in place.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+/// For [`Bytes::from_owner`].
+struct LentBytes(Box<dyn Lent>);
+
+impl AsRef<[u8]> for LentBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
 }
 
 impl Default for Buffer {
@@ -52,12 +72,27 @@ impl Buffer {
         Buffer { memory: Memory::Shared(bytes) }
     }
 
+    /// Takes an engine's memory as it is; see [`Buffer::exclusive`].
+    pub(crate) fn from_lent(lent: Box<dyn Lent>) -> Self {
+        Buffer { memory: Memory::Lent(lent) }
+    }
+
+    /// The bytes, if nothing else can see them, so that they may be written without a copy.
+    pub(crate) fn exclusive(&mut self) -> Option<&mut [u8]> {
+        match &mut self.memory {
+            Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
+            Memory::Lent(lent) => Some(lent.bytes_mut()),
+            Memory::Shared(_) => None,
+        }
+    }
+
     /// Bytes written so far.
     #[inline]
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Owned(aligned) => aligned.len,
             Memory::Shared(bytes) => bytes.len(),
+            Memory::Lent(lent) => lent.bytes().len(),
         }
     }
 
@@ -85,12 +120,16 @@ impl Buffer {
         match &self.memory {
             Memory::Owned(aligned) => aligned.as_slice(),
             Memory::Shared(bytes) => bytes,
+            Memory::Lent(lent) => lent.bytes(),
         }
     }
 
     /// The bytes written so far, for change in place; copies them first if they are shared.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.owned(0).as_mut_slice()
+        if matches!(self.memory, Memory::Shared(_)) {
+            self.owned(0);
+        }
+        self.exclusive().expect("what was shared is copied")
     }
 
     /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most [`ALIGNMENT`]).
@@ -107,13 +146,15 @@ impl Buffer {
             Memory::Owned(aligned) if aligned.len == 0 => Bytes::new(),
             Memory::Owned(aligned) => Bytes::from_owner(aligned),
             Memory::Shared(bytes) => bytes,
+            Memory::Lent(lent) => Bytes::from_owner(LentBytes(lent)),
         }
     }
 
     /// The memory as this buffer's own, with room for `more` bytes.
     #[inline]
     fn owned(&mut self, more: usize) -> &mut Aligned {
-        if let Memory::Shared(bytes) = &self.memory {
+        if !matches!(self.memory, Memory::Owned(_)) {
+            let bytes = self.as_slice();
             let mut copy = Aligned::EMPTY;
             copy.grow_to(bytes.len().saturating_add(more));
             copy.extend(bytes);
@@ -121,7 +162,7 @@ impl Buffer {
         }
         match &mut self.memory {
             Memory::Owned(aligned) => aligned,
-            Memory::Shared(_) => unreachable!("replaced just above"),
+            Memory::Shared(_) | Memory::Lent(_) => unreachable!("replaced just above"),
         }
     }
 }

@@ -33,14 +33,19 @@ use serde::Deserialize;
 use crate::batch;
 use crate::buffer::Buffer;
 use crate::onnx;
+use crate::probe;
+use crate::segment::{Cut, SegmentInfo};
+use crate::state::State;
 use crate::tensor::{Tensor, elements};
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError, State};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError};
 
 pub(crate) const NAME: &str = "emulated";
 /// Largest configuration that is read, bytes.
 const CONFIG_LIMIT: u64 = 1 << 20;
 /// Largest profile, batch sizes.
 const BATCH_LIMIT: u32 = 1 << 16;
+/// Most segments.
+const STAGE_LIMIT: usize = 1024;
 
 /// The emulated engine.
 #[derive(Clone, Debug, Default)]
@@ -163,8 +168,61 @@ impl Engine for Emulated {
             let signature = config.signature().map_err(file_error(path))?;
             (signature, config.profile().map_err(file_error(path))?)
         };
-        Ok(Arc::new(EmulatedModel { shared: Arc::new(Shared { signature, profile }) }))
+        let segments = segments(&options.cut, &signature, &profile).map_err(|reason| LoadError::Model {
+            path: path.clone(),
+            engine: NAME,
+            reason,
+        })?;
+        Ok(Arc::new(EmulatedModel {
+            segments,
+            shared: Arc::new(Shared { signature, profile, parts: stages(&options.cut) }),
+        }))
     }
+}
+
+/// Into how many segments to cut.
+fn stages(cut: &Cut) -> usize {
+    if let Cut::Stages(stages) = cut { *stages } else { 1 }
+}
+
+/// Segments of equal time; the inputs stay the state until the last of them.
+fn segments(cut: &Cut, signature: &Signature, profile: &LatencyProfile) -> Result<Vec<SegmentInfo>, String> {
+    let stages = match cut {
+        Cut::Whole => return Ok(Vec::new()),
+        Cut::At(_) => return Err("it has no operators to cut behind; cut it into equal stages".into()),
+        Cut::Stages(0) => return Err("it cannot be cut into 0 segments; ask for 1 or more".into()),
+        Cut::Stages(stages) if *stages > STAGE_LIMIT => {
+            return Err(format!("it cannot be cut into {stages} segments. Ask for at most {STAGE_LIMIT}"));
+        }
+        Cut::Stages(stages) => *stages,
+    };
+    if stages > 1 {
+        probe::has_batch(signature)?;
+    }
+    let segment = |index: usize| {
+        let live = if index + 1 == stages { &signature.outputs } else { &signature.inputs };
+        let bytes = |spec: &TensorSpec| {
+            let elements = spec.dims.iter().map(|d| u64::try_from(*d).unwrap_or(1)).product::<u64>();
+            elements.saturating_mul(spec.datatype.size().unwrap_or(4) as u64)
+        };
+        let name = format!("part {} of {stages}", index + 1);
+        SegmentInfo {
+            operators: 1,
+            first: name.clone(),
+            last: name,
+            live: live.clone(),
+            live_bytes_per_item: live.iter().map(bytes).sum(),
+            weight_bytes: 0,
+            time: Some(share(profile.latency(1), &(index..index + 1), stages)),
+        }
+    };
+    Ok((0..stages).map(segment).collect())
+}
+
+/// What the segments of `range` take of a whole: the parts add up to it, to the nanosecond.
+fn share(whole: Duration, range: &Range<usize>, stages: usize) -> Duration {
+    let until = |index: usize| (u128::from(whole.as_nanos()) * index as u128 / stages.max(1) as u128) as u64;
+    Duration::from_nanos(until(range.end) - until(range.start))
 }
 
 /// Makes what is wrong with a file an error of it.
@@ -174,16 +232,27 @@ fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
 
 struct EmulatedModel {
     shared: Arc<Shared>,
+    segments: Vec<SegmentInfo>,
 }
 
 struct Shared {
     signature: Signature,
     profile: LatencyProfile,
+    /// Segments.
+    parts: usize,
 }
 
 impl Model for EmulatedModel {
     fn signature(&self) -> &Signature {
         &self.shared.signature
+    }
+
+    fn segments(&self) -> usize {
+        self.shared.parts
+    }
+
+    fn segment_info(&self) -> &[SegmentInfo] {
+        &self.segments
     }
 
     fn profile(&self) -> Option<&LatencyProfile> {
@@ -205,16 +274,23 @@ impl Lane for EmulatedLane {
             return Ok(());
         }
         let inputs = std::mem::take(&mut state.tensors);
-        let Shared { signature, profile } = &*self.shared;
+        let Shared { signature, profile, parts } = &*self.shared;
         let error = |reason| RunError { engine: NAME, reason };
-        batch::check(signature, &inputs).map_err(error)?;
+        if range.end > *parts {
+            return Err(error(format!("there are {parts} segments, but {range:?} are asked for")));
+        }
+        batch::check(&signature.inputs, &inputs).map_err(error)?;
         let rows = inputs.first().and_then(|t| t.shape.first()).map_or(1, |d| *d);
         let batch = u32::try_from(rows).ok().filter(|b| *b <= profile.max_batch());
         let batch = batch
             .ok_or_else(|| error(format!("a batch of {rows} is larger than the profile's {}", profile.max_batch())))?;
+        spend(share(profile.latency(batch), &range, *parts));
+        if range.end < *parts {
+            state.tensors = inputs;
+            return Ok(());
+        }
         let outputs = signature.outputs.iter().map(|spec| zeros(spec, &inputs).map_err(error));
         state.tensors = outputs.collect::<Result<_, _>>()?;
-        spend(profile.latency(batch));
         Ok(())
     }
 }

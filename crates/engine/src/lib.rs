@@ -1,22 +1,30 @@
 //! Inference engines behind one small trait; everything foreign or `unsafe` is here.
 
+pub mod activations;
 mod batch;
+mod boundary;
 mod buffer;
 pub mod choice;
 pub mod emulated;
 pub mod install;
 pub mod onnx;
 pub mod onnxruntime;
+mod probe;
 pub mod ring_memory;
 pub mod rten;
+mod segment;
+mod state;
 pub mod strings;
 pub mod tensor;
 mod traits;
 
+pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
 pub use emulated::Emulated;
 pub use onnx::inspect;
 pub use onnxruntime::{Onnxruntime, Search};
 pub use rten::Rten;
+pub use segment::{Cut, SegmentInfo};
+pub use state::{State, StateError};
 pub use tensor::{Buffer, Tensor};
-pub use traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError, State};
+pub use traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError};

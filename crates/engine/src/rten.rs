@@ -1,19 +1,24 @@
 //! RTen, the embedded engine: pure Rust, nothing to install.
 
+mod cut;
+mod value;
+
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use rten::{ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
+use rten::{ModelOptions, NodeId, RunOptions, ThreadPool};
 
-use crate::buffer::Buffer;
+use crate::activations::Activations;
 use crate::onnx::Checked;
+use crate::segment::{Cut, SegmentInfo};
+use crate::state::State;
 use crate::tensor::Tensor;
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError, State};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError};
 use crate::{batch, onnx};
+use value::{tensor_of, value_of};
 
 pub(crate) const NAME: &str = "rten";
 /// Version of the crate in use; its manifest and this line change together.
@@ -85,11 +90,15 @@ impl Engine for Rten {
                 )));
             }
         }
-        let node = |spec: &TensorSpec| model.node_id(&spec.name).map_err(|e| error(format!("{e}. {REMEDY}")));
-        let inputs = signature.inputs.iter().map(node).collect::<Result<Vec<_>, _>>()?;
-        let outputs = signature.outputs.iter().map(node).collect::<Result<Vec<_>, _>>()?;
         let run = RunOptions::default().with_thread_pool(Some(self.pool(options.threads)));
-        Ok(Arc::new(RtenModel { shared: Arc::new(Shared { model, signature, inputs, outputs, run }) }))
+        let mut whole = Shared { model, signature, states: Vec::new(), run };
+        let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
+        whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
+        if options.cut == Cut::Whole {
+            return Ok(Arc::new(RtenModel { shared: Arc::new(whole), segments: Vec::new(), activations: None }));
+        }
+        let (shared, segments, activations) = cut::cut(whole, options).map_err(error)?;
+        Ok(Arc::new(RtenModel { shared: Arc::new(shared), segments, activations: Some(activations) }))
     }
 }
 
@@ -145,19 +154,40 @@ const fn supported(datatype: DataType) -> bool {
 
 struct RtenModel {
     shared: Arc<Shared>,
+    segments: Vec<SegmentInfo>,
+    activations: Option<Activations>,
 }
 
 struct Shared {
     model: rten::Model,
     signature: Signature,
-    inputs: Vec<NodeId>,
-    outputs: Vec<NodeId>,
+    /// What a batch is before each segment, and behind the last.
+    states: Vec<Live>,
     run: RunOptions,
+}
+
+/// The tensors that a batch is at some place.
+#[derive(Clone)]
+struct Live {
+    specs: Vec<TensorSpec>,
+    nodes: Vec<NodeId>,
 }
 
 impl Model for RtenModel {
     fn signature(&self) -> &Signature {
         &self.shared.signature
+    }
+
+    fn segments(&self) -> usize {
+        self.shared.states.len() - 1
+    }
+
+    fn segment_info(&self) -> &[SegmentInfo] {
+        &self.segments
+    }
+
+    fn activations(&self) -> Option<&Activations> {
+        self.activations.as_ref()
     }
 
     fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
@@ -176,7 +206,13 @@ impl Lane for RtenLane {
             return Ok(());
         }
         let tensors = std::mem::take(&mut state.tensors);
-        match run(&self.shared, tensors) {
+        let states = &self.shared.states;
+        let result = match (states.get(range.start), states.get(range.end)) {
+            // However many segments: RTen runs from any values to any.
+            (Some(before), Some(behind)) => self.shared.run(before, behind, tensors),
+            _ => Err(format!("there are {} segments, but {range:?} are asked for", states.len() - 1)),
+        };
+        match result {
             Ok(outputs) => {
                 state.tensors = outputs;
                 Ok(())
@@ -186,119 +222,41 @@ impl Lane for RtenLane {
     }
 }
 
-fn run(shared: &Shared, mut tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
-    batch::check(&shared.signature, &tensors)?;
-    for tensor in &mut tensors {
-        tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
+impl Shared {
+    /// The tensors of these names.
+    fn state(&self, specs: Vec<TensorSpec>) -> Result<Live, String> {
+        let node = |spec: &TensorSpec| self.model.node_id(&spec.name).map_err(|e| format!("{e}. {REMEDY}"));
+        let nodes = specs.iter().map(node).collect::<Result<_, _>>()?;
+        Ok(Live { specs, nodes })
     }
-    let inputs = shared.inputs.iter().zip(&shared.signature.inputs).zip(&tensors);
-    let inputs = inputs
-        .map(|((id, spec), tensor)| Ok((*id, value_of(tensor).map_err(|e| format!("input '{}': {e}", spec.name))?)))
-        .collect::<Result<Vec<_>, String>>()?;
-    // The model is not changed by a run, so that a panic in an operator leaves nothing half done.
-    let run = AssertUnwindSafe(|| shared.model.run(inputs, &shared.outputs, Some(shared.run.clone())));
-    let values = match catch_unwind(run) {
-        Ok(values) => values.map_err(|e| e.to_string())?,
-        Err(panic) => return Err(format!("an operator failed: {}", panic_message(&*panic))),
-    };
-    let outputs = shared.signature.outputs.iter().zip(values);
-    outputs.map(|(spec, value)| tensor_of(value, spec).map_err(|e| format!("output '{}': {e}", spec.name))).collect()
-}
 
-/// A tensor, checked against the signature, as RTen takes it: in place, or converted where RTen has no such type.
-fn value_of(tensor: &Tensor) -> Result<ValueOrView<'_>, String> {
-    let bytes = tensor.data.as_slice();
-    let shape = tensor.shape.as_slice();
-    match tensor.datatype {
-        DataType::Fp32 => view::<f32>(shape, bytes),
-        DataType::Int32 => view::<i32>(shape, bytes),
-        DataType::Int8 => view::<i8>(shape, bytes),
-        DataType::Uint8 => view::<u8>(shape, bytes),
-        DataType::Bool => owned(shape, bytes.iter().map(|b| i32::from(*b != 0)).collect()),
-        DataType::Int64 => {
-            let (chunks, _) = bytes.as_chunks::<8>();
-            let narrow = |c: &[u8; 8]| {
-                let wide = i64::from_le_bytes(*c);
-                i32::try_from(wide).map_err(|_| format!("{wide} is out of range: rten computes INT64 with 32 bits"))
-            };
-            owned(shape, chunks.iter().map(narrow).collect::<Result<_, _>>()?)
+    fn run(&self, before: &Live, behind: &Live, mut tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
+        batch::check(&before.specs, &tensors)?;
+        for tensor in &mut tensors {
+            tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
         }
-        other => Err(format!("rten has no datatype {other}")),
+        let inputs = before.nodes.iter().zip(&before.specs).zip(&tensors);
+        let inputs = inputs
+            .map(|((id, spec), tensor)| Ok((*id, value_of(tensor).map_err(|e| format!("input '{}': {e}", spec.name))?)))
+            .collect::<Result<Vec<_>, String>>()?;
+        let values = self.values(inputs, &behind.nodes)?;
+        let outputs = behind.specs.iter().zip(values);
+        outputs
+            .map(|(spec, value)| tensor_of(value, spec).map_err(|e| format!("output '{}': {e}", spec.name)))
+            .collect()
     }
-}
 
-/// The bytes in place.
-fn view<'a, T: Plain>(shape: &[usize], bytes: &'a [u8]) -> Result<ValueOrView<'a>, String>
-where
-    ValueView<'a>: From<rten_tensor::TensorView<'a, T>>,
-{
-    // SAFETY: every bit pattern is a `T`.
-    let (before, elements, after) = unsafe { bytes.align_to::<T>() };
-    if !before.is_empty() || !after.is_empty() {
-        return Err("its bytes are not whole elements".into());
-    }
-    ValueView::from_shape(shape, elements).map(ValueOrView::View).map_err(|e| e.to_string())
-}
-
-fn owned(shape: &[usize], elements: Vec<i32>) -> Result<ValueOrView<'static>, String> {
-    Value::from_shape(shape, elements).map(ValueOrView::Value).map_err(|e| e.to_string())
-}
-
-/// An output as the signature declares it.
-fn tensor_of(value: Value, spec: &TensorSpec) -> Result<Tensor, String> {
-    match (value, spec.datatype) {
-        (Value::FloatTensor(t), DataType::Fp32) => Ok(plain(t, DataType::Fp32)),
-        (Value::Int32Tensor(t), DataType::Int32) => Ok(plain(t, DataType::Int32)),
-        (Value::Int8Tensor(t), DataType::Int8) => Ok(plain(t, DataType::Int8)),
-        (Value::UInt8Tensor(t), DataType::Uint8) => Ok(plain(t, DataType::Uint8)),
-        (Value::Int32Tensor(t), DataType::Int64) => {
-            let (shape, elements) = parts(t);
-            let mut data = Buffer::with_capacity(elements.len() * 8);
-            elements.iter().for_each(|n| data.extend_from_slice(&i64::from(*n).to_le_bytes()));
-            Ok(Tensor { datatype: DataType::Int64, shape, data })
+    fn values(
+        &self,
+        inputs: Vec<(NodeId, rten::ValueOrView<'_>)>,
+        outputs: &[NodeId],
+    ) -> Result<Vec<rten::Value>, String> {
+        // The model is not changed by a run, so that a panic in an operator leaves nothing half done.
+        let run = AssertUnwindSafe(|| self.model.run(inputs, outputs, Some(self.run.clone())));
+        match catch_unwind(run) {
+            Ok(values) => values.map_err(|e| e.to_string()),
+            Err(panic) => Err(format!("an operator failed: {}", panic_message(&*panic))),
         }
-        (Value::Int32Tensor(t), DataType::Bool) => {
-            let (shape, elements) = parts(t);
-            let mut data = Buffer::zeroed(elements.len());
-            data.as_mut_slice().iter_mut().zip(&elements).for_each(|(b, n)| *b = u8::from(*n != 0));
-            Ok(Tensor { datatype: DataType::Bool, shape, data })
-        }
-        (value, expected) => Err(format!("expected {expected}, got {}", value.dtype())),
-    }
-}
-
-fn parts<T: Clone>(tensor: rten_tensor::Tensor<T>) -> (Vec<usize>, Vec<T>) {
-    use rten_tensor::Layout;
-    (tensor.shape().to_vec(), tensor.into_data())
-}
-
-/// The elements as bytes, without a copy.
-fn plain<T: Plain + Clone>(tensor: rten_tensor::Tensor<T>, datatype: DataType) -> Tensor {
-    let (shape, elements) = parts(tensor);
-    debug_assert_eq!(crate::tensor::elements(&shape), Some(elements.len()));
-    Tensor { datatype, shape, data: Buffer::from_bytes(Bytes::from_owner(PlainBytes(elements))) }
-}
-
-/// Elements without padding or invalid bit patterns, little-endian where RTen runs.
-///
-/// # Safety
-/// Every bit pattern of the type's size is a value of it, and it has no padding.
-unsafe trait Plain: Copy + Send + Sync + 'static {}
-// SAFETY: plain numbers.
-unsafe impl Plain for f32 {}
-// SAFETY: as above.
-unsafe impl Plain for i32 {}
-// SAFETY: as above.
-unsafe impl Plain for i8 {}
-// SAFETY: as above.
-unsafe impl Plain for u8 {}
-
-struct PlainBytes<T>(Vec<T>);
-
-impl<T: Plain> AsRef<[u8]> for PlainBytes<T> {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: `T` has no padding, so all of its bytes are written.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(self.0.as_slice())) }
     }
 }
 

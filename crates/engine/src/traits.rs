@@ -7,7 +7,9 @@ use std::sync::Arc;
 use downbeat_core::LatencyProfile;
 use downbeat_core::tensor::Signature;
 
-use crate::tensor::Tensor;
+use crate::activations::Activations;
+use crate::segment::{Cut, SegmentInfo};
+use crate::state::State;
 
 /// An engine: knows a model format and a kind of device.
 pub trait Engine: Send + Sync {
@@ -17,7 +19,8 @@ pub trait Engine: Send + Sync {
     /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request path.
     ///
     /// # Errors
-    /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder.
+    /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder; if it
+    /// cannot be cut as `options.cut` says.
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
 }
 
@@ -41,6 +44,21 @@ pub struct LoadOptions {
     pub path: PathBuf,
     /// Threads inside one run; 0: one a core.
     pub threads: usize,
+    /// Where to cut it into segments.
+    pub cut: Cut,
+}
+
+impl LoadOptions {
+    /// The whole model at `path`, with `threads` threads inside one run (0: one a core).
+    pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
+        LoadOptions { path: path.into(), threads, cut: Cut::Whole }
+    }
+
+    /// The same, cut into segments.
+    #[must_use]
+    pub fn with_cut(self, cut: Cut) -> Self {
+        LoadOptions { cut, ..self }
+    }
 }
 
 /// A loaded model: its weights, once, however many lanes run it.
@@ -51,6 +69,16 @@ pub trait Model: Send + Sync {
     /// Into how many segments the model is cut; 1: whole.
     fn segments(&self) -> usize {
         1
+    }
+
+    /// What is known of each segment; empty if the model is whole.
+    fn segment_info(&self) -> &[SegmentInfo] {
+        &[]
+    }
+
+    /// What its activations take, where its graph was measured to cut it.
+    fn activations(&self) -> Option<&Activations> {
+        None
     }
 
     /// How long its batches take, and the largest it can run, where that is known without measuring (`emulated`).
@@ -74,13 +102,6 @@ pub trait Lane: Send {
     /// # Errors
     /// If the engine fails: shapes the model cannot take, out of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
-}
-
-/// The tensors of a batch on its way through a model.
-#[derive(Debug, Default)]
-pub struct State {
-    /// See [`Lane::run`] for which.
-    pub tensors: Vec<Tensor>,
 }
 
 /// Why a model was not loaded.

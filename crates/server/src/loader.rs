@@ -79,7 +79,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
-        self.engine.load(&LoadOptions { path: self.path.to_owned(), threads })
+        self.engine.load(&LoadOptions::new(self.path, threads))
     }
 }
 

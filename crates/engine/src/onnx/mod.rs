@@ -2,6 +2,8 @@
 
 mod external;
 mod file;
+pub(crate) mod graph;
+pub(crate) mod proto;
 mod wire;
 
 use std::fs::File;

@@ -3,8 +3,11 @@
 //! One environment a process, with one thread pool for all models: pools of their own spin against each other. A model
 //! that is loaded with one thread uses none of it and runs on the thread that calls.
 
+mod cut;
+mod measure;
 mod search;
 mod session;
+mod value;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +15,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use downbeat_core::tensor::{DataType, TensorSpec};
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
-use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use crate::onnx;
+use crate::segment::Cut;
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
 pub(crate) use search::newest_in;
 pub use search::{FindError, Search};
@@ -75,32 +78,45 @@ impl Onnxruntime {
     pub fn library(&self) -> &Path {
         &self.runtime.library
     }
+}
 
-    fn session(&self, options: &LoadOptions, inputs: &[TensorSpec]) -> ort::Result<Session> {
+impl Runtime {
+    /// A builder of sessions for a model with these inputs.
+    fn builder(&self, threads: usize, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
         // A plan of the memory is kept for each combination of shapes, for good: only where no more than batch sizes vary.
         let few_shapes = inputs.iter().all(|i| i.dims.iter().skip(1).all(|d| *d >= 0));
-        let builder = SessionBuilder::new(&self.runtime.environment)?
+        let builder = SessionBuilder::new(&self.environment)?
             .with_optimization_level(GraphOptimizationLevel::All)?
             .with_memory_pattern(few_shapes)?
             .with_log_level(LogLevel::Warning)?;
-        let own = |threads| -> ort::Result<SessionBuilder> {
-            Ok(builder
-                .clone()
-                .with_independent_thread_pool()?
-                .with_intra_threads(threads)?
-                .with_inter_threads(1)?
-                .with_intra_op_spinning(false)?
-                .with_inter_op_spinning(false)?)
-        };
-        let mut builder = match options.threads {
+        Ok(match threads {
             // No pool at all: operators run on the calling thread, without a wake-up.
-            1 => own(1)?,
+            1 => own_threads(builder, 1)?,
             0 => builder,
-            n if n == self.runtime.threads => builder,
-            n => own(n)?,
-        };
-        builder.commit_from_file(&options.path)
+            n if n == self.threads => builder,
+            n => own_threads(builder, n)?,
+        })
     }
+
+    /// A builder of sessions for parts of a model that is optimised already. They take their memory from one arena, so that
+    /// what one part has left in the caches the next one uses, and have no threads of their own: pools beside each other,
+    /// one for each part, are slow.
+    fn part_builder(&self, threads: usize, inputs: &[TensorSpec], weights: &Path) -> ort::Result<SessionBuilder> {
+        self.builder(if threads == 1 { 1 } else { 0 }, inputs)?
+            .with_optimization_level(GraphOptimizationLevel::Disable)?
+            .with_env_allocators()?
+            .with_config_entry("session.model_external_initializers_file_folder_path", weights.to_string_lossy())
+            .map_err(Into::into)
+    }
+}
+
+fn own_threads(builder: SessionBuilder, threads: usize) -> ort::Result<SessionBuilder> {
+    Ok(builder
+        .with_independent_thread_pool()?
+        .with_intra_threads(threads)?
+        .with_inter_threads(1)?
+        .with_intra_op_spinning(false)?
+        .with_inter_op_spinning(false)?)
 }
 
 /// Loads the library for good and makes its environment.
@@ -123,6 +139,7 @@ fn start(library: Library, threads: usize) -> Result<Runtime, FindError> {
         .build()
         .map_err(|e| unusable(e.to_string()))?;
     environment.set_log_level(LogLevel::Warning);
+    value::share_arena(&environment).map_err(unusable)?;
     Ok(Runtime { environment, library: library.path, version: library.version, threads })
 }
 
@@ -148,13 +165,19 @@ impl Engine for Onnxruntime {
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
         let file = onnx::check(&options.path)?;
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
-        let session = self.session(options, &inputs).map_err(|e| LoadError::Model {
-            path: options.path.clone(),
-            engine: NAME,
-            reason: reason(e.message()),
-        })?;
+        let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: NAME, reason };
+        let library_error = |e: ort::Error| error(reason(e.message()));
+        let builder = || self.runtime.builder(options.threads, &inputs);
+        if options.cut == Cut::Whole {
+            let session = builder().and_then(|mut b| b.commit_from_file(&options.path)).map_err(library_error)?;
+            let signature = file.signature(|output| session::output(&session, output))?;
+            return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?));
+        }
+        let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
+        let session = builder().and_then(|b| cut::optimise(b, options, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
-        Ok(Arc::new(session::SessionModel::new(session, signature, &options.path)?))
+        drop(session);
+        Ok(Arc::new(cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?))
     }
 }
 

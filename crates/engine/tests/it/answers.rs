@@ -196,7 +196,7 @@ fn rten_passes_its_datatypes_and_names_the_others() {
     let folder = folder();
     for datatype in DataType::ALL {
         let path = write(folder.path(), &format!("{datatype}.onnx"), &identity(element_type(datatype), &[-1]));
-        let loaded = engine.load(&LoadOptions { path, threads: 1 });
+        let loaded = engine.load(&LoadOptions::new(path, 1));
         use DataType::{Bool, Fp32, Int8, Int32, Int64, Uint8};
         if matches!(datatype, Fp32 | Int64 | Int32 | Int8 | Uint8 | Bool) {
             let model = loaded.unwrap_or_else(|e| panic!("{e}"));

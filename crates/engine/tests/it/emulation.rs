@@ -59,7 +59,7 @@ fn json_and_tables() {
 fn signature_of_an_onnx_file() {
     let folder = folder();
     let path = write(folder.path(), "model.onnx", &product());
-    let options = LoadOptions { path: path.clone(), threads: 1 };
+    let options = LoadOptions::new(&path, 1);
     let message = Emulated::new().load(&options).err().expect("has no latencies").to_string();
     assert!(message.contains("model.onnx.emulated.toml") && message.contains("alpha_ms"), "{message}");
     let micro = Duration::from_micros(1);
@@ -90,7 +90,7 @@ fn wrong_configurations() {
         ("latency_ms = [2.0]".into(), "[[outputs]]"),
     ] {
         std::fs::write(&path, text).expect("writes");
-        let options = LoadOptions { path: path.clone(), threads: 1 };
+        let options = LoadOptions::new(&path, 1);
         let message = Emulated::new().load(&options).err().unwrap_or_else(|| panic!("took it: {words}")).to_string();
         assert!(message.contains(words) && message.contains("model.emulated.toml"), "no '{words}' in: {message}");
     }

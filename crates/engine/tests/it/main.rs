@@ -8,4 +8,7 @@ mod files;
 mod finding;
 mod installing;
 mod model;
+mod plans;
+mod segments;
+mod states;
 mod support;

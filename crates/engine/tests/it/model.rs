@@ -60,6 +60,8 @@ pub struct AttributeProto {
     pub t: Option<TensorProto>,
     #[prost(message, optional, tag = "6")]
     pub g: Option<GraphProto>,
+    #[prost(int64, repeated, packed = "false", tag = "8")]
+    pub ints: Vec<i64>,
     #[prost(int32, tag = "20")]
     pub r#type: i32,
 }
@@ -157,6 +159,19 @@ pub fn node(op_type: &str, input: &[&str], output: &[&str]) -> NodeProto {
     let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
     let name = format!("{op_type}_{}", output.join("_"));
     NodeProto { op_type: op_type.into(), input: owned(input), output: owned(output), name, ..NodeProto::default() }
+}
+
+/// A convolution with a kernel of one pixel.
+pub fn convolution(input: &str, weights: &str, output: &str) -> NodeProto {
+    const INTS: i32 = 7;
+    let ints = |name: &str, ints: &[i64]| AttributeProto {
+        name: name.into(),
+        ints: ints.to_vec(),
+        r#type: INTS,
+        ..AttributeProto::default()
+    };
+    let attribute = vec![ints("kernel_shape", &[1, 1]), ints("strides", &[1, 1]), ints("pads", &[0; 4])];
+    NodeProto { attribute, ..node("Conv", &[input, weights], &[output]) }
 }
 
 /// A model of one graph.

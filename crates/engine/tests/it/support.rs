@@ -36,7 +36,7 @@ pub fn load(engine: &dyn Engine, path: &Path) -> Arc<dyn Model> {
 
 /// As [`load`], for models that may be refused.
 pub fn try_load(engine: &dyn Engine, path: &Path) -> Result<Arc<dyn Model>, downbeat_engine::LoadError> {
-    engine.load(&LoadOptions { path: path.to_owned(), threads: 1 })
+    engine.load(&LoadOptions::new(path, 1))
 }
 
 /// A lane on the model.

@@ -1,0 +1,156 @@
+//! A model's operators, in an order in which they can run, and which values are alive between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::proto::{AttributeGraphs, GraphProto, NodeProto, WeightProto};
+
+/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
+const DEPTH_LIMIT: u32 = 16;
+
+/// The operators of a graph. Value names are as in the file.
+#[derive(Debug, Default)]
+pub(crate) struct OperatorGraph {
+    /// Inputs, weights excluded.
+    pub inputs: Vec<String>,
+    pub outputs: Vec<String>,
+    pub operators: Vec<Operator>,
+    pub weights: BTreeMap<String, Weight>,
+}
+
+/// An operator.
+#[derive(Debug)]
+pub(crate) struct Operator {
+    /// Its name, or its kind and index if it has none.
+    pub name: String,
+    /// What it reads, also in graphs of its own; weights included.
+    pub inputs: Vec<String>,
+    pub outputs: Vec<String>,
+}
+
+/// A weight.
+#[derive(Debug)]
+pub(crate) struct Weight {
+    pub bytes: u64,
+    /// Its place among the graph's.
+    pub index: usize,
+}
+
+impl OperatorGraph {
+    /// Reads a graph.
+    ///
+    /// # Errors
+    /// In words, if its operators are not in an order in which they can run.
+    pub fn new(graph: &GraphProto) -> Result<OperatorGraph, String> {
+        let mut weights = BTreeMap::new();
+        for (index, bytes) in graph.initializer.iter().enumerate() {
+            let weight = WeightProto::decode(bytes.clone()).map_err(|e| format!("weight {index}: {e}"))?;
+            let elements = weight.dims.iter().map(|d| u64::try_from(*d).unwrap_or(0)).product::<u64>();
+            let size = super::datatype(i64::from(weight.data_type)).and_then(|d| d.size()).unwrap_or(4) as u64;
+            weights.insert(weight.name, Weight { bytes: elements.saturating_mul(size), index });
+        }
+        let names = |infos: &[super::proto::ValueInfoProto]| infos.iter().map(|i| i.name.clone()).collect::<Vec<_>>();
+        let mut inputs = names(&graph.input);
+        inputs.retain(|name| !weights.contains_key(name));
+        let operators = graph.node.iter().enumerate().map(|(index, node)| operator(index, node));
+        let operators = operators.collect::<Result<Vec<_>, _>>()?;
+        let mut known: BTreeSet<&str> = inputs.iter().chain(weights.keys()).map(String::as_str).collect();
+        for operator in &operators {
+            if let Some(missing) = operator.inputs.iter().find(|i| !known.contains(i.as_str())) {
+                return Err(format!(
+                    "operator '{}' reads '{missing}', which no operator before it gives",
+                    operator.name
+                ));
+            }
+            known.extend(operator.outputs.iter().map(String::as_str));
+        }
+        let outputs = names(&graph.output);
+        Ok(OperatorGraph { inputs, outputs, operators, weights })
+    }
+
+    /// The values that are alive at each boundary, from before the first operator to behind the last: made by then, and read
+    /// later or an output of the model. The model's inputs first, then in the order in which they are made.
+    pub fn live(&self) -> Vec<Vec<&str>> {
+        let count = self.operators.len();
+        let mut last: BTreeMap<&str, usize> = BTreeMap::new();
+        for (index, operator) in self.operators.iter().enumerate() {
+            for input in &operator.inputs {
+                last.insert(input, index + 1);
+            }
+        }
+        for output in &self.outputs {
+            last.insert(output, count + 1);
+        }
+        let made =
+            self.operators.iter().enumerate().flat_map(|(i, o)| o.outputs.iter().map(move |v| (i + 1, v.as_str())));
+        let values = self.inputs.iter().map(|v| (0, v.as_str())).chain(made);
+        let mut live = vec![Vec::new(); count + 1];
+        for (made, value) in values {
+            let until = last.get(value).copied().unwrap_or(0).min(count + 1);
+            for boundary in live.iter_mut().take(until).skip(made) {
+                boundary.push(value);
+            }
+        }
+        live
+    }
+
+    /// Whether every way from `value` to what operator `at` gives passes through inputs of `at` that are not `value`, so that
+    /// whoever else in `range` reads `value` is done when `at` runs.
+    pub fn read_before(&self, value: &str, at: usize, range: std::ops::Range<usize>) -> bool {
+        let Some(reader) = self.operators.get(at) else { return false };
+        let mut needed: BTreeSet<&str> = reader.inputs.iter().map(String::as_str).collect();
+        let mut ancestors = BTreeSet::new();
+        for index in range.clone().take_while(|i| *i < at).collect::<Vec<_>>().into_iter().rev() {
+            let Some(operator) = self.operators.get(index) else { return false };
+            if operator.outputs.iter().any(|o| needed.contains(o.as_str())) {
+                ancestors.insert(index);
+                needed.extend(operator.inputs.iter().map(String::as_str));
+            }
+        }
+        let reads = |index: usize| self.operators.get(index).is_some_and(|o| o.inputs.iter().any(|i| i == value));
+        range.filter(|i| *i != at && reads(*i)).all(|i| ancestors.contains(&i))
+    }
+}
+
+fn operator(index: usize, node: &NodeProto) -> Result<Operator, String> {
+    let name = if node.name.is_empty() { format!("{}_{index}", node.op_type) } else { node.name.clone() };
+    let mut inputs: Vec<String> = Vec::new();
+    let mut add = |name: &String| {
+        if !name.is_empty() && !inputs.contains(name) {
+            inputs.push(name.clone());
+        }
+    };
+    node.input.iter().for_each(&mut add);
+    for captured in captures(node, 0)? {
+        add(&captured);
+    }
+    let outputs = node.output.iter().filter(|o| !o.is_empty()).cloned().collect();
+    Ok(Operator { name, inputs, outputs })
+}
+
+/// What the graphs inside an operator (`If`, `Loop`, `Scan`) read from outside.
+fn captures(node: &NodeProto, depth: u32) -> Result<BTreeSet<String>, String> {
+    let mut outside = BTreeSet::new();
+    if depth > DEPTH_LIMIT {
+        return Err(format!("graphs are nested more than {DEPTH_LIMIT} deep"));
+    }
+    let bad = |e: prost::DecodeError| format!("operator '{}': {e}", node.name);
+    for attribute in &node.attribute {
+        let AttributeGraphs { graph, graphs } = AttributeGraphs::decode(attribute.clone()).map_err(bad)?;
+        for bytes in graph.into_iter().chain(graphs) {
+            let graph = GraphProto::decode(bytes).map_err(bad)?;
+            let weight = |bytes: &Bytes| WeightProto::decode(bytes.clone()).map(|w| w.name);
+            let mut inside = graph.initializer.iter().map(weight).collect::<Result<BTreeSet<_>, _>>().map_err(bad)?;
+            inside.extend(graph.input.iter().map(|i| i.name.clone()));
+            for node in &graph.node {
+                let read = node.input.iter().cloned().chain(captures(node, depth + 1)?);
+                outside.extend(read.filter(|name| !name.is_empty() && !inside.contains(name)));
+                inside.extend(node.output.iter().cloned());
+            }
+            outside.extend(graph.output.iter().map(|o| o.name.clone()).filter(|o| !inside.contains(o)));
+        }
+    }
+    Ok(outside)
+}

@@ -1,0 +1,99 @@
+//! The part of `onnx.proto3` that a cut needs. What is only passed on stays as the bytes it was read as: a field of messages
+//! and a field of bytes look the same on the wire.
+
+use bytes::Bytes;
+use prost::Message;
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ModelProto {
+    #[prost(int64, tag = "1")]
+    pub ir_version: i64,
+    #[prost(message, optional, tag = "7")]
+    pub graph: Option<GraphProto>,
+    #[prost(bytes = "bytes", repeated, tag = "8")]
+    pub opset_import: Vec<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "25")]
+    pub functions: Vec<Bytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    pub node: Vec<NodeProto>,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(bytes = "bytes", repeated, tag = "5")]
+    pub initializer: Vec<Bytes>,
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    #[prost(bytes = "bytes", repeated, tag = "15")]
+    pub sparse_initializer: Vec<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "14")]
+    pub quantization_annotation: Vec<Bytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub output: Vec<String>,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    #[prost(string, tag = "4")]
+    pub op_type: String,
+    #[prost(bytes = "bytes", repeated, tag = "5")]
+    pub attribute: Vec<Bytes>,
+    #[prost(string, tag = "7")]
+    pub domain: String,
+    #[prost(string, tag = "8")]
+    pub overload: String,
+}
+
+/// Of an attribute, the graphs.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AttributeGraphs {
+    #[prost(bytes = "bytes", optional, tag = "6")]
+    pub graph: Option<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "11")]
+    pub graphs: Vec<Bytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub r#type: Option<Bytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    pub tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TensorTypeProto {
+    #[prost(int32, tag = "1")]
+    pub elem_type: i32,
+}
+
+/// Of a weight, what says how large it is.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WeightProto {
+    #[prost(int64, repeated, tag = "1")]
+    pub dims: Vec<i64>,
+    #[prost(int32, tag = "2")]
+    pub data_type: i32,
+    #[prost(string, tag = "8")]
+    pub name: String,
+}
+
+/// A value of a datatype and of any shape.
+pub(crate) fn value_info(name: &str, element_type: i32) -> ValueInfoProto {
+    let tensor_type = Some(TensorTypeProto { elem_type: element_type });
+    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type }.encode_to_vec().into()) }
+}

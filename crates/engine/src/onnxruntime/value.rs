@@ -1,0 +1,280 @@
+//! Values of ONNX Runtime: tensors of ours lent to it, and its own as tensors.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+use ort::session::SharedSessionInner;
+use ort::{AsPointer, api, sys};
+
+use crate::buffer::{Buffer, Lent};
+use crate::tensor::{Tensor, elements};
+use crate::{onnx, strings};
+
+/// The C API's description of plain memory.
+pub(super) struct CpuMemory(NonNull<sys::OrtMemoryInfo>);
+
+// SAFETY: it is only read after it is made.
+unsafe impl Send for CpuMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CpuMemory {}
+
+impl CpuMemory {
+    pub(super) fn new() -> Result<Self, String> {
+        let mut info = ptr::null_mut();
+        // SAFETY: `info` is written if the call succeeds.
+        check(unsafe {
+            (api().CreateCpuMemoryInfo)(
+                sys::OrtAllocatorType::OrtDeviceAllocator,
+                sys::OrtMemType::OrtMemTypeDefault,
+                &mut info,
+            )
+        })?;
+        NonNull::new(info).map(CpuMemory).ok_or_else(|| "no memory description".into())
+    }
+}
+
+impl Drop for CpuMemory {
+    fn drop(&mut self) {
+        // SAFETY: made by `CreateCpuMemoryInfo`, released once.
+        unsafe { (api().ReleaseMemoryInfo)(self.0.as_ptr()) };
+    }
+}
+
+/// Gives sessions that ask for it one arena for all, instead of one for each.
+pub(super) fn share_arena(environment: &ort::environment::Environment) -> Result<(), String> {
+    let mut info = ptr::null_mut();
+    // SAFETY: `info` is written if the call succeeds; the environment copies it, and is valid; no configuration is the default.
+    unsafe {
+        check((api().CreateCpuMemoryInfo)(
+            sys::OrtAllocatorType::OrtArenaAllocator,
+            sys::OrtMemType::OrtMemTypeDefault,
+            &mut info,
+        ))?;
+        let status = (api().CreateAndRegisterAllocator)(environment.ptr().cast_mut(), info, ptr::null());
+        (api().ReleaseMemoryInfo)(info);
+        check(status)
+    }
+}
+
+/// A value of the library's, owned.
+#[repr(transparent)]
+pub(super) struct Value(NonNull<sys::OrtValue>);
+
+// SAFETY: a value may be used and released by any thread; it keeps its allocator alive.
+unsafe impl Send for Value {}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: owned, released once.
+        unsafe { (api().ReleaseValue)(self.0.as_ptr()) };
+    }
+}
+
+impl Value {
+    pub(super) fn from_raw(value: *mut sys::OrtValue) -> Option<Value> {
+        NonNull::new(value).map(Value)
+    }
+
+    /// The value, still owned by `self`, as the C API takes it.
+    pub(super) fn as_raw(&self) -> *mut sys::OrtValue {
+        self.0.as_ptr()
+    }
+
+    /// A value that uses the memory of `tensor`, which has to outlive it and was checked to be as long as its shape says.
+    pub(super) fn of_memory(memory: &CpuMemory, tensor: &mut Tensor, dims: &mut Vec<i64>) -> Result<Value, String> {
+        // Elements at their own alignment is what the library requires; buffers of ours have 64.
+        tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
+        // Where the memory is this tensor's alone, the pointer may be written through: a run may leave an output there.
+        let (start, len) = match tensor.data.exclusive() {
+            Some(data) => (data.as_mut_ptr(), data.len()),
+            None => (tensor.data.as_slice().as_ptr().cast_mut(), tensor.data.len()),
+        };
+        dims.clear();
+        dims.extend(tensor.shape.iter().map(|d| *d as i64));
+        let mut value = ptr::null_mut();
+        // SAFETY: the library only reads inputs, so that the pointer may come from a shared slice (a run that is to write there
+        // asks whether it is exclusive); sizes are as said;
+        // `value` is written if the call succeeds.
+        check(unsafe {
+            (api().CreateTensorWithDataAsOrtValue)(
+                memory.0.as_ptr(),
+                start.cast::<c_void>(),
+                len,
+                dims.as_ptr(),
+                dims.len(),
+                element_type(tensor.datatype),
+                &mut value,
+            )
+        })?;
+        Value::from_raw(value).ok_or_else(|| "no value made".into())
+    }
+
+    /// A value with copies of the strings of `tensor`, which was checked to have as many as its shape says.
+    pub(super) fn of_strings(tensor: &Tensor, dims: &mut Vec<i64>) -> Result<Value, String> {
+        dims.clear();
+        dims.extend(tensor.shape.iter().map(|d| *d as i64));
+        let mut allocator = ptr::null_mut();
+        let mut value = ptr::null_mut();
+        // SAFETY: the default allocator is the library's and lives as long; `value` is written if the call succeeds.
+        unsafe {
+            check((api().GetAllocatorWithDefaultOptions)(&mut allocator))?;
+            check((api().CreateTensorAsOrtValue)(
+                allocator,
+                dims.as_ptr(),
+                dims.len(),
+                element_type(DataType::Bytes),
+                &mut value,
+            ))?;
+        }
+        let value = Value::from_raw(value).ok_or("no value made")?;
+        for (index, string) in strings::split(tensor.data.as_slice()).enumerate() {
+            let string = string.map_err(|e| e.to_string())?;
+            let mut room = ptr::null_mut();
+            // SAFETY: `index` is below the element count; the library makes room for `string.len()` bytes.
+            unsafe {
+                check((api().GetResizedStringTensorElementBuffer)(value.0.as_ptr(), index, string.len(), &mut room))?;
+                if !string.is_empty() && !room.is_null() {
+                    ptr::copy_nonoverlapping(string.as_ptr(), room.cast::<u8>(), string.len());
+                }
+            }
+        }
+        Ok(value)
+    }
+
+    /// The value as a tensor, whose bytes stay in the library's memory (strings are copied).
+    ///
+    /// `session` made the value in a run of `inputs`. `between` segments nothing else has the memory, so that it may be written.
+    pub(super) fn into_tensor(
+        self,
+        session: &Arc<SharedSessionInner>,
+        inputs: &[Tensor],
+        between: bool,
+    ) -> Result<Tensor, String> {
+        let mut kind = sys::ONNXType::ONNX_TYPE_UNKNOWN;
+        let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        let (mut dims, mut rank) = (ptr::null::<i64>(), 0usize);
+        // SAFETY: all are written if the calls succeed; the second needs a tensor, and the sizes that it points to live as
+        // long as the value.
+        let shape = unsafe {
+            check((api().GetValueType)(self.0.as_ptr(), &mut kind))?;
+            if kind != sys::ONNXType::ONNX_TYPE_TENSOR {
+                return Err("expected a tensor, got another kind of value".into());
+            }
+            check((api().GetTensorElementTypeAndShapeDataReference)(
+                self.0.as_ptr(),
+                &mut element,
+                &mut dims,
+                &mut rank,
+            ))?;
+            if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
+        };
+        let shape: Vec<usize> = shape.iter().map(|d| usize::try_from(*d).unwrap_or(0)).collect();
+        let datatype = onnx::datatype(i64::from(element as i32))
+            .ok_or_else(|| format!("element type {element:?} is not one of the protocol's"))?;
+        let count = elements(&shape).ok_or("more elements than memory")?;
+        let Some(size) = datatype.size() else {
+            return Ok(Tensor { datatype, data: self.strings(count)?, shape });
+        };
+        let mut data = ptr::null_mut();
+        // SAFETY: a tensor of fixed-size elements; `data` is written if the call succeeds.
+        check(unsafe { (api().GetTensorMutableData)(self.0.as_ptr(), &mut data) })?;
+        let Some(start) = NonNull::new(data.cast::<u8>()).filter(|_| count > 0) else {
+            return Ok(Tensor { datatype, shape, data: Buffer::new() });
+        };
+        let len = count.checked_mul(size).ok_or("more bytes than memory")?;
+        let bytes = OutputBytes { _value: self, _session: session.clone(), start, len };
+        // A model may hand an input through as an output: then the value is the input's own memory, which ends before.
+        let lent = inputs.iter().any(|i| i.data.as_slice().as_ptr_range().contains(&start.as_ptr().cast_const()));
+        let data = match (lent, between) {
+            (true, _) => Buffer::from(bytes.as_ref()),
+            (false, true) => Buffer::from_lent(Box::new(bytes)),
+            (false, false) => Buffer::from_bytes(Bytes::from_owner(bytes)),
+        };
+        Ok(Tensor { datatype, shape, data })
+    }
+
+    /// Copies the strings of a string tensor of `count` elements.
+    fn strings(&self, count: usize) -> Result<Buffer, String> {
+        if count == 0 {
+            return Ok(Buffer::new());
+        }
+        let mut len = 0;
+        let mut offsets = vec![0usize; count];
+        let value = self.0.as_ptr();
+        // SAFETY: a string tensor; `len` is written if the call succeeds.
+        check(unsafe { (api().GetStringTensorDataLength)(value, &mut len) })?;
+        let mut content = vec![0u8; len];
+        // SAFETY: `content` and `offsets` have as much room as said.
+        check(unsafe {
+            (api().GetStringTensorContent)(value, content.as_mut_ptr().cast(), len, offsets.as_mut_ptr(), count)
+        })?;
+        let mut buffer = Buffer::with_capacity(len + 4 * count);
+        let ends = offsets.iter().skip(1).copied().chain([len]);
+        for (start, end) in offsets.iter().copied().zip(ends) {
+            let string = content.get(start..end).ok_or("string offsets out of range")?;
+            strings::push(&mut buffer, string).map_err(|_| "a string longer than 4 GiB")?;
+        }
+        Ok(buffer)
+    }
+}
+
+/// The bytes of a tensor that the library made; they live as long as its value, or as the session if they are a weight.
+struct OutputBytes {
+    _value: Value,
+    _session: Arc<SharedSessionInner>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are written before this is made, and after that only by who has it exclusively.
+unsafe impl Send for OutputBytes {}
+// SAFETY: shared references only read.
+unsafe impl Sync for OutputBytes {}
+
+impl AsRef<[u8]> for OutputBytes {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the value owns `len` bytes at `start` and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Lent for OutputBytes {
+    fn bytes(&self) -> &[u8] {
+        self.as_ref()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed mutably. What an operator made between segments is no weight.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+/// The number that the C API has for a datatype.
+pub(super) fn element_type(datatype: DataType) -> sys::ONNXTensorElementDataType {
+    use sys::ONNXTensorElementDataType as E;
+    match datatype {
+        DataType::Bool => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
+        DataType::Uint8 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+        DataType::Uint16 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16,
+        DataType::Uint32 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32,
+        DataType::Uint64 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64,
+        DataType::Int8 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+        DataType::Int16 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16,
+        DataType::Int32 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        DataType::Int64 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+        DataType::Fp16 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        DataType::Fp32 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        DataType::Fp64 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE,
+        DataType::Bf16 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        DataType::Bytes => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,
+    }
+}
+
+/// The library's error in its own words.
+pub(super) fn check(status: sys::OrtStatusPtr) -> Result<(), String> {
+    // SAFETY: `status` comes from a function of the library and is used nowhere else.
+    unsafe { ort::Error::result_from_status(status) }.map_err(|e| e.message().trim().to_owned())
+}

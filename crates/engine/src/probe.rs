@@ -1,0 +1,86 @@
+//! Batches that a model is tried with when it is cut.
+
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+
+use crate::buffer::Buffer;
+use crate::tensor::{Tensor, elements};
+
+/// Lengths of dimensions that vary, beside the batch, which a model is tried with until one runs.
+const LENGTHS: [(usize, usize); 3] = [(64, 96), (16, 24), (224, 256)];
+
+/// What the batches hold: sizes of what varies, and numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probe {
+    /// Every dimension that varies, but for the batch.
+    pub length: usize,
+    /// The same in one run, to see what varies with it.
+    pub other_length: usize,
+    /// Every integer: 1, or 0 where that is out of range.
+    number: i64,
+}
+
+/// Whether every input has a batch as its axis 0.
+///
+/// # Errors
+/// In words: the input that has none.
+pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
+    let without = signature.inputs.iter().find(|i| i.dims.first().is_none_or(|d| *d >= 0));
+    match without {
+        Some(input) => Err(format!(
+            "it cannot be cut: the first axis of input '{}' {:?} is no batch of varying size. Export it with a dynamic first axis",
+            input.name, input.dims
+        )),
+        None if signature.inputs.is_empty() => Err("it cannot be cut: it has no inputs".into()),
+        None => Ok(()),
+    }
+}
+
+/// What to try the model with, the likeliest first.
+pub(crate) fn probes(signature: &Signature) -> Vec<Probe> {
+    let varies = signature.inputs.iter().any(|i| i.dims.iter().skip(1).any(|d| *d < 0));
+    let lengths = if varies { &LENGTHS[..] } else { &LENGTHS[..1] };
+    let probe = |number| {
+        move |(length, other_length): &(usize, usize)| Probe { length: *length, other_length: *other_length, number }
+    };
+    lengths.iter().map(probe(1)).chain(lengths.iter().map(probe(0))).collect()
+}
+
+impl Probe {
+    /// The shape of an input.
+    pub fn shape(&self, spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
+        let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
+            Ok(size) => size,
+            Err(_) if axis == 0 => batch,
+            Err(_) => length,
+        };
+        spec.dims.iter().enumerate().map(size).collect()
+    }
+
+    /// A batch.
+    ///
+    /// # Errors
+    /// If it is larger than memory.
+    pub fn inputs(&self, signature: &Signature, batch: usize, length: usize) -> Result<Vec<Tensor>, String> {
+        let tensor = |spec: &TensorSpec| {
+            let shape = self.shape(spec, batch, length);
+            let size = spec.datatype.size().unwrap_or(4);
+            let count = elements(&shape).filter(|n| n.checked_mul(size).is_some_and(|bytes| bytes < 1 << 32));
+            let count = count.ok_or_else(|| format!("input '{}': shape {shape:?} is too large to try", spec.name))?;
+            let mut data = Buffer::with_capacity(count * size);
+            let number = self.number.to_le_bytes();
+            let element: &[u8] = match spec.datatype {
+                DataType::Fp32 => &0.5f32.to_le_bytes(),
+                DataType::Fp64 => &0.5f64.to_le_bytes(),
+                // 0.5 in half precision, and in the upper half of a 32-bit float.
+                DataType::Fp16 => &0x3800u16.to_le_bytes(),
+                DataType::Bf16 => &0x3f00u16.to_le_bytes(),
+                DataType::Bytes => &[0; 4],
+                // Little-endian: the low bytes of the number.
+                _ => number.get(..size).unwrap_or_default(),
+            };
+            (0..count).for_each(|_| data.extend_from_slice(element));
+            Ok(Tensor { datatype: spec.datatype, shape, data })
+        };
+        signature.inputs.iter().map(tensor).collect()
+    }
+}

@@ -1,0 +1,219 @@
+//! Cutting: RTen runs from any values of the graph to any others, so that a segment is a pair of states and nothing is loaded
+//! twice.
+//!
+//! Boundaries are looked for in the file's own graph, in which RTen has merged operators: a value that it has no more is found
+//! by trying. RTen tells no operator's time, so that a boundary's is what a run up to it takes.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use downbeat_core::Duration;
+use downbeat_core::tensor::{DataType, TensorSpec};
+use prost::Message;
+use rten::NodeId;
+use rten_tensor::Layout;
+
+use super::value::value_of;
+use super::{Live, Shared};
+use crate::activations::{Activations, Lifetime};
+use crate::boundary::{self, Boundaries, Boundary, Value};
+use crate::onnx::graph::OperatorGraph;
+use crate::onnx::proto::ModelProto;
+use crate::probe::{self, Probe};
+use crate::segment::{Cut, SegmentInfo};
+use crate::traits::LoadOptions;
+
+/// Most boundaries that are timed, if there are not many stages: of neighbours then the one with least alive.
+const TIMED: usize = 32;
+/// Runs up to a boundary, of which the shortest counts.
+const RUNS: usize = 2;
+
+/// Cuts a model.
+///
+/// # Errors
+/// In words: what cannot be cut, and how far it can.
+pub(super) fn cut(mut whole: Shared, options: &LoadOptions) -> Result<(Shared, Vec<SegmentInfo>, Activations), String> {
+    probe::has_batch(&whole.signature)?;
+    let bytes = std::fs::read(&options.path).map_err(|e| format!("it cannot be read: {e}"))?;
+    let model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
+    let graph = OperatorGraph::new(model.graph.as_ref().ok_or("it has no graph")?)?;
+    drop(model);
+    let mut last = String::new();
+    let found = probe::probes(&whole.signature).into_iter().find_map(|probe| {
+        let trial = Trial { shared: &whole, probe };
+        match trial.values(&graph) {
+            Ok(values) => Some((probe, values)),
+            Err(reason) => {
+                last = reason;
+                None
+            }
+        }
+    });
+    let (probe, values) =
+        found.ok_or_else(|| format!("it cannot be cut: no batch that it was tried with runs: {last}"))?;
+    let trial = Trial { shared: &whole, probe };
+    let mut boundaries = Boundaries::new(&graph, &values, &[]);
+    let mut total = Duration::ZERO;
+    if let Cut::Stages(stages) = options.cut
+        && (2..=boundaries.possible.len() + 1).contains(&stages)
+    {
+        let group = (boundaries.possible.len() / TIMED.max(3 * (stages - 1))).max(1);
+        let least = boundaries.possible.chunks(group).filter_map(|group| group.iter().min_by_key(|b| b.bytes)).cloned();
+        boundaries.possible = least.collect();
+        total = trial.time(&mut boundaries.possible)?;
+    }
+    let find = |name: &str| boundary::find(&graph, name, |operator, name| operator == name);
+    let mut chosen = loop {
+        let chosen = boundaries.choose(&options.cut, graph.operators.len(), total, find)?;
+        // RTen may have merged operators across a boundary; then another is chosen.
+        let refused = chosen.iter().find_map(|b| Some((b.at, trial.resume(&b.live).err()?)));
+        let Some((at, reason)) = refused else { break chosen };
+        boundaries.possible.retain(|b| b.at != at);
+        boundaries.refused.insert(at, format!("RTen has merged operators there: {reason}"));
+    };
+    if total == Duration::ZERO {
+        total = trial.time(&mut chosen)?;
+    }
+
+    let mut times: BTreeMap<usize, Duration> = chosen.iter().map(|b| (b.at, b.time)).collect();
+    times.insert(0, Duration::ZERO);
+    times.insert(graph.operators.len(), total);
+    let time = |from: usize, to: usize| Some(times.get(&to)?.saturating_sub(*times.get(&from)?));
+    let output_bytes = graph.outputs.iter().map(|o| values.get(o).map_or(0, |v| v.bytes)).sum();
+    let segments = boundary::describe(&graph, &chosen, (&whole.signature.outputs, output_bytes), time);
+    let activations = activations(&graph, &values);
+    let states = chosen.into_iter().map(|b| whole.state(b.live)).collect::<Result<Vec<_>, _>>()?;
+    let end = whole.states.len() - 1;
+    whole.states.splice(end..end, states);
+    Ok((whole, segments, activations))
+}
+
+fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Value>) -> Activations {
+    let mut last: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, operator) in graph.operators.iter().enumerate() {
+        operator.inputs.iter().for_each(|input| {
+            last.insert(input, index);
+        });
+    }
+    let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
+    let lifetimes = made.filter_map(|(from, name)| {
+        let output = graph.outputs.contains(name);
+        let to =
+            if output { graph.operators.len() } else { last.get(name.as_str()).copied().unwrap_or(from).max(from) };
+        Some(Lifetime { bytes: values.get(name)?.bytes, from, to })
+    });
+    Activations::of(&lifetimes.collect::<Vec<_>>())
+}
+
+/// Datatype and sizes.
+type Shape = (DataType, Vec<usize>);
+
+/// A model that is run to see how it can be cut.
+struct Trial<'a> {
+    shared: &'a Shared,
+    probe: Probe,
+}
+
+impl Trial<'_> {
+    /// The values that RTen still has, with their shapes at three batch sizes.
+    fn values(&self, graph: &OperatorGraph) -> Result<BTreeMap<String, Value>, String> {
+        let Shared { signature, .. } = self.shared;
+        let Probe { length, other_length, .. } = self.probe;
+        let sizes = [(1, length), (2, length), (3, other_length)];
+        let mut values = BTreeMap::new();
+        for input in &signature.inputs {
+            let [one, two, three] = sizes.map(|(batch, length)| self.probe.shape(input, batch, length));
+            values.insert(input.name.clone(), Value::new(input.clone(), &one, &[(2, &two), (3, &three)]));
+        }
+        // That the model runs at all.
+        let outputs = self.shared.states.last().ok_or("it has no outputs")?;
+        self.shapes(outputs, 1, length)?;
+        let names = graph.operators.iter().flat_map(|o| &o.outputs);
+        let known: Vec<(&String, NodeId)> = names.filter_map(|n| Some((n, self.shared.model.find_node(n)?))).collect();
+        let mut there = Vec::new();
+        self.given(&known, &mut there);
+        let live = Live { specs: Vec::new(), nodes: there.iter().map(|(_, id)| *id).collect() };
+        let shapes = |(batch, length)| self.shapes(&live, batch, length);
+        let (one, two, three) = (shapes(sizes[0])?, shapes(sizes[1])?, shapes(sizes[2])?);
+        for ((((name, _), one), two), three) in there.iter().zip(one).zip(two).zip(three) {
+            let (Some((datatype, one)), Some((_, two)), Some((_, three))) = (one, two, three) else { continue };
+            // As an output the signature says more than RTen does, which has no 64-bit integers.
+            let declared = signature.outputs.iter().find(|o| o.name == **name).map(|o| o.datatype);
+            let spec = TensorSpec { name: (*name).clone(), datatype: declared.unwrap_or(datatype), dims: Vec::new() };
+            values.insert((*name).clone(), Value::new(spec, &one, &[(2, &two), (3, &three)]));
+        }
+        Ok(values)
+    }
+
+    /// Which of these values a run can give: all at once, or, where RTen has merged some away, by halves.
+    fn given<'n>(&self, known: &[(&'n String, NodeId)], there: &mut Vec<(&'n String, NodeId)>) {
+        let live = Live { specs: Vec::new(), nodes: known.iter().map(|(_, id)| *id).collect() };
+        if known.is_empty() {
+        } else if self.run(&live, 1, self.probe.length).is_ok() {
+            there.extend(known);
+        } else if let (one, other) = known.split_at(known.len() / 2)
+            && !one.is_empty()
+        {
+            self.given(one, there);
+            self.given(other, there);
+        }
+    }
+
+    fn run(&self, live: &Live, batch: usize, length: usize) -> Result<Vec<rten::Value>, String> {
+        let tensors = self.probe.inputs(&self.shared.signature, batch, length)?;
+        let before = self.shared.states.first().ok_or("it has no inputs")?;
+        let inputs = before.nodes.iter().zip(&tensors).map(|(id, t)| Ok((*id, value_of(t)?)));
+        self.shared.values(inputs.collect::<Result<_, String>>()?, &live.nodes)
+    }
+
+    /// Datatypes and shapes; `None` for what is no tensor.
+    fn shapes(&self, live: &Live, batch: usize, length: usize) -> Result<Vec<Option<Shape>>, String> {
+        let shape = |value: rten::Value| {
+            let datatype = match &value {
+                rten::Value::FloatTensor(_) => DataType::Fp32,
+                rten::Value::Int32Tensor(_) => DataType::Int32,
+                rten::Value::Int8Tensor(_) => DataType::Int8,
+                rten::Value::UInt8Tensor(_) => DataType::Uint8,
+                _ => return None,
+            };
+            Some((datatype, value.shape().to_vec()))
+        };
+        Ok(self.run(live, batch, length)?.into_iter().map(shape).collect())
+    }
+
+    /// Runs up to a place and from there to the end.
+    fn resume(&self, live: &[TensorSpec]) -> Result<(), String> {
+        let (Some(before), Some(behind)) = (self.shared.states.first(), self.shared.states.last()) else {
+            return Ok(());
+        };
+        let live = self.shared.state(live.to_vec())?;
+        let tensors = self.probe.inputs(&self.shared.signature, 1, self.probe.length)?;
+        let tensors = self.shared.run(before, &live, tensors)?;
+        self.shared.run(&live, behind, tensors).map(|_| ())
+    }
+
+    /// Measures what the model takes up to each boundary, at batch 1, and in all.
+    fn time(&self, boundaries: &mut [Boundary]) -> Result<Duration, String> {
+        let length = self.probe.length;
+        let mut before = Duration::ZERO;
+        for boundary in boundaries {
+            let live = self.shared.state(boundary.live.clone())?;
+            // More operators take no less, whatever was measured.
+            before = before.max(self.shortest(&live, length)?);
+            boundary.time = before;
+        }
+        let outputs = self.shared.states.last().ok_or("it has no outputs")?;
+        Ok(before.max(self.shortest(outputs, length)?))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "how long operators take on this machine is what a cut goes by")]
+    fn shortest(&self, live: &Live, length: usize) -> Result<Duration, String> {
+        let mut shortest = std::time::Duration::MAX;
+        for _ in 0..RUNS {
+            let start = std::time::Instant::now();
+            self.run(live, 1, length)?;
+            shortest = shortest.min(start.elapsed());
+        }
+        Ok(Duration::from_nanos(u64::try_from(shortest.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}

@@ -1,0 +1,36 @@
+//! Segments: where a model is cut, and what is known of each part.
+
+use downbeat_core::Duration;
+use downbeat_core::tensor::TensorSpec;
+
+/// Where to cut a model into segments, at load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cut {
+    /// Not at all: one segment.
+    #[default]
+    Whole,
+    /// Into so many segments of about equal measured time, each cut where few bytes are alive near the ideal point.
+    Stages(usize),
+    /// After these values or operators, by their names in the graph that the engine runs.
+    At(Vec<String>),
+}
+
+/// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed one).
+#[derive(Clone, Debug)]
+pub struct SegmentInfo {
+    /// How many operators it has.
+    pub operators: usize,
+    /// Name of its first operator.
+    pub first: String,
+    /// Name of its last operator.
+    pub last: String,
+    /// The tensors that are alive at its end, which are the state that [`crate::Lane::run`] leaves; -1 in `dims` where a size
+    /// varies. Axis 0 is the batch.
+    pub live: Vec<TensorSpec>,
+    /// Bytes of `live` for one item, sizes that vary being as they were measured.
+    pub live_bytes_per_item: u64,
+    /// Bytes of the weights that its operators use.
+    pub weight_bytes: u64,
+    /// What it took at batch 1 when the model was cut, if that was measured.
+    pub time: Option<Duration>,
+}

@@ -1,0 +1,170 @@
+//! The state of a batch on its way through a model.
+
+use downbeat_core::tensor::DataType;
+
+use crate::buffer::Buffer;
+use crate::strings;
+use crate::tensor::Tensor;
+
+/// The tensors of a batch on its way through a model.
+///
+/// Between segments a batch may be parted ([`State::split`]) and batches may be joined ([`State::join`]): every tensor has the
+/// batch as its axis 0 there.
+#[derive(Debug, Default)]
+pub struct State {
+    /// See [`crate::Lane::run`] for which.
+    pub tensors: Vec<Tensor>,
+}
+
+/// Why batches cannot be parted or joined as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// The parts do not add up.
+    #[error("the parts have {asked} rows in all, but tensor {tensor} has {rows}")]
+    Rows {
+        /// Rows of the parts, together.
+        asked: usize,
+        /// Index of the tensor.
+        tensor: usize,
+        /// Rows that it has; 0 if it has no axis.
+        rows: usize,
+    },
+    /// A part without rows, or nothing to join.
+    #[error("a batch has at least one row")]
+    Empty,
+    /// States of different segments or models.
+    #[error(
+        "the batches are not at the same place of the same model: {expected} and {got} tensors, or of other datatypes"
+    )]
+    Other {
+        /// Tensors of the first.
+        expected: usize,
+        /// Tensors of another.
+        got: usize,
+    },
+    /// Sizes that differ in more than rows.
+    #[error("tensor {tensor}: rows of {expected:?} and of {got:?} cannot be in one batch")]
+    Shape {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Sizes of a row in the first.
+        expected: Vec<usize>,
+        /// Sizes of a row in another.
+        got: Vec<usize>,
+    },
+    /// The bytes of a tensor are not what its shape says.
+    #[error("tensor {tensor}: its bytes do not divide into {rows} rows")]
+    Bytes {
+        /// Index of the tensor.
+        tensor: usize,
+        /// Rows that its shape says.
+        rows: usize,
+    },
+}
+
+impl State {
+    /// Rows of the batch: axis 0 of its first tensor; 0 if there is none.
+    pub fn rows(&self) -> usize {
+        self.tensors.first().and_then(|t| t.shape.first()).map_or(0, |d| *d)
+    }
+
+    /// Parts the batch along axis 0 into batches of so many rows, in order. They share the memory, no byte is copied; a part
+    /// begins at a whole element, and engines that want more alignment copy it.
+    ///
+    /// # Errors
+    /// If a part is empty, or the parts are not the batch.
+    pub fn split(self, rows: &[usize]) -> Result<Vec<State>, StateError> {
+        let asked = rows.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
+        if rows.is_empty() || rows.contains(&0) {
+            return Err(StateError::Empty);
+        }
+        for (tensor, t) in self.tensors.iter().enumerate() {
+            let has = t.shape.first().map_or(0, |d| *d);
+            if has != asked {
+                return Err(StateError::Rows { asked, tensor, rows: has });
+            }
+        }
+        if rows.len() == 1 {
+            return Ok(vec![self]);
+        }
+        let mut parts: Vec<State> =
+            rows.iter().map(|_| State { tensors: Vec::with_capacity(self.tensors.len()) }).collect();
+        for (index, tensor) in self.tensors.into_iter().enumerate() {
+            let Tensor { datatype, shape, data } = tensor;
+            let ends = ends(datatype, &shape, data.as_slice(), rows)
+                .ok_or(StateError::Bytes { tensor: index, rows: asked })?;
+            let bytes = data.into_bytes();
+            let mut start = 0;
+            for ((part, rows), end) in parts.iter_mut().zip(rows).zip(ends) {
+                let mut shape = shape.clone();
+                if let Some(first) = shape.first_mut() {
+                    *first = *rows;
+                }
+                let data = Buffer::from_bytes(bytes.slice(start..end));
+                part.tensors.push(Tensor { datatype, shape, data });
+                start = end;
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Joins batches that are at the same place of one model, in order, along axis 0. One alone is not copied.
+    ///
+    /// # Errors
+    /// If there is none, or their tensors differ in more than their rows.
+    pub fn join(states: Vec<State>) -> Result<State, StateError> {
+        let Some((first, others)) = states.split_first() else { return Err(StateError::Empty) };
+        for other in others {
+            let (expected, got) = (first.tensors.len(), other.tensors.len());
+            let alike = |(a, b): (&Tensor, &Tensor)| a.datatype == b.datatype;
+            if expected != got || !first.tensors.iter().zip(&other.tensors).all(alike) {
+                return Err(StateError::Other { expected, got });
+            }
+            for (tensor, (a, b)) in first.tensors.iter().zip(&other.tensors).enumerate() {
+                let row = |t: &Tensor| t.shape.get(1..).map(<[usize]>::to_vec);
+                match (row(a), row(b)) {
+                    (Some(a), Some(b)) if a == b => {}
+                    (a, b) => {
+                        let (expected, got) = (a.unwrap_or_default(), b.unwrap_or_default());
+                        return Err(StateError::Shape { tensor, expected, got });
+                    }
+                }
+            }
+        }
+        if others.is_empty() {
+            return Ok(states.into_iter().next().unwrap_or_default());
+        }
+        let tensors = first.tensors.iter().enumerate().map(|(index, like)| {
+            let all = || states.iter().filter_map(|s| s.tensors.get(index));
+            let mut data = Buffer::with_capacity(all().map(|t| t.data.len()).sum());
+            all().for_each(|t| data.extend_from_slice(t.data.as_slice()));
+            let mut shape = like.shape.clone();
+            if let Some(rows) = shape.first_mut() {
+                *rows = all().filter_map(|t| t.shape.first()).sum();
+            }
+            Tensor { datatype: like.datatype, shape, data }
+        });
+        Ok(State { tensors: tensors.collect() })
+    }
+}
+
+/// Where each part ends in the bytes; `None` if the bytes are not as many as the shape says.
+fn ends(datatype: DataType, shape: &[usize], bytes: &[u8], rows: &[usize]) -> Option<Vec<usize>> {
+    let row = crate::tensor::elements(shape.get(1..)?)?;
+    let mut done = 0usize;
+    let counts = rows.iter().map(|rows| {
+        done = done.checked_add(rows.checked_mul(row)?)?;
+        Some(done)
+    });
+    let counts: Vec<usize> = counts.collect::<Option<_>>()?;
+    let total = *counts.last()?;
+    if let Some(size) = datatype.size() {
+        return (total.checked_mul(size)? == bytes.len()).then(|| counts.iter().map(|n| n * size).collect());
+    }
+    // Where each string ends, the start first.
+    let mut places = vec![0];
+    for string in strings::split(bytes) {
+        places.push(places.last()? + 4 + string.ok()?.len());
+    }
+    (places.len() == total + 1).then(|| counts.iter().filter_map(|n| places.get(*n).copied()).collect())
+}

@@ -16,6 +16,7 @@ mod profile_report;
 mod resolve;
 mod serve_flags;
 mod simulate;
+mod timeline_command;
 mod units;
 
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ enum Command {
     Config(config_check::ConfigCommand),
     #[command(subcommand)]
     Log(log_command::LogCommand),
+    Timeline(timeline_command::TimelineArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -115,6 +117,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         },
         Command::Simulate(args) => Ok(simulate::run(*args).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

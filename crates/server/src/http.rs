@@ -17,6 +17,7 @@ mod repository;
 mod serve;
 mod settings;
 mod shared_memory;
+mod timeline;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,6 +107,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         )
         .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
         .route("/v2/autoscale", get(autoscale::advice::<S>))
+        .route("/v2/timeline", get(timeline::past::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::history::PastLaunch;
 use super::padding::Padding;
@@ -23,7 +23,7 @@ pub struct LaneGroup {
 }
 
 /// What `GET /v2/timeline` answers: what ran lately on the lanes of devices.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Timeline {
     /// Begin of the time in question, nanoseconds of the server's clock, as all times here.
     pub from_ns: u64,
@@ -34,7 +34,7 @@ pub struct Timeline {
 }
 
 /// What ran lately on the lanes of a model version on a device.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PastLaunches {
     /// Model name.
     pub model: String,
@@ -43,7 +43,7 @@ pub struct PastLaunches {
     /// Number of the device.
     pub device: usize,
     /// The device policy.
-    pub policy: &'static str,
+    pub policy: String,
     /// The largest batch of each lane.
     pub lanes: Vec<u32>,
     /// Whether no launch of the time in question is missing.
@@ -95,7 +95,7 @@ impl LaneGroup {
                 model: executable.name.clone(),
                 version: executable.version.clone(),
                 device: runtime.device(),
-                policy,
+                policy: policy.to_owned(),
                 lanes,
                 complete,
                 launches,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use downbeat_core::device::Launch;
 use downbeat_core::{Duration, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The most launches that are remembered; the oldest are forgotten first.
 const MOST: usize = 16_384;
@@ -12,7 +12,7 @@ const MOST: usize = 16_384;
 pub const REMEMBERED: Duration = Duration::from_millis(60_000);
 
 /// A launch that has ended.
-#[derive(Clone, PartialEq, Serialize, Debug)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,

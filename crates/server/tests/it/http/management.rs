@@ -36,6 +36,17 @@ async fn a_server_without_autoscale_advice_says_so() {
 }
 
 #[tokio::test]
+async fn a_timeline_is_of_some_seconds() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/v2/timeline").await.error(404), "this server keeps no timeline");
+    for wrong in ["seconds=0", "seconds=61", "seconds=NaN", "seconds", "seconds=-1"] {
+        let message = server.get(&format!("/v2/timeline?{wrong}")).await.error(400);
+        assert_eq!(message, "seconds is to be a number above 0 and at most 60", "{wrong}");
+    }
+    assert!(server.get("/v2/timeline?minutes=1").await.error(400).contains("the only parameter"));
+}
+
+#[tokio::test]
 async fn metadata_names_what_there_is() {
     let server = Server::start().await;
     let body = server.get("/v2").await.json();

@@ -1,0 +1,152 @@
+//! `downbeat timeline`: a picture of what ran lately on a server's lanes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use downbeat_plot::{Box as Batch, STYLE, Timeline as Plot, escape};
+use downbeat_server::lanes::{PastLaunch, PastLaunches, Timeline};
+
+use crate::client::Client;
+
+/// Most time that one picture shows, milliseconds: more is drawn in several, one below the other.
+const PICTURE_MS: f64 = 1_000.0;
+
+/// Draw what ran on a server's lanes in the last seconds, for models with a device policy.
+#[derive(Args, Debug)]
+pub struct TimelineArgs {
+    /// The server
+    #[arg(value_name = "URL", default_value = "http://localhost:8000", env = "DOWNBEAT_URL")]
+    url: String,
+    /// How much of the past is shown, at most 60
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    seconds: f64,
+    /// The page to write
+    #[arg(long, short, value_name = "FILE.html", default_value = "timeline.html")]
+    out: PathBuf,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the server cannot be reached or refuses, or the page cannot be written.
+pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let timeline: Timeline = runtime.block_on(async {
+        let mut client = Client::connect(&args.url, Duration::from_secs(30)).await?;
+        client.get(&format!("/v2/timeline?seconds={}", args.seconds)).await
+    })?;
+    let shown = args.out.display();
+    std::fs::write(&args.out, page(&timeline)).with_context(|| format!("cannot write {shown}"))?;
+    let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
+    println!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len());
+    if timeline.devices.is_empty() {
+        println!("no model has a device policy but exclusive; [device] in downbeat.toml gives them one");
+    }
+    Ok(())
+}
+
+fn page(timeline: &Timeline) -> String {
+    let span = millis(timeline.now_ns - timeline.from_ns);
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>Lanes</title><style>{STYLE}</style></head><body><main><h1>Lanes</h1>\
+         <p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
+        span / 1e3
+    );
+    for device in &timeline.devices {
+        out += &section(device, timeline.from_ns, span);
+    }
+    out + "</main></body></html>\n"
+}
+
+fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
+    let PastLaunches { model, version, device: number, policy, lanes, complete, launches } = device;
+    let title = format!("{model} {version} on device {number}: {policy}");
+    let mut out = format!("<h2>{}</h2>", escape(&title));
+    let (rows, computed) = launches
+        .iter()
+        .fold((0u64, 0u64), |(rows, computed), l| (rows + u64::from(l.rows), computed + u64::from(l.computed_rows)));
+    out += &format!("<p class=\"sub\">{} launches, {rows} items asked for, {computed} computed.</p>", launches.len());
+    if !complete {
+        out += "<p class=\"warn\">There were more launches than the server remembers: the earliest are missing.</p>";
+    }
+    // What is busy is drawn; an idle second is no picture.
+    let mut begin = 0.0;
+    while begin < span {
+        let end = (begin + PICTURE_MS).min(span);
+        let boxes: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
+        let boxes: Vec<Batch> = boxes.into_iter().filter(|shown| shown.end > begin && shown.start < end).collect();
+        if !boxes.is_empty() {
+            let plot = Plot {
+                title: format!("{begin:.0} to {end:.0} ms"),
+                unit: "ms".to_owned(),
+                rows: lanes.iter().enumerate().map(|(lane, most)| format!("{lane}: {most}")).collect(),
+                boxes,
+                dots: Vec::new(),
+            };
+            out += &plot.svg(begin, end);
+        }
+        begin = end;
+    }
+    out
+}
+
+fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
+    let PastLaunch { lane, batch, segments: [first, end], rows, computed_rows, length, begin_ns, end_ns } = launch;
+    let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
+    let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
+    Batch {
+        row: *lane as usize,
+        start: relative(*begin_ns),
+        end: relative(*end_ns),
+        label: rows.to_string(),
+        colour: (*batch % 6) as usize,
+        lost: false,
+        hint: format!(
+            "batch {batch}, segments {first} to {}: {rows} items ({computed_rows} computed){length}, {:.3} ms",
+            end.saturating_sub(1),
+            millis(end_ns - begin_ns)
+        ),
+    }
+}
+
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_a_row_a_lane_and_a_picture_a_second_in_which_something_ran() {
+        let launch = |begin_ms: u64| PastLaunch {
+            lane: 1,
+            batch: 7,
+            segments: [0, 2],
+            rows: 3,
+            computed_rows: 4,
+            length: 12,
+            begin_ns: (10_000 + begin_ms) * 1_000_000,
+            end_ns: (10_002 + begin_ms) * 1_000_000,
+        };
+        let device = PastLaunches {
+            model: "a<b".to_owned(),
+            version: "1".to_owned(),
+            device: 0,
+            policy: "elastic".to_owned(),
+            lanes: vec![1, 4],
+            complete: false,
+            launches: vec![launch(0), launch(2_500)],
+        };
+        let timeline = Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices: vec![device] };
+        let page = page(&timeline);
+        assert!(page.contains("a&lt;b 1 on device 0: elastic") && page.contains("the earliest are missing"), "{page}");
+        assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
+        assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
+        assert_eq!(page.matches("1: 4").count(), 2, "a row's label in each picture");
+    }
+}

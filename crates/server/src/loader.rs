@@ -6,7 +6,7 @@ use std::sync::Arc;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_engine::{Engine, Lane, LoadError, LoadOptions, Model};
+use downbeat_engine::{Cut, Engine, Lane, LoadError, LoadOptions, Model};
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
@@ -75,11 +75,12 @@ impl Engines {
 struct Source<'a> {
     engine: &'a dyn Engine,
     path: &'a Path,
+    cut: Cut,
 }
 
 impl Source<'_> {
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
-        self.engine.load(&LoadOptions::new(self.path, threads))
+        self.engine.load(&LoadOptions::new(self.path, threads).with_cut(self.cut.clone()))
     }
 }
 
@@ -119,12 +120,22 @@ impl Loader {
         progress.step("reading", 0.0);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
         let most_threads = most_threads(&self.options);
-        let source = Source { engine: &**engine, path };
+        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
+        let (cut, is_asked) = lanes::cut(policy, &settings);
+        let mut source = Source { engine: &**engine, path, cut };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
         }
-        let mut model = source.load(1)?;
+        let mut model = match source.load(1) {
+            Err(error) if !is_asked => {
+                tracing::info!(model = %definition.name, %error, "runs as one stage");
+                source.cut = Cut::Whole;
+                source.load(1)?
+            }
+            loaded => loaded?,
+        };
         definition.complete(model.signature())?;
         if let Some(most) = model.profile().map(LatencyProfile::max_batch)
             && most < definition.batching.max_batch_size
@@ -133,8 +144,6 @@ impl Loader {
             definition.batching.max_batch_size = most;
             definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
         }
-        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
-        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
         let mut plan =
             BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
         let mut padding = None;

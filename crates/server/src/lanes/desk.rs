@@ -8,7 +8,7 @@ use downbeat_core::device::{InputSource, Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
-use super::lane::{Member, Source, Work, split};
+use super::lane::{Member, Source, Work};
 use crate::call::Call;
 use crate::driver::CounterHasher;
 use crate::plan::{Admitted, Outputs};
@@ -182,12 +182,14 @@ impl Desk {
             begins.extend((1..members.len()).filter(|index| !follows(*index)));
             let ends = begins.iter().skip(1).copied().chain([members.len()]);
             let ranges: Vec<_> = begins.iter().copied().zip(ends).map(|(begin, end)| begin..end).collect();
-            let rows: Vec<u32> =
-                ranges.iter().map(|range| members[range.clone()].iter().map(|(_, rows)| *rows).sum()).collect();
-            let states = match split(state, &rows) {
+            let rows: Vec<usize> = ranges
+                .iter()
+                .map(|range| members[range.clone()].iter().map(|(_, rows)| *rows as usize).sum())
+                .collect();
+            let states = match state.split(&rows) {
                 Ok(states) => states,
                 Err(reason) => {
-                    broken = Some(reason);
+                    broken = Some(reason.to_string());
                     continue;
                 }
             };

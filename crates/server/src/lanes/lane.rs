@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use downbeat_core::device::{Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
-use downbeat_engine::{Buffer, Lane, State, Tensor};
+use downbeat_engine::{Lane, State};
 use parking_lot::{Condvar, Mutex};
 
 use super::runtime::Runtime;
@@ -154,7 +154,7 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
 fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
     let fill = work.launch.computed_rows.saturating_sub(work.launch.rows);
     match std::mem::replace(&mut work.source, Source::Inputs) {
-        Source::States(states) => join(states),
+        Source::States(states) => State::join(states).map_err(|error| error.to_string()),
         Source::Broken(reason) => Err(reason),
         Source::Ring(run) => match runtime.read(run) {
             Some(state) => Ok(state),
@@ -162,52 +162,6 @@ fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
         },
         Source::Inputs => runtime.join_inputs(&work.members, work.launch.length, fill),
     }
-}
-
-/// The rows of several batches, one after another.
-pub fn join(mut states: Vec<State>) -> Result<State, String> {
-    if states.len() == 1 {
-        return Ok(states.remove(0));
-    }
-    let mut states = states.into_iter();
-    let mut all = states.next().ok_or_else(|| "there is nothing to run".to_owned())?;
-    for state in states {
-        for (tensor, more) in all.tensors.iter_mut().zip(state.tensors) {
-            if tensor.shape.get(1..) != more.shape.get(1..) || tensor.shape.is_empty() {
-                return Err(format!("rows of shapes {:?} and {:?} cannot share a batch", tensor.shape, more.shape));
-            }
-            tensor.shape[0] += more.shape[0];
-            tensor.data.extend_from_slice(more.data.as_slice());
-        }
-    }
-    Ok(all)
-}
-
-/// Parts a batch by its rows, without a copy.
-pub fn split(state: State, rows: &[u32]) -> Result<Vec<State>, String> {
-    if rows.len() == 1 {
-        return Ok(vec![state]);
-    }
-    let total: usize = rows.iter().map(|rows| *rows as usize).sum();
-    let mut parts: Vec<State> = rows.iter().map(|_| State::default()).collect();
-    for Tensor { datatype, shape, data } in state.tensors {
-        let bytes = data.into_bytes();
-        if shape.first() != Some(&total) || total == 0 || datatype.size().is_none() {
-            return Err(format!(
-                "a tensor of shape {shape:?} between segments cannot be parted into the rows of {total} items"
-            ));
-        }
-        let row = bytes.len() / total;
-        let mut begin = 0;
-        for (part, rows) in parts.iter_mut().zip(rows) {
-            let end = begin + *rows as usize * row;
-            let mut shape = shape.clone();
-            shape[0] = *rows as usize;
-            part.tensors.push(Tensor { datatype, shape, data: Buffer::from_bytes(bytes.slice(begin..end)) });
-            begin = end;
-        }
-    }
-    Ok(parts)
 }
 
 /// Runs the engine. An engine that panics has failed.

@@ -488,7 +488,7 @@ impl Runtime {
         if fill > 0 {
             states.push(self.assemble(std::iter::empty(), length, fill));
         }
-        lane::join(states)
+        State::join(states).map_err(|error| error.to_string())
     }
 
     fn assemble<'a>(

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    DevicePolicy as Policy, Elastic, ElasticOptions, MixTable, SegmentProfile, Windowed, WindowedOptions,
+    DevicePolicy as Policy, Elastic, ElasticOptions, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
+    WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
-use downbeat_engine::{Lane, Model, State};
+use downbeat_engine::{Cut, Lane, Model, State};
 
 use super::group::LaneGroup;
 use super::input_rings::InputRings;
@@ -22,6 +23,10 @@ use crate::plan::BatchPlan;
 
 /// Slots of a ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
 const SLOTS_AN_ITEM: u32 = 4;
+/// Pairs of buffers, where nobody says (DVABatch §8.6).
+const BUFFER_PAIRS: u16 = 2;
+/// Stages, where nobody says.
+const STAGES: usize = 4;
 /// Largest number of lanes.
 const MOST_LANES: usize = 256;
 
@@ -173,6 +178,37 @@ pub fn start(
     Ok(LaneGroup::new(runtimes, padding))
 }
 
+/// The ring of a model that is cut into stages: none where requests vary, or where it is too large and nobody asked for one.
+fn staged_rings(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<Option<InputRings>> {
+    let max_batch = ground.plan.max_batch();
+    let Some(least) = ground.settings.ring_slots else {
+        let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
+        return Ok(padding.is_none().then(|| InputRings::new(&ground.plan, None, least).ok()).flatten());
+    };
+    ensure!(
+        padding.is_none(),
+        "ring_slots: requests of a padded model have no slots in a ring with the policy staged, which pads each batch to its own longest; leave it out"
+    );
+    ensure!(
+        least >= max_batch,
+        "an input ring of {least} slots is too small: the largest request has {max_batch} items; ring_slots must be at least {max_batch}"
+    );
+    InputRings::new(&ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
+}
+
+/// Where the policy cuts a model, and whether somebody asked for just that.
+pub fn cut(policy: DevicePolicy, settings: &DeviceSettings) -> (Cut, bool) {
+    if policy != DevicePolicy::Staged {
+        return (Cut::Whole, true);
+    }
+    match settings.stages {
+        _ if !settings.cut_at.is_empty() => (Cut::At(settings.cut_at.clone()), true),
+        Some(1) => (Cut::Whole, true),
+        Some(stages) => (Cut::Stages(usize::from(stages)), true),
+        None => (Cut::Stages(STAGES), false),
+    }
+}
+
 /// A fresh policy, and the ring that its requests enter.
 fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
     let (model, settings, max_batch) = (ModelId(0), ground.settings, ground.plan.max_batch());
@@ -199,6 +235,28 @@ fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box
             let options = ElasticOptions { model, profile, mixes, max_running, ring_slots, drop, queue_bound };
             Ok((Box::new(Elastic::new(options)), Some(rings)))
         }
-        DevicePolicy::Staged => bail!("the policy staged is not there yet"),
+        DevicePolicy::Staged => {
+            let pairs = settings.buffer_pairs.unwrap_or(BUFFER_PAIRS);
+            let varies = padding.is_some();
+            let by_length = settings.lengths.unwrap_or(varies);
+            let by_operator = settings.operators.unwrap_or(true);
+            let by_load = settings.load.unwrap_or(!varies);
+            let rings = staged_rings(ground, padding)?;
+            let options = StagedOptions {
+                model,
+                profile,
+                pairs,
+                max_batch,
+                by_length,
+                by_operator,
+                by_load,
+                window: settings.window,
+                comp_wait: settings.comp_wait,
+                ring_slots: rings.as_ref().map_or(0, InputRings::slots),
+                drop,
+                queue_bound,
+            };
+            Ok((Box::new(Staged::new(options)), rings))
+        }
     }
 }

@@ -58,8 +58,8 @@ fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferI
     }
 }
 
-fn floats(rng: &mut Pcg64Mcg, count: i64) -> Vec<u8> {
-    (0..count).flat_map(|_| rng.random_range(0.0f32..255.0).to_le_bytes()).collect()
+fn floats(rng: &mut Pcg64Mcg, count: i64, most: f32) -> Vec<u8> {
+    (0..count).flat_map(|_| rng.random_range(0.0..most).to_le_bytes()).collect()
 }
 
 fn ids(rng: &mut Pcg64Mcg, count: i64) -> Vec<u8> {
@@ -70,8 +70,8 @@ fn ids(rng: &mut Pcg64Mcg, count: i64) -> Vec<u8> {
 fn request(rng: &mut Pcg64Mcg, model: &str) -> InferRequest {
     let rows = rng.random_range(1..4i64);
     let inputs = match model {
-        "digits" => vec![input("image", DataType::Fp32, &[rows, 8, 8], floats(rng, rows * 64))],
-        "mlp" => vec![input("input", DataType::Fp32, &[rows, 784], floats(rng, rows * 784))],
+        "digits" => vec![input("image", DataType::Fp32, &[rows, 8, 8], floats(rng, rows * 64, 255.0))],
+        "mlp" => vec![input("input", DataType::Fp32, &[rows, 784], floats(rng, rows * 784, 1.0))],
         _ => {
             let length = rng.random_range(1..24i64);
             let ones = (0..rows * length).flat_map(|_| 1i64.to_le_bytes()).collect();
@@ -100,8 +100,11 @@ fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
 
 /// Serves random requests that come at random times, some of which are cancelled, and compares the answers with the exclusive path's.
 async fn answers_as_exclusive(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) {
+    compare(models, &serve(models, policy, settings).await).await;
+}
+
+async fn compare(models: &[&str], registry: &Registry) {
     let alone = serve(models, DevicePolicy::Exclusive, DeviceSettings::default()).await;
-    let registry = serve(models, policy, settings).await;
     let seed = 7;
     println!("seed {seed}");
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
@@ -136,12 +139,12 @@ async fn answers_as_exclusive(models: &[&str], policy: DevicePolicy, settings: D
         }
     }
     assert!(answered > 250 && lost <= 50, "{answered} answered, {lost} cancelled");
-    let counted = metric(&registry, "nv_inference_request_success", "");
-    let cancelled = metric(&registry, "downbeat_requests_not_answered_total", "");
+    let counted = metric(registry, "nv_inference_request_success", "");
+    let cancelled = metric(registry, "downbeat_requests_not_answered_total", "");
     // Some that were cancelled had been answered before, or had not begun.
     assert!(counted >= f64::from(answered) && counted + cancelled <= 300.0, "{counted} {cancelled}");
-    drained(&registry).await;
-    no_lane_ran_two_launches_at_once(&registry);
+    drained(registry).await;
+    no_lane_ran_two_launches_at_once(registry);
 }
 
 /// Waits until nothing waits and no slot is in use.
@@ -216,6 +219,76 @@ async fn elastic_pads_to_the_longest_of_all() {
     answers_as_exclusive(&["encoder"], DevicePolicy::Elastic, settings).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn staged_answers_as_exclusive() {
+    let settings = DeviceSettings { stages: Some(3), ..DeviceSettings::default() };
+    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Staged, settings.clone()).await;
+    // Without a ring that could hold all, and with one pair of buffers: stages one after another.
+    let settings = DeviceSettings { buffer_pairs: Some(1), ring_slots: Some(128), ..settings };
+    answers_as_exclusive(&["digits", "mlp"], DevicePolicy::Staged, settings).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staged_pads_and_cuts_back_whatever_happens_to_batches() {
+    for (lengths, operators, load) in
+        [(true, true, false), (false, true, true), (true, false, true), (false, false, true)]
+    {
+        let settings = DeviceSettings {
+            pad: true,
+            stages: Some(4),
+            lengths: Some(lengths),
+            operators: Some(operators),
+            load: Some(load),
+            ..DeviceSettings::default()
+        };
+        answers_as_exclusive(&["encoder"], DevicePolicy::Staged, settings).await;
+    }
+}
+
+/// Serves `encoder` in four stages, each of which is made believe to take `ns(rows)`.
+async fn staged_with_times(settings: DeviceSettings, ns: impl Fn(u64) -> u64) -> Registry {
+    let cache = tempfile::tempdir().unwrap();
+    let settings = DeviceSettings { pad: true, stages: Some(4), max_length: Some(24), ..settings };
+    let mut options = options(&["encoder"], DevicePolicy::Staged, settings);
+    options.profiling.enabled = true;
+    options.profiling.budget = downbeat_core::Duration::from_millis(10);
+    options.profiling.cache_dir = Some(cache.path().to_owned());
+    drop(load(options.clone()).await.unwrap());
+    let files: Vec<PathBuf> = std::fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let file = files.iter().find(|file| file.to_string_lossy().contains("-s4-l24")).expect("times of the segments");
+    let mut stored: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    for points in stored["segments"].as_array_mut().unwrap().iter_mut().flat_map(|s| s.as_array_mut().unwrap()) {
+        for point in points.as_array_mut().unwrap() {
+            point[1] = ns(point[0].as_u64().unwrap()).into();
+        }
+    }
+    std::fs::write(file, serde_json::to_vec(&stored).unwrap()).unwrap();
+    load(options).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_are_split_answer_as_exclusive() {
+    let settings =
+        DeviceSettings { operators: Some(true), lengths: Some(false), load: Some(false), ..Default::default() };
+    let registry = staged_with_times(settings, |rows| 1_000 * rows).await;
+    compare(&["encoder"], &registry).await;
+    assert!(metric(&registry, "downbeat_batch_events_total", "event=\"split\"") > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_are_stretched_answer_as_exclusive() {
+    let settings = DeviceSettings {
+        operators: Some(false),
+        lengths: Some(false),
+        load: Some(true),
+        comp_wait: Some(downbeat_core::Duration::from_millis(1_000)),
+        ..Default::default()
+    };
+    let registry = staged_with_times(settings, |_| 1_000_000).await;
+    compare(&["encoder"], &registry).await;
+    assert!(metric(&registry, "downbeat_batch_events_total", "event=\"stretch\"") > 0.0);
+}
+
 #[tokio::test]
 async fn what_a_policy_cannot_do_is_said_at_load() {
     use DevicePolicy::*;
@@ -237,6 +310,12 @@ async fn what_a_policy_cannot_do_is_said_at_load() {
     let mixes = serde_json::from_str(r#"{"entries": [[1, {"counts": {"2": 1}}]]}"#).unwrap();
     let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
     assert!(error.contains("the lanes for a load of 1 (2) have none for one item"), "{error}");
+    let error = refused("digits", Staged, DeviceSettings { stages: Some(1000), ..none() }).await;
+    assert!(error.contains("cannot be cut into 1000 segments") && error.contains("Ask for at most"), "{error}");
+    let error = refused("digits", Staged, DeviceSettings { cut_at: vec!["nowhere".to_owned()], ..none() }).await;
+    assert!(error.contains("nowhere"), "{error}");
+    let error = refused("digits", Staged, DeviceSettings { ring_slots: Some(8), ..none() }).await;
+    assert!(error.contains("an input ring of 8 slots is too small: the largest request has 64 items"), "{error}");
     let mut wrong = options(&["digits"], Windowed, none());
     wrong.models.entry("digits".to_owned()).or_default().dispatch = Some(DispatchPolicy::Eager);
     let error = load(wrong).await.err().unwrap().to_string();

@@ -16,6 +16,8 @@ mod profile_report;
 mod resolve;
 mod serve_flags;
 mod simulate;
+mod slice_command;
+mod slice_report;
 mod timeline_command;
 mod units;
 
@@ -44,6 +46,7 @@ enum Command {
     Serve(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(profile_command::ProfileArgs),
+    Slice(slice_command::SliceArgs),
     Plan(plan_command::PlanArgs),
     Bench(Box<BenchArgs>),
     Simulate(Box<simulate::SimulateArgs>),
@@ -108,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Slice(args) => Ok(slice_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Bench(args) => match args.command {
             Some(BenchCommand::Scheduler(args)) => {

@@ -9,4 +9,5 @@ mod plan;
 mod profile;
 mod serve;
 mod simulate;
+mod slice;
 mod strange_servers;

@@ -1,0 +1,211 @@
+//! `downbeat slice`: where a model is cut into segments, and what that costs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use downbeat_core::tensor::{DataType, Signature};
+use downbeat_engine::{Buffer, Cut, Emulated, Engine, Lane, LoadOptions, Preference, Search, State, Tensor};
+use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_server::clock::Clock;
+use downbeat_server::options::EngineChoice;
+
+use crate::slice_report::{Memory, SliceReport};
+
+/// Longest time that whole and cut are compared for.
+const BUDGET_MS: u64 = 20_000;
+/// Pairs of runs, one whole and one cut in turns: at least, and at most.
+const PAIRS: (usize, usize) = (5, 200);
+
+/// Cut a model into segments, and show where, and what that costs.
+#[derive(Args, Debug)]
+pub struct SliceArgs {
+    /// The model: its name in the repository, or an ONNX file
+    model: String,
+    /// Into how many segments of about equal time
+    #[arg(long, value_name = "N", required_unless_present = "at", conflicts_with = "at")]
+    stages: Option<usize>,
+    /// Behind which values or operators
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    at: Vec<String>,
+    /// Engine: auto, rten, onnxruntime or emulated
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
+    engine: EngineChoice,
+    /// Batch size that whole and cut are compared at
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// Length of dimensions that vary, in that comparison
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    length: u16,
+    /// Threads inside one run; 0: one a core
+    #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", default_value_t = 0)]
+    threads: usize,
+    /// The model repository
+    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY", default_value = "examples/models")]
+    repository: PathBuf,
+    /// Write a page with the table and plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model cannot be loaded, cut or run, or a file cannot be written.
+pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
+    let (file, format) = file(args)?;
+    let threads = match args.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let engine: Arc<dyn Engine> = match format {
+        ModelFormat::Emulated => Arc::new(Emulated::new()),
+        ModelFormat::Onnx => {
+            let preference: Preference = args.engine.name().parse()?;
+            let choice = downbeat_engine::choose(preference, &Search { threads, ..Search::from_env() })?;
+            if let Some(hint) = choice.hint {
+                eprintln!("{hint}");
+            }
+            choice.engine
+        }
+    };
+    let cut = match args.stages {
+        Some(stages) => Cut::Stages(stages),
+        None => Cut::At(args.at.clone()),
+    };
+    let start = resident();
+    let whole = engine.load(&LoadOptions::new(&file, threads))?;
+    let batch = inputs(whole.signature(), args)?;
+    let mut whole_lane = whole.lane()?;
+    let mut run_whole = || once(&mut *whole_lane, 1, &batch);
+    run_whole()?;
+    let after_whole = resident();
+    let model = engine.load(&LoadOptions::new(&file, threads).with_cut(cut))?;
+    let mut lane = model.lane()?;
+    let segments = model.segments();
+    let mut run_cut = || once(&mut *lane, segments, &batch);
+    run_cut()?;
+    let after_cut = resident();
+    let (whole_ms, cut_ms) = compare(run_whole, run_cut)?;
+
+    let info = engine.info();
+    let report = SliceReport {
+        model: args.model.clone(),
+        engine: info.name.to_owned(),
+        engine_version: info.version,
+        threads,
+        batch: args.batch,
+        segments: model.segment_info().iter().map(Into::into).collect(),
+        whole_ms,
+        cut_ms,
+        ratio: cut_ms / whole_ms,
+        activations: model.activations().map(Into::into),
+        memory: match (start, after_whole, after_cut) {
+            (Some(start), Some(whole), Some(cut)) => {
+                Some(Memory { whole: whole.saturating_sub(start), cut: cut.saturating_sub(whole) })
+            }
+            _ => None,
+        },
+    };
+    if let Some(file) = &args.html {
+        std::fs::write(file, report.page()).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+/// The model's file: the one named, or that of the latest version in the repository.
+fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
+    let path = Path::new(&args.model);
+    if path.extension().is_some_and(|e| e == "onnx") {
+        return Ok((path.to_owned(), ModelFormat::Onnx));
+    }
+    let definition = ModelRepository::open(&args.repository)?.definition(&args.model, None)?;
+    let Some((version, _)) = definition.versions.last() else {
+        bail!("'{}' has no version that is served", args.model)
+    };
+    let file = definition.version_file(*version).with_context(|| format!("'{}' has no file", args.model))?;
+    Ok((file.to_owned(), definition.format))
+}
+
+/// A batch of ones.
+fn inputs(signature: &Signature, args: &SliceArgs) -> anyhow::Result<Vec<Tensor>> {
+    let tensor = |spec: &downbeat_core::tensor::TensorSpec| {
+        let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
+            Ok(size) => size,
+            Err(_) if axis == 0 => usize::from(args.batch),
+            Err(_) => usize::from(args.length),
+        };
+        let shape: Vec<usize> = spec.dims.iter().enumerate().map(size).collect();
+        let count = downbeat_engine::tensor::elements(&shape).filter(|n| *n < 1 << 30);
+        let count = count.with_context(|| format!("input '{}': shape {shape:?} is too large", spec.name))?;
+        let mut data = Buffer::new();
+        let integer = 1u64.to_le_bytes();
+        let one: &[u8] = match spec.datatype {
+            DataType::Fp32 => &1f32.to_le_bytes(),
+            DataType::Fp64 => &1f64.to_le_bytes(),
+            DataType::Fp16 => &0x3c00u16.to_le_bytes(),
+            DataType::Bf16 => &0x3f80u16.to_le_bytes(),
+            DataType::Bytes => &[0; 4],
+            other => integer.get(..other.size().unwrap_or(1)).unwrap_or_default(),
+        };
+        (0..count).for_each(|_| data.extend_from_slice(one));
+        Ok(Tensor { datatype: spec.datatype, shape, data })
+    };
+    signature.inputs.iter().map(tensor).collect()
+}
+
+/// Runs all segments, one after the other.
+fn once(lane: &mut dyn Lane, segments: usize, batch: &[Tensor]) -> anyhow::Result<()> {
+    let copy =
+        |t: &Tensor| Tensor { datatype: t.datatype, shape: t.shape.clone(), data: Buffer::from(t.data.as_slice()) };
+    let mut state = State { tensors: batch.iter().map(copy).collect() };
+    for segment in 0..segments {
+        lane.run(segment..segment + 1, &mut state)?;
+    }
+    Ok(())
+}
+
+/// The medians of both, milliseconds, run in turns so that whatever else the machine does meets both.
+fn compare(
+    mut whole: impl FnMut() -> anyhow::Result<()>,
+    mut cut: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<(f64, f64)> {
+    let clock = Clock::start();
+    let (mut wholes, mut cuts) = (Vec::new(), Vec::new());
+    let timed = |run: &mut dyn FnMut() -> anyhow::Result<()>, into: &mut Vec<f64>| {
+        let start = clock.now();
+        run()?;
+        into.push(clock.now().since(start).as_millis_f64());
+        anyhow::Ok(())
+    };
+    while wholes.len() < PAIRS.1 {
+        timed(&mut whole, &mut wholes)?;
+        timed(&mut cut, &mut cuts)?;
+        let spent = clock.now().since(downbeat_core::Time::ZERO);
+        if wholes.len() >= PAIRS.0 && spent > downbeat_core::Duration::from_millis(BUDGET_MS) {
+            break;
+        }
+    }
+    ensure!(!wholes.is_empty(), "nothing was measured");
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    Ok((median(wholes), median(cuts)))
+}
+
+/// Resident memory of this process, bytes, where the system says.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}

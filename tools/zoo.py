@@ -8,9 +8,13 @@ the graph and not on the values of its weights, so these stand for the trained m
 engines, not with a label.
 
 - `resnet50`: ResNet-50 v1.5, `input` FP32 [N, 3, 224, 224] to `output` FP32 [N, 1000]; 25.5 M weights.
+- `resnet152`, `vgg19`: the same input and output; 60 M and 144 M weights.
+- `unet`, `linknet`: segmentation, `input` FP32 [N, 3, 256, 256] to `output` FP32 [N, 2, 256, 256]; 2 M and 11 M weights.
 - `mobilenetv2`: MobileNetV2 1.0, the same input and output; 3.5 M weights.
 - `bert`: a BERT-base-like encoder, `input_ids` and `attention_mask` INT64 [N, T] (ids below 30522, T up to 512) to `hidden`
   FP32 [N, T, 768]; 109 M weights.
+- `bertlarge`: the same with the sizes of BERT-large: 24 layers, 1024 wide; 334 M weights.
+- `exits`: a small classifier with two exits, `input` FP32 [N, 64] to `early` and `late` FP32 [N, 10]; 0.1 M weights.
 - `widemlp`: 1024-4096-4096-1024-10, 25 M weights: reading them costs far more than a request's arithmetic, so it shows
   what batching is worth.
 """
@@ -26,14 +30,15 @@ from graph import Graph
 SEED = 0
 
 
-def resnet50():
-    graph = Graph("resnet50", SEED)
+def residual(name, blocks):
+    """A ResNet of version 1.5 with bottleneck blocks, so many in each of four stages (He et al. 2015, table 1)."""
+    graph = Graph(name, SEED)
     value = graph.input("input", TensorProto.FLOAT, ["N", 3, 224, 224])
     value = graph.convolution(value, 3, 64, 7, stride=2)
     value = graph.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     channels = 64
-    for stage, (width, blocks) in enumerate([(64, 3), (128, 4), (256, 6), (512, 3)]):
-        for block in range(blocks):
+    for stage, (width, count) in enumerate(zip([64, 128, 256, 512], blocks)):
+        for block in range(count):
             # Version 1.5: the 3x3 convolution strides, not the 1x1 before it.
             stride = 2 if stage > 0 and block == 0 else 1
             shortcut = value
@@ -41,12 +46,97 @@ def resnet50():
                 shortcut = graph.convolution(value, channels, 4 * width, 1, stride=stride, activation=None)
             inner = graph.convolution(value, channels, width, 1)
             inner = graph.convolution(inner, width, width, 3, stride=stride)
-            # A small residual branch keeps activations in range through 16 random blocks.
-            inner = graph.convolution(inner, width, 4 * width, 1, activation=None, scale=0.25)
+            # A small residual branch keeps activations in range through many random blocks.
+            inner = graph.convolution(inner, width, 4 * width, 1, activation=None, scale=1 / sum(blocks) ** 0.5)
             value = graph.node("Relu", graph.node("Add", inner, shortcut))
             channels = 4 * width
     value = graph.node("Flatten", graph.node("GlobalAveragePool", value), axis=1)
     graph.output(graph.dense(value, 2048, 1000), "output", TensorProto.FLOAT, ["N", 1000])
+    return graph
+
+
+def resnet50():
+    return residual("resnet50", [3, 4, 6, 3])
+
+
+def resnet152():
+    return residual("resnet152", [3, 8, 36, 3])
+
+
+def vgg19():
+    graph = Graph("vgg19", SEED)
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 224, 224])
+    channels = 3
+    # Simonyan and Zisserman 2015, configuration E: channels, convolutions before each pooling.
+    for width, count in [(64, 2), (128, 2), (256, 4), (512, 4), (512, 4)]:
+        for _ in range(count):
+            value = graph.convolution(value, channels, width, 3)
+            channels = width
+        value = graph.node("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
+    value = graph.node("Flatten", value, axis=1)
+    for inputs, outputs in [(512 * 7 * 7, 4096), (4096, 4096)]:
+        value = graph.dense(value, inputs, outputs, "Relu")
+    graph.output(graph.dense(value, 4096, 1000), "output", TensorProto.FLOAT, ["N", 1000])
+    return graph
+
+
+def doubled(graph, value):
+    """Twice the height and width, each pixel repeated."""
+    scales = graph.constant(np.array([1, 1, 2, 2], np.float32))
+    return graph.node("Resize", value, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric",
+                      nearest_mode="floor")
+
+
+def unet():
+    graph = Graph("unet", SEED)
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 256, 256])
+    channels, skips = 3, []
+    # Ronneberger et al. 2015, padded so that sizes stay, a quarter of its channels.
+    for width in [16, 32, 64, 128]:
+        value = graph.convolution(graph.convolution(value, channels, width, 3), width, width, 3)
+        skips.append((value, width))
+        value = graph.node("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
+        channels = width
+    value = graph.convolution(graph.convolution(value, channels, 256, 3), 256, 256, 3)
+    channels = 256
+    for skip, width in reversed(skips):
+        value = graph.convolution(doubled(graph, value), channels, width, 3)
+        value = graph.node("Concat", skip, value, axis=1)
+        value = graph.convolution(graph.convolution(value, 2 * width, width, 3), width, width, 3)
+        channels = width
+    graph.output(graph.convolution(value, channels, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, 256, 256])
+    return graph
+
+
+def linknet():
+    graph = Graph("linknet", SEED)
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 256, 256])
+    value = graph.convolution(value, 3, 64, 7, stride=2)
+    value = graph.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    channels, skips = 64, []
+    # Chaurasia and Culurciello 2017: a ResNet-18 encoder, whose stages are added to the decoder's.
+    for stage, width in enumerate([64, 128, 256, 512]):
+        skips.append((value, channels))
+        for block in range(2):
+            stride = 2 if stage > 0 and block == 0 else 1
+            shortcut = value
+            if stride == 2:
+                shortcut = graph.convolution(value, channels, width, 1, stride=2, activation=None)
+            inner = graph.convolution(value, channels, width, 3, stride=stride)
+            inner = graph.convolution(inner, width, width, 3, activation=None, scale=0.5)
+            value = graph.node("Relu", graph.node("Add", inner, shortcut))
+            channels = width
+    for stage, (skip, width) in reversed(list(enumerate(skips))):
+        value = graph.convolution(value, channels, channels // 4, 1)
+        if stage > 0:
+            value = doubled(graph, value)
+        value = graph.convolution(value, channels // 4, channels // 4, 3)
+        value = graph.convolution(value, channels // 4, width, 1)
+        value = graph.node("Add", value, skip)
+        channels = width
+    value = graph.convolution(doubled(graph, value), 64, 32, 3)
+    value = graph.convolution(doubled(graph, value), 32, 32, 3)
+    graph.output(graph.convolution(value, 32, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, 256, 256])
     return graph
 
 
@@ -81,6 +171,29 @@ def bert():
     return graph
 
 
+def bertlarge():
+    graph = Graph("bertlarge", SEED)
+    ids = graph.input("input_ids", TensorProto.INT64, ["N", "T"])
+    mask = graph.input("attention_mask", TensorProto.INT64, ["N", "T"])
+    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=1024, heads=16, inner=4096, layers=24)
+    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", "T", 1024])
+    return graph
+
+
+def exits():
+    """A classifier with two exits: the first gives probabilities after a third of its residual layers."""
+    graph = Graph("exits", SEED)
+    value = graph.dense(graph.input("input", TensorProto.FLOAT, ["N", 64]), 64, 96, "Relu")
+    for layer in range(9):
+        inner = graph.node("Mul", graph.dense(value, 96, 96, "Relu"), graph.constant(np.float32(0.3)))
+        value = graph.node("Add", value, inner)
+        if layer == 2:
+            probabilities = graph.node("Softmax", graph.dense(value, 96, 10), axis=-1)
+            graph.output(probabilities, "early", TensorProto.FLOAT, ["N", 10])
+    graph.output(graph.node("Softmax", graph.dense(value, 96, 10), axis=-1), "late", TensorProto.FLOAT, ["N", 10])
+    return graph
+
+
 def widemlp():
     graph = Graph("widemlp", SEED)
     value = graph.input("input", TensorProto.FLOAT, ["N", 1024])
@@ -91,7 +204,10 @@ def widemlp():
 
 
 # Model, largest batch, SLO in ms.
-ZOO = {resnet50: (16, 500), mobilenetv2: (16, 250), bert: (8, 2000), widemlp: (32, 50)}
+ZOO = {
+    resnet50: (16, 500), resnet152: (16, 1500), vgg19: (16, 2500), unet: (16, 1000), linknet: (16, 500),
+    mobilenetv2: (16, 250), bert: (8, 2000), bertlarge: (8, 6000), widemlp: (32, 50), exits: (64, 20),
+}
 
 CONFIG = """\
 # Written by tools/zoo.py.

@@ -203,6 +203,44 @@ fn residual_convolutions(folder: &Path) -> PathBuf {
     )
 }
 
+/// `y = table0[ids] + table1[ids]`, with tables of 4 MiB.
+fn two_tables(folder: &Path) -> PathBuf {
+    let numbers = vec![0.5; 4096 * 256];
+    let weights = vec![floats("table0", &[4096, 256], &numbers), floats("table1", &[4096, 256], &numbers)];
+    let nodes = vec![
+        node("Gather", &["table0", "ids"], &["first"]),
+        node("Gather", &["table1", "ids"], &["second"]),
+        node("Add", &["first", "second"], &["y"]),
+    ];
+    const INT64: i32 = 7;
+    let (input, output) = (value("ids", INT64, &[-1]), value("y", FLOAT, &[-1, 256]));
+    write(folder, "tables.onnx", &model(nodes, weights, vec![input], vec![output]))
+}
+
+/// The library maps the weights of segments from one file, which is gone by then, and no weight twice.
+#[test]
+#[cfg(target_os = "linux")]
+fn weights_are_mapped_once() {
+    let Some(engine) = crate::support::onnxruntime() else { return };
+    let folder = folder();
+    let path = two_tables(folder.path());
+    let mapped = || -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux says what is mapped");
+        let lines = maps.lines().filter(|l| l.contains("optimised.weights"));
+        let sizes = lines.filter_map(|line| {
+            let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+            Some(u64::from_str_radix(end, 16).ok()? - u64::from_str_radix(start, 16).ok()?)
+        });
+        // Other tests have small ones at the same time.
+        sizes.filter(|size| *size > 1 << 20).sum()
+    };
+    let cut = stages(&engine, &path, 3);
+    let _lanes = [lane(&*cut), lane(&*cut)];
+    let (tables, page) = (2 * 4096 * 256 * 4, 4096);
+    assert!((tables..=tables + 2 * page).contains(&mapped()), "{} bytes of weights are mapped, not {tables}", mapped());
+    assert_eq!(cut.segment_info().iter().map(|s| s.weight_bytes).sum::<u64>(), tables);
+}
+
 #[test]
 fn named_places_are_cut_at() {
     let folder = folder();

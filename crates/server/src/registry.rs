@@ -112,6 +112,15 @@ impl Registry {
             ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
             _ => scan.names,
         };
+        if let ModelControl::None = options.model_control
+            && let Some(unknown) = options.device.named().find(|name| !wanted.iter().any(|wanted| wanted == name))
+        {
+            let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
+            anyhow::bail!(
+                "[[device.groups]]: the repository {} has no model '{unknown}'{hint}",
+                options.repository.display()
+            );
+        }
         let waiting = wanted
             .iter()
             .map(|name| {

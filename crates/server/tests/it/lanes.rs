@@ -16,6 +16,8 @@ use downbeat_server::service::{LoadOverrides, Service};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use crate::serving::metric;
+
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")
 }
@@ -40,7 +42,7 @@ async fn load(options: ServerOptions) -> Result<Registry, ServiceError> {
     Ok(registry)
 }
 
-async fn serve(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+pub async fn serve(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
     load(options(models, policy, settings)).await.unwrap()
 }
 
@@ -82,6 +84,17 @@ fn request(rng: &mut Pcg64Mcg, model: &str) -> InferRequest {
         }
     };
     InferRequest { model_name: model.to_owned(), inputs, ..Default::default() }
+}
+
+/// A request of one sequence of ids.
+pub fn encoder_request(ids: &[i64]) -> InferRequest {
+    let shape = [1, ids.len() as i64];
+    let bytes = |values: &mut dyn Iterator<Item = i64>| values.flat_map(i64::to_le_bytes).collect::<Vec<u8>>();
+    let inputs = vec![
+        input("input_ids", DataType::Int64, &shape, bytes(&mut ids.iter().copied())),
+        input("attention_mask", DataType::Int64, &shape, bytes(&mut ids.iter().map(|_| 1))),
+    ];
+    InferRequest { model_name: "encoder".to_owned(), inputs, ..Default::default() }
 }
 
 /// Whether two answers are the same within what the order of additions may change.
@@ -148,7 +161,7 @@ async fn compare(models: &[&str], registry: &Registry) {
 }
 
 /// Waits until nothing waits and no slot is in use.
-async fn drained(registry: &Registry) {
+pub async fn drained(registry: &Registry) {
     for _ in 0..500 {
         let busy = ["downbeat_lanes_busy", "downbeat_ring_occupied_slots", "nv_inference_pending_request_count"];
         if busy.iter().all(|name| metric(registry, name, "") == 0.0) {
@@ -159,7 +172,7 @@ async fn drained(registry: &Registry) {
     panic!("something still waits:\n{}", registry.metrics().unwrap());
 }
 
-fn no_lane_ran_two_launches_at_once(registry: &Registry) {
+pub fn no_lane_ran_two_launches_at_once(registry: &Registry) {
     let timeline = registry.timeline(Duration::from_secs(60)).unwrap();
     assert!(!timeline.devices.is_empty());
     for device in timeline.devices {
@@ -174,13 +187,6 @@ fn no_lane_ran_two_launches_at_once(registry: &Registry) {
             assert!(launch.rows <= launch.computed_rows && launch.computed_rows <= 128);
         }
     }
-}
-
-/// A metric's value, summed over its labels.
-fn metric(registry: &Registry, name: &str, label: &str) -> f64 {
-    let text = registry.metrics().unwrap();
-    let lines = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
-    lines.filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]

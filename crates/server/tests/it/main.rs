@@ -5,6 +5,7 @@
 mod classification;
 mod grpc;
 mod http;
+mod lane_limits;
 mod lanes;
 mod serving;
 mod shared_memory;

@@ -15,19 +15,19 @@ use downbeat_server::service::{LoadOverrides, Service};
 use tempfile::TempDir;
 
 /// A repository of emulated models.
-struct Models(TempDir);
+pub struct Models(TempDir);
 
 impl Models {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Models(TempDir::new().unwrap())
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// A model `l(b) = alpha b + beta` with input `x` [-1, dim] and output `y` [-1, 1].
-    fn add(&self, name: &str, version: u64, latency: (f64, f64), dim: i64, config: &str) {
+    pub fn add(&self, name: &str, version: u64, latency: (f64, f64), dim: i64, config: &str) {
         let folder = self.path().join(name).join(version.to_string());
         std::fs::create_dir_all(&folder).unwrap();
         let (alpha, beta) = latency;
@@ -41,7 +41,7 @@ impl Models {
         std::fs::write(self.path().join(name).join("config.pbtxt"), config).unwrap();
     }
 
-    fn options(&self) -> ServerOptions {
+    pub fn options(&self) -> ServerOptions {
         let mut options = ServerOptions::new(self.path().to_owned());
         options.engine = downbeat_server::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::Head);
@@ -50,7 +50,7 @@ impl Models {
         options
     }
 
-    async fn serve(&self, change: impl FnOnce(&mut ServerOptions)) -> Registry {
+    pub async fn serve(&self, change: impl FnOnce(&mut ServerOptions)) -> Registry {
         let mut options = self.options();
         options.model_control = ModelControl::Explicit { load: vec!["*".to_owned()] };
         change(&mut options);
@@ -63,7 +63,7 @@ impl Models {
     }
 }
 
-fn request(model: &str, rows: i64, dim: i64) -> InferRequest {
+pub fn request(model: &str, rows: i64, dim: i64) -> InferRequest {
     InferRequest {
         model_name: model.to_owned(),
         inputs: vec![InferInput {
@@ -77,27 +77,27 @@ fn request(model: &str, rows: i64, dim: i64) -> InferRequest {
     }
 }
 
-fn with_timeout(mut request: InferRequest, timeout: Duration) -> InferRequest {
+pub fn with_timeout(mut request: InferRequest, timeout: Duration) -> InferRequest {
     request.parameters.insert("timeout".to_owned(), Parameter::Uint64(timeout.as_micros() as u64));
     request
 }
 
-type Answer = tokio::task::JoinHandle<Result<InferResponse, ServiceError>>;
+pub type Answer = tokio::task::JoinHandle<Result<InferResponse, ServiceError>>;
 
 /// Sends a request, and gives it the time to reach its queue.
-async fn send(registry: &Registry, request: InferRequest) -> Answer {
+pub async fn send(registry: &Registry, request: InferRequest) -> Answer {
     let registry = registry.clone();
     let answer = tokio::spawn(async move { registry.infer(request).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
     answer
 }
 
-fn ms(ms: u64) -> Duration {
+pub fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 /// A metric's value, summed over its labels.
-fn metric(registry: &Registry, name: &str, label: &str) -> f64 {
+pub fn metric(registry: &Registry, name: &str, label: &str) -> f64 {
     let text = registry.metrics().unwrap();
     let lines = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
     lines.filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

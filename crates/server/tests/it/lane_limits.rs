@@ -1,0 +1,299 @@
+//! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
+
+use downbeat_server::error::ServiceError;
+use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, ModelControl, ServerOptions};
+use downbeat_server::registry::Registry;
+use downbeat_server::service::{LoadOverrides, Service};
+use std::sync::Arc;
+
+use crate::lanes::{drained, encoder_request, no_lane_ran_two_launches_at_once};
+use crate::serving::{Models, metric, ms, request, send, with_timeout};
+
+const POLICIES: [DevicePolicy; 3] = [DevicePolicy::Windowed, DevicePolicy::Elastic, DevicePolicy::Staged];
+
+fn by(policy: DevicePolicy) -> impl Fn(&mut ServerOptions) {
+    move |options| options.device.policy = policy
+}
+
+#[tokio::test]
+async fn requests_are_answered_and_counted_by_every_policy() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 5.0), 4, "");
+        let registry = models.serve(by(policy)).await;
+        let answer = registry.infer(request("m", 3, 4)).await.unwrap();
+        assert_eq!(answer.outputs[0].shape, [3, 1], "{policy}");
+        registry.infer(request("m", 1, 4)).await.unwrap();
+        let statistics = &registry.statistics("m", "").unwrap()[0];
+        assert_eq!((statistics.inference_count, statistics.execution_count), (4, 2), "{policy}");
+        assert_eq!(metric(&registry, "nv_inference_request_success", "m"), 2.0, "{policy}");
+        assert!(metric(&registry, "nv_inference_compute_infer_duration_us", "m") >= 10_000.0, "{policy}");
+        assert!(metric(&registry, "downbeat_device_busy_seconds_total", "") >= 0.01, "{policy}");
+        assert!(metric(&registry, "downbeat_lane_busy_seconds_total", "m") >= 0.01, "{policy}");
+        assert!(metric(&registry, "downbeat_launches_total", "m") >= 2.0, "{policy}");
+        assert_eq!(metric(&registry, "downbeat_batch_events_total", "event=\"new\""), 2.0, "{policy}");
+        let slots = metric(&registry, "downbeat_ring_slots", "m");
+        assert_eq!(slots > 0.0, policy != DevicePolicy::Windowed, "{policy}: {slots}");
+        assert!(metric(&registry, "downbeat_lanes", "m") >= 1.0, "{policy}");
+        drained(&registry).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_computed_beside_what_is_asked_for_is_counted() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "max_batch_size: 8");
+    let settings = DeviceSettings { fill: true, ..DeviceSettings::default() };
+    let policy = Some(DevicePolicy::Windowed);
+    let group = DeviceGroup { models: vec!["m".to_owned()], policy, settings };
+    let registry = models.serve(|options| options.device.groups = vec![group]).await;
+    registry.infer(request("m", 3, 4)).await.unwrap();
+    assert_eq!(metric(&registry, "downbeat_launch_items_total", "kind=\"asked\""), 3.0);
+    assert_eq!(metric(&registry, "downbeat_launch_items_total", "kind=\"computed\""), 8.0);
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 300.0), 4, "max_batch_size: 1");
+        let registry = models
+            .serve(|options| {
+                by(policy)(options);
+                options.max_queue_size = 2;
+            })
+            .await;
+        let mut answers = Vec::new();
+        // As many as run at once, two that wait, and one too many.
+        let error = loop {
+            let answer = send(&registry, request("m", 1, 4)).await;
+            if answer.is_finished() {
+                break answer.await.unwrap().unwrap_err();
+            }
+            answers.push(answer);
+        };
+        let ServiceError::QueueFull { message, retry_after } = error else { panic!("{policy}: {error:?}") };
+        assert_eq!(message, "the queue of model 'm' is full: it holds at most 2; try again later");
+        assert!(retry_after > downbeat_core::Duration::ZERO);
+        assert!((3..8).contains(&answers.len()), "{policy}: {}", answers.len());
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+        assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "queue_full"), 1.0, "{policy}");
+        drained(&registry).await;
+    }
+}
+
+#[tokio::test]
+async fn deadlines_are_judged_when_requests_come_and_while_they_wait() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 200.0), 4, "max_batch_size: 1");
+        let registry = models.serve(by(policy)).await;
+        let error = registry.infer(with_timeout(request("m", 1, 4), ms(150))).await.unwrap_err();
+        assert!(error.to_string().contains("even on an idle device"), "{policy}: {error}");
+        let mut running = Vec::new();
+        for _ in 0..6 {
+            running.push(send(&registry, request("m", 1, 4)).await);
+        }
+        // Nothing ends before that: whatever the policy, six are enough to be in its way.
+        let began = tokio::time::Instant::now();
+        let error = registry.infer(with_timeout(request("m", 1, 4), ms(210))).await.unwrap_err();
+        assert!(error.to_string().contains("could no longer finish by its deadline"), "{policy}: {error}");
+        assert!(began.elapsed() < ms(200), "{policy}: said as soon as it was known");
+        for answer in running {
+            answer.await.unwrap().unwrap();
+        }
+        assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "deadline_hopeless"), 1.0, "{policy}");
+        drained(&registry).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_that_go_leave_nothing_behind() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 60.0), 4, "max_batch_size: 2");
+        let registry = models.serve(by(policy)).await;
+        let mut answers = Vec::new();
+        for _ in 0..9 {
+            answers.push(send(&registry, request("m", 1, 4)).await);
+        }
+        // Some of them run, some wait.
+        for answer in answers.iter().step_by(2) {
+            answer.abort();
+        }
+        for (index, answer) in answers.into_iter().enumerate() {
+            let answer = answer.await;
+            match index % 2 {
+                0 => assert!(answer.is_err() || answer.is_ok_and(|answer| answer.is_ok()), "{policy}"),
+                _ => {
+                    answer.unwrap().unwrap();
+                }
+            }
+        }
+        drained(&registry).await;
+        let counted = metric(&registry, "nv_inference_request_success", "m");
+        let cancelled = metric(&registry, "downbeat_requests_not_answered_total", "cancelled");
+        assert_eq!(counted + cancelled, 9.0, "{policy}: {counted} answered, {cancelled} cancelled");
+        assert!(cancelled >= 3.0, "{policy}: {cancelled}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_fails_costs_no_other_its_answer() {
+    for policy in POLICIES {
+        let settings =
+            DeviceSettings { pad: true, max_length: Some(16), window: Some(ms(30).into()), ..Default::default() };
+        let registry = crate::lanes::serve(&["encoder"], policy, settings).await;
+        // Ids end at 999.
+        let wrong: [&[i64]; 2] = [&[5, 1_000_000, 7], &[5, 6, 7, 8]];
+        let first = send(&registry, encoder_request(&[3, 4, 5])).await;
+        let mut answers = Vec::new();
+        for ids in [wrong[0], wrong[1], &[9, 8]] {
+            let (registry, request) = (registry.clone(), encoder_request(ids));
+            answers.push(tokio::spawn(async move { registry.infer(request).await }));
+        }
+        first.await.unwrap().unwrap();
+        let mut failed = 0;
+        for answer in answers {
+            match answer.await.unwrap() {
+                Ok(answer) => assert_eq!(answer.outputs.len(), 2),
+                Err(error) => {
+                    assert!(error.to_string().starts_with("model 'encoder' failed on this request: "), "{error}");
+                    failed += 1;
+                }
+            }
+        }
+        assert_eq!(failed, 1, "{policy}");
+        assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "engine_error"), 1.0, "{policy}");
+        drained(&registry).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_cannot_be_padded_are_refused() {
+    let settings = DeviceSettings { pad: true, max_length: Some(4), ..Default::default() };
+    let registry = crate::lanes::serve(&["encoder"], DevicePolicy::Windowed, settings).await;
+    let error = registry.infer(encoder_request(&[1, 2, 3, 4, 5])).await.unwrap_err();
+    assert!(error.to_string().contains("is 5 long; this model takes at most 4 (max_length)"), "{error}");
+    let mut uneven = encoder_request(&[1, 2, 3]);
+    uneven.inputs[1] = encoder_request(&[1, 2]).inputs.remove(1);
+    let error = registry.infer(uneven).await.unwrap_err();
+    assert!(error.to_string().contains("all inputs of a request must have one length"), "{error}");
+    let error = registry.infer(encoder_request(&[])).await.unwrap_err();
+    assert!(error.to_string().contains("has a length of 0"), "{error}");
+    registry.infer(encoder_request(&[1, 2, 3, 4])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_is_reloaded_without_a_gap_and_unloaded_after_its_last_answer() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 20.0), 4, "");
+        let registry = models.serve(by(policy)).await;
+        let its = registry.clone();
+        let client = tokio::spawn(async move {
+            for _ in 0..30 {
+                its.infer(request("m", 1, 4)).await.unwrap();
+            }
+        });
+        while !client.is_finished() {
+            registry.load("m", LoadOverrides::default()).await.unwrap();
+            tokio::time::sleep(ms(30)).await;
+        }
+        client.await.unwrap();
+        let running = send(&registry, request("m", 1, 4)).await;
+        registry.unload("m").await.unwrap();
+        assert!(running.is_finished(), "{policy}");
+        running.await.unwrap().unwrap();
+        let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
+        assert_eq!(error.to_string(), "model 'm' is not ready: UNAVAILABLE: unloaded");
+        assert_eq!(registry.timeline(ms(1_000)).unwrap().devices, []);
+        assert!(!registry.metrics().unwrap().contains("downbeat_lanes{"), "its gauges are gone");
+    }
+}
+
+#[tokio::test]
+async fn a_request_goes_to_the_device_with_the_fewest_outstanding_items() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 50.0), 4, "");
+    let registry = models
+        .serve(|options| {
+            by(DevicePolicy::Windowed)(options);
+            options.devices = 2;
+        })
+        .await;
+    // 4 items to the first device, 3 to the second, so that the next goes there, too, and the last to the first.
+    let mut answers = Vec::new();
+    for rows in [4, 3, 2, 1] {
+        answers.push(send(&registry, request("m", rows, 4)).await);
+    }
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    no_lane_ran_two_launches_at_once(&registry);
+    let rows = registry.timeline(ms(10_000)).unwrap().devices.into_iter();
+    let rows: Vec<Vec<u32>> = rows.map(|device| device.launches.iter().map(|l| l.rows).collect()).collect();
+    assert_eq!(rows, [[4, 1], [3, 2]]);
+}
+
+#[tokio::test]
+async fn a_group_of_a_model_that_is_not_there_is_refused_at_start() {
+    let models = Models::new();
+    models.add("digits", 1, (1.0, 1.0), 4, "");
+    let mut options = models.options();
+    let group = |name: &str| DeviceGroup { models: vec![name.to_owned()], policy: None, settings: Default::default() };
+    options.device.groups = vec![group("digit")];
+    let error = Registry::open(Arc::new(options.clone())).err().unwrap().to_string();
+    assert!(error.contains("has no model 'digit'; did you mean 'digits'?"), "{error}");
+    // Where models come when they are asked for, it may come.
+    options.model_control = ModelControl::Explicit { load: Vec::new() };
+    assert!(Registry::open(Arc::new(options.clone())).is_ok());
+    options.model_control = ModelControl::None;
+    options.device.groups = vec![group("digits"), group("*")];
+    assert!(Registry::open(Arc::new(options)).is_ok());
+}
+
+#[tokio::test]
+async fn models_without_batches_and_with_strings_are_refused_at_load() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "");
+    let folder = models.path().join("m");
+    let model = |input: &str| {
+        format!(
+            "alpha_ms = 1.0\nbeta_ms = 1.0\nmax_batch = 8\n[[inputs]]\nname = \"x\"\n{input}\n\
+             [[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n"
+        )
+    };
+    let load = async |input: &str, policy: DevicePolicy, pad: bool| {
+        std::fs::write(folder.join("1/model.emulated.toml"), model(input)).unwrap();
+        let settings = DeviceSettings { pad, max_length: Some(8), ..DeviceSettings::default() };
+        let models = vec!["m".to_owned()];
+        let mut options = self::models_options(folder.parent().unwrap());
+        options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
+        let registry = Registry::open(Arc::new(options)).unwrap();
+        registry.load_model("m", LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())
+    };
+    let strings = "datatype = \"BYTES\"\ndims = [-1, 2]";
+    let error = load(strings, DevicePolicy::Elastic, false).await.unwrap_err();
+    assert!(error.contains("input 'x' holds BYTES, whose size varies"), "{error}");
+    load(strings, DevicePolicy::Windowed, false).await.unwrap();
+    load(strings, DevicePolicy::Staged, false).await.unwrap();
+    let error = load("datatype = \"BYTES\"\ndims = [-1, -1]", DevicePolicy::Windowed, true).await.unwrap_err();
+    assert!(error.contains("BYTES, which have no zero to be padded with"), "{error}");
+    let error = load("datatype = \"FP32\"\ndims = [-1, -1, -1]", DevicePolicy::Windowed, true).await.unwrap_err();
+    assert!(error.contains("has 2 dimensions that vary beside the batch"), "{error}");
+    let error = load("datatype = \"FP32\"\ndims = [-1, 299, 299, 3]", DevicePolicy::Elastic, false).await.unwrap_err();
+    assert!(error.contains("is larger than 1024 MiB"), "{error}");
+    std::fs::write(folder.join("config.pbtxt"), "backend: \"downbeat_emulated\" max_batch_size: 0").unwrap();
+    let error = load("datatype = \"FP32\"\ndims = [1, 4]", DevicePolicy::Windowed, false).await.unwrap_err();
+    assert!(error.contains("the model has no batch dimension"), "{error}");
+}
+
+fn models_options(repository: &std::path::Path) -> ServerOptions {
+    let mut options = ServerOptions::new(repository.to_owned());
+    options.engine = downbeat_server::options::EngineChoice::Emulated;
+    options.profiling.enabled = false;
+    options
+}

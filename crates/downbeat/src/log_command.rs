@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use downbeat_core::Time;
 use downbeat_core::cluster::journal::{MachineKind, Record, read, replay};
+use downbeat_server::lanes::{DeviceLogHead, DeviceRecord};
 
 /// Read a decision log, or play it again.
 #[derive(Subcommand, Debug)]
@@ -41,6 +42,9 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn show(file: &Path) -> anyhow::Result<()> {
     let bytes = bytes(file)?;
+    if bytes.starts_with(b"{") {
+        return show_device(file, &bytes);
+    }
     let (machine, entries) = read(&bytes).with_context(|| file.display().to_string())?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut print = |line: &str| match writeln!(out, "{line}") {
@@ -72,8 +76,37 @@ fn show(file: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// The log of a device policy: a line of JSON for each event.
+fn show_device(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
+        let place = || format!("{}:{}", file.display(), number + 1);
+        // A model that was loaded again begins anew.
+        let text = match serde_json::from_slice::<DeviceLogHead>(line) {
+            Ok(DeviceLogHead { model, version, device, policy, lanes }) => format!(
+                "decision log of {model} {version} on device {device}, policy {policy}, {} lanes: milliseconds, what came in, -> what was decided",
+                lanes.len()
+            ),
+            Err(_) => serde_json::from_slice::<DeviceRecord>(line).with_context(place)?.to_string(),
+        };
+        match writeln!(out, "{text}") {
+            // Who reads has had enough, as `head` does.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            result => result?,
+        }
+    }
+    match out.flush() {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
 fn play(file: &Path) -> anyhow::Result<bool> {
-    let replayed = replay(&bytes(file)?).with_context(|| file.display().to_string())?;
+    let bytes = bytes(file)?;
+    if bytes.starts_with(b"{") {
+        anyhow::bail!("{}: the log of a device policy can be shown, but not played again", file.display());
+    }
+    let replayed = replay(&bytes).with_context(|| file.display().to_string())?;
     match replayed.divergence {
         None => println!("{} inputs give the same {} decisions again", replayed.inputs, replayed.decisions),
         Some(ref divergence) => {

@@ -1,5 +1,6 @@
 //! The decision log on disk: what the scheduler's parts were told and decided, a file each, for `downbeat log show` and `downbeat log replay`.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use downbeat_core::cluster::journal::MachineKind;
 use downbeat_driver::LogSink;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
+use serde::Serialize;
 
 use crate::metrics::Metrics;
 
@@ -25,7 +27,14 @@ const PREVIOUS: &str = "previous";
 /// What all file names of logs end with.
 const EXTENSION: &str = "log";
 
-/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`. A thread writes them, so that no request waits for the disk.
+/// What the file names of devices' logs begin with.
+const DEVICE: &str = "device-";
+
+/// Bytes of a device's log that are gathered before they are passed on.
+const DEVICE_BUFFER_BYTES: usize = 64 << 10;
+
+/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and for each model version with a device policy
+/// `device-MODEL-VERSION-0.log` and so on. A thread writes them, so that no request waits for the disk.
 ///
 /// **Bound.** 64 MiB wait for the disk, all logs together. If it is slower than that, or takes no more, the log of the part that
 /// had something to write ends, with a warning and in the metrics; serving goes on. What was written by then plays again.
@@ -34,6 +43,10 @@ pub struct DecisionLog {
     to_writer: Sender<ToWriter>,
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<()>>>,
+    /// `None`: without a folder there are no logs of devices.
+    folder: Option<PathBuf>,
+    /// By their names.
+    devices: Mutex<BTreeMap<String, Arc<DeviceFile>>>,
     /// Held, so that no other server writes here.
     _lock: Option<File>,
 }
@@ -56,8 +69,47 @@ struct Log {
     lost: IntCounter,
 }
 
+/// The log of a device: lines of JSON.
+#[derive(Debug)]
+pub struct DeviceFile {
+    log: Log,
+    file: Mutex<File>,
+    buffer: Mutex<Vec<u8>>,
+    to_writer: Sender<ToWriter>,
+    shared: Arc<Shared>,
+}
+
+impl DeviceFile {
+    /// Writes a line. It is passed on with others, at the latest with the next [`DecisionLog::flush_devices`].
+    pub fn append(self: &Arc<Self>, line: &impl Serialize) {
+        let mut buffer = self.buffer.lock();
+        // What is written are numbers and words: nothing of it can fail, and a log must not end anything.
+        if serde_json::to_writer(&mut *buffer, line).is_ok() {
+            buffer.push(b'\n');
+        }
+        if buffer.len() >= DEVICE_BUFFER_BYTES {
+            self.pass_on(&mut buffer);
+        }
+    }
+
+    fn pass_on(self: &Arc<Self>, buffer: &mut Vec<u8>) {
+        let bytes = std::mem::take(buffer);
+        let (shared, length) = (&self.shared, bytes.len());
+        if length == 0 || shared.closed.load(Ordering::SeqCst) || self.log.ended.load(Ordering::Relaxed) {
+            return;
+        }
+        if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
+            shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
+            return self.log.end("the disk is too slow: too much waits to be written");
+        }
+        // A writer that is gone was closed.
+        let _ = self.to_writer.send(ToWriter::Device(self.clone(), bytes));
+    }
+}
+
 enum ToWriter {
     Bytes(usize, Vec<u8>),
+    Device(Arc<DeviceFile>, Vec<u8>),
     /// Nothing comes after this.
     Close,
 }
@@ -74,7 +126,45 @@ impl DecisionLog {
                 folder.display()
             )
         })?;
-        Self::start(files, Some(lock), MAX_WAITING_BYTES, metrics)
+        let mut log = Self::start(files, Some(lock), MAX_WAITING_BYTES, metrics)?;
+        log.folder = Some(folder.to_owned());
+        Ok(log)
+    }
+
+    /// The log of a model version on a device; `None` if there is none, or it cannot be made, which is said.
+    pub fn device(&self, model: &str, version: &str, device: usize, metrics: &Metrics) -> Option<Arc<DeviceFile>> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let model = model.replace(|c| !plain(c), "_");
+        let name = format!("{DEVICE}{model}-{version}-{device}");
+        let mut devices = self.devices.lock();
+        if let Some(file) = devices.get(&name) {
+            return Some(file.clone());
+        }
+        let path = self.folder.as_ref()?.join(format!("{name}.{EXTENSION}"));
+        let file = match File::create(&path) {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "there will be no decision log of this device");
+                return None;
+            }
+        };
+        let log = Log { path, ended: AtomicBool::new(false), lost: metrics.decision_log_ended(&name) };
+        let file = Arc::new(DeviceFile {
+            log,
+            file: Mutex::new(file),
+            buffer: Mutex::default(),
+            to_writer: self.to_writer.clone(),
+            shared: self.shared.clone(),
+        });
+        devices.insert(name, file.clone());
+        Some(file)
+    }
+
+    /// Passes on what has not been written of the devices' logs.
+    pub fn flush_devices(&self) {
+        for file in self.devices.lock().values() {
+            file.pass_on(&mut file.buffer.lock());
+        }
     }
 
     fn start(
@@ -100,11 +190,13 @@ impl DecisionLog {
             let shared = shared.clone();
             std::thread::Builder::new().name("decision-log".to_owned()).spawn(move || shared.write(files, &messages))?
         };
-        Ok(DecisionLog { to_writer, shared, writer: Mutex::new(Some(writer)), _lock: lock })
+        let devices = Mutex::default();
+        Ok(DecisionLog { to_writer, shared, writer: Mutex::new(Some(writer)), folder: None, devices, _lock: lock })
     }
 
     /// Writes what has been appended, and ends. Nothing is written after it.
     pub fn close(&self) {
+        self.flush_devices();
         self.shared.closed.store(true, Ordering::SeqCst);
         if let Some(writer) = self.writer.lock().take() {
             // It is there to take this: it ends by nothing else. If it has panicked, that was said already.
@@ -133,7 +225,7 @@ impl LogSink for DecisionLog {
         }
         if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
             shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
-            shared.end(index, "the disk is too slow: too much waits to be written");
+            shared.logs[index].end("the disk is too slow: too much waits to be written");
             return false;
         }
         self.to_writer.send(ToWriter::Bytes(index, bytes)).is_ok()
@@ -143,20 +235,37 @@ impl LogSink for DecisionLog {
 impl Shared {
     /// The life of the thread that writes.
     fn write(&self, mut files: Vec<File>, messages: &Receiver<ToWriter>) {
-        while let Ok(ToWriter::Bytes(index, bytes)) = messages.recv() {
-            // What comes after a gap would not play again.
-            if !self.logs[index].ended.load(Ordering::Relaxed) {
-                match files[index].write_all(&bytes) {
-                    Ok(()) => self.written_bytes.inc_by(bytes.len() as u64),
-                    Err(error) => self.end(index, &error.to_string()),
+        while let Ok(message) = messages.recv() {
+            let bytes = match message {
+                ToWriter::Bytes(index, bytes) => {
+                    self.write_to(&self.logs[index], &mut files[index], &bytes);
+                    bytes
                 }
-            }
+                ToWriter::Device(device, bytes) => {
+                    self.write_to(&device.log, &mut device.file.lock(), &bytes);
+                    bytes
+                }
+                ToWriter::Close => return,
+            };
             self.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
         }
     }
 
-    fn end(&self, index: usize, why: &str) {
-        let Log { path, ended, lost } = &self.logs[index];
+    fn write_to(&self, log: &Log, file: &mut File, bytes: &[u8]) {
+        // What comes after a gap would not play again.
+        if !log.ended.load(Ordering::Relaxed) {
+            match file.write_all(bytes) {
+                Ok(()) => self.written_bytes.inc_by(bytes.len() as u64),
+                Err(error) => log.end(&error.to_string()),
+            }
+        }
+    }
+}
+
+impl Log {
+    /// Nothing more is written to it.
+    fn end(&self, why: &str) {
+        let Log { path, ended, lost } = self;
         if !ended.swap(true, Ordering::Relaxed) {
             lost.inc();
             let file = path.display();
@@ -192,7 +301,7 @@ fn put_away(folder: &Path) -> io::Result<()> {
         let paths = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
         let is_log = |path: &PathBuf| {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            let is_ours = stem == "matchmaker" || stem.starts_with("shard-");
+            let is_ours = stem == "matchmaker" || stem.starts_with("shard-") || stem.starts_with(DEVICE);
             is_ours && path.extension().is_some_and(|extension| extension == EXTENSION)
         };
         paths.filter(|path| path.as_ref().map_or(true, is_log)).collect()

@@ -206,6 +206,7 @@ impl Loader {
                 clock: self.clock,
                 metrics: self.metrics.lanes(),
                 devices: &self.occupancies,
+                log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
             };
             let samples = self.samples(definition, &executable)?;
             let group = lanes::start(ground, padding, |lane| warm_up(&samples, &executable, lane))?;

@@ -82,6 +82,14 @@ impl Driver {
     /// Passes on what has not been written of the decision log, so that not much is missing should the process be killed.
     pub fn flush_log(&self) {
         self.cluster.flush_log();
+        if let Some(log) = &self.log {
+            log.flush_devices();
+        }
+    }
+
+    /// The decision log, if there is one.
+    pub fn log(&self) -> Option<&DecisionLog> {
+        self.log.as_deref()
     }
 
     /// Writes the decision log to its end. What is decided after this is not in it.

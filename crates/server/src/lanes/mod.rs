@@ -14,6 +14,7 @@
 //! lock, hears the decisions, and carries them out after it.
 
 mod desk;
+mod device_log;
 mod group;
 mod history;
 mod input_rings;
@@ -25,6 +26,7 @@ mod padding_check;
 mod runtime;
 mod setup;
 
+pub use device_log::{DeviceEvent, DeviceLogHead, DeviceRecord};
 pub use group::{LaneGroup, LaneTicket, PastLaunches, Timeline};
 pub use history::{PastLaunch, REMEMBERED};
 pub use metrics::{LaneMetrics, LaneMetricsFamily};

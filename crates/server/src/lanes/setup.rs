@@ -10,6 +10,7 @@ use downbeat_core::device::{
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, State};
 
+use super::device_log::{DeviceLogHead, Logged};
 use super::group::LaneGroup;
 use super::input_rings::InputRings;
 use super::metrics::LaneMetricsFamily;
@@ -18,6 +19,7 @@ use super::padding::Padding;
 use super::padding_check;
 use super::runtime::{self, Runtime};
 use crate::clock::Clock;
+use crate::decision_log::DeviceFile;
 use crate::options::{DevicePolicy, DeviceSettings};
 use crate::plan::BatchPlan;
 
@@ -60,6 +62,8 @@ pub struct Ground<'a> {
     pub metrics: &'a LaneMetricsFamily,
     /// The devices.
     pub devices: &'a [Arc<Occupancy>],
+    /// The decision log of a device, if there is one.
+    pub log: &'a dyn Fn(usize) -> Option<Arc<DeviceFile>>,
 }
 
 /// How requests of different lengths share batches, if they do.
@@ -152,7 +156,17 @@ pub fn start(
 ) -> anyhow::Result<LaneGroup> {
     let mut runtimes: Vec<Arc<Runtime>> = Vec::new();
     for (device, occupancy) in ground.devices.iter().enumerate() {
-        let (policy, rings) = policy(&ground, padding.as_deref())?;
+        let (mut policy, rings) = policy(&ground, padding.as_deref())?;
+        if let Some(file) = (ground.log)(device) {
+            let head = DeviceLogHead {
+                model: ground.name.to_owned(),
+                version: ground.version.to_owned(),
+                device,
+                policy: ground.policy.name().to_owned(),
+                lanes: policy.lanes().to_vec(),
+            };
+            policy = Box::new(Logged::new(&head, policy, file));
+        }
         let mut engines = Vec::new();
         for _ in policy.lanes() {
             let mut engine = ground.model.lane()?;

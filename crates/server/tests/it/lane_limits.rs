@@ -1,6 +1,8 @@
 //! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
 
+use downbeat_core::device::DeviceOutput;
 use downbeat_server::error::ServiceError;
+use downbeat_server::lanes::{DeviceEvent, DeviceLogHead, DeviceRecord};
 use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
@@ -296,4 +298,44 @@ fn models_options(repository: &std::path::Path) -> ServerOptions {
     options.engine = downbeat_server::options::EngineChoice::Emulated;
     options.profiling.enabled = false;
     options
+}
+
+#[tokio::test]
+async fn what_a_device_policy_is_told_and_decides_is_written_down() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 20.0), 4, "");
+        let folder = models.path().join("decisions");
+        let registry = models
+            .serve(|options| {
+                by(policy)(options);
+                options.decision_log = Some(folder.clone());
+            })
+            .await;
+        for _ in 0..3 {
+            registry.infer(request("m", 2, 4)).await.unwrap();
+        }
+        let cancelled = send(&registry, request("m", 1, 4)).await;
+        cancelled.abort();
+        registry.infer(with_timeout(request("m", 1, 4), ms(1))).await.unwrap_err();
+        drained(&registry).await;
+        registry.close_decision_log();
+        let text = std::fs::read_to_string(folder.join("device-m-1-0.log")).unwrap();
+        let mut lines = text.lines();
+        let head: DeviceLogHead = serde_json::from_str(lines.next().unwrap()).unwrap();
+        assert_eq!((head.model.as_str(), head.device, head.policy.as_str()), ("m", 0, policy.name()));
+        let records: Vec<DeviceRecord> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(records.is_sorted_by_key(|record| record.at), "time never goes back");
+        let count = |wanted: fn(&DeviceEvent) -> bool| records.iter().filter(|record| wanted(&record.event)).count();
+        assert_eq!(count(|event| matches!(event, DeviceEvent::Request(_))), 4, "{policy}");
+        assert_eq!(count(|event| matches!(event, DeviceEvent::Refused { .. })), 1, "{policy}");
+        assert_eq!(count(|event| matches!(event, DeviceEvent::Cancel(_))), 1, "{policy}");
+        let replies = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Reply { .. })));
+        assert_eq!(replies, 3, "{policy}");
+        let launches = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Launch(_))));
+        assert_eq!(launches, count(|event| matches!(event, DeviceEvent::Completion { .. })), "{policy}");
+        let shown: Vec<String> = records.iter().map(ToString::to_string).collect();
+        assert!(shown.iter().any(|line| line.contains("request r0: 2 items")), "{shown:?}");
+        assert!(shown.iter().any(|line| line.contains("-> launch x0 on l")), "{shown:?}");
+    }
 }

@@ -70,6 +70,38 @@ impl OperatorGraph {
         Ok(OperatorGraph { inputs, outputs, operators, weights })
     }
 
+    /// Reads a graph and brings its operators, in the file too, into an order in which every output is made as early as it can
+    /// be: first what the output of fewest operators needs, and so on. Exporters and optimisers put an exit in the middle of a
+    /// model anywhere behind what it needs, also at the end.
+    ///
+    /// # Errors
+    /// As [`OperatorGraph::new`].
+    pub fn exits_first(proto: &mut GraphProto) -> Result<OperatorGraph, String> {
+        let graph = OperatorGraph::new(proto)?;
+        let mut sets: Vec<BTreeSet<usize>> = graph.outputs.iter().map(|output| graph.ancestors(output)).collect();
+        sets.sort_by_key(BTreeSet::len);
+        let mut done = BTreeSet::new();
+        let mut order: Vec<usize> = Vec::with_capacity(proto.node.len());
+        for set in sets.into_iter().chain([(0..proto.node.len()).collect()]) {
+            order.extend(set.into_iter().filter(|index| done.insert(*index)));
+        }
+        proto.node = order.iter().filter_map(|index| proto.node.get(*index).cloned()).collect();
+        OperatorGraph::new(proto)
+    }
+
+    /// The operators that a value needs.
+    fn ancestors(&self, value: &str) -> BTreeSet<usize> {
+        let mut needed = BTreeSet::from([value]);
+        let mut ancestors = BTreeSet::new();
+        for (index, operator) in self.operators.iter().enumerate().rev() {
+            if operator.outputs.iter().any(|o| needed.contains(o.as_str())) {
+                ancestors.insert(index);
+                needed.extend(operator.inputs.iter().map(String::as_str));
+            }
+        }
+        ancestors
+    }
+
     /// The values that are alive at each boundary, from before the first operator to behind the last: made by then, and read
     /// later or an output of the model. The model's inputs first, then in the order in which they are made.
     pub fn live(&self) -> Vec<Vec<&str>> {

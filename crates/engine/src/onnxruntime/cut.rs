@@ -51,12 +51,12 @@ pub(super) fn load(
     folder: &Path,
 ) -> Result<SessionModel, String> {
     probe::has_batch(&signature)?;
-    let model = read(&folder.join(MODEL))?;
+    let mut model = read(&folder.join(MODEL))?;
+    let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("the optimised model has no graph")?)?;
     let graph_proto = model.graph.as_ref().ok_or("the optimised model has no graph")?;
     if !graph_proto.sparse_initializer.is_empty() || !model.functions.is_empty() {
         return Err("it cannot be cut: it has sparse weights or functions of its own".into());
     }
-    let graph = OperatorGraph::new(graph_proto)?;
     let measured = measure(runtime, options, &model, &graph, &signature, folder)?;
     let total = measured.times.iter().fold(Duration::ZERO, |sum, t| sum + *t);
     let boundaries = Boundaries::new(&graph, &measured.values, &measured.times);

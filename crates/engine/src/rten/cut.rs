@@ -35,8 +35,8 @@ const RUNS: usize = 2;
 pub(super) fn cut(mut whole: Shared, options: &LoadOptions) -> Result<(Shared, Vec<SegmentInfo>, Activations), String> {
     probe::has_batch(&whole.signature)?;
     let bytes = std::fs::read(&options.path).map_err(|e| format!("it cannot be read: {e}"))?;
-    let model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
-    let graph = OperatorGraph::new(model.graph.as_ref().ok_or("it has no graph")?)?;
+    let mut model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
+    let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("it has no graph")?)?;
     drop(model);
     let mut last = String::new();
     let found = probe::probes(&whole.signature).into_iter().find_map(|probe| {

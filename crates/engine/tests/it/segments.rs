@@ -203,6 +203,42 @@ fn residual_convolutions(folder: &Path) -> PathBuf {
     )
 }
 
+/// An exit beside the way to the end, which the file lists last.
+#[test]
+fn an_early_exit_is_made_early() {
+    let folder = folder();
+    let mut random = Random::new("an_early_exit");
+    let mut weight = |name: &str| {
+        let numbers: Vec<f32> = (0..36).map(|_| random.float()).collect();
+        floats(name, &[6, 6], &numbers)
+    };
+    let weights = vec![weight("u"), weight("v"), weight("w"), weight("e")];
+    let mut nodes = vec![node("MatMul", &["x", "u"], &["a"]), node("Tanh", &["a"], &["b"])];
+    nodes.extend([node("MatMul", &["b", "v"], &["c"]), node("Tanh", &["c"], &["d"])]);
+    nodes.extend([
+        node("MatMul", &["d", "w"], &["late"]),
+        node("MatMul", &["b", "e"], &["f"]),
+        node("Tanh", &["f"], &["early"]),
+    ]);
+    let dims = [-1, 6];
+    let outputs = vec![value("late", FLOAT, &dims), value("early", FLOAT, &dims)];
+    let path = write(folder.path(), "exit.onnx", &model(nodes, weights, vec![value("x", FLOAT, &dims)], outputs));
+    for engine in engines() {
+        let whole = load(&*engine, &path);
+        let cut = cut(&*engine, &path, Cut::At(vec!["early".into()])).unwrap_or_else(|e| panic!("{e}"));
+        let inputs = random.inputs(whole.signature(), |_, _| 3);
+        let expected = run(&mut *lane(&*whole), copy(&inputs)).expect("runs");
+        let mut batch = state(inputs);
+        let mut lane = lane(&*cut);
+        lane.run(0..1, &mut batch).expect("runs");
+        let live = &cut.segment_info()[0].live;
+        let exit = live.iter().position(|l| l.name == "early").expect("it is an output of the model");
+        assert_close(engine.info().name, &expected[1..], &batch.tensors[exit..=exit], TOLERANCE);
+        lane.run(1..2, &mut batch).expect("runs");
+        assert_close(engine.info().name, &expected, &batch.tensors, TOLERANCE);
+    }
+}
+
 /// `y = table0[ids] + table1[ids]`, with tables of 4 MiB.
 fn two_tables(folder: &Path) -> PathBuf {
     let numbers = vec![0.5; 4096 * 256];

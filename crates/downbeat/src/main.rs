@@ -16,6 +16,7 @@ mod profile_report;
 mod resolve;
 mod serve_flags;
 mod simulate;
+mod simulate_device;
 mod slice_command;
 mod slice_report;
 mod timeline_command;

@@ -12,6 +12,8 @@ use downbeat_sim::policy::{self, Policy};
 use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, parallel, profiles};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::simulate_device::{self, DeviceArgs, FigureArgs};
+
 /// Run schedulers under virtual time: an experiment from a file, or a search of the highest load that a cluster holds.
 ///
 /// The production scheduler decides, on emulated devices that take their latency profile's time. Every decision is checked. A
@@ -20,6 +22,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Examples:
 ///   downbeat simulate experiments/table_2.toml
 ///   downbeat simulate experiments/figure_11.toml --html figure_11.html
+///   downbeat simulate device --model resnet152 --policy e-ebird --rate 150 --html timeline.html
+///   downbeat simulate figure dvabatch-14
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
 ///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
 #[derive(Args, Debug)]
@@ -47,6 +51,8 @@ pub struct SimulateArgs {
 #[derive(Subcommand, Debug)]
 enum SimulateCommand {
     Capacity(Box<CapacityArgs>),
+    Device(Box<DeviceArgs>),
+    Figure(FigureArgs),
 }
 
 /// How runs are made and shown.
@@ -177,6 +183,8 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             let experiment = capacity(&args)?;
             show(&experiment, &args.run)
         }
+        (Some(SimulateCommand::Device(args)), _) => simulate_device::run(&args),
+        (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
         (None, Some(file)) => {
             let overrides = Overrides {
                 seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
@@ -188,7 +196,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             };
             show(&Experiment::read(&file, &overrides)?, &run)
         }
-        (None, None) => bail!("give an experiment file, or the subcommand capacity"),
+        (None, None) => bail!("give an experiment file, or one of the subcommands capacity, device and figure"),
     }
 }
 
@@ -286,8 +294,11 @@ fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.html {
         std::fs::write(file, experiment.page(&results)).with_context(|| format!("--html {}", file.display()))?;
     }
-    let text = if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() };
-    // A reader that has seen enough, such as head, is no failure.
+    print(&if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() })
+}
+
+/// A reader that has seen enough, such as head, is no failure.
+pub fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

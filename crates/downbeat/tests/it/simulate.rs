@@ -96,3 +96,40 @@ fn bad_input_is_said_with_its_place() {
     refuses(&capacity(&["--tolerated-percent=100"]), "--tolerated-percent is 100; it has to be above 0 and below 100");
     refuses(&["simulate", "/nonexistent.toml"], "cannot read /nonexistent.toml");
 }
+
+#[test]
+fn a_device_policy_with_a_timeline() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("timeline.html");
+    let model = ["simulate", "device", "--model=bertbase", "--requests=60", "--rate=200"];
+    let html = format!("--html={}", page.display());
+    let output = run(&[&model[..], &["--policy=dvabatch", &html]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("54 answered of 54"), "a tenth does not count: {}", stdout(&output));
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("class=\"batch") && page.contains("1 items"), "launches with their items");
+    let json = stdout(&run(&[&model[..], &["--policy=delaybatch", "--json"]].concat()));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["padding"].as_f64() > Some(0.0), "{json}");
+}
+
+#[test]
+fn what_a_device_simulation_cannot_do_is_said() {
+    let device = |more: &[&'static str]| [&["simulate", "device"], more].concat();
+    refuses(&device(&["--model=alexnet", "--policy=no-wait", "--rate=1"]), "there are resnet50, resnet101");
+    refuses(&device(&["--model=vgg16", "--policy=best", "--rate=1"]), "there are no-wait, opt-wait");
+    refuses(&device(&["--model=vgg16", "--policy=no-wait"]), "--rate");
+    refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=-1"]), "positive");
+    refuses(&device(&["--model=vgg16", "--policy=dvabatch", "--rate=1", "--stages=500"]), "can be cut into 1 to");
+    refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=1", "--platform=tpu"]), "titan-cudnn");
+    refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=1", "--qos-ms=0"]), "--qos-ms");
+    refuses(&["simulate", "figure", "e2bird-99"], "e2bird-table-1");
+}
+
+#[test]
+fn figures_are_listed_and_made() {
+    let listed = stdout(&run(&["simulate", "figure"]));
+    assert!(listed.contains("dvabatch-14") && listed.contains("e2bird-14"), "{listed}");
+    let output = run(&["simulate", "figure", "e2bird-table-1"]);
+    assert!(stdout(&output).contains("resnet152"), "{}", stderr(&output));
+}

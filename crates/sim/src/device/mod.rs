@@ -24,7 +24,7 @@
 //! | crowding, each launch more | 3.8% | 3.8% | 3.8% | E²bird figure 12: 32 batches of one take about four times the best |
 //! | units when they do not suffice | in order | in order | in order | E²bird §8.4; shared in proportion, small batches would be the best mixes, against table 4 |
 //! | copies, GB/s | 3 | 11 | 11 | assumed: pageable and pinned memory on PCIe 3 |
-//! | joining inputs, ns a byte | 0.2 | 0.1 | 0.1 | assumed: 5 and 10 GB/s |
+//! | joining inputs, ns a byte | 0.2 | 0 | 0 | assumed: 5 GB/s; Triton joins the next batch while one runs |
 //! | a batch of the serving system | 1 ms | 0.2 ms | 0.2 ms | assumed |
 //!
 //! GSLICE's latencies are not explained by compute and memory: VGG-19 takes 20 ms and ResNet-50 4 ms more than a line through zero. That is in
@@ -35,6 +35,7 @@ mod architecture;
 mod bert;
 mod contended;
 mod convolutional;
+mod figures;
 mod launch_checker;
 mod model;
 mod operator;
@@ -47,11 +48,12 @@ mod workload;
 
 pub use architecture::{Architecture, UnknownArchitecture};
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
+pub use figures::{Figure, FigureError, FigureOptions};
 pub use launch_checker::LaunchChecker;
 pub use model::{BadModel, EmulatedModel};
 pub use operator::Operator;
-pub use platform::Platform;
-pub use policy::{DevicePolicyName, Tuning, UnknownDevicePolicy};
+pub use platform::{Platform, UnknownPlatform};
+pub use policy::{DevicePolicyName, Diversity, Tuning, UnknownDevicePolicy};
 pub use report::{DeviceReport, Span};
 pub use search::{
     MeasuredMix, Peak, TOLERATED_LATE, TriedWindow, best_mixes, measure_mix, measure_mixes, peak, tune_window,

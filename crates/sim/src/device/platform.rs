@@ -1,5 +1,7 @@
 //! A device with the library that computes on it: the constants that operators become times by.
 
+use std::str::FromStr;
+
 use downbeat_core::Duration;
 
 use super::contended::{DeviceLimits, Kernel, Sharing};
@@ -46,6 +48,25 @@ pub struct Platform {
     pub crowding_permille: u32,
 }
 
+/// A word that is no platform.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{name}' is no emulated platform; there are titan-cudnn, titan-tensorrt and v100-tensorrt")]
+pub struct UnknownPlatform {
+    name: String,
+}
+
+impl FromStr for Platform {
+    type Err = UnknownPlatform;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "titan-cudnn" => Ok(Platform::TITAN_CUDNN),
+            "titan-tensorrt" => Ok(Platform::TITAN_TENSORRT),
+            "v100-tensorrt" => Ok(Platform::V100_TENSORRT),
+            _ => Err(UnknownPlatform { name: text.to_owned() }),
+        }
+    }
+}
+
 impl Platform {
     /// E²bird's: Titan RTX, TF-Serving, cuDNN 7.5 (§8.1).
     pub const TITAN_CUDNN: Platform = Platform {
@@ -75,7 +96,7 @@ impl Platform {
         traffic: 1.0,
         issue: Duration::from_micros(5),
         fused: true,
-        gather_nanos_per_byte: 0.1,
+        gather_nanos_per_byte: 0.0,
         batch_overhead: Duration::from_micros(200),
         copy_bandwidth: 11e9,
         ..Platform::TITAN_CUDNN

@@ -4,10 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use downbeat_core::device::{
-    DevicePolicy, Elastic, ElasticOptions, LaneMix, MixTable, SegmentProfile, Windowed, WindowedOptions,
+    DevicePolicy, Elastic, ElasticOptions, LaneMix, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
+    WindowedOptions,
 };
 use downbeat_core::{Duration, ModelId};
 
+use super::architecture::Architecture;
 use super::model::{BadModel, EmulatedModel};
 
 /// A device policy by its name in the papers.
@@ -23,12 +25,14 @@ pub enum DevicePolicyName {
     NEbird,
     /// The best mix of lanes for each load (E²bird §7.3).
     EEbird,
+    /// Batches that change while they run (DVABatch).
+    DvaBatch,
 }
 
 /// A word that is no device policy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "'{name}' is no device policy; there are no-wait, opt-wait, static, n-ebird, e-ebird, and zerobatch and delaybatch, which are no-wait and opt-wait"
+    "'{name}' is no device policy; there are no-wait, opt-wait, static, n-ebird, e-ebird, dvabatch, and zerobatch and delaybatch, which are no-wait and opt-wait"
 )]
 pub struct UnknownDevicePolicy {
     name: String,
@@ -36,12 +40,13 @@ pub struct UnknownDevicePolicy {
 
 impl DevicePolicyName {
     /// All of them.
-    pub const ALL: [DevicePolicyName; 5] = [
+    pub const ALL: [DevicePolicyName; 6] = [
         DevicePolicyName::NoWait,
         DevicePolicyName::OptWait,
         DevicePolicyName::Static,
         DevicePolicyName::NEbird,
         DevicePolicyName::EEbird,
+        DevicePolicyName::DvaBatch,
     ];
 
     /// Its name on the command line.
@@ -52,6 +57,7 @@ impl DevicePolicyName {
             DevicePolicyName::Static => "static",
             DevicePolicyName::NEbird => "n-ebird",
             DevicePolicyName::EEbird => "e-ebird",
+            DevicePolicyName::DvaBatch => "dvabatch",
         }
     }
 }
@@ -86,6 +92,34 @@ pub struct Tuning {
     pub window: Duration,
     /// The best mix for each load, for [`DevicePolicyName::EEbird`].
     pub mixes: Vec<(u32, LaneMix)>,
+    /// What [`DevicePolicyName::DvaBatch`] does.
+    pub diversity: Diversity,
+}
+
+/// What DVABatch does for a model: which of its policies, with what (§7.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Diversity {
+    /// Pairs of buffers.
+    pub pairs: u16,
+    /// Policy I: requests vary in length.
+    pub by_length: bool,
+    /// Policy II: operators prefer different batches.
+    pub by_operator: bool,
+    /// Policy III: requests come unevenly.
+    pub by_load: bool,
+    /// See [`StagedOptions::window`].
+    pub window: Option<Duration>,
+    /// See [`StagedOptions::comp_wait`].
+    pub comp_wait: Option<Duration>,
+}
+
+impl Diversity {
+    /// What the paper does for a network (§8.1): lengths for BERT, which settles the load too, operators for U-Net and LinkNet.
+    pub fn of(architecture: Architecture) -> Self {
+        let by_length = architecture.has_length();
+        let by_operator = matches!(architecture, Architecture::UNet | Architecture::LinkNet);
+        Diversity { pairs: 2, by_length, by_operator, by_load: !by_length, window: None, comp_wait: None }
+    }
 }
 
 /// Lengths at which a model whose requests have one is measured.
@@ -106,7 +140,8 @@ impl Tuning {
         let lengths: &[u32] = if model.architecture().has_length() { &LENGTHS } else { &[0] };
         let profile = model.profile(lengths, max_batch)?;
         let window = Duration::from_secs_f64(profile.total(max_batch, 64).as_secs_f64() * WINDOW);
-        Ok(Tuning { profile, max_batch, window, mixes: Vec::new() })
+        let diversity = Diversity::of(model.architecture());
+        Ok(Tuning { profile, max_batch, window, mixes: Vec::new(), diversity })
     }
 
     /// The policy of that name. E-Ebird without measured mixes has N-Ebird's.
@@ -141,6 +176,23 @@ impl Tuning {
             DevicePolicyName::EEbird => {
                 let enhanced = MixTable::enhanced(self.mixes.clone());
                 elastic(enhanced.unwrap_or_else(|_| MixTable::naive(self.max_batch)))
+            }
+            DevicePolicyName::DvaBatch => {
+                let Diversity { pairs, by_length, by_operator, by_load, window, comp_wait } = self.diversity;
+                Box::new(Staged::new(StagedOptions {
+                    model: ModelId(0),
+                    profile: self.profile.clone(),
+                    pairs,
+                    max_batch: self.max_batch,
+                    by_length,
+                    by_operator,
+                    by_load,
+                    window,
+                    comp_wait,
+                    ring_slots: 0,
+                    drop: false,
+                    queue_bound: QUEUE_BOUND,
+                }))
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use downbeat_core::device::Note;
 use downbeat_core::{Duration, Time};
+use downbeat_plot::{Box, Dot, STYLE, Timeline, escape};
 use serde::Serialize;
 
 /// What a run of a device policy came to.
@@ -60,6 +61,9 @@ pub struct DeviceReport {
     /// What ran where when, if it was recorded.
     #[serde(skip)]
     pub spans: Vec<Span>,
+    /// Labels of the timeline's rows.
+    #[serde(skip)]
+    pub rows: Vec<String>,
 }
 
 /// A launch or copy in a timeline.
@@ -117,6 +121,45 @@ impl DeviceReport {
     pub fn holds(&self, tolerated: f64) -> bool {
         let bad = self.requests - self.answered + self.late;
         !self.gave_up && bad as f64 <= tolerated * self.requests as f64
+    }
+
+    /// A page with what ran where from `from` to `to`, and each request's arrival; it needs nothing else. Empty unless it was recorded.
+    pub fn timeline(&self, title: &str, from: Duration, to: Duration, slo: Duration) -> String {
+        let at = |time: Time| time.since(Time::ZERO).as_millis_f64();
+        let drawn = |span: &Span| Box {
+            row: span.row,
+            start: at(span.start),
+            end: at(span.end),
+            label: span.label.clone(),
+            colour: span.rows.max(1).ilog2() as usize,
+            lost: false,
+            hint: format!(
+                "{}: {:.3} to {:.3} ms, {} items",
+                self.rows[span.row],
+                at(span.start),
+                at(span.end),
+                span.rows
+            ),
+        };
+        let arrivals = self.arrivals_s.iter().zip(&self.latencies_ms).enumerate();
+        let dots = arrivals.map(|(id, (arrival, latency))| Dot {
+            at: arrival * 1e3,
+            bad: latency.is_nan() || *latency > slo.as_millis_f64(),
+            colour: 0,
+            hint: format!("r{id}: {latency:.3} ms"),
+        });
+        let timeline = Timeline {
+            title: title.to_owned(),
+            unit: "ms".to_owned(),
+            rows: self.rows.clone(),
+            boxes: self.spans.iter().map(drawn).collect(),
+            dots: dots.collect(),
+        };
+        format!(
+            "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body><h1>{0}</h1>{1}</body></html>\n",
+            escape(title),
+            timeline.svg(from.as_millis_f64(), to.as_millis_f64())
+        )
     }
 
     /// The latencies of the requests from `first` until before `end` in the order of arrival: their mean, milliseconds.

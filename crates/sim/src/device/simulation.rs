@@ -380,6 +380,8 @@ impl<'a> World<'a> {
     }
 
     fn finish(mut self, now: Time) -> DeviceReport {
+        let lanes = self.policy.lanes().iter().map(|lane| format!("≤{}", lane.max_rows));
+        self.report.rows = lanes.chain(["in".to_owned(), "out".to_owned()]).collect();
         let units = f64::from(self.simulation.model.platform().units);
         let unit_nanos = self.device.used_unit_nanos() as f64;
         self.report.utilisation = unit_nanos / (units * now.as_nanos().max(1) as f64);

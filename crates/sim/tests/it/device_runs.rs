@@ -72,9 +72,14 @@ proptest! {
         seed in any::<u64>(),
         cancelled in prop::sample::select(vec![0.0, 0.0, 0.3]),
         bert in any::<bool>(),
+        stages in 1..6usize,
+        exits in prop::sample::select(vec![0.0, 0.5]),
     ) {
         let architecture = if bert { Architecture::BertBase } else { Architecture::ResNet50 };
         let (mut simulation, mut tuning) = simulation(architecture, rate, 120, seed);
+        simulation.model = EmulatedModel::staged(architecture, *simulation.model.platform(), stages).unwrap();
+        tuning.profile = Tuning::new(&simulation.model, 16).unwrap().profile;
+        simulation.exits = vec![(1, exits)];
         simulation.cancelled = cancelled;
         simulation.warm_up = 0;
         tuning.mixes = vec![(4, "4".parse().unwrap()), (8, "4,4".parse().unwrap())];
@@ -86,7 +91,7 @@ proptest! {
             prop_assert!(report.answered <= 120);
         }
         prop_assert!(report.utilisation <= 1.0);
-        let alone = simulation.model.time(1, 4).as_millis_f64();
+        let alone = if exits > 0.0 { 0.0 } else { simulation.model.time(1, 4).as_millis_f64() };
         prop_assert!(report.latencies_ms.iter().all(|latency| latency.is_nan() || *latency >= alone));
     }
 }

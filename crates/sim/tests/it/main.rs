@@ -9,6 +9,7 @@ mod checker;
 mod device_calibration;
 mod device_checker;
 mod device_contention;
+mod device_figures;
 mod device_runs;
 mod experiments;
 mod measuring;

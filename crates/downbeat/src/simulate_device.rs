@@ -1,0 +1,239 @@
+//! `downbeat simulate device` and `downbeat simulate figure`: policies of one device under virtual time.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_sim::device::{
+    Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure, FigureOptions,
+    Glue, Platform, Tuning, best_mixes, peak, tune_window,
+};
+use downbeat_sim::{Arrivals, parallel};
+
+use crate::simulate::print;
+
+/// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
+///
+/// The device is one of the papers' with its library; a model is the list of its operators. Batches that run at once slow each other down, and
+/// copies take time. A run follows from its seed.
+///
+/// Examples:
+///   downbeat simulate device --model resnet152 --policy n-ebird --rate 200
+///   downbeat simulate device --model bertlarge --policy dvabatch --stages 2 --rate 100 --html timeline.html
+///   downbeat simulate device --model resnet50 --policy opt-wait --tune-window --peak
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct DeviceArgs {
+    /// resnet50, resnet101, resnet152, vgg16, vgg19, inceptionv4, unet, linknet, bertbase or bertlarge.
+    #[arg(long, value_name = "NAME")]
+    model: Architecture,
+
+    /// no-wait, opt-wait, static, n-ebird, e-ebird, zerobatch, delaybatch or dvabatch.
+    #[arg(long, value_name = "NAME")]
+    policy: String,
+
+    /// Requests a second.
+    #[arg(long, value_name = "N", required_unless_present = "peak")]
+    rate: Option<f64>,
+
+    /// Find the highest rate at which 99% are answered within the target, and show the run at it.
+    #[arg(long, conflicts_with = "rate")]
+    peak: bool,
+
+    /// The target: milliseconds from a request's arrival to its answer.
+    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    qos_ms: f64,
+
+    /// Requests of the run; the first tenth does not count.
+    #[arg(long, default_value_t = 6_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    requests: u64,
+
+    /// Seed of all random numbers.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    /// How requests arrive: poisson, constant, or gamma:K.
+    #[arg(long, default_value = "poisson", value_name = "KIND")]
+    arrivals: Arrivals,
+
+    /// Lengths of requests of a model that has them: cola, sst-2, sts-b, qnli, mrpc or rte.
+    #[arg(long, default_value = "rte", value_name = "NAME")]
+    lengths: Glue,
+
+    /// titan-cudnn, titan-tensorrt or v100-tensorrt [default: that of the policy's paper]
+    #[arg(long, value_name = "NAME")]
+    platform: Option<Platform>,
+
+    /// The largest batch, and the most items that run at once [default: that of the policy's paper, 32 or 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_batch: Option<u32>,
+
+    /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with dvabatch, else 1]
+    #[arg(long, value_name = "N")]
+    stages: Option<usize>,
+
+    /// How long a request may wait for a batch with opt-wait and static [default: 32% of the largest batch's time]
+    #[arg(long, value_name = "MS")]
+    window_ms: Option<f64>,
+
+    /// Search the window with the highest peak first.
+    #[arg(long, conflicts_with = "window_ms")]
+    tune_window: bool,
+
+    /// Pairs of buffers of dvabatch.
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pairs: u16,
+
+    /// Print everything measured as JSON.
+    #[arg(long)]
+    json: bool,
+
+    /// Write a timeline of lanes and copies to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// The part of the run that the timeline shows: milliseconds from the start.
+    #[arg(long, default_value = "0,500", value_name = "FROM,TO", value_delimiter = ',')]
+    shown_ms: Vec<f64>,
+}
+
+/// Repeat a table or figure of a paper on the emulated device.
+///
+/// Without a name: what there is.
+#[derive(Args, Debug)]
+pub struct FigureArgs {
+    /// Such as e2bird-14.
+    name: Option<String>,
+
+    /// Seed of all random numbers.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+
+    /// Requests of each run, where the paper does not say how many.
+    #[arg(long, default_value_t = 6_000, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    requests: u64,
+
+    /// Threads, each with a run of its own [default: as many as there are cores].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+
+    /// Write a page with plots to this file; it needs nothing else.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// The longest duration that a flag may name: a day.
+const MOST_MS: f64 = 86_400_000.0;
+
+fn milliseconds(flag: &str, value: f64, least: f64) -> anyhow::Result<Duration> {
+    if !(least..=MOST_MS).contains(&value) {
+        bail!("{flag} is {value}; it has to be from {least} to {MOST_MS} milliseconds (a day)");
+    }
+    Ok(Duration::from_millis_f64(value))
+}
+
+fn write(file: &Path, page: &str) -> anyhow::Result<()> {
+    std::fs::write(file, page).with_context(|| format!("--html {}", file.display()))
+}
+
+/// Runs the simulation and prints what came of it.
+///
+/// # Errors
+/// If the command line is wrong, or a result cannot be written.
+pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
+    let policy: DevicePolicyName = args.policy.parse()?;
+    let of_dvabatch =
+        policy == DevicePolicyName::DvaBatch || ["zerobatch", "delaybatch"].contains(&args.policy.as_str());
+    let platform = args.platform.unwrap_or(if of_dvabatch { Platform::TITAN_TENSORRT } else { Platform::TITAN_CUDNN });
+    let staged = match policy {
+        DevicePolicyName::DvaBatch if args.model.has_length() => 2,
+        DevicePolicyName::DvaBatch => 4,
+        _ => 1,
+    };
+    let model = EmulatedModel::staged(args.model, platform, args.stages.unwrap_or(staged))?;
+    let qos = milliseconds("--qos-ms", args.qos_ms, 0.001)?;
+    let [from, to] = args.shown_ms[..] else { bail!("--shown-ms takes two numbers, such as 0,500") };
+    let (from, to) = (milliseconds("--shown-ms", from, 0.0)?, milliseconds("--shown-ms", to, 0.0)?);
+    let rate = args.rate.unwrap_or(1.0);
+    let lengths = args.model.has_length().then_some(args.lengths);
+    let load = DeviceLoad { arrivals: args.arrivals, ..DeviceLoad::steady(rate, args.requests, lengths) };
+    let mut simulation = DeviceSimulation::new(model, load, qos, args.seed);
+    let mut tuning = Tuning::new(&simulation.model, args.max_batch.unwrap_or(if of_dvabatch { 64 } else { 32 }))?;
+    tuning.diversity.pairs = args.pairs;
+    if let Some(window) = args.window_ms {
+        tuning.window = milliseconds("--window-ms", window, 0.0)?;
+    }
+    if args.tune_window {
+        tuning.window = tune_window(&simulation, &tuning)?.0;
+        eprintln!("window: {}", tuning.window);
+    }
+    if policy == DevicePolicyName::EEbird {
+        tuning.mixes = best_mixes(&simulation.model, tuning.max_batch);
+    }
+    if args.peak {
+        let found = peak(&simulation, &|| tuning.policy(policy))?;
+        let Some(found) = found else {
+            bail!("{} with {policy} answers 99% within {qos} at no rate at all", args.model)
+        };
+        simulation.load.rate = found.rate;
+    }
+    simulation.record = args.html.is_some();
+    let report = simulation.run(tuning.policy(policy))?;
+    let title = format!("{} with {policy} at {:.1}/s on {}", args.model, simulation.load.rate, platform.name);
+    if let Some(file) = &args.html {
+        write(file, &report.timeline(&title, from, to, qos))?;
+    }
+    if args.json { print(&(serde_json::to_string_pretty(&report)? + "\n")) } else { print(&text(&title, &report, qos)) }
+}
+
+fn text(title: &str, report: &DeviceReport, qos: Duration) -> String {
+    format!(
+        "{title}\n\
+         requests    {} answered of {}, {} refused, {} given up, {} later than {qos}\n\
+         latency     mean {:.2} ms, p50 {:.2}, p99 {:.2}, max {:.2}\n\
+         throughput  {:.1}/s\n\
+         units       {:.1}% used\n\
+         launches    {}, of {} batches with {:.1} items; {:.0}% of what was computed is padding\n\
+         changes     {} stretches, {} splits, {} exits, {} switches\n\
+         ring        at most {} slots, {} requests found no room\n",
+        report.answered,
+        report.requests,
+        report.rejected,
+        report.dropped,
+        report.late,
+        report.mean_ms,
+        report.p50_ms,
+        report.p99_ms,
+        report.max_ms,
+        report.throughput,
+        report.utilisation * 100.0,
+        report.launches,
+        report.batches,
+        report.mean_batch,
+        report.padding * 100.0,
+        report.stretches,
+        report.splits,
+        report.exits,
+        report.switches,
+        report.most_slots,
+        report.ring_full,
+    )
+}
+
+/// Makes the figure and prints its table.
+///
+/// # Errors
+/// If there is no such figure, or it cannot be written.
+pub fn figure(args: &FigureArgs) -> anyhow::Result<()> {
+    let Some(name) = &args.name else {
+        let names = Figure::names().map(|(name, shows)| format!("{name:<16}{shows}\n"));
+        return print(&names.collect::<String>());
+    };
+    let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
+    let figure = Figure::make(name, &FigureOptions { seed: args.seed, requests: args.requests, threads })?;
+    if let Some(file) = &args.html {
+        write(file, &figure.page())?;
+    }
+    print(&figure.to_string())
+}

@@ -1,0 +1,157 @@
+//! The tables and figures of the papers on the emulated device.
+
+mod dvabatch;
+mod e2bird;
+
+use std::fmt;
+
+use downbeat_plot::{STYLE, escape};
+
+use super::model::BadModel;
+use crate::arrivals::BadArrivals;
+use crate::parallel;
+
+/// A table or figure of a paper, on the emulated device.
+#[derive(Clone, Debug, Default)]
+pub struct Figure {
+    /// What it repeats.
+    pub title: String,
+    /// What is to be known to read it.
+    pub note: String,
+    /// The first row is the head.
+    pub table: Vec<Vec<String>>,
+    /// Plots as SVG.
+    pub plots: Vec<String>,
+}
+
+/// How figures are made.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct FigureOptions {
+    /// Chooses all random numbers.
+    pub seed: u64,
+    /// Requests of a run, where the paper does not say how many.
+    pub requests: u64,
+    /// Threads, each with a run of its own.
+    pub threads: usize,
+}
+
+impl Default for FigureOptions {
+    fn default() -> Self {
+        FigureOptions { seed: 1, requests: 6_000, threads: 1 }
+    }
+}
+
+/// Why there is no such figure.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum FigureError {
+    /// No such name.
+    #[error("'{name}' is no figure; there are {}", NAMES.map(|(name, _, _)| name).join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// A model that cannot be emulated.
+    #[error(transparent)]
+    Model(#[from] BadModel),
+    /// A rate that is none.
+    #[error(transparent)]
+    Arrivals(#[from] BadArrivals),
+    /// Not one rate is held, so that there is nothing to compare.
+    #[error("{model} with {policy} holds no rate at all within the target")]
+    NoPeak {
+        /// The model.
+        model: &'static str,
+        /// The policy.
+        policy: &'static str,
+    },
+}
+
+type Maker = fn(&FigureOptions) -> Result<Figure, FigureError>;
+
+/// The figures: name, what it shows, how it is made.
+const NAMES: [(&str, &str, Maker); 13] = [
+    ("e2bird-table-1", "E²bird table 1: latency and throughput by batch size", e2bird::table_1),
+    ("e2bird-2", "E²bird figure 2: latencies as the load rises, one batch at a time", e2bird::figure_2),
+    ("e2bird-table-4", "E²bird table 4 and figure 12: the best mixes of lanes", e2bird::table_4),
+    ("e2bird-13", "E²bird figure 13: latencies at a low and then at a high load", e2bird::figure_13),
+    ("e2bird-14", "E²bird figure 14: throughput while 99% are answered in 200 ms", e2bird::figure_14),
+    ("dvabatch-14", "DVABatch figures 14 and 16: mean and 99% latency at three loads", dvabatch::figure_14),
+    ("dvabatch-15", "DVABatch figure 15: latencies under a stepping load, and peaks", dvabatch::figure_15),
+    ("dvabatch-17", "DVABatch figure 17: peaks by workload of GLUE", dvabatch::figure_17),
+    ("dvabatch-18", "DVABatch figure 18: split alone", dvabatch::figure_18),
+    ("dvabatch-19", "DVABatch figure 19: pairs of buffers", dvabatch::figure_19),
+    ("dvabatch-20", "DVABatch figure 20: stages", dvabatch::figure_20),
+    ("dvabatch-21", "DVABatch figure 21: one client that waits for its answer", dvabatch::figure_21),
+    ("dvabatch-9.2", "DVABatch §9.2: early exits", dvabatch::early_exits),
+];
+
+impl Figure {
+    /// Names of all, with what they show.
+    pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+        NAMES.into_iter().map(|(name, shows, _)| (name, shows))
+    }
+
+    /// The figure of that name.
+    ///
+    /// # Errors
+    /// If there is none, or a model of it holds no load.
+    pub fn make(name: &str, options: &FigureOptions) -> Result<Figure, FigureError> {
+        let found = NAMES.into_iter().find(|(known, _, _)| *known == name);
+        let (_, title, make) = found.ok_or_else(|| FigureError::Unknown { name: name.to_owned() })?;
+        Ok(Figure { title: title.to_owned(), ..make(options)? })
+    }
+
+    /// A page that needs nothing else.
+    pub fn page(&self) -> String {
+        let mut rows = self.table.iter().map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
+        let head = rows.next().map_or(String::new(), |row| format!("<tr><th>{}</th></tr>", row.join("</th><th>")));
+        let body: String = rows.map(|row| format!("<tr><td>{}</td></tr>", row.join("</td><td>"))).collect();
+        format!(
+            "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body>\
+             <h1>{0}</h1><p>{1}</p>{2}<table>{head}{body}</table></body></html>\n",
+            escape(&self.title),
+            escape(&self.note),
+            self.plots.concat()
+        )
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\n{}\n", self.title, self.note)?;
+        let columns = self.table.iter().map(Vec::len).max().unwrap_or(0);
+        let cells = |column: usize| self.table.iter().filter_map(move |row| row.get(column));
+        let widths: Vec<usize> =
+            (0..columns).map(|column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or(0)).collect();
+        for row in &self.table {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// `work` of each on all threads; the first failure if there is one.
+fn each<J: Sync, R: Send>(
+    jobs: &[J],
+    options: &FigureOptions,
+    work: impl Fn(&J) -> Result<R, FigureError> + Sync,
+) -> Result<Vec<R>, FigureError> {
+    parallel::map(jobs, options.threads, work, |_| ()).into_iter().collect()
+}
+
+fn row(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| (*cell).to_owned()).collect()
+}
+
+/// How much lower `value` is than `base`, or higher, in percent.
+fn change(value: f64, base: f64) -> String {
+    format!("{:+.1}%", (value / base - 1.0) * 100.0)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.collect();
+    values.iter().sum::<f64>() / values.len() as f64
+}

@@ -15,6 +15,7 @@ pub struct LaneMetricsFamily {
     items: IntCounterVec,
     elements: IntCounterVec,
     busy_seconds: CounterVec,
+    scheduling_seconds: CounterVec,
     lanes: IntGaugeVec,
     lanes_busy: IntGaugeVec,
     ring_slots: IntGaugeVec,
@@ -47,6 +48,14 @@ impl LaneMetricsFamily {
             &LABELS,
         )?;
         registry.register(Box::new(busy_seconds.clone()))?;
+        let scheduling_seconds = CounterVec::new(
+            Opts::new(
+                "downbeat_lane_scheduling_seconds_total",
+                "Time spent on deciding about requests and launches, waiting for whoever decides included; copies and runs are not",
+            ),
+            &LABELS,
+        )?;
+        registry.register(Box::new(scheduling_seconds.clone()))?;
         Ok(LaneMetricsFamily {
             launches: counter("downbeat_launches_total", "Launches on lanes: runs of a range of segments", &LABELS)?,
             events: counter(
@@ -78,6 +87,7 @@ impl LaneMetricsFamily {
                 &LABELS,
             )?,
             busy_seconds,
+            scheduling_seconds,
         })
     }
 
@@ -94,6 +104,7 @@ impl LaneMetricsFamily {
             length_asked: kind(&self.elements, "asked"),
             length_computed: kind(&self.elements, "computed"),
             busy_seconds: self.busy_seconds.with_label_values(&labels),
+            scheduling_seconds: self.scheduling_seconds.with_label_values(&labels),
             lanes: self.lanes.with_label_values(&labels),
             lanes_busy: self.lanes_busy.with_label_values(&labels),
             ring_slots: self.ring_slots.with_label_values(&labels),
@@ -127,6 +138,7 @@ pub struct LaneMetrics {
     length_asked: IntCounter,
     length_computed: IntCounter,
     busy_seconds: prometheus::Counter,
+    scheduling_seconds: prometheus::Counter,
     lanes: IntGauge,
     lanes_busy: IntGauge,
     ring_slots: IntGauge,
@@ -146,6 +158,11 @@ impl LaneMetrics {
             self.length_computed.inc_by(u64::from(launch.computed_rows) * u64::from(launch.length));
         }
         self.busy_seconds.inc_by(busy.as_secs_f64());
+    }
+
+    /// Counts the time that a decision took.
+    pub fn record_decision(&self, took: Duration) {
+        self.scheduling_seconds.inc_by(took.as_secs_f64());
     }
 
     /// Counts what happened to a batch.

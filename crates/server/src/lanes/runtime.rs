@@ -163,12 +163,8 @@ impl Runtime {
     pub fn submit(&self, mut call: Call, length: u32) -> RequestId {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let rows = call.admitted.rows;
-        let mut rejected = None;
-        let mut actions = Actions::default();
-        {
-            let mut inner = self.inner.lock();
-            let now = self.clock.now();
-            let padded = self.padded_length(length);
+        let padded = self.padded_length(length);
+        let (rejected, actions) = self.decide(|inner, now| {
             let mut request =
                 DeviceRequest { id, model: ModelId(0), deadline: call.deadline, size: rows, length: padded };
             let mut result = inner.policy.handle_request(now, &request);
@@ -185,11 +181,11 @@ impl Runtime {
                     self.outstanding.fetch_add(rows, Ordering::Relaxed);
                     let input = Arc::new(std::mem::take(&mut call.admitted));
                     inner.desk.insert(id, Entry::new(call, input, length));
+                    None
                 }
-                Err(reject) => rejected = Some((call, reject, now)),
+                Err(reject) => Some((call, reject, now)),
             }
-            self.settle(&mut inner, &mut actions);
-        }
+        });
         if let Some((call, reject, now)) = rejected {
             self.reject(call, reject, now);
         }
@@ -211,15 +207,11 @@ impl Runtime {
 
     /// The client of a request has gone. It was counted by whoever says so.
     pub fn cancel(&self, request: RequestId) {
-        let mut actions = Actions::default();
-        {
-            let mut inner = self.inner.lock();
+        let (_, actions) = self.decide(|inner, now| {
             let Some(entry) = inner.desk.remove(request) else { return };
             self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
-            let now = self.clock.now();
             inner.policy.handle_cancel(now, request);
-            self.settle(&mut inner, &mut actions);
-        }
+        });
         self.carry_out(actions, None);
     }
 
@@ -238,22 +230,18 @@ impl Runtime {
         let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         self.metrics.record_launch(&launch, asked, end.since(begin));
         self.history.lock().push(&launch, begin, end);
-        let mut actions = Actions::default();
-        let mut failed = Vec::new();
-        {
-            let mut inner = self.inner.lock();
-            let now = self.clock.now();
+        let ((answered, failed, now), actions) = self.decide(|inner, now| {
+            let (mut answered, mut failed) = (Vec::new(), Vec::new());
             inner.running -= 1;
             for (request, reason) in outcome.failed {
                 // Before the completion, so that it goes no further.
                 inner.policy.handle_cancel(now, request);
                 failed.extend(inner.desk.remove(request).map(|entry| (entry, reason)));
             }
-            let mut answered_alone = Vec::new();
             for (request, outputs) in outcome.answers {
                 if outcome.alone {
                     inner.policy.handle_cancel(now, request);
-                    answered_alone.extend(inner.desk.remove(request).map(|entry| (entry, outputs)));
+                    answered.extend(inner.desk.remove(request).map(|entry| (entry, outputs)));
                 } else {
                     inner.desk.answer(request, outputs, begin, outcome.phases);
                 }
@@ -262,10 +250,9 @@ impl Runtime {
                 inner.desk.keep(&members, state, begin, outcome.phases);
             }
             inner.policy.handle_completion(now, launch.id, &[]);
-            self.settle(&mut inner, &mut actions);
-            drop(inner);
-            self.answer_alone(answered_alone, failed, now);
-        }
+            (answered, failed, now)
+        });
+        self.answer_alone(answered, failed, now);
         self.carry_out(actions, Some(launch.rows));
     }
 
@@ -282,6 +269,21 @@ impl Runtime {
             let message = format!("model '{}' failed on this request: {reason}", self.model);
             entry.call.fail(Reason::Engine, ServiceError::Internal(message), now);
         }
+    }
+
+    /// Tells the policy something, and takes what it decides.
+    fn decide<R>(&self, tell: impl FnOnce(&mut Inner, Time) -> R) -> (R, Actions) {
+        let begin = self.clock.now();
+        let mut actions = Actions::default();
+        let told = {
+            let mut inner = self.inner.lock();
+            // Read under the lock: for the policy time never goes back.
+            let told = tell(&mut inner, self.clock.now());
+            self.settle(&mut inner, &mut actions);
+            told
+        };
+        self.metrics.record_decision(self.clock.now().since(begin));
+        (told, actions)
     }
 
     /// Takes the policy's decisions, and sees to it that the alarm rings in time.
@@ -329,20 +331,18 @@ impl Runtime {
                 return;
             }
             let written: SmallVec<[bool; 1]> = writes.iter().map(|write| self.write(write)).collect();
-            actions = Actions::default();
-            let mut inner = self.inner.lock();
-            let now = self.clock.now();
-            for (write, written) in writes.into_iter().zip(written) {
-                if written && let Some(entry) = inner.desk.get(write.request) {
-                    entry.slots = Some(write.slots);
-                    // Later segments may fail when the slots have long been given to others.
-                    if self.segments == 1 {
-                        entry.input = None;
+            ((), actions) = self.decide(|inner, now| {
+                for (write, written) in writes.into_iter().zip(written) {
+                    if written && let Some(entry) = inner.desk.get(write.request) {
+                        entry.slots = Some(write.slots);
+                        // Later segments may fail when the slots have long been given to others.
+                        if self.segments == 1 {
+                            entry.input = None;
+                        }
                     }
+                    inner.policy.handle_input(now, write.request);
                 }
-                inner.policy.handle_input(now, write.request);
-            }
-            self.settle(&mut inner, &mut actions);
+            });
         }
     }
 

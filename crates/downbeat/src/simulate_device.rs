@@ -7,7 +7,7 @@ use clap::Args;
 use downbeat_core::Duration;
 use downbeat_sim::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure, FigureOptions,
-    Glue, Platform, Tuning, best_mixes, peak, tune_window,
+    Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
 };
 use downbeat_sim::{Arrivals, parallel};
 
@@ -72,6 +72,10 @@ pub struct DeviceArgs {
     /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with dvabatch, else 1]
     #[arg(long, value_name = "N")]
     stages: Option<usize>,
+
+    /// Search the number of stages with the highest peak of dvabatch first: 8 tries.
+    #[arg(long, conflicts_with = "stages")]
+    tune_stages: bool,
 
     /// How long a request may wait for a batch with opt-wait and static [default: 32% of the largest batch's time]
     #[arg(long, value_name = "MS")]
@@ -167,6 +171,14 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     if args.tune_window {
         tuning.window = tune_window(&simulation, &tuning)?.0;
         eprintln!("window: {}", tuning.window);
+    }
+    if args.tune_stages {
+        let (stages, tried) = tune_stages(&simulation, &tuning)?;
+        for (stages, peak, mean_ms) in tried {
+            eprintln!("{stages:>3} stages: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best");
+        }
+        simulation.model = EmulatedModel::staged(args.model, platform, stages)?;
+        tuning.profile = Tuning::new(&simulation.model, tuning.max_batch)?.profile;
     }
     if policy == DevicePolicyName::EEbird {
         tuning.mixes = best_mixes(&simulation.model, tuning.max_batch);

@@ -56,7 +56,8 @@ pub use platform::{Platform, UnknownPlatform};
 pub use policy::{DevicePolicyName, Diversity, Tuning, UnknownDevicePolicy};
 pub use report::{DeviceReport, Span};
 pub use search::{
-    MeasuredMix, Peak, TOLERATED_LATE, TriedWindow, best_mixes, measure_mix, measure_mixes, peak, tune_window,
+    MeasuredMix, Peak, SearchFailure, TOLERATED_LATE, TRIED_STAGES, TriedStages, TriedWindow, best_mixes, measure_mix,
+    measure_mixes, peak, tune_stages, tune_window,
 };
 pub use simulation::DeviceSimulation;
 pub use workload::{DeviceLoad, Glue, UnknownGlue};

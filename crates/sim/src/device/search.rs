@@ -4,7 +4,7 @@ use downbeat_core::device::{DevicePolicy, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
-use super::model::EmulatedModel;
+use super::model::{BadModel, EmulatedModel};
 use super::policy::{DevicePolicyName, Tuning};
 use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
@@ -162,4 +162,51 @@ pub fn tune_window(
         }
     }
     Ok((chosen.1, tried))
+}
+
+/// Numbers of stages that are tried (DVABatch §7.1: eight tries).
+pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
+
+/// A number of stages, DVABatch's peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds.
+pub type TriedStages = (usize, f64, f64);
+
+/// N_st, the number of stages for DVABatch: the one with the highest peak; of those within 1% of it, the one with the lowest mean latency at 9/10
+/// of it. Also everything that was tried. `tuning` gives everything but the profile.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
+pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), SearchFailure> {
+    let cut = |stages: usize| -> Result<(DeviceSimulation, Tuning), BadModel> {
+        let model = EmulatedModel::staged(simulation.model.architecture(), *simulation.model.platform(), stages)?;
+        let profile = Tuning::new(&model, tuning.max_batch)?.profile;
+        Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
+    };
+    let mut tried = Vec::new();
+    for stages in TRIED_STAGES {
+        let (simulation, tuning) = cut(stages)?;
+        let found = peak(&simulation, &|| tuning.policy(DevicePolicyName::DvaBatch))?;
+        tried.push((stages, found.map_or(0.0, |peak| peak.rate), f64::NAN));
+    }
+    let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
+    let mut chosen = (f64::INFINITY, 1);
+    for (stages, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
+        let (mut high, tuning) = cut(*stages)?;
+        high.load.rate = best * 0.9;
+        *latency = high.run(tuning.policy(DevicePolicyName::DvaBatch))?.mean_ms;
+        if *latency < chosen.0 {
+            chosen = (*latency, *stages);
+        }
+    }
+    Ok((chosen.1, tried))
+}
+
+/// Why nothing can be searched.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum SearchFailure {
+    /// A model that cannot be cut so.
+    #[error(transparent)]
+    Model(#[from] BadModel),
+    /// A rate or shape that is none.
+    #[error(transparent)]
+    Arrivals(#[from] BadArrivals),
 }

@@ -2,7 +2,7 @@
 
 use downbeat_core::Duration;
 use downbeat_sim::device::{
-    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Tuning,
+    Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Tuning, tune_stages,
 };
 use proptest::prelude::*;
 
@@ -55,6 +55,17 @@ fn padding_is_what_was_computed_and_not_asked_for() {
     assert!((0.05..0.9).contains(&padding), "{padding}");
     let (alone, tuning) = self::simulation(Architecture::BertBase, 1.0, 50, 1);
     assert!(alone.run(tuning.policy(DevicePolicyName::NoWait)).unwrap().padding < 0.02, "nobody is batched");
+}
+
+/// DVABatch §7.1: the number of stages is found by eight tries.
+#[test]
+fn dvabatch_section_7_1_stages_are_found_by_trying() {
+    let (simulation, tuning) = simulation(Architecture::BertBase, 1.0, 200, 1);
+    let (stages, tried) = tune_stages(&simulation, &tuning).unwrap();
+    let peak = |stages| tried.iter().find(|(tried, _, _)| *tried == stages).unwrap().1;
+    assert_eq!(tried.len(), 8);
+    assert!(tried.iter().all(|(_, other, _)| *other <= peak(stages) / 0.99), "{stages} of {tried:?}");
+    assert!(peak(20) < peak(stages), "many stages cost a launch each: {tried:?}");
 }
 
 fn policies() -> impl Strategy<Value = DevicePolicyName> {

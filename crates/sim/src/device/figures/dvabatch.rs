@@ -7,7 +7,7 @@ use super::{Figure, FigureError, FigureOptions, change, each, mean, row};
 use crate::arrivals::Arrivals;
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
-    Platform, Tuning, peak, tune_window,
+    Platform, TRIED_STAGES, Tuning, peak, tune_window,
 };
 use crate::pace::Pace;
 
@@ -270,9 +270,6 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, FigureError> 
     let note = "Mean latency at 9/10 of ZeroBatch's peak. The paper: always lowest with two pairs; more cost synchronisation, which is free here.";
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
-
-/// Stages that are tried: eight, as in §7.1.
-const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
 
 pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> {
     let models = [Architecture::BertBase, Architecture::LinkNet, Architecture::ResNet152];

@@ -60,6 +60,15 @@ impl Call {
         self.fail(reason, error, now);
     }
 
+    /// Answers a request of more items than may wait at all.
+    pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
+        let message = format!(
+            "a request of {rows} items can never wait for model '{}': its queue holds at most {bound}",
+            self.executable.name
+        );
+        self.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
+    }
+
     /// Answers a request whose deadline is over before any device is expected to be done with it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
         let message = format!(

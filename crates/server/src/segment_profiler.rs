@@ -43,7 +43,7 @@ impl SegmentSubject<'_> {
     /// The profile, stored under `key` or measured; `None` if the model cannot run zeros, or there is no time to measure it.
     pub fn profile(&self, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
         let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
-        let key = key.map(|key| format!("{key}-s{}-l{most}", self.model.segments()));
+        let key = key.map(|key| format!("{key}-s{}-{:08x}-l{most}", self.model.segments(), self.cuts()));
         let stored = key.as_ref().and_then(|key| store.get::<StoredSegments>(key));
         if let Some(profile) = stored.and_then(|stored| self.checked(&stored)) {
             return Some(profile);
@@ -54,6 +54,16 @@ impl SegmentSubject<'_> {
             tracing::warn!(%error, "the profile of segments cannot be stored; it will be measured again at the next start");
         }
         Some(profile)
+    }
+
+    /// What tells one cut of a model from another into as many segments.
+    fn cuts(&self) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        for segment in self.model.segment_info() {
+            hasher.update(segment.last.as_bytes());
+            hasher.update(&[0]);
+        }
+        hasher.finalize()
     }
 
     fn checked(&self, stored: &StoredSegments) -> Option<SegmentProfile> {

@@ -12,8 +12,6 @@ use downbeat_driver::{Handler, Moment};
 use super::device::{DeviceSlot, Launch};
 use super::job::{Job, Waiting};
 use crate::clock::Clock;
-use crate::error::ServiceError;
-use crate::metrics::Reason;
 
 /// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
 /// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
@@ -117,12 +115,7 @@ impl Desk {
         };
         let bound = job.call.executable.queue_bound;
         if request.size > bound {
-            let model = &job.call.executable.name;
-            let message = format!(
-                "a request of {} items can never wait for model '{model}': its queue holds at most {bound}",
-                request.size
-            );
-            return job.call.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
+            return job.call.never_fits(request.size, bound, now);
         }
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);

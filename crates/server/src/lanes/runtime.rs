@@ -187,14 +187,15 @@ impl Runtime {
             }
         });
         if let Some((call, reject, now)) = rejected {
-            self.reject(call, reject, now);
+            self.reject(call, reject, rows, now);
         }
         self.carry_out(actions, None);
         id
     }
 
-    fn reject(&self, call: Call, reject: DeviceReject, now: Time) {
+    fn reject(&self, call: Call, reject: DeviceReject, rows: u32, now: Time) {
         let reject = match reject {
+            DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),
             DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
             DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
             other @ (DeviceReject::TooLarge { .. } | DeviceReject::Empty) => {

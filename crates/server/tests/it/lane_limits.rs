@@ -339,3 +339,24 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         assert!(shown.iter().any(|line| line.contains("-> launch x0 on l")), "{shown:?}");
     }
 }
+
+#[tokio::test]
+async fn a_request_of_more_items_than_may_wait_is_told_so() {
+    for policy in POLICIES {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 1.0), 4, "");
+        let registry = models
+            .serve(|options| {
+                by(policy)(options);
+                options.max_queue_size = 2;
+            })
+            .await;
+        let error = registry.infer(request("m", 3, 4)).await.unwrap_err();
+        assert!(matches!(error, ServiceError::InvalidArgument(_)), "{error:?}");
+        assert!(
+            error.to_string().contains("3 items can never wait for model 'm': its queue holds at most 2"),
+            "{error}"
+        );
+        registry.infer(request("m", 2, 4)).await.unwrap();
+    }
+}

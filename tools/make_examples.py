@@ -10,6 +10,8 @@
 - `encoder`: a two-layer transformer encoder with random weights. Inputs `input_ids` and `attention_mask`, INT64 [N, T]
   (ids below 1000, T up to 256). Outputs `hidden`, FP32 [N, T, 64], and `pooled`, FP32 [N, 64]: the mean over what the mask
   lets through.
+- `exits` (in a repository of its own, exits/models): the digits again, with two exits. Input `image` as for `digits`; outputs `early`, the
+  probabilities that a linear classifier gives from the first hidden layer, and `late`, those at the end of four hidden layers, FP32 [N, 10].
 
 Every seed is fixed. Training goes through the local BLAS, so the weights of `digits` may differ in the last bits
 between machines; the accuracy printed at the end does not.
@@ -73,6 +75,39 @@ def make_digits(path):
     return accuracy
 
 
+def make_exits(path):
+    train, train_class, held_out, held_out_class = digits_split()
+    images, classes = shifted(train, train_class)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        late = MLPClassifier((64, 96, 96, 64), random_state=SEED, max_iter=40).fit(images.reshape(-1, 64) / 255, classes)
+        first = lambda pictures: np.maximum(pictures.reshape(-1, 64) / 255 @ late.coefs_[0] + late.intercepts_[0], 0)
+        early = MLPClassifier((), random_state=SEED, max_iter=60).fit(first(images), classes)
+
+    graph = Graph("exits")
+    value = graph.input("image", TensorProto.FLOAT, ["N", 8, 8])
+    value = graph.node("Flatten", graph.node("Div", value, graph.constant(np.float32(255), "brightest")), axis=1)
+
+    def dense(value, weights, bias, name):
+        return graph.node("Gemm", value, graph.constant(weights.astype(np.float32), f"weight_{name}"),
+                          graph.constant(bias.astype(np.float32), f"bias_{name}"))
+
+    layers = list(zip(late.coefs_, late.intercepts_))
+    value = graph.node("Relu", dense(value, *layers[0], "0"))
+    sure = graph.node("Softmax", dense(value, early.coefs_[0], early.intercepts_[0], "early"), axis=-1)
+    graph.output(sure, "early", TensorProto.FLOAT, ["N", 10])
+    for number, layer in enumerate(layers[1:], 1):
+        if number > 1:
+            value = graph.node("Relu", value)
+        value = dense(value, *layer, str(number))
+    graph.output(graph.node("Softmax", value, axis=-1), "late", TensorProto.FLOAT, ["N", 10])
+    graph.save(path)
+    confident = early.predict_proba(first(held_out)).max(axis=1) >= 0.9
+    right = early.predict(first(held_out))[confident] == held_out_class[confident]
+    print(f"exits: early {early.score(first(held_out), held_out_class):.1%}, late {late.score(held_out.reshape(-1, 64) / 255, held_out_class):.1%} right; "
+          f"{confident.mean():.1%} leave early, {right.mean():.1%} of them right")
+
+
 def make_mlp(path):
     graph = Graph("mlp", SEED)
     value = graph.input("input", TensorProto.FLOAT, ["N", 784])
@@ -111,6 +146,7 @@ def main(folder):
     accuracy = make_digits(models / "digits/1/model.onnx")
     make_mlp(models / "mlp/1/model.onnx")
     make_encoder(models / "encoder/1/model.onnx")
+    make_exits(folder / "exits/models/exits/1/model.onnx")
     (models / "digits/labels.txt").write_text("\n".join(LABELS) + "\n")
 
     _, _, held_out, held_out_class = digits_split()

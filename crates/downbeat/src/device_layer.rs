@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use downbeat_core::Duration;
 use downbeat_core::device::{LaneMix, MixTable};
-use downbeat_server::options::{DeviceGroup, DeviceOptions, DevicePolicy, DeviceSettings};
+use downbeat_server::options::{DeviceGroup, DeviceOptions, DevicePolicy, DeviceSettings, ExitRule};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::layer::{millis, named};
@@ -49,6 +49,17 @@ pub struct GroupLayer {
     pub operators: Option<bool>,
     #[serde(default, deserialize_with = "switch")]
     pub load: Option<bool>,
+    pub exits: Option<Vec<ExitLayer>>,
+}
+
+/// An entry of `exits`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExitLayer {
+    pub output: String,
+    pub confidence: f32,
+    #[serde(default)]
+    pub answers: Vec<String>,
 }
 
 /// The lanes of an elastic group.
@@ -143,8 +154,15 @@ impl GroupLayer {
             lengths: self.lengths,
             operators: self.operators,
             load: self.load,
+            exits: self.exits.iter().flatten().map(ExitLayer::rule).collect(),
         };
         Ok(DeviceGroup { models: self.models.clone(), policy: self.policy, settings })
+    }
+}
+
+impl ExitLayer {
+    fn rule(&self) -> ExitRule {
+        ExitRule { output: self.output.clone(), confidence: self.confidence, answers: self.answers.clone() }
     }
 }
 

@@ -46,7 +46,8 @@ pub struct DeviceSettings {
     /// Elastic and staged: slots of the input ring, one an item; `None`: four times what runs at once.
     pub ring_slots: Option<u32>,
     /// Windowed and staged: how long the oldest request may wait for others; `None`: for windowed the configuration's
-    /// `max_queue_delay_microseconds`, for staged what the first stage takes.
+    /// `max_queue_delay_microseconds`, for staged not at all. DVABatch waits for as long as the first stage takes for the largest batch (§7.2); not to
+    /// wait measured better (docs/results/dvabatch.md).
     pub window: Option<Duration>,
     /// Windowed: fill every batch up to the largest with dummies.
     pub fill: bool,
@@ -64,6 +65,19 @@ pub struct DeviceSettings {
     pub operators: Option<bool>,
     /// Staged: let requests join a batch that runs (policy III); `None`: where requests do not vary in length.
     pub load: Option<bool>,
+    /// Staged: where requests may be answered before the last segment.
+    pub exits: Vec<ExitRule>,
+}
+
+/// When a request of a model with several exits is answered before the last segment (DVABatch §9.2).
+#[derive(Clone, PartialEq, Debug)]
+pub struct ExitRule {
+    /// The output that decides: the request is answered if in each vector along its last dimension some value is at least `confidence`.
+    pub output: String,
+    /// See `output`; for probabilities between 0 and 1.
+    pub confidence: f32,
+    /// The outputs that have no value yet, which are answered with the value of `output`.
+    pub answers: Vec<String>,
 }
 
 impl DeviceOptions {

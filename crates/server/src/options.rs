@@ -12,7 +12,7 @@ pub use downbeat_driver::MAX_SHARDS;
 use downbeat_repository::named;
 pub use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 
-pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings};
+pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings, ExitRule};
 
 /// Everything the server can be told.
 #[derive(Clone, PartialEq, Debug)]

@@ -123,6 +123,13 @@ impl Desk {
         }
     }
 
+    /// Keeps the answer of a request that leaves before the last segment; what its launch took is known by [`Desk::keep`].
+    pub fn exit(&mut self, request: RequestId, outputs: Outputs) {
+        if let Some(entry) = self.entries.get_mut(&request) {
+            entry.outputs = Some(outputs);
+        }
+    }
+
     /// Keeps what a launch left for the next segments.
     pub fn keep(&mut self, members: &[Member], state: State, begin: Time, phases: Phases) {
         let mut waits = false;

@@ -53,6 +53,8 @@ pub struct Outcome {
     pub failed: Vec<(RequestId, String)>,
     /// Whether the launch failed as a whole, and its members ran alone.
     pub alone: bool,
+    /// The members that are answered before the last segment.
+    pub exits: Vec<(RequestId, Outputs)>,
     /// What the segments left for the next ones.
     pub state: Option<State>,
     pub phases: Phases,
@@ -133,16 +135,21 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
     let ran = state.and_then(|state| compute(engine, first..end, state));
     let computed = clock.now();
     let last = end == runtime.segments();
-    let answers = ran.and_then(|state| {
-        if last { answers(runtime, work, state).map(|answers| (answers, None)) } else { Ok((Vec::new(), Some(state))) }
+    let outcome = ran.and_then(|state| {
+        if last {
+            return Ok(Outcome { answers: answers(runtime, work, state)?, ..Outcome::default() });
+        }
+        let mut state = state;
+        let exits = exits(runtime, work, end - 1, &mut state)?;
+        Ok(Outcome { exits, state: Some(state), ..Outcome::default() })
     });
     let phases = |separated: Time| Phases {
         compute_input: assembled.since(begin),
         compute_infer: computed.since(assembled),
         compute_output: separated.since(computed),
     };
-    match answers {
-        Ok((answers, state)) => Outcome { answers, state, phases: phases(clock.now()), ..Outcome::default() },
+    match outcome {
+        Ok(outcome) => Outcome { phases: phases(clock.now()), ..outcome },
         Err(reason) => {
             tracing::error!(model = runtime.model(), batch = work.launch.rows, %reason, "batch failed");
             answer_alone(runtime, engine, work, reason)
@@ -172,6 +179,30 @@ fn compute(engine: &mut dyn Lane, segments: std::ops::Range<usize>, mut state: S
         Ok(state)
     }))
     .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned()))
+}
+
+/// The members that leave after a segment, with their outputs.
+fn exits(
+    runtime: &Runtime,
+    work: &Work,
+    segment: usize,
+    state: &mut State,
+) -> Result<Vec<(RequestId, Outputs)>, String> {
+    let rows: Vec<u32> = work.members.iter().map(|member| member.rows).collect();
+    let mut left: Vec<(RequestId, Outputs)> = Vec::new();
+    for exit in runtime.exits_after(segment) {
+        let leaves = exit.decide(state, &rows);
+        if !leaves.contains(&true) {
+            continue;
+        }
+        let outputs = runtime.plan().separate(exit.outputs(state), &rows)?;
+        for ((member, outputs), leaves) in work.members.iter().zip(outputs).zip(leaves) {
+            if leaves && left.iter().all(|(request, _)| *request != member.request) {
+                left.push((member.request, runtime.cut(outputs, member.length, work.launch.length)?));
+            }
+        }
+    }
+    Ok(left)
 }
 
 /// Each member's rows of the outputs, cut back where they were padded.

@@ -15,6 +15,7 @@
 
 mod desk;
 mod device_log;
+mod exits;
 mod group;
 mod history;
 mod input_rings;

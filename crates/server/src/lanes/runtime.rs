@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::desk::{Desk, Entry};
+use super::exits::Exit;
 use super::history::{History, PastLaunch};
 use super::input_rings::InputRings;
 use super::lane::{self, LaneSlot, Member, Outcome, Work};
@@ -43,6 +44,8 @@ pub struct Setup {
     pub profile: LatencyProfile,
     pub rings: Option<InputRings>,
     pub padding: Option<Arc<Padding>>,
+    /// Where requests may leave before the last segment.
+    pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
     pub occupancy: Arc<Occupancy>,
 }
@@ -61,6 +64,7 @@ pub struct Runtime {
     profile: LatencyProfile,
     rings: Option<InputRings>,
     padding: Option<Arc<Padding>>,
+    exits: Arc<[Exit]>,
     metrics: LaneMetrics,
     occupancy: Arc<Occupancy>,
     lanes: Vec<LaneSlot>,
@@ -125,6 +129,7 @@ impl Runtime {
             profile: setup.profile,
             rings: setup.rings,
             padding: setup.padding,
+            exits: setup.exits,
             metrics: setup.metrics,
             occupancy: setup.occupancy,
             lanes: (0..lanes).map(|_| LaneSlot::default()).collect(),
@@ -250,7 +255,11 @@ impl Runtime {
             if let Some(state) = outcome.state {
                 inner.desk.keep(&members, state, begin, outcome.phases);
             }
-            inner.policy.handle_completion(now, launch.id, &[]);
+            let exits: SmallVec<[RequestId; 4]> = outcome.exits.iter().map(|(request, _)| *request).collect();
+            for (request, outputs) in outcome.exits {
+                inner.desk.exit(request, outputs);
+            }
+            inner.policy.handle_completion(now, launch.id, &exits);
             (answered, failed, now)
         });
         self.answer_alone(answered, failed, now);
@@ -426,6 +435,11 @@ impl Runtime {
 
     pub(super) fn segments(&self) -> usize {
         self.segments
+    }
+
+    /// The exits after a segment.
+    pub(super) fn exits_after(&self, segment: usize) -> impl Iterator<Item = &Exit> {
+        self.exits.iter().filter(move |exit| exit.segment() == segment)
     }
 
     pub(super) fn plan(&self) -> &BatchPlan {

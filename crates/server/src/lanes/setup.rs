@@ -11,6 +11,7 @@ use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, State};
 
 use super::device_log::{DeviceLogHead, Logged};
+use super::exits::Exit;
 use super::group::LaneGroup;
 use super::input_rings::InputRings;
 use super::metrics::LaneMetricsFamily;
@@ -155,6 +156,13 @@ pub fn start(
     mut warm_up: impl FnMut(&mut dyn Lane) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
     let mut runtimes: Vec<Arc<Runtime>> = Vec::new();
+    ensure!(
+        ground.settings.exits.is_empty() || ground.policy == DevicePolicy::Staged,
+        "exits: with the device policy '{}' a request runs through the whole model; use the policy staged",
+        ground.policy
+    );
+    let exit = |rule| Exit::new(ground.model, rule).map_err(anyhow::Error::msg);
+    let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<anyhow::Result<_>>()?;
     for (device, occupancy) in ground.devices.iter().enumerate() {
         let (mut policy, rings) = policy(&ground, padding.as_deref())?;
         if let Some(file) = (ground.log)(device) {
@@ -185,6 +193,7 @@ pub fn start(
             profile: ground.profile.clone(),
             rings,
             padding: padding.clone(),
+            exits: exits.clone(),
             metrics: ground.metrics.lanes(ground.name, ground.version, device),
             occupancy: occupancy.clone(),
         })?);
@@ -264,7 +273,7 @@ fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box
                 by_length,
                 by_operator,
                 by_load,
-                window: settings.window,
+                window: Some(settings.window.unwrap_or(Duration::ZERO)),
                 comp_wait: settings.comp_wait,
                 ring_slots: rings.as_ref().map_or(0, InputRings::slots),
                 drop,

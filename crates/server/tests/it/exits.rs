@@ -1,0 +1,102 @@
+//! Models with several exits: a request is answered where its answer is final (DVABatch §9.2).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::{InferInput, InferRequest, InferResponse};
+use downbeat_server::error::ServiceError;
+use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ExitRule, ServerOptions};
+use downbeat_server::registry::Registry;
+use downbeat_server::service::{LoadOverrides, Service};
+
+use crate::serving::metric;
+
+fn rule(output: &str, confidence: f32, answers: &[&str]) -> ExitRule {
+    ExitRule { output: output.to_owned(), confidence, answers: answers.iter().map(|name| (*name).to_owned()).collect() }
+}
+
+async fn serve(policy: DevicePolicy, exits: Vec<ExitRule>) -> Result<Registry, ServiceError> {
+    let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/exits/models"));
+    options.engine = EngineChoice::Rten;
+    options.threads = 1;
+    options.profiling.enabled = false;
+    let cut_at = if policy == DevicePolicy::Staged { vec!["early".to_owned()] } else { Vec::new() };
+    let settings = DeviceSettings { exits, cut_at, ..DeviceSettings::default() };
+    options.device.groups = vec![DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }];
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    registry.load_model("exits", LoadOverrides::default(), Arc::new(())).await?;
+    registry.set_started();
+    Ok(registry)
+}
+
+/// A picture in which the ink at a place depends on `seed`.
+fn picture(seed: u32) -> InferRequest {
+    let ink = |place: u32| f32::from(((place * 37 + seed * 101) % 256) as u8);
+    let data: Vec<u8> = (0..64).flat_map(|place| ink(place).to_le_bytes()).collect();
+    let input = InferInput {
+        name: "image".to_owned(),
+        datatype: DataType::Fp32,
+        shape: vec![1, 8, 8],
+        parameters: Default::default(),
+        data: data.into(),
+    };
+    InferRequest { model_name: "exits".to_owned(), inputs: vec![input], ..Default::default() }
+}
+
+fn output(response: &InferResponse, name: &str) -> Vec<f32> {
+    let output = response.outputs.iter().find(|output| output.name == name).unwrap();
+    output.data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn near(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_sure_is_answered_early_and_who_is_not_goes_on() {
+    const SURE: f32 = 0.6;
+    let whole = serve(DevicePolicy::Exclusive, Vec::new()).await.unwrap();
+    let staged = serve(DevicePolicy::Staged, vec![rule("early", SURE, &["late"])]).await.unwrap();
+    let sent: Vec<_> = (0..60)
+        .map(|seed| {
+            let staged = staged.clone();
+            (seed, tokio::spawn(async move { staged.infer(picture(seed)).await.unwrap() }))
+        })
+        .collect();
+    let mut left = 0;
+    for (seed, answer) in sent {
+        let (expected, got) = (whole.infer(picture(seed)).await.unwrap(), answer.await.unwrap());
+        let early = output(&expected, "early");
+        assert!(near(&early, &output(&got, "early")), "{seed}");
+        let sure = early.iter().any(|p| *p >= SURE);
+        let late = if sure { early } else { output(&expected, "late") };
+        assert!(near(&late, &output(&got, "late")), "{seed}: sure: {sure}");
+        left += u32::from(sure);
+    }
+    assert!((5..55).contains(&left), "some are sure and some are not: {left}");
+    let exits = metric(&staged, "downbeat_batch_events_total", "event=\"exit\"");
+    assert!(exits >= 1.0, "members have left batches: {exits}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_that_do_not_suit_the_model_are_refused_at_load() {
+    let cases = [
+        (rule("earlier", 0.9, &["late"]), "exits: the model has no output 'earlier'; its outputs are 'early', 'late'"),
+        (
+            rule("late", 0.9, &["early"]),
+            "exits: output 'late' is not there before the last segment; cut the model after it",
+        ),
+        (
+            rule("early", 0.9, &[]),
+            "exits: a request that leaves after 'early' has no output 'late'; name it in `answers`",
+        ),
+        (rule("early", 0.9, &["later"]), "exits: answers names 'later'; the model's outputs are 'early', 'late'"),
+    ];
+    for (rule, expected) in cases {
+        let error = serve(DevicePolicy::Staged, vec![rule.clone()]).await.err().expect("it loads").to_string();
+        assert!(error.contains(expected), "{rule:?}: {error}");
+    }
+    let error = serve(DevicePolicy::Windowed, vec![rule("early", 0.9, &["late"])]).await.err().unwrap().to_string();
+    assert!(error.contains("use the policy staged"), "{error}");
+}

@@ -65,6 +65,10 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     platform: Option<Platform>,
 
+    /// What the serving system spends on a batch that it brings from the host [default: the platform's, 1 or 0.2 ms]
+    #[arg(long, value_name = "MS")]
+    batch_overhead_ms: Option<f64>,
+
     /// The largest batch, and the most items that run at once [default: that of the policy's paper, 32 or 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_batch: Option<u32>,
@@ -149,7 +153,11 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     let policy: DevicePolicyName = args.policy.parse()?;
     let of_dvabatch =
         policy == DevicePolicyName::DvaBatch || ["zerobatch", "delaybatch"].contains(&args.policy.as_str());
-    let platform = args.platform.unwrap_or(if of_dvabatch { Platform::TITAN_TENSORRT } else { Platform::TITAN_CUDNN });
+    let mut platform =
+        args.platform.unwrap_or(if of_dvabatch { Platform::TITAN_TENSORRT } else { Platform::TITAN_CUDNN });
+    if let Some(overhead) = args.batch_overhead_ms {
+        platform.batch_overhead = milliseconds("--batch-overhead-ms", overhead, 0.0)?;
+    }
     let staged = match policy {
         DevicePolicyName::DvaBatch if args.model.has_length() => 2,
         DevicePolicyName::DvaBatch => 4,

@@ -123,6 +123,8 @@ fn what_a_device_simulation_cannot_do_is_said() {
     refuses(&device(&["--model=vgg16", "--policy=dvabatch", "--rate=1", "--stages=500"]), "can be cut into 1 to");
     refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=1", "--platform=tpu"]), "titan-cudnn");
     refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=1", "--qos-ms=0"]), "--qos-ms");
+    let overhead = ["--model=vgg16", "--policy=no-wait", "--rate=1", "--batch-overhead-ms=-1"];
+    refuses(&device(&overhead), "--batch-overhead-ms is -1; it has to be from 0");
     refuses(&["simulate", "figure", "e2bird-99"], "e2bird-table-1");
 }
 

@@ -301,6 +301,7 @@ mod tests {
             lengths: Some(true),
             operators: None,
             load: Some(false),
+            exits: Vec::new(),
         };
         assert_eq!(group.settings, settings);
         assert!(!options.profiling.enabled);

@@ -163,11 +163,11 @@ fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
     match std::mem::replace(&mut work.source, Source::Inputs) {
         Source::States(states) => State::join(states).map_err(|error| error.to_string()),
         Source::Broken(reason) => Err(reason),
-        Source::Ring(run) => match runtime.read(run) {
+        Source::Ring(run) => match runtime.tensors().read(run) {
             Some(state) => Ok(state),
-            None => runtime.join_inputs(&work.members, work.launch.length, fill),
+            None => runtime.tensors().join_inputs(&work.members, work.launch.length, fill),
         },
-        Source::Inputs => runtime.join_inputs(&work.members, work.launch.length, fill),
+        Source::Inputs => runtime.tensors().join_inputs(&work.members, work.launch.length, fill),
     }
 }
 
@@ -195,10 +195,10 @@ fn exits(
         if !leaves.contains(&true) {
             continue;
         }
-        let outputs = runtime.plan().separate(exit.outputs(state), &rows)?;
+        let outputs = runtime.tensors().plan.separate(exit.outputs(state), &rows)?;
         for ((member, outputs), leaves) in work.members.iter().zip(outputs).zip(leaves) {
             if leaves && left.iter().all(|(request, _)| *request != member.request) {
-                left.push((member.request, runtime.cut(outputs, member.length, work.launch.length)?));
+                left.push((member.request, runtime.tensors().cut(outputs, member.length, work.launch.length)?));
             }
         }
     }
@@ -209,10 +209,12 @@ fn exits(
 fn answers(runtime: &Runtime, work: &Work, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
     let fill = work.launch.computed_rows.saturating_sub(work.launch.rows);
     let rows: Vec<u32> = work.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
-    let outputs = runtime.plan().separate(state, &rows)?;
+    let outputs = runtime.tensors().plan.separate(state, &rows)?;
     let each = work.members.iter().zip(outputs);
-    each.map(|(member, outputs)| Ok((member.request, runtime.cut(outputs, member.length, work.launch.length)?)))
-        .collect()
+    each.map(|(member, outputs)| {
+        Ok((member.request, runtime.tensors().cut(outputs, member.length, work.launch.length)?))
+    })
+    .collect()
 }
 
 /// After a launch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers, so each
@@ -225,13 +227,14 @@ fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: S
         let result = if is_alone {
             Err(reason.clone())
         } else {
-            let length = runtime.padded_length(member.length);
+            let length = runtime.tensors().padded_length(member.length);
             runtime
+                .tensors()
                 .join_inputs(std::slice::from_ref(member), length, 0)
                 .and_then(|state| compute(engine, 0..runtime.segments(), state))
-                .and_then(|state| runtime.plan().separate(state, &[member.rows]))
+                .and_then(|state| runtime.tensors().plan.separate(state, &[member.rows]))
                 .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
-                .and_then(|outputs| runtime.cut(outputs, member.length, length))
+                .and_then(|outputs| runtime.tensors().cut(outputs, member.length, length))
         };
         match result {
             Ok(outputs) => outcome.answers.push((member.request, outputs)),

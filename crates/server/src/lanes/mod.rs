@@ -26,6 +26,7 @@ mod padding;
 mod padding_check;
 mod runtime;
 mod setup;
+mod tensors;
 
 pub use device_log::{DeviceEvent, DeviceLogHead, DeviceRecord};
 pub use group::{LaneGroup, LaneTicket, PastLaunches, Timeline};

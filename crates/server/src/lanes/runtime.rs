@@ -6,23 +6,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, LaunchId, SlotRun};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
-use downbeat_engine::{Lane, State};
+use downbeat_engine::Lane;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::desk::{Desk, Entry};
 use super::exits::Exit;
 use super::history::{History, PastLaunch};
-use super::input_rings::InputRings;
-use super::lane::{self, LaneSlot, Member, Outcome, Work};
+use super::lane::{self, LaneSlot, Outcome, Work};
 use super::metrics::LaneMetrics;
 use super::occupancy::Occupancy;
-use super::padding::Padding;
+use super::tensors::BatchTensors;
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::metrics::Reason;
-use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::plan::{Admitted, Outputs};
 
 /// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn whether it does.
 const PROBE_EVERY: Duration = Duration::from_millis(1_000);
@@ -32,7 +31,7 @@ pub struct Setup {
     pub model: String,
     pub device: usize,
     pub clock: Clock,
-    pub plan: Arc<BatchPlan>,
+    pub tensors: BatchTensors,
     pub policy: Box<dyn DevicePolicy>,
     /// The policy's name.
     pub policy_name: &'static str,
@@ -42,8 +41,6 @@ pub struct Setup {
     pub segments: usize,
     /// What its batches take.
     pub profile: LatencyProfile,
-    pub rings: Option<InputRings>,
-    pub padding: Option<Arc<Padding>>,
     /// Where requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
@@ -58,12 +55,10 @@ pub struct Runtime {
     model: String,
     device: usize,
     clock: Clock,
-    plan: Arc<BatchPlan>,
+    tensors: BatchTensors,
     policy_name: &'static str,
     segments: usize,
     profile: LatencyProfile,
-    rings: Option<InputRings>,
-    padding: Option<Arc<Padding>>,
     exits: Arc<[Exit]>,
     metrics: LaneMetrics,
     occupancy: Arc<Occupancy>,
@@ -123,12 +118,10 @@ impl Runtime {
             model: setup.model,
             device: setup.device,
             clock: setup.clock,
-            plan: setup.plan,
+            tensors: setup.tensors,
             policy_name: setup.policy_name,
             segments: setup.segments,
             profile: setup.profile,
-            rings: setup.rings,
-            padding: setup.padding,
             exits: setup.exits,
             metrics: setup.metrics,
             occupancy: setup.occupancy,
@@ -168,7 +161,7 @@ impl Runtime {
     pub fn submit(&self, mut call: Call, length: u32) -> RequestId {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let rows = call.admitted.rows;
-        let padded = self.padded_length(length);
+        let padded = self.tensors.padded_length(length);
         let (rejected, actions) = self.decide(|inner, now| {
             let mut request =
                 DeviceRequest { id, model: ModelId(0), deadline: call.deadline, size: rows, length: padded };
@@ -358,8 +351,7 @@ impl Runtime {
 
     /// Copies inputs into the ring. Not written: their launch takes them from where they are.
     fn write(&self, write: &Write) -> bool {
-        let (Some(rings), Some(input)) = (&self.rings, &write.input) else { return false };
-        rings.write(&self.plan, self.padding.as_deref(), input, write.slots)
+        write.input.as_ref().is_some_and(|input| self.tensors.write(input, write.slots))
     }
 
     fn reply(&self, replies: Vec<(Entry, LaunchId)>, rows: u32) {
@@ -442,8 +434,8 @@ impl Runtime {
         self.exits.iter().filter(move |exit| exit.segment() == segment)
     }
 
-    pub(super) fn plan(&self) -> &BatchPlan {
-        &self.plan
+    pub(super) fn tensors(&self) -> &BatchTensors {
+        &self.tensors
     }
 
     /// Items that were taken in and are not answered.
@@ -470,65 +462,5 @@ impl Runtime {
         let lanes = self.inner.lock().policy.lanes().iter().map(|lane| lane.max_rows).collect();
         let (launches, complete) = self.history.lock().since(from);
         (self.policy_name, lanes, launches, complete)
-    }
-
-    /// What a request of `length` is padded to before it meets others.
-    pub(super) fn padded_length(&self, length: u32) -> u32 {
-        match &self.rings {
-            Some(rings) if rings.length() > 0 => rings.length(),
-            _ => length,
-        }
-    }
-
-    /// The batch in a run of slots, without a copy.
-    pub(super) fn read(&self, run: SlotRun) -> Option<State> {
-        self.rings.as_ref()?.read(&self.plan, run)
-    }
-
-    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them.
-    pub(super) fn join_inputs(&self, members: &[Member], length: u32, fill: u32) -> Result<State, String> {
-        if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
-            return Ok(self.assemble(inputs.into_iter(), length, fill));
-        }
-        let mut states = Vec::with_capacity(members.len() + 1);
-        for member in members {
-            states.push(match (&member.input, member.slots) {
-                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0),
-                (None, Some(slots)) => {
-                    self.read(slots).ok_or("a slot of the input ring is in use: this is a defect")?
-                }
-                (None, None) => return Err("a request has no inputs: this is a defect".to_owned()),
-            });
-        }
-        if fill > 0 {
-            states.push(self.assemble(std::iter::empty(), length, fill));
-        }
-        State::join(states).map_err(|error| error.to_string())
-    }
-
-    fn assemble<'a>(
-        &self,
-        inputs: impl ExactSizeIterator<Item = &'a Admitted> + Clone,
-        length: u32,
-        fill: u32,
-    ) -> State {
-        match &self.padding {
-            Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
-            None if fill == 0 => self.plan.assemble(inputs),
-            None => {
-                let dummy = self.plan.zeros(1);
-                let dummies = std::iter::repeat_n(&dummy, fill as usize);
-                let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
-                self.plan.assemble(all.into_iter())
-            }
-        }
-    }
-
-    /// Cuts outputs back to what a request of `length` would have got alone.
-    pub(super) fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
-        match &self.padding {
-            Some(padding) if length < padded => padding.cut(&self.plan, outputs, length, padded),
-            _ => Ok(outputs),
-        }
     }
 }

@@ -19,6 +19,7 @@ use super::occupancy::Occupancy;
 use super::padding::Padding;
 use super::padding_check;
 use super::runtime::{self, Runtime};
+use super::tensors::BatchTensors;
 use crate::clock::Clock;
 use crate::decision_log::DeviceFile;
 use crate::options::{DevicePolicy, DeviceSettings};
@@ -185,14 +186,12 @@ pub fn start(
             model: ground.name.to_owned(),
             device,
             clock: ground.clock,
-            plan: ground.plan.clone(),
+            tensors: BatchTensors { plan: ground.plan.clone(), rings, padding: padding.clone() },
             policy,
             policy_name: ground.policy.name(),
             engines,
             segments: ground.model.segments(),
             profile: ground.profile.clone(),
-            rings,
-            padding: padding.clone(),
             exits: exits.clone(),
             metrics: ground.metrics.lanes(ground.name, ground.version, device),
             occupancy: occupancy.clone(),

@@ -1,0 +1,89 @@
+//! The tensors of a model's batches on a device: made of requests' inputs, and parted into their answers.
+
+use std::sync::Arc;
+
+use downbeat_core::device::SlotRun;
+use downbeat_engine::State;
+
+use super::input_rings::InputRings;
+use super::lane::Member;
+use super::padding::Padding;
+use crate::plan::{Admitted, BatchPlan, Outputs};
+
+/// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
+pub struct BatchTensors {
+    /// How requests become batches.
+    pub plan: Arc<BatchPlan>,
+    /// The ring that requests enter on arrival.
+    pub rings: Option<InputRings>,
+    /// How requests of different lengths share a batch.
+    pub padding: Option<Arc<Padding>>,
+}
+
+impl BatchTensors {
+    /// Copies a request's inputs into its slots of the ring; `false`: they stay where they are.
+    pub fn write(&self, input: &Admitted, slots: SlotRun) -> bool {
+        let written = |rings: &InputRings| rings.write(&self.plan, self.padding.as_deref(), input, slots);
+        self.rings.as_ref().is_some_and(written)
+    }
+
+    /// What a request of `length` is padded to before it meets others.
+    pub fn padded_length(&self, length: u32) -> u32 {
+        match &self.rings {
+            Some(rings) if rings.length() > 0 => rings.length(),
+            _ => length,
+        }
+    }
+
+    /// The batch in a run of slots, without a copy.
+    pub fn read(&self, run: SlotRun) -> Option<State> {
+        self.rings.as_ref()?.read(&self.plan, run)
+    }
+
+    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them.
+    pub fn join_inputs(&self, members: &[Member], length: u32, fill: u32) -> Result<State, String> {
+        if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
+            return Ok(self.assemble(inputs.into_iter(), length, fill));
+        }
+        let mut states = Vec::with_capacity(members.len() + 1);
+        for member in members {
+            states.push(match (&member.input, member.slots) {
+                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0),
+                (None, Some(slots)) => {
+                    self.read(slots).ok_or("a slot of the input ring is in use: this is a defect")?
+                }
+                (None, None) => return Err("a request has no inputs: this is a defect".to_owned()),
+            });
+        }
+        if fill > 0 {
+            states.push(self.assemble(std::iter::empty(), length, fill));
+        }
+        State::join(states).map_err(|error| error.to_string())
+    }
+
+    fn assemble<'a>(
+        &self,
+        inputs: impl ExactSizeIterator<Item = &'a Admitted> + Clone,
+        length: u32,
+        fill: u32,
+    ) -> State {
+        match &self.padding {
+            Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
+            None if fill == 0 => self.plan.assemble(inputs),
+            None => {
+                let dummy = self.plan.zeros(1);
+                let dummies = std::iter::repeat_n(&dummy, fill as usize);
+                let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
+                self.plan.assemble(all.into_iter())
+            }
+        }
+    }
+
+    /// Cuts outputs back to what a request of `length` would have got alone.
+    pub fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
+        match &self.padding {
+            Some(padding) if length < padded => padding.cut(&self.plan, outputs, length, padded),
+            _ => Ok(outputs),
+        }
+    }
+}

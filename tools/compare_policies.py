@@ -72,8 +72,8 @@ class Server:
         config = pathlib.Path(self.folder.name) / "downbeat.toml"
         config.write_text(configuration(args, settings))
         self.url = f"http://127.0.0.1:{args.port}"
-        command = [args.binary, "serve", "--config", config, "--http-port", str(args.port), "--grpc-port", "false",
-                   "--metrics-port", "false", *args.server.split()]
+        command = [args.binary, "serve", "--config", config, "--http-port", str(args.port), "--grpc-port", "off",
+                   "--metrics-port", "off", *args.server.split()]
         self.log = open(pathlib.Path(self.folder.name) / "log", "w+")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
 

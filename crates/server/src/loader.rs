@@ -119,8 +119,11 @@ impl Loader {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
-        let most_threads = most_threads(&self.options);
         let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        let most_threads = match self.options.threads {
+            0 => (most_threads(&self.options) / lanes::at_once(policy, &settings)).max(1),
+            threads => threads,
+        };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
         let (cut, is_asked) = lanes::cut(policy, &settings);
         let mut source = Source { engine: &**engine, path, cut };

@@ -34,4 +34,4 @@ pub use history::{PastLaunch, REMEMBERED};
 pub use metrics::{LaneMetrics, LaneMetricsFamily};
 pub use occupancy::Occupancy;
 pub use padding::Padding;
-pub use setup::{Ground, check_padding, cut, largest_request, padding, start};
+pub use setup::{Ground, at_once, check_padding, cut, largest_request, padding, start};

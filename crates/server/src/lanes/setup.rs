@@ -231,6 +231,21 @@ pub fn cut(policy: DevicePolicy, settings: &DeviceSettings) -> (Cut, bool) {
     }
 }
 
+/// How many lanes of a device run at once when there is enough to do: they share its cores.
+pub fn at_once(policy: DevicePolicy, settings: &DeviceSettings) -> usize {
+    let stages = if settings.cut_at.is_empty() {
+        usize::from(settings.stages.unwrap_or(STAGES as u16))
+    } else {
+        settings.cut_at.len() + 1
+    };
+    match policy {
+        DevicePolicy::Exclusive | DevicePolicy::Windowed => 1,
+        DevicePolicy::Staged => stages.min(usize::from(settings.buffer_pairs.unwrap_or(BUFFER_PAIRS))),
+        // More than any machine has cores: each lane has one.
+        DevicePolicy::Elastic => MOST_LANES,
+    }
+}
+
 /// A fresh policy, and the ring that its requests enter.
 fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
     let (model, settings, max_batch) = (ModelId(0), ground.settings, ground.plan.max_batch());

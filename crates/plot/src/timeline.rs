@@ -88,7 +88,9 @@ impl Timeline {
         for tick in ticks(from, to) {
             let bottom = height - 24.0;
             put!(out, "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>", x(tick));
-            put!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">", x(tick), height - 8.0);
+            // The last label would not fit around its tick.
+            let anchor = if x(tick) > WIDTH - LEFT { "end" } else { "middle" };
+            put!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">", x(tick), height - 8.0);
             put!(out, "{} {}</text>", (tick * 1e6).round() / 1e6, escape(&self.unit));
         }
         for shown in self.boxes.iter().filter(|shown| shown.end > from && shown.start < to) {

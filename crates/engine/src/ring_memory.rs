@@ -24,6 +24,9 @@ use crate::buffer::Buffer;
 /// Largest ring, bytes: its pages stay in memory once they were used.
 pub const LARGEST_RING: usize = 1 << 30;
 
+/// Most slots of a ring: each has a counter, also where it has few bytes.
+pub const MOST_SLOTS: u64 = 1 << 20;
+
 /// Nobody uses the slot.
 const FREE: u32 = 0;
 /// Somebody writes the slot. Numbers between count its readers.
@@ -46,6 +49,12 @@ pub enum RingMemoryError {
         slots: u64,
         /// Bytes of each.
         slot_bytes: usize,
+    },
+    /// The ring would have more than [`MOST_SLOTS`].
+    #[error("an input ring of {slots} slots has more than {MOST_SLOTS}; ask for fewer")]
+    TooManySlots {
+        /// Slots, rounded up.
+        slots: u64,
     },
     /// The operating system refuses.
     #[error("no memory for an input ring of {bytes} bytes: {source}")]
@@ -74,7 +83,10 @@ pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
             return Err(RingMemoryError::TooLarge { slots, slot_bytes: *slot_bytes });
         }
     }
-    u32::try_from(slots).map_err(|_| RingMemoryError::TooLarge { slots, slot_bytes: 1 })
+    match u32::try_from(slots) {
+        Ok(few) if slots <= MOST_SLOTS => Ok(few),
+        _ => Err(RingMemoryError::TooManySlots { slots }),
+    }
 }
 
 /// The memory of the input ring of one tensor.

@@ -37,11 +37,12 @@ pub struct DeviceGroup {
 pub struct DeviceSettings {
     /// Requests of different lengths share batches, padded with zeros. The model's answers must not depend on it.
     pub pad: bool,
-    /// The longest request that is taken; `None`: any.
+    /// The longest request that is taken; `None`: 4,096.
     pub max_length: Option<u32>,
     /// Elastic: the lanes by load; `None`: naive (N-Ebird).
     pub mixes: Option<MixTable>,
-    /// Elastic: the most items that run at once; `None`: as many as the naive lanes for the model's largest batch hold.
+    /// Elastic: the most items that run at once; `None`: what the largest mix holds; naive lanes are those up to the
+    /// model's largest batch.
     pub max_running: Option<u32>,
     /// Elastic and staged: slots of the input ring, one an item; `None`: four times what runs at once.
     pub ring_slots: Option<u32>,

@@ -1,6 +1,6 @@
 //! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird §7.3.2).
 
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use downbeat_core::Duration;
 use downbeat_core::device::LaneMix;
@@ -80,8 +80,11 @@ pub fn measure(
             .collect();
         for runs in &mut field {
             progress(*total, &runs.mix);
-            for _ in 0..FIRST_RUNS {
-                run_mix(subject, &lanes, runs)?;
+            for run in 0..FIRST_RUNS {
+                // Each once, however little time there is.
+                if run == 0 || subject.clock.now().since(begin) < share {
+                    run_mix(subject, &lanes, runs)?;
+                }
             }
         }
         for round in 0.. {
@@ -126,24 +129,33 @@ fn run_batch(subject: &Subject<'_>, lane: &mut dyn Lane, size: u32) -> Result<()
 /// Runs all lanes of a mix once, at the same time.
 fn run_mix(subject: &Subject<'_>, lanes: &[Mutex<Box<dyn Lane>>], runs: &mut Runs) -> Result<(), RunError> {
     let sizes: Vec<u32> = runs.mix.sizes().collect();
-    let barrier = Barrier::new(sizes.len());
+    let gate = RwLock::new(());
+    let refused =
+        |error: std::io::Error| RunError { engine: "mix profiler", reason: format!("no thread for a lane: {error}") };
     let times: Vec<Result<(u32, u64), RunError>> = std::thread::scope(|scope| {
+        // All begin when it opens; where a thread cannot be had, those that could go through and end.
+        let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
         let threads: Vec<_> = sizes
             .iter()
             .zip(lanes)
             .map(|(size, lane)| {
-                let barrier = &barrier;
-                scope.spawn(move || {
+                let gate = &gate;
+                std::thread::Builder::new().spawn_scoped(scope, move || {
                     let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-                    barrier.wait();
+                    drop(gate.read().unwrap_or_else(PoisonError::into_inner));
                     let begin = subject.clock.now();
                     run_batch(subject, &mut **lane, *size)?;
                     Ok((*size, subject.clock.now().since(begin).as_nanos()))
                 })
             })
             .collect();
+        drop(closed);
         let panicked = || RunError { engine: "mix profiler", reason: "the engine panicked".to_owned() };
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        let joined = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(panicked())),
+            Err(error) => Err(refused(error)),
+        });
+        joined.collect()
     });
     let times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
     let items: u64 = times.iter().map(|(size, _)| u64::from(*size)).sum();

@@ -229,7 +229,8 @@ impl InputPool {
             Some(slots) => {
                 self.abandoned.insert(request, slots);
             }
-            None => {}
+            // Whoever waited for room behind it may have it.
+            None => self.admit(outputs),
         }
         Some(waiting)
     }

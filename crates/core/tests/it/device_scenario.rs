@@ -248,6 +248,7 @@ scenarios! {
     /// E²bird §5.1: a run goes on across the end of the ring.
     elastic_across_the_wrap
     elastic_back_pressure
+    room_for_those_behind_one_that_goes
     elastic_with_a_request_of_several_items
     a_hole_in_the_ring_parts_a_batch
     windowed_static_fills_up

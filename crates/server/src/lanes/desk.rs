@@ -174,7 +174,10 @@ impl Desk {
         touched.sort_unstable();
         touched.dedup();
         let mut parts: Vec<(usize, Batch)> = Vec::new();
-        let mut broken = None;
+        // Rows that went lost when what a neighbour's launch found could not be parted.
+        let lost = |request: &RequestId| self.entries.contains_key(request) && !self.places.contains_key(request);
+        let mut broken =
+            launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());
         for batch in touched {
             let Some(Batch { members, state }) = self.take(batch) else { continue };
             let places: Vec<Option<usize>> =

@@ -99,10 +99,15 @@ impl fmt::Display for DeviceRecord {
 fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
     match output {
         DeviceOutput::Admit { request, slots } => {
-            write!(f, "{request} to slots {} to {}", slots.first, slots.first + slots.count - 1)
+            write!(
+                f,
+                "{request} to slots {} to {}",
+                slots.first,
+                slots.first.saturating_add(slots.count).saturating_sub(1)
+            )
         }
         DeviceOutput::Launch(launch) => {
-            let (first, last) = (launch.segments.first, launch.segments.end - 1);
+            let (first, last) = (launch.segments.first, launch.segments.end.saturating_sub(1));
             write!(f, "launch {} on {}: {}, segments {first} to {last}, ", launch.id, launch.lane, launch.batch)?;
             write!(f, "{} items ({} computed)", launch.rows, launch.computed_rows)?;
             if launch.length > 0 {

@@ -41,9 +41,9 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch.
+    /// Remembers a launch. Lanes that end at nearly the same time may say so in either order.
     pub fn push(&mut self, launch: &Launch, begin: Time, end: Time) {
-        while self.launches.front().is_some_and(|first| end.as_nanos() - first.end_ns > REMEMBERED.as_nanos()) {
+        while self.launches.front().is_some_and(|first| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
             self.launches.pop_front();
         }
         if self.launches.len() >= MOST
@@ -67,5 +67,34 @@ impl History {
     pub fn since(&self, from: Time) -> (Vec<PastLaunch>, bool) {
         let launches = self.launches.iter().filter(|launch| launch.end_ns >= from.as_nanos()).cloned().collect();
         (launches, self.forgotten < from || self.forgotten == Time::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_core::device::{InputSource, LaneId, LaunchId, SegmentRange};
+    use downbeat_core::{BatchId, ModelId};
+
+    use super::*;
+
+    #[test]
+    fn two_lanes_may_report_in_the_other_order_than_they_ended() {
+        let launch = Launch {
+            id: LaunchId(0),
+            batch: BatchId(0),
+            model: ModelId(0),
+            lane: LaneId(0),
+            segments: SegmentRange::new(0, 1),
+            members: Vec::new(),
+            rows: 1,
+            computed_rows: 1,
+            length: 0,
+            inputs: InputSource::Host,
+        };
+        let mut history = History::default();
+        history.push(&launch, Time::ZERO, Time::from_nanos(20));
+        history.push(&launch, Time::ZERO, Time::from_nanos(10));
+        let (launches, complete) = history.since(Time::ZERO);
+        assert_eq!((launches.len(), complete), (2, true));
     }
 }

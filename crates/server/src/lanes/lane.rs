@@ -222,7 +222,8 @@ fn answers(runtime: &Runtime, work: &Work, state: State) -> Result<Vec<(RequestI
 fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: String) -> Outcome {
     let mut outcome = Outcome { alone: true, ..Outcome::default() };
     // A failure of later segments may be that of a neighbour who has left since.
-    let is_alone = work.members.len() == 1 && work.launch.segments.first == 0;
+    let has_dummies = work.launch.computed_rows > work.launch.rows;
+    let is_alone = work.members.len() == 1 && work.launch.segments.first == 0 && !has_dummies;
     for member in &work.members {
         let result = if is_alone {
             Err(reason.clone())

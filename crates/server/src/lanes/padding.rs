@@ -6,6 +6,9 @@ use smallvec::SmallVec;
 
 use crate::plan::{Admitted, BatchPlan, OutputPart, Outputs};
 
+/// The longest request that is taken where nobody says.
+pub const LARGEST_LENGTH: u32 = 4096;
+
 /// How requests of a model are padded: each of its inputs has at most one dimension that varies beside the batch, and in a request
 /// all of these are equal.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,12 +90,14 @@ impl Padding {
             }
         }
         let (length, name) = found.unwrap_or_default();
-        match (u32::try_from(length), self.max_length) {
-            (Ok(0) | Err(_), _) => Err(format!("input '{name}' has a length of {length}; expected 1 or more")),
-            (Ok(length), Some(most)) if length > most => {
+        // One long request makes all of its batch as long.
+        let most = self.max_length.unwrap_or(LARGEST_LENGTH);
+        match u32::try_from(length) {
+            Ok(0) | Err(_) => Err(format!("input '{name}' has a length of {length}; expected 1 or more")),
+            Ok(length) if length > most => {
                 Err(format!("input '{name}' is {length} long; this model takes at most {most} (max_length)"))
             }
-            (Ok(length), _) => Ok(length),
+            Ok(length) => Ok(length),
         }
     }
 
@@ -115,6 +120,18 @@ impl Padding {
             let item = padded_item(&binding.client.dims, *axis, length);
             let size = binding.datatype().size().unwrap_or(1);
             let item_bytes = item.iter().product::<usize>() * size;
+            if binding.datatype().size().is_none() {
+                // Strings do not vary in number: as they are, and empty ones.
+                let mut data = Buffer::with_capacity(members.clone().map(|member| member.input(index).len()).sum());
+                members.clone().for_each(|member| data.extend_from_slice(member.input(index)));
+                data.resize(data.len() + fill as usize * item_bytes * size_of::<u32>(), 0);
+                tensors.push(Tensor {
+                    datatype: binding.datatype(),
+                    shape: plan.engine_shape(index, rows, &item),
+                    data,
+                });
+                continue;
+            }
             let mut data = Buffer::with_capacity(rows * item_bytes);
             for member in members.clone() {
                 let bytes = member.input(index);

@@ -124,6 +124,10 @@ pub fn mixes(settings: &DeviceSettings, max_batch: u32) -> anyhow::Result<(MixTa
     let all = mixes.union();
     let most = all.sizes().max().unwrap_or(1);
     ensure!(
+        max_batch > 1 || settings.mixes.is_none(),
+        "mixes: the model takes one item at a time (max_batch_size is 1), so that there is no mix of batch sizes to choose; leave mixes out"
+    );
+    ensure!(
         most <= max_batch,
         "mixes: a lane of {most} items is larger than the model's largest batch of {max_batch}; leave it out, lower max_running, or raise max_batch_size"
     );
@@ -131,7 +135,10 @@ pub fn mixes(settings: &DeviceSettings, max_batch: u32) -> anyhow::Result<(MixTa
     ensure!(lanes <= MOST_LANES, "mixes: {lanes} lanes are more than the {MOST_LANES} that a device may have");
     let total = mixes.entries().iter().map(|(_, mix)| mix.total()).max().unwrap_or(1);
     let max_running = settings.max_running.unwrap_or(total);
-    ensure!(max_running > 0, "max_running is 0; at least one item has to run");
+    ensure!(
+        max_running >= most,
+        "max_running of {max_running} is less than the largest lane of {most} items, which could never run; raise it or leave that lane out"
+    );
     Ok((mixes, max_running))
 }
 
@@ -147,6 +154,15 @@ pub fn largest_request(policy: DevicePolicy, settings: &DeviceSettings, max_batc
     Ok(mixes.union().sizes().max().unwrap_or(1).min(max_running))
 }
 
+/// Devices that have started; those of a model that cannot start on all of them end again.
+struct Started(Vec<Arc<Runtime>>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|runtime| runtime.stop());
+    }
+}
+
 /// Starts the lanes of a model version on every device, warm.
 ///
 /// # Errors
@@ -156,7 +172,7 @@ pub fn start(
     padding: Option<Arc<Padding>>,
     mut warm_up: impl FnMut(&mut dyn Lane) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
-    let mut runtimes: Vec<Arc<Runtime>> = Vec::new();
+    let mut started = Started(Vec::new());
     ensure!(
         ground.settings.exits.is_empty() || ground.policy == DevicePolicy::Staged,
         "exits: with the device policy '{}' a request runs through the whole model; use the policy staged",
@@ -182,7 +198,7 @@ pub fn start(
             warm_up(&mut *engine)?;
             engines.push(engine);
         }
-        runtimes.push(Runtime::start(runtime::Setup {
+        started.0.push(Runtime::start(runtime::Setup {
             model: ground.name.to_owned(),
             device,
             clock: ground.clock,
@@ -197,7 +213,7 @@ pub fn start(
             occupancy: occupancy.clone(),
         })?);
     }
-    Ok(LaneGroup::new(runtimes, padding))
+    Ok(LaneGroup::new(std::mem::take(&mut started.0), padding))
 }
 
 /// The ring of a model that is cut into stages: none where requests vary, or where it is too large and nobody asked for one.

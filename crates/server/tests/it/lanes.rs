@@ -315,6 +315,9 @@ async fn what_a_policy_cannot_do_is_said_at_load() {
     let mixes = MixTable::enhanced(vec![(4, "128".parse().unwrap())]).unwrap();
     let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
     assert!(error.contains("a lane of 128 items is larger than the model's largest batch of 64"), "{error}");
+    let mixes = MixTable::enhanced(vec![(8, "8".parse().unwrap())]).unwrap();
+    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), max_running: Some(5), ..none() }).await;
+    assert!(error.contains("max_running of 5 is less than the largest lane of 8 items"), "{error}");
     let mixes = serde_json::from_str(r#"{"entries": [[1, {"counts": {"2": 1}}]]}"#).unwrap();
     let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
     assert!(error.contains("the lanes for a load of 1 (2) have none for one item"), "{error}");

@@ -118,7 +118,14 @@ impl Diversity {
     pub fn of(architecture: Architecture) -> Self {
         let by_length = architecture.has_length();
         let by_operator = matches!(architecture, Architecture::UNet | Architecture::LinkNet);
-        Diversity { pairs: 2, by_length, by_operator, by_load: !by_length, window: Some(Duration::ZERO), comp_wait: None }
+        Diversity {
+            pairs: 2,
+            by_length,
+            by_operator,
+            by_load: !by_length,
+            window: Some(Duration::ZERO),
+            comp_wait: None,
+        }
     }
 }
 

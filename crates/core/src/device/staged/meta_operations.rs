@@ -71,7 +71,7 @@ impl Staged {
         // Worth it if the answers come sooner on the whole than those of two batches, one after the other.
         let (rows, length) = (batch.rows, batch.length);
         let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();
-        let there = profile.total(joined, length).as_nanos() - rest(joined);
+        let there = profile.total(joined, length).as_nanos().saturating_sub(rest(joined));
         let apart = u128::from(rows + joined) * u128::from(rest(rows))
             + u128::from(joined) * u128::from(profile.total(joined, length).as_nanos());
         let together = u128::from(rows + joined) * (u128::from(there) + u128::from(rest(rows + joined)));

@@ -1,7 +1,7 @@
 //! Device policies at work: [`downbeat_core::device`] decides, threads here carry it out.
 //!
 //! A model whose policy is not `exclusive` is routed: each of its requests goes to the device with the fewest outstanding items, and
-//! batches are made there. For each such model version and device there is a [`Runtime`](runtime::Runtime):
+//! batches are made there. For each such model version and device there is a `Runtime` (`runtime.rs`):
 //!
 //! ```text
 //! Serving ──▶ LaneGroup ──▶ Runtime { lock { DevicePolicy, Desk } } ──▶ LaneSlot ──▶ a lane's thread ──▶ Engine

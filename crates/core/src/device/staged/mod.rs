@@ -53,7 +53,7 @@ pub struct StagedOptions {
 /// DVABatch's scheduler: a batch runs stage by stage, and between stages it may be stretched by requests that came later, or split.
 ///
 /// Each stage has an executor with a lane and a queue of its own. An executor works when the pair of buffers of its next batch is legitimate
-/// ([`BufferPairs`]), and goes through the states of figure 11 ([`executor::TRANSITIONS`]). One pair therefore makes the stages work one after
+/// (`buffers.rs`), and goes through the states of figure 11 (`executor.rs`). One pair therefore makes the stages work one after
 /// another, two make them a pipeline; parts of a split batch share a pair, and run one after another.
 ///
 /// After every event, in this order (DVABatch §4.2: input before operator before load): what a completed stage leaves is split if that is

@@ -24,25 +24,12 @@
 //! At one instant: the script's events, then completions, inputs, timers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use downbeat_core::device::*;
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::device_world::World;
-
-#[track_caller]
-fn check(name: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/it/device_scenarios/{name}.txt"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (script, expected) = text.split_once("\n----\n").unwrap_or((text.trim_end(), ""));
-    let actual = run(script);
-    if std::env::var_os("UPDATE_SCENARIOS").is_some() {
-        std::fs::write(&path, format!("{script}\n----\n{actual}")).unwrap();
-        return;
-    }
-    assert_eq!(expected, actual, "{name}");
-}
+use crate::scenario_file::check;
 
 fn ms(text: &str) -> Duration {
     Duration::from_millis_f64(text.parse().unwrap_or_else(|_| panic!("'{text}' is no time")))
@@ -208,7 +195,7 @@ fn run(text: &str) -> String {
 }
 
 macro_rules! scenarios {
-    ($($(#[$doc:meta])* $name:ident)*) => {$( $(#[$doc])* #[test] fn $name() { check(stringify!($name)); } )*};
+    ($($(#[$doc:meta])* $name:ident)*) => {$( $(#[$doc])* #[test] fn $name() { check("device_scenarios", stringify!($name), run); } )*};
 }
 
 scenarios! {

@@ -9,6 +9,7 @@ mod journal;
 mod outcomes;
 mod random_events;
 mod scenario;
+mod scenario_file;
 mod section_3_5;
 mod section_4_2;
 mod shards;

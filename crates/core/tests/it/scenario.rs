@@ -27,29 +27,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use downbeat_core::cluster::*;
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
 
-/// Runs the scenario of that name and compares its timeline with the file's.
-#[track_caller]
-fn check(name: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/it/scenarios/{name}.txt"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (script, expected) = text.split_once("\n----\n").unwrap_or((text.trim_end(), ""));
-    let actual = run(script);
-    if std::env::var_os("UPDATE_SCENARIOS").is_some() {
-        std::fs::write(&path, format!("{script}\n----\n{actual}")).unwrap();
-        return;
-    }
-    if let Some((line, (e, a))) = expected.lines().zip(actual.lines()).enumerate().find(|(_, (e, a))| e != a) {
-        panic!("{name}: line {} of the timeline\n  expected: {e}\n  actual:   {a}\n\nwhole:\n{actual}", line + 1);
-    }
-    assert_eq!(expected.lines().count(), actual.lines().count(), "{name}: length of the timeline\n\nwhole:\n{actual}");
-}
+use crate::scenario_file::check;
 
 struct Sent {
     arrives: Time,
@@ -365,7 +349,7 @@ fn level(word: &str) -> PriorityLevel {
 
 macro_rules! scenarios {
     ($($name:ident),* $(,)?) => {
-        $(#[test] fn $name() { check(stringify!($name)); })*
+        $(#[test] fn $name() { check("scenarios", stringify!($name), run); })*
 
         #[test]
         fn every_scenario_file_is_a_test() {

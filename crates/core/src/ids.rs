@@ -45,6 +45,14 @@ id! {
     /// A batch: given out in order from zero by the scheduler, never reused.
     BatchId(u64), "b"
 }
+id! {
+    /// A lane of a device policy: dense, from zero.
+    LaneId(u32), "l"
+}
+id! {
+    /// A launch on a lane: given out in order from zero by the device policy, never reused.
+    LaunchId(u64), "x"
+}
 
 impl DeviceKind {
     /// The largest number that a kind may have: each kind up to the largest in use costs every event a look.

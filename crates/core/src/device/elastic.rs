@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::input_pool::{InputPool, PoolStats};
 use super::input_ring::SlotRun;
-use super::launch::{DeviceOutput, InputSource, LaneId, LaneSpec, Launch, LaunchId, SegmentRange};
+use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
 use super::mix::MixTable;
 use super::note::Note;
 use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::{PoolStats, RequestPool};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{BatchId, ModelId, RequestId};
-use crate::time::{Duration, Time};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
+use crate::time::Time;
 
 /// How an [`Elastic`] batches.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,18 +41,15 @@ pub struct ElasticOptions {
 pub struct Elastic {
     options: ElasticOptions,
     lanes: Vec<LaneSpec>,
-    pool: InputPool,
+    pool: RequestPool,
     outputs: VecDeque<DeviceOutput>,
     /// Idle lanes by size: the idle queue (E²bird §6.1).
     idle: BTreeMap<u32, BTreeSet<LaneId>>,
     /// Busy lanes of each size.
     busy: BTreeMap<u32, u32>,
     running: BTreeMap<LaunchId, Running>,
-    running_rows: u32,
     /// The load that the lanes now in use were chosen for.
     load: u32,
-    /// Clients of these have gone while they ran.
-    gone: BTreeSet<RequestId>,
     next: u64,
 }
 
@@ -60,7 +57,6 @@ pub struct Elastic {
 struct Running {
     lane: LaneId,
     size: u32,
-    rows: u32,
     slots: Option<SlotRun>,
     members: Vec<RequestId>,
 }
@@ -79,15 +75,17 @@ impl Elastic {
             idle.entry(lane.max_rows).or_default().insert(LaneId(index as u32));
         }
         Elastic {
-            pool: InputPool::new(options.queue_bound, options.ring_slots),
+            pool: RequestPool::new(
+                options.queue_bound,
+                options.ring_slots,
+                options.drop.then(|| options.profile.clone()),
+            ),
             load: options.mixes.at(0).0,
             lanes,
             outputs: VecDeque::new(),
             idle,
             busy: BTreeMap::new(),
             running: BTreeMap::new(),
-            running_rows: 0,
-            gone: BTreeSet::new(),
             next: 0,
             options,
         }
@@ -97,19 +95,10 @@ impl Elastic {
         self.lanes.iter().map(|lane| lane.max_rows).max().unwrap_or(0).min(self.options.max_running)
     }
 
-    fn needed(profile: &SegmentProfile) -> impl Fn(&DeviceRequest) -> Duration {
-        move |request| profile.total(request.size, request.length)
-    }
-
     fn advance(&mut self, now: Time) {
-        if self.options.drop {
-            while let Some(request) = self.pool.hopeless(now, Self::needed(&self.options.profile)) {
-                self.pool.remove(request, &mut self.outputs);
-                self.outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
-            }
-        }
+        self.pool.drop_hopeless(now, &mut self.outputs);
         // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
-        let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.running_rows);
+        let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.pool.running_rows());
         if load != self.load {
             self.load = load;
             self.outputs.push_back(DeviceOutput::Note(Note::Switch { load }));
@@ -121,7 +110,7 @@ impl Elastic {
 
     /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
-        let room = self.options.max_running - self.running_rows;
+        let room = self.options.max_running - self.pool.running_rows();
         let (_, mix) = self.options.mixes.at(self.load);
         let may = |size: u32, count: u32| {
             self.busy.get(&size).copied().unwrap_or(0) < count
@@ -141,11 +130,10 @@ impl Elastic {
     fn launch(&mut self, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
         let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
         *self.busy.entry(size).or_insert(0) += 1;
-        let taken = members.iter().filter_map(|request| self.pool.take(*request));
+        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
         let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
         let (id, batch) = (LaunchId(self.next), BatchId(self.next));
         self.next += 1;
-        self.running_rows += rows;
         self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
         self.outputs.push_back(DeviceOutput::Launch(Launch {
             id,
@@ -159,7 +147,7 @@ impl Elastic {
             length,
             inputs: slots.map_or(InputSource::Device, InputSource::Ring),
         }));
-        self.running.insert(id, Running { lane, size, rows, slots, members });
+        self.running.insert(id, Running { lane, size, slots, members });
     }
 }
 
@@ -169,10 +157,6 @@ impl DevicePolicy for Elastic {
     }
 
     fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let needed = Self::needed(&self.options.profile)(request);
-        if self.options.drop && request.deadline != Time::MAX && now + needed > request.deadline {
-            return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
-        }
         self.pool.push(now, request, self.largest(), &mut self.outputs)
     }
 
@@ -184,15 +168,12 @@ impl DevicePolicy for Elastic {
 
     fn handle_completion(&mut self, now: Time, launch: LaunchId, _: &[RequestId]) {
         let Some(running) = self.running.remove(&launch) else { return };
-        self.running_rows -= running.rows;
         self.idle.entry(running.size).or_default().insert(running.lane);
         if let Some(busy) = self.busy.get_mut(&running.size) {
             *busy -= 1;
         }
         for request in running.members {
-            if !self.gone.remove(&request) {
-                self.outputs.push_back(DeviceOutput::Reply { request, launch });
-            }
+            self.pool.finish(request, launch, &mut self.outputs);
         }
         if let Some(slots) = running.slots {
             self.pool.release(slots, &mut self.outputs);
@@ -201,12 +182,9 @@ impl DevicePolicy for Elastic {
     }
 
     fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        if self.pool.remove(request, &mut self.outputs).is_some() {
-            self.advance(now);
-            return true;
-        }
-        let runs = self.running.values().any(|running| running.members.contains(&request));
-        runs && self.gone.insert(request)
+        let was_there = self.pool.cancel(request, &mut self.outputs);
+        self.advance(now);
+        was_there
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -218,11 +196,10 @@ impl DevicePolicy for Elastic {
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        let hopeless = self.pool.hopeless_at(Self::needed(&self.options.profile)).filter(|_| self.options.drop);
-        hopeless.map(|at| (at, DeviceTimeout::Hopeless))
+        self.pool.hopeless_at()
     }
 
     fn stats(&self) -> PoolStats {
-        self.pool.stats(self.running_rows)
+        self.pool.stats()
     }
 }

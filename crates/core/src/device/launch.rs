@@ -1,40 +1,11 @@
 //! What a device policy tells its driver to do.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::input_ring::SlotRun;
 use super::note::Note;
 use super::request::DeviceDrop;
-use crate::ids::{BatchId, ModelId, RequestId};
-
-/// A lane of a policy: dense, from zero.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct LaneId(pub u32);
-
-/// A launch: given out in order from zero by the policy, never reused.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct LaunchId(pub u64);
-
-macro_rules! show {
-    ($name:ident, $prefix:literal) => {
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!($prefix, "{}"), self.0)
-            }
-        }
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self, f)
-            }
-        }
-    };
-}
-show!(LaneId, "l");
-show!(LaunchId, "x");
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
 
 /// A contiguous range of a model's segments, never empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -19,25 +19,26 @@
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
 mod elastic;
-mod input_pool;
 mod input_ring;
 mod launch;
 mod mix;
 mod note;
 mod policy;
 mod request;
+mod request_pool;
 mod segment_profile;
 mod staged;
 mod windowed;
 
+pub use crate::ids::{LaneId, LaunchId};
 pub use elastic::{Elastic, ElasticOptions};
-pub use input_pool::{InputPool, PoolStats};
 pub use input_ring::{InputRing, RingFull, SlotRun};
-pub use launch::{DeviceOutput, InputSource, LaneId, LaneSpec, Launch, LaunchId, SegmentRange};
+pub use launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
 pub use policy::{DevicePolicy, DeviceTimeout};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
+pub use request_pool::{PoolStats, RequestPool};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use staged::{Staged, StagedOptions};
 pub use windowed::{Windowed, WindowedOptions};

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::input_pool::PoolStats;
-use super::launch::{DeviceOutput, LaneSpec, LaunchId};
+use super::launch::{DeviceOutput, LaneSpec};
 use super::request::{DeviceReject, DeviceRequest};
-use crate::ids::RequestId;
+use super::request_pool::PoolStats;
+use crate::ids::{LaunchId, RequestId};
 use crate::time::Time;
 
 /// Decides what runs on a device's lanes.

@@ -1,22 +1,26 @@
-//! The requests that wait for a launch, with their places in the input ring.
+//! The requests of a device policy, from their arrival to their answer.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::input_ring::{InputRing, SlotRun};
 use super::launch::DeviceOutput;
 use super::note::Note;
-use super::request::{DeviceReject, DeviceRequest};
-use crate::ids::RequestId;
+use super::policy::DeviceTimeout;
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::segment_profile::SegmentProfile;
+use crate::ids::{LaunchId, RequestId};
 use crate::time::{Duration, Time};
 
-/// The requests that wait for a launch, in the order of their arrival (E²bird §5.1).
+/// The requests of a device policy: those that wait for a launch, in the order of their arrival (E²bird §5.1), and those that run.
 ///
 /// With a ring, each takes one neighbouring slot an item when it comes, and is ready once its input is there. Where there is no room, it
 /// waits with the host, in order, until there is: back-pressure, bounded by the pool's bound. Without a ring each is ready at once.
 #[derive(Debug)]
-pub struct InputPool {
+pub struct RequestPool {
     ring: Option<InputRing>,
     bound: u32,
+    /// What deadlines are judged by; `None`: they are not.
+    judge: Option<SegmentProfile>,
     /// By arrival.
     waiting: BTreeMap<u64, Waiting>,
     /// The arrival of each.
@@ -31,6 +35,11 @@ pub struct InputPool {
     rows: u32,
     ready_rows: u32,
     overflowed: u64,
+    /// In launches: their items.
+    running: BTreeMap<RequestId, u32>,
+    running_rows: u32,
+    /// Clients of these have gone while they ran.
+    gone: BTreeSet<RequestId>,
 }
 
 /// A request that waits.
@@ -63,10 +72,12 @@ pub struct PoolStats {
     pub running: u32,
 }
 
-impl InputPool {
-    /// An empty pool in which at most `bound` items wait, with a ring of `slots` slots if that is not 0.
-    pub fn new(bound: u32, slots: u32) -> Self {
-        InputPool {
+impl RequestPool {
+    /// An empty pool in which at most `bound` items wait, with a ring of `slots` slots if that is not 0. With a `judge`, requests that could
+    /// not be answered by their deadline even alone, by this profile, are refused and given up.
+    pub fn new(bound: u32, slots: u32, judge: Option<SegmentProfile>) -> Self {
+        RequestPool {
+            judge,
             ring: (slots > 0).then(|| InputRing::new(slots)),
             bound,
             waiting: BTreeMap::new(),
@@ -78,13 +89,22 @@ impl InputPool {
             rows: 0,
             ready_rows: 0,
             overflowed: 0,
+            running: BTreeMap::new(),
+            running_rows: 0,
+            gone: BTreeSet::new(),
         }
+    }
+
+    /// How long a request needs alone, if deadlines are judged and it has one.
+    fn needed(&self, request: &DeviceRequest) -> Option<Duration> {
+        let judge = self.judge.as_ref().filter(|_| request.deadline != Time::MAX)?;
+        Some(judge.total(request.size, request.length))
     }
 
     /// Takes a request in. What is to be done for it is appended to `outputs`.
     ///
     /// # Errors
-    /// If it is empty, larger than the ring or `largest`, or the pool is full. An id that waits already is a defect of the driver, asserted.
+    /// If its deadline cannot be met, it is empty, larger than the ring or `largest`, or the pool is full. An id that waits already is a defect of the driver, asserted.
     pub fn push(
         &mut self,
         now: Time,
@@ -92,6 +112,9 @@ impl InputPool {
         largest: u32,
         outputs: &mut VecDeque<DeviceOutput>,
     ) -> Result<(), DeviceReject> {
+        if let Some(needed) = self.needed(request).filter(|needed| now + *needed > request.deadline) {
+            return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
+        }
         let size = request.size;
         if size == 0 {
             return Err(DeviceReject::Empty);
@@ -211,8 +234,45 @@ impl InputPool {
         self.ring.as_ref().is_some_and(|ring| ring.are_neighbours(run, next))
     }
 
-    /// Takes a request out for a launch: its slots stay in use until [`InputPool::release`].
-    pub fn take(&mut self, request: RequestId) -> Option<Waiting> {
+    /// Takes a request into a launch: its slots stay in use until [`RequestPool::release`].
+    pub fn begin(&mut self, request: RequestId) -> Option<Waiting> {
+        let waiting = self.take(request)?;
+        self.running.insert(request, waiting.request.size);
+        self.running_rows += waiting.request.size;
+        Some(waiting)
+    }
+
+    /// A request that runs leaves its launch for good: it is answered with the outputs of `launch`, unless its client has gone. Gives its items.
+    pub fn finish(&mut self, request: RequestId, launch: LaunchId, outputs: &mut VecDeque<DeviceOutput>) -> u32 {
+        let Some(size) = self.running.remove(&request) else { return 0 };
+        self.running_rows -= size;
+        if !self.gone.remove(&request) {
+            outputs.push_back(DeviceOutput::Reply { request, launch });
+        }
+        size
+    }
+
+    /// Items of a request that runs.
+    pub fn running_size(&self, request: RequestId) -> u32 {
+        self.running.get(&request).copied().unwrap_or(0)
+    }
+
+    /// Items of all requests that run.
+    pub fn running_rows(&self) -> u32 {
+        self.running_rows
+    }
+
+    /// Whether the client of a request that runs has gone.
+    pub fn has_gone(&self, request: RequestId) -> bool {
+        self.gone.contains(&request)
+    }
+
+    /// The client of a request has gone; says whether it was there. One that runs stays in its launch, and gets no answer.
+    pub fn cancel(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> bool {
+        self.remove(request, outputs) || (self.running.contains_key(&request) && self.gone.insert(request))
+    }
+
+    fn take(&mut self, request: RequestId) -> Option<Waiting> {
         let sequence = self.arrivals.remove(&request)?;
         let waiting = self.waiting.remove(&sequence)?;
         self.deadlines.remove(&(waiting.request.deadline, sequence));
@@ -221,9 +281,9 @@ impl InputPool {
         Some(waiting)
     }
 
-    /// Takes a request out for good. While its input is on the way, nobody else gets its slots.
-    pub fn remove(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> Option<Waiting> {
-        let waiting = self.take(request)?;
+    /// Takes a request out that waits; says whether it did. While its input is on the way, nobody else gets its slots.
+    fn remove(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> bool {
+        let Some(waiting) = self.take(request) else { return false };
         match waiting.slots {
             Some(slots) if waiting.ready => self.release(slots, outputs),
             Some(slots) => {
@@ -232,7 +292,7 @@ impl InputPool {
             // Whoever waited for room behind it may have it.
             None => self.admit(outputs),
         }
-        Some(waiting)
+        true
     }
 
     /// Slots have been read: whoever waits for room gets it.
@@ -243,23 +303,32 @@ impl InputPool {
         }
     }
 
-    /// The request with the earliest deadline, if it would miss it by starting at `now`: `needed` says what one takes alone.
-    pub fn hopeless(&self, now: Time, needed: impl Fn(&DeviceRequest) -> Duration) -> Option<RequestId> {
+    fn most_urgent(&self) -> Option<&DeviceRequest> {
         let (_, sequence) = self.deadlines.first()?;
-        let request = &self.waiting.get(sequence)?.request;
-        (now + needed(request) > request.deadline).then_some(request.id)
+        Some(&self.waiting.get(sequence)?.request)
     }
 
-    /// When the request with the earliest deadline becomes hopeless; `None` if none has one.
-    pub fn hopeless_at(&self, needed: impl Fn(&DeviceRequest) -> Duration) -> Option<Time> {
-        let (_, sequence) = self.deadlines.first()?;
-        let request = &self.waiting.get(sequence)?.request;
-        let start = request.deadline.as_nanos().saturating_sub(needed(request).as_nanos());
-        Some(Time::from_nanos(start.saturating_add(1)))
+    /// Gives up what would miss its deadline by starting at `now`, the earliest deadline first.
+    pub fn drop_hopeless(&mut self, now: Time, outputs: &mut VecDeque<DeviceOutput>) {
+        while let Some(request) = self.most_urgent()
+            && let Some(needed) = self.needed(request)
+            && now + needed > request.deadline
+        {
+            let request = request.id;
+            self.remove(request, outputs);
+            outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
+        }
     }
 
-    /// What waits where; `running` is the policy's.
-    pub fn stats(&self, running: u32) -> PoolStats {
+    /// When the request with the earliest deadline becomes hopeless; `None` if none has one, or deadlines are not judged.
+    pub fn hopeless_at(&self) -> Option<(Time, DeviceTimeout)> {
+        let request = self.most_urgent()?;
+        let start = request.deadline.as_nanos().saturating_sub(self.needed(request)?.as_nanos());
+        Some((Time::from_nanos(start.saturating_add(1)), DeviceTimeout::Hopeless))
+    }
+
+    /// What waits where.
+    pub fn stats(&self) -> PoolStats {
         let ring = self.ring.as_ref();
         PoolStats {
             waiting: self.rows,
@@ -267,7 +336,7 @@ impl InputPool {
             occupied: ring.map_or(0, InputRing::occupied),
             most_occupied: ring.map_or(0, InputRing::most_occupied),
             overflowed: self.overflowed,
-            running,
+            running: self.running_rows,
         }
     }
 }

@@ -1,14 +1,14 @@
 //! One batch after another, by a window and a largest size: what serving systems do without either paper.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use super::input_pool::{InputPool, PoolStats};
-use super::launch::{DeviceOutput, InputSource, LaneId, LaneSpec, Launch, LaunchId, SegmentRange};
+use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
 use super::note::Note;
 use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::{PoolStats, RequestPool};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{BatchId, ModelId, RequestId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How a [`Windowed`] batches.
@@ -38,19 +38,16 @@ pub struct WindowedOptions {
 pub struct Windowed {
     options: WindowedOptions,
     lanes: [LaneSpec; 1],
-    pool: InputPool,
+    pool: RequestPool,
     outputs: VecDeque<DeviceOutput>,
     running: Option<Running>,
     next: u64,
-    /// Clients of these have gone while they ran.
-    gone: BTreeSet<RequestId>,
 }
 
 #[derive(Debug)]
 struct Running {
     launch: LaunchId,
     members: Vec<RequestId>,
-    rows: u32,
 }
 
 impl Windowed {
@@ -60,33 +57,23 @@ impl Windowed {
         let segments = SegmentRange::new(0, options.profile.segments());
         Windowed {
             lanes: [LaneSpec { max_rows: options.max_batch, segments }],
-            pool: InputPool::new(options.queue_bound, 0),
+            pool: RequestPool::new(options.queue_bound, 0, options.drop.then(|| options.profile.clone())),
             outputs: VecDeque::new(),
             running: None,
             next: 0,
-            gone: BTreeSet::new(),
             options,
         }
     }
 
-    fn needed(profile: &SegmentProfile) -> impl Fn(&DeviceRequest) -> Duration {
-        move |request| profile.total(request.size, request.length)
-    }
-
     fn advance(&mut self, now: Time) {
-        if self.options.drop {
-            while let Some(request) = self.pool.hopeless(now, Self::needed(&self.options.profile)) {
-                self.pool.remove(request, &mut self.outputs);
-                self.outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
-            }
-        }
+        self.pool.drop_hopeless(now, &mut self.outputs);
         let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
         let waited = now >= oldest.arrival + self.options.window;
         if !waited && self.pool.rows() < self.options.max_batch {
             return;
         }
         let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
-        let taken = members.iter().filter_map(|request| self.pool.take(*request));
+        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
         let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
         let (launch, batch) = (LaunchId(self.next), BatchId(self.next));
         self.next += 1;
@@ -103,7 +90,7 @@ impl Windowed {
             length,
             inputs: InputSource::Host,
         }));
-        self.running = Some(Running { launch, members, rows });
+        self.running = Some(Running { launch, members });
     }
 }
 
@@ -113,10 +100,6 @@ impl DevicePolicy for Windowed {
     }
 
     fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let needed = Self::needed(&self.options.profile)(request);
-        if self.options.drop && request.deadline != Time::MAX && now + needed > request.deadline {
-            return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
-        }
         self.pool.push(now, request, self.options.max_batch, &mut self.outputs)?;
         self.advance(now);
         Ok(())
@@ -129,20 +112,15 @@ impl DevicePolicy for Windowed {
             return;
         }
         for request in self.running.take().into_iter().flat_map(|running| running.members) {
-            if !self.gone.remove(&request) {
-                self.outputs.push_back(DeviceOutput::Reply { request, launch });
-            }
+            self.pool.finish(request, launch, &mut self.outputs);
         }
         self.advance(now);
     }
 
     fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        if self.pool.remove(request, &mut self.outputs).is_some() {
-            self.advance(now);
-            return true;
-        }
-        let runs = self.running.as_ref().is_some_and(|running| running.members.contains(&request));
-        runs && self.gone.insert(request)
+        let was_there = self.pool.cancel(request, &mut self.outputs);
+        self.advance(now);
+        was_there
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -156,12 +134,10 @@ impl DevicePolicy for Windowed {
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         let window = self.pool.oldest().filter(|_| self.running.is_none());
         let window = window.map(|oldest| (oldest.arrival + self.options.window, DeviceTimeout::Window));
-        let needed = Self::needed(&self.options.profile);
-        let hopeless = self.pool.hopeless_at(needed).filter(|_| self.options.drop);
-        window.into_iter().chain(hopeless.map(|at| (at, DeviceTimeout::Hopeless))).min()
+        window.into_iter().chain(self.pool.hopeless_at()).min()
     }
 
     fn stats(&self) -> PoolStats {
-        self.pool.stats(self.running.as_ref().map_or(0, |running| running.rows))
+        self.pool.stats()
     }
 }

@@ -1,9 +1,8 @@
 //! The states of a stage's executor (DVABatch §6.2, figure 11).
 
-use crate::ids::{BatchId, RequestId};
+use crate::ids::{BatchId, LaunchId, RequestId};
 
 use super::super::input_ring::SlotRun;
-use super::super::launch::LaunchId;
 use super::buffers::FamilyId;
 
 /// What a stage's executor is doing.

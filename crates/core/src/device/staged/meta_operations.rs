@@ -1,9 +1,9 @@
 //! New, stretch and split: when who joins or leaves a batch (DVABatch §5, §7.2).
 
 use super::batch_table::Stretch;
-use super::executor::{ExecutorState, Item};
+use super::executor::Item;
 use super::{Staged, clusters};
-use crate::device::input_pool::Waiting;
+use crate::device::request_pool::Waiting;
 use crate::device::{DeviceOutput, DeviceRequest, LaunchId, Note};
 use crate::ids::{BatchId, RequestId};
 use crate::time::{Duration, Time};
@@ -102,12 +102,10 @@ impl Staged {
     pub(super) fn take(&mut self, batch: BatchId, members: Vec<RequestId>, joins: bool) -> Item {
         let (mut rows, mut slots) = (0, Vec::new());
         for request in &members {
-            let Some(Waiting { request, slots: run, .. }) = self.pool.take(*request) else { continue };
-            self.running.insert(request.id, request);
+            let Some(Waiting { request, slots: run, .. }) = self.pool.begin(*request) else { continue };
             rows += request.size;
             slots.extend(run);
         }
-        self.running_rows += rows;
         Item { batch, members, rows, pair: None, joins, slots, families: Vec::new() }
     }
 
@@ -123,12 +121,10 @@ impl Staged {
 
     /// Requests that wait become batches, if the first stage is free (DVABatch §5.1: new).
     pub(super) fn make_batches(&mut self, now: Time) -> bool {
-        let first_is_free = self.executors[0].state() == ExecutorState::Active && self.queues[0].is_empty();
-        let Some(oldest) = self.pool.ready().next().filter(|_| first_is_free).map(|waiting| waiting.arrival) else {
-            return false;
-        };
+        let oldest = self.pool.ready().next().filter(|_| self.first_is_free());
+        let Some(oldest) = oldest.map(|waiting| waiting.arrival) else { return false };
         // Policy I: what runs side by side is bounded by what one batch may have.
-        let running = if self.options.by_length { self.running_rows } else { 0 };
+        let running = if self.options.by_length { self.pool.running_rows() } else { 0 };
         let room = self.options.max_batch.saturating_sub(running);
         let full = self.pool.ready_rows() >= room;
         if !full && !self.table.is_empty() && now < oldest + self.window() {
@@ -180,19 +176,13 @@ impl Staged {
     pub(super) fn let_out(&mut self, item: &mut Item, stage: u16, launch: LaunchId, exits: &[RequestId]) {
         let last = stage + 1 == self.stages;
         let mut left = 0;
-        let (gone, running, outputs) = (&mut self.gone, &mut self.running, &mut self.outputs);
         item.members.retain(|request| {
-            let has_gone = gone.remove(request);
-            let leaves = last || has_gone || exits.contains(request);
+            let leaves = last || self.pool.has_gone(*request) || exits.contains(request);
             if leaves {
-                left += running.remove(request).map_or(0, |request| request.size);
-                if !has_gone {
-                    outputs.push_back(DeviceOutput::Reply { request: *request, launch });
-                }
+                left += self.pool.finish(*request, launch, &mut self.outputs);
             }
             !leaves
         });
-        self.running_rows -= left;
         item.rows -= left;
         if left > 0 && !last {
             self.outputs.push_back(DeviceOutput::Note(Note::Exit { batch: item.batch, rows: left, stage }));
@@ -230,7 +220,7 @@ impl Staged {
         let size = item.rows.div_ceil(parts);
         let mut items: Vec<Item> = Vec::new();
         for request in &item.members {
-            let rows = self.running.get(request).map_or(0, |request| request.size);
+            let rows = self.pool.running_size(*request);
             match items.last_mut() {
                 Some(part) if part.rows + rows <= size => {
                     part.members.push(*request);

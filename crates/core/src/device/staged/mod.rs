@@ -7,14 +7,14 @@ mod executor;
 mod meta_operations;
 mod pipeline;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use super::input_pool::{InputPool, PoolStats, Waiting};
-use super::launch::{DeviceOutput, LaneSpec, LaunchId, SegmentRange};
+use super::launch::{DeviceOutput, LaneSpec, SegmentRange};
 use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::{PoolStats, RequestPool, Waiting};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{ModelId, RequestId};
+use crate::ids::{LaunchId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 use batch_table::BatchTable;
 use buffers::BufferPairs;
@@ -63,17 +63,13 @@ pub struct Staged {
     options: StagedOptions,
     stages: u16,
     lanes: Vec<LaneSpec>,
-    pool: InputPool,
+    pool: RequestPool,
     outputs: VecDeque<DeviceOutput>,
     table: BatchTable,
     /// By stage: what it has to run.
     queues: Vec<VecDeque<Item>>,
     executors: Vec<Executor>,
     buffers: BufferPairs,
-    running: BTreeMap<RequestId, DeviceRequest>,
-    running_rows: u32,
-    /// Clients of these have gone while they ran.
-    gone: BTreeSet<RequestId>,
     next_launch: u64,
 }
 
@@ -87,22 +83,19 @@ impl Staged {
         Staged {
             stages,
             lanes: (0..stages).map(lane).collect(),
-            pool: InputPool::new(options.queue_bound, options.ring_slots),
+            pool: RequestPool::new(
+                options.queue_bound,
+                options.ring_slots,
+                options.drop.then(|| options.profile.clone()),
+            ),
             outputs: VecDeque::new(),
             table: BatchTable::default(),
             queues: vec![VecDeque::new(); usize::from(stages)],
             executors: (0..stages).map(|_| Executor::new()).collect(),
             buffers: BufferPairs::new(stages, options.pairs),
-            running: BTreeMap::new(),
-            running_rows: 0,
-            gone: BTreeSet::new(),
             next_launch: 0,
             options,
         }
-    }
-
-    fn needed(profile: &SegmentProfile) -> impl Fn(&DeviceRequest) -> Duration {
-        move |request| profile.total(request.size, request.length)
     }
 
     fn executor(&mut self, stage: u16) -> &mut Executor {
@@ -111,12 +104,7 @@ impl Staged {
 
     /// Everything that can begin, does.
     fn advance(&mut self, now: Time) {
-        if self.options.drop {
-            while let Some(request) = self.pool.hopeless(now, Self::needed(&self.options.profile)) {
-                self.pool.remove(request, &mut self.outputs);
-                self.outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
-            }
-        }
+        self.pool.drop_hopeless(now, &mut self.outputs);
         loop {
             // Last stages first: what they hand back is what those before them wait for.
             let mut changed = false;
@@ -146,10 +134,6 @@ impl DevicePolicy for Staged {
     }
 
     fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let needed = Self::needed(&self.options.profile)(request);
-        if self.options.drop && request.deadline != Time::MAX && now + needed > request.deadline {
-            return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
-        }
         self.pool.push(now, request, self.options.max_batch, &mut self.outputs)?;
         self.advance(now);
         Ok(())
@@ -190,12 +174,10 @@ impl DevicePolicy for Staged {
     }
 
     fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        if self.pool.remove(request, &mut self.outputs).is_some() {
-            self.advance(now);
-            return true;
-        }
-        // It leaves its batch at the end of the stage that it is in.
-        self.running.contains_key(&request) && self.gone.insert(request)
+        // One that runs leaves its batch at the end of the stage that it is in.
+        let was_there = self.pool.cancel(request, &mut self.outputs);
+        self.advance(now);
+        was_there
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -210,15 +192,14 @@ impl DevicePolicy for Staged {
         // Without `by_length` nothing that could begin waits.
         let waits = self.options.by_length && self.first_is_free() && !self.table.is_empty();
         let fits = |waiting: &&Waiting| {
-            waits && waiting.request.size <= self.options.max_batch.saturating_sub(self.running_rows)
+            waits && waiting.request.size <= self.options.max_batch.saturating_sub(self.pool.running_rows())
         };
         let oldest = self.pool.ready().next().filter(fits);
         let window = oldest.map(|waiting| (waiting.arrival + self.window(), DeviceTimeout::Window));
-        let hopeless = self.pool.hopeless_at(Self::needed(&self.options.profile)).filter(|_| self.options.drop);
-        window.into_iter().chain(hopeless.map(|at| (at, DeviceTimeout::Hopeless))).min()
+        window.into_iter().chain(self.pool.hopeless_at()).min()
     }
 
     fn stats(&self) -> PoolStats {
-        self.pool.stats(self.running_rows)
+        self.pool.stats()
     }
 }

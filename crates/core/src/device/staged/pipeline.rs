@@ -2,7 +2,7 @@
 
 use super::Staged;
 use super::executor::{ExecutorEvent, ExecutorState, Item};
-use crate::device::{DeviceOutput, InputPool, InputSource, LaneId, Launch, LaunchId, SegmentRange, SlotRun};
+use crate::device::{DeviceOutput, InputSource, LaneId, Launch, LaunchId, RequestPool, SegmentRange, SlotRun};
 
 impl Staged {
     /// An executor without a legitimate pair gets one; one that has one hands back what it is done with.
@@ -111,6 +111,8 @@ impl Staged {
             whole.members.extend(joined.members);
             whole.rows += joined.rows;
             if let Some(batch) = self.table.get_mut(whole.batch) {
+                let completed = batch.completed.get(usize::from(stage));
+                debug_assert_eq!(completed, Some(&whole.rows), "the stage has run all of a batch that is together");
                 batch.stretch = None;
             }
             item = whole;
@@ -122,7 +124,7 @@ impl Staged {
 }
 
 /// The slots as one run, if they are one in the ring.
-fn one_run(pool: &InputPool, slots: &[SlotRun]) -> Option<SlotRun> {
+fn one_run(pool: &RequestPool, slots: &[SlotRun]) -> Option<SlotRun> {
     let (first, rest) = slots.split_first()?;
     rest.iter().try_fold(*first, |run, next| {
         pool.are_neighbours(run, *next).then_some(SlotRun { count: run.count + next.count, ..run })

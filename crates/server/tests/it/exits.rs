@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ExitRule, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 
+use crate::lanes::{input, numbers};
 use crate::serving::metric;
 
 fn rule(output: &str, confidence: f32, answers: &[&str]) -> ExitRule {
@@ -34,19 +35,13 @@ async fn serve(policy: DevicePolicy, exits: Vec<ExitRule>) -> Result<Registry, S
 fn picture(seed: u32) -> InferRequest {
     let ink = |place: u32| f32::from(((place * 37 + seed * 101) % 256) as u8);
     let data: Vec<u8> = (0..64).flat_map(|place| ink(place).to_le_bytes()).collect();
-    let input = InferInput {
-        name: "image".to_owned(),
-        datatype: DataType::Fp32,
-        shape: vec![1, 8, 8],
-        parameters: Default::default(),
-        data: data.into(),
-    };
+    let input = input("image", DataType::Fp32, &[1, 8, 8], data);
     InferRequest { model_name: "exits".to_owned(), inputs: vec![input], ..Default::default() }
 }
 
 fn output(response: &InferResponse, name: &str) -> Vec<f32> {
     let output = response.outputs.iter().find(|output| output.name == name).unwrap();
-    output.data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    numbers(&output.data)
 }
 
 fn near(a: &[f32], b: &[f32]) -> bool {

@@ -50,7 +50,7 @@ async fn refused(model: &str, policy: DevicePolicy, settings: DeviceSettings) ->
     load(options(&[model], policy, settings)).await.err().expect("it loads").to_string()
 }
 
-fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
+pub fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
     InferInput {
         name: name.to_owned(),
         datatype,
@@ -97,14 +97,16 @@ pub fn encoder_request(ids: &[i64]) -> InferRequest {
     InferRequest { model_name: "encoder".to_owned(), inputs, ..Default::default() }
 }
 
+/// The FP32 elements of a tensor.
+pub fn numbers(data: &[u8]) -> Vec<f32> {
+    data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
 /// Whether two answers are the same within what the order of additions may change.
 fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
     assert_eq!(expected.outputs.len(), got.outputs.len());
     for (expected, got) in expected.outputs.iter().zip(&got.outputs) {
         assert_eq!((&expected.name, &expected.shape), (&got.name, &got.shape), "{model}");
-        let numbers = |data: &[u8]| -> Vec<f32> {
-            data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-        };
         for (a, b) in numbers(&expected.data).into_iter().zip(numbers(&got.data)) {
             assert!((a - b).abs() <= 1e-4 * (1.0 + a.abs()), "{model} {}: {a} and {b}", expected.name);
         }

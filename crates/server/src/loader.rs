@@ -1,5 +1,6 @@
 //! Brings a model version from its file into service: engine, lanes, warm-up, latency profile, queue.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,11 +77,19 @@ struct Source<'a> {
     engine: &'a dyn Engine,
     path: &'a Path,
     cut: Cut,
+    /// See [`Source::key`].
+    key: OnceCell<std::io::Result<String>>,
 }
 
 impl Source<'_> {
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
         self.engine.load(&LoadOptions::new(self.path, threads).with_cut(self.cut.clone()))
+    }
+
+    /// What its profiles are stored under, measured with up to these threads and items. Reads the file, once.
+    fn key(&self, most_threads: usize, max_batch: u32) -> Result<&str, String> {
+        let read = || ProfileStore::key(self.path, &self.engine.info(), most_threads, max_batch);
+        self.key.get_or_init(read).as_deref().map_err(ToString::to_string)
     }
 }
 
@@ -126,7 +135,7 @@ impl Loader {
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
         let (cut, is_asked) = lanes::cut(policy, &settings);
-        let mut source = Source { engine: &**engine, path, cut };
+        let mut source = Source { engine: &**engine, path, cut, key: OnceCell::new() };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
@@ -149,8 +158,9 @@ impl Loader {
         }
         let mut plan =
             BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
+        let routed = policy != DevicePolicy::Exclusive;
         let mut padding = None;
-        if policy != DevicePolicy::Exclusive {
+        if routed {
             padding = lanes::padding(&plan, policy, &settings)?;
             let largest = lanes::largest_request(policy, &settings, plan.max_batch())?;
             if largest < plan.max_batch() {
@@ -179,7 +189,6 @@ impl Loader {
         }
         let metrics = self.metrics.model(&name, &version.to_string());
         let queue_bound = self.queue_bound(definition);
-        let routed = policy != DevicePolicy::Exclusive;
         let devices = if routed { 0 } else { self.driver.devices() };
         let executable = Executable::new(
             name.clone(),
@@ -252,8 +261,8 @@ impl Loader {
         }
         let (clock, budget) = (self.clock, self.options.profiling.budget);
         let subject = SegmentSubject { model, plan, padding, clock, budget };
-        let key = ProfileStore::key(source.path, &source.engine.info(), most_threads, plan.max_batch()).ok();
-        subject.profile(&self.store, key.as_deref()).unwrap_or_else(|| {
+        let key = source.key(most_threads, plan.max_batch()).ok();
+        subject.profile(&self.store, key).unwrap_or_else(|| {
             tracing::warn!(path = %source.path.display(), "its segments cannot be measured with zeros; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
         })
@@ -354,8 +363,8 @@ impl Loader {
             }
             return Ok((unknown()?, most_threads));
         }
-        let key = ProfileStore::key(source.path, &source.engine.info(), most_threads, plan.max_batch());
-        if let Ok(key) = &key
+        let key = source.key(most_threads, plan.max_batch());
+        if let Ok(key) = key
             && let Some(stored) = self.store.get::<StoredProfile>(key)
             && let Ok(profile) = profiler::profile(&stored.measurements)
         {
@@ -407,7 +416,9 @@ impl Loader {
             }
         };
         let profile = profiler::profile(&measurements)?;
-        if let Err(error) = key.and_then(|key| self.store.put(&key, &StoredProfile { threads, measurements })) {
+        let put =
+            |key| self.store.put(key, &StoredProfile { threads, measurements }).map_err(|error| error.to_string());
+        if let Err(error) = key.and_then(put) {
             tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
         }
         Ok((profile, threads))

@@ -7,6 +7,7 @@ use downbeat_core::device::LaneMix;
 use downbeat_engine::{Lane, RunError};
 use serde::Serialize;
 
+use crate::plan::Admitted;
 use crate::profiler::Subject;
 
 /// Rounds in which the slower half of the mixes of a load is left out.
@@ -64,11 +65,12 @@ pub fn measure(
     let no_lane = |error: downbeat_engine::LoadError| RunError { engine: "mix profiler", reason: error.to_string() };
     let lanes = (0..most).map(|_| subject.model.lane().map(Mutex::new).map_err(no_lane));
     let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, _>>()?;
+    let item = subject.plan.zeros(subject.varying);
     // What the first run of each size allocates and plans is not measured.
     for (lane, size) in
         lanes.iter().zip((0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most)))
     {
-        run_batch(subject, &mut **lane.lock().unwrap_or_else(PoisonError::into_inner), size)?;
+        subject.run(&mut **lane.lock().unwrap_or_else(PoisonError::into_inner), &item, &vec![1; size as usize])?;
     }
     let begin = subject.clock.now();
     let mut found = Vec::with_capacity(totals.len());
@@ -83,7 +85,7 @@ pub fn measure(
             for run in 0..FIRST_RUNS {
                 // Each once, however little time there is.
                 if run == 0 || subject.clock.now().since(begin) < share {
-                    run_mix(subject, &lanes, runs)?;
+                    run_mix(subject, &item, &lanes, runs)?;
                 }
             }
         }
@@ -92,7 +94,7 @@ pub fn measure(
                 if round < HALVINGS { field.len().div_ceil(2).max(3.min(field.len())) } else { field.len().min(3) };
             field.sort_by_key(|runs| median(&runs.mean_ns));
             for runs in field.iter_mut().take(kept) {
-                run_mix(subject, &lanes, runs)?;
+                run_mix(subject, &item, &lanes, runs)?;
             }
             if subject.clock.now().since(begin) > share || round > 200 {
                 break;
@@ -116,18 +118,13 @@ pub fn measure(
     Ok(found)
 }
 
-/// Runs a batch of zeros, from joining its requests to separating their outputs.
-fn run_batch(subject: &Subject<'_>, lane: &mut dyn Lane, size: u32) -> Result<(), RunError> {
-    let item = subject.plan.zeros(subject.varying);
-    let mut state = subject.plan.assemble(std::iter::repeat_n(&item, size as usize));
-    lane.run(0..subject.model.segments(), &mut state)?;
-    let rows = vec![1; size as usize];
-    subject.plan.separate(state, &rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
-    Ok(())
-}
-
 /// Runs all lanes of a mix once, at the same time.
-fn run_mix(subject: &Subject<'_>, lanes: &[Mutex<Box<dyn Lane>>], runs: &mut Runs) -> Result<(), RunError> {
+fn run_mix(
+    subject: &Subject<'_>,
+    item: &Admitted,
+    lanes: &[Mutex<Box<dyn Lane>>],
+    runs: &mut Runs,
+) -> Result<(), RunError> {
     let sizes: Vec<u32> = runs.mix.sizes().collect();
     let gate = RwLock::new(());
     let refused =
@@ -139,13 +136,11 @@ fn run_mix(subject: &Subject<'_>, lanes: &[Mutex<Box<dyn Lane>>], runs: &mut Run
             .iter()
             .zip(lanes)
             .map(|(size, lane)| {
-                let gate = &gate;
+                let (gate, rows) = (&gate, vec![1; *size as usize]);
                 std::thread::Builder::new().spawn_scoped(scope, move || {
                     let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
                     drop(gate.read().unwrap_or_else(PoisonError::into_inner));
-                    let begin = subject.clock.now();
-                    run_batch(subject, &mut **lane, *size)?;
-                    Ok((*size, subject.clock.now().since(begin).as_nanos()))
+                    Ok((*size, subject.run(&mut **lane, item, &rows)?.as_nanos()))
                 })
             })
             .collect();

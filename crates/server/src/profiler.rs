@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
-use crate::plan::BatchPlan;
+use crate::plan::{Admitted, BatchPlan};
 
 /// Largest inputs of a batch that is timed, bytes. Larger batches are taken to go on as the measured ones.
-const MOST_BYTES: usize = 1 << 30;
+pub(crate) const MOST_BYTES: usize = 1 << 30;
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 200;
 
@@ -58,6 +58,16 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    /// Runs a batch of copies of `item`, of one row each, from joining the requests to separating the outputs; gives how long it took. `rows` has a
+    /// 1 for each copy.
+    pub(crate) fn run(&self, lane: &mut dyn Lane, item: &Admitted, rows: &[u32]) -> Result<Duration, RunError> {
+        let begin = self.clock.now();
+        let mut state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
+        lane.run(0..self.model.segments(), &mut state)?;
+        self.plan.separate(state, rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
+        Ok(self.clock.now().since(begin))
+    }
+
     /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
     /// requests to separating the outputs, as in service. `progress` hears of each size when it is done.
     ///
@@ -80,15 +90,8 @@ impl Subject<'_> {
         let end = self.clock.now() + budget;
         for (done, &batch) in sizes.iter().enumerate() {
             // A batch is of single items: that is the most there is to join and to separate.
-            let members = std::iter::repeat_n(&item, batch as usize);
             let rows = vec![1; batch as usize];
-            let mut once = || -> Result<Duration, RunError> {
-                let begin = self.clock.now();
-                let mut state = self.plan.assemble(members.clone());
-                lane.run(0..self.model.segments(), &mut state)?;
-                self.plan.separate(state, &rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
-                Ok(self.clock.now().since(begin))
-            };
+            let mut once = || self.run(lane, &item, &rows);
             let share = end.since(self.clock.now()).as_nanos() / (sizes.len() - done) as u64;
             let until = self.clock.now() + Duration::from_nanos(share);
             // The first run of a size allocates and plans.

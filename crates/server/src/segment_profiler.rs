@@ -8,12 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::lanes::Padding;
 use crate::plan::BatchPlan;
-use crate::profiler::ProfileStore;
+use crate::profiler::{MOST_BYTES, ProfileStore};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
-/// Largest inputs of a batch that is timed, bytes.
-const MOST_BYTES: usize = 1 << 30;
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 50;
 

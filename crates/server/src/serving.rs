@@ -13,10 +13,9 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, oneshot};
 
 use crate::call::Call;
-use crate::driver::{self, Driver, Job, Waiting};
+use crate::driver::{Driver, Job, Waiting};
 use crate::error::ServiceError;
 use crate::executable::{Executable, Queue};
-use crate::lanes::LaneTicket;
 use crate::loader::Loader;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
@@ -197,11 +196,11 @@ impl Serving {
         let ticket = match executable.group() {
             Some(group) => {
                 let length = group.length(&executable.plan, &admitted)?;
-                Ticket::Routed(group.submit(call(admitted), length))
+                group.submit(call(admitted), length)
             }
             None => {
                 let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
-                Ticket::Queued(self.driver.submit(waiting, Job { call: call(admitted), queue }))
+                self.driver.submit(waiting, Job { call: call(admitted), queue })
             }
         };
         let outputs = match limits.timeout {
@@ -304,30 +303,6 @@ impl Serving {
                 self.driver.remove_queue(queue.place);
                 Ok(there)
             }
-        }
-    }
-}
-
-/// The right to cancel a request, wherever it waits: by dropping it.
-enum Ticket {
-    Queued(driver::Ticket),
-    Routed(LaneTicket),
-}
-
-impl Ticket {
-    /// The request is answered: there is nothing left to cancel.
-    fn close(self) {
-        match self {
-            Ticket::Queued(ticket) => ticket.close(),
-            Ticket::Routed(ticket) => ticket.close(),
-        }
-    }
-
-    /// The client's own time for the request is over.
-    fn time_out(self) {
-        match self {
-            Ticket::Queued(ticket) => ticket.time_out(),
-            Ticket::Routed(ticket) => ticket.time_out(),
         }
     }
 }

@@ -4,14 +4,15 @@ use std::panic::AssertUnwindSafe;
 
 use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
 use downbeat_driver::{Cluster, Place};
-use downbeat_engine::State;
-use parking_lot::{Condvar, Mutex};
+use downbeat_engine::Lane;
 
 use super::desk::Floor;
 use super::job::Job;
 use crate::clock::Clock;
+use crate::engine_run;
 use crate::error::ServiceError;
 use crate::executable::Executable;
+use crate::handoff::Handoff;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::Outputs;
 use crate::statistics::Phases;
@@ -31,22 +32,14 @@ pub struct DeviceSlot {
     id: DeviceId,
     index: usize,
     metrics: DeviceMetrics,
-    /// Holds at most one launch: the scheduler dispatches to free devices only.
-    next: Mutex<Next>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct Next {
-    launch: Option<Launch>,
-    stopped: bool,
-    waiting: bool,
+    /// The scheduler dispatches to free devices only.
+    next: Handoff<Launch>,
 }
 
 impl DeviceSlot {
     /// An empty slot.
     pub fn new(id: DeviceId, index: usize, metrics: DeviceMetrics) -> Self {
-        DeviceSlot { id, index, metrics, next: Mutex::default(), arrived: Condvar::new() }
+        DeviceSlot { id, index, metrics, next: Handoff::default() }
     }
 
     /// The device's number, from 0.
@@ -56,41 +49,19 @@ impl DeviceSlot {
 
     /// Leaves a batch.
     pub fn launch(&self, launch: Launch) {
-        let mut next = self.next.lock();
-        assert!(next.launch.is_none(), "a device runs one batch at a time, and was given a second");
-        next.launch = Some(launch);
-        if next.waiting {
-            self.arrived.notify_one();
-        }
+        self.next.put(launch);
     }
 
     /// Ends the device's thread after its present batch.
     pub fn stop(&self) {
-        self.next.lock().stopped = true;
-        self.arrived.notify_all();
-    }
-
-    /// Waits for a batch; `None` when stopped.
-    fn take(&self) -> Option<Launch> {
-        let mut next = self.next.lock();
-        loop {
-            if let Some(launch) = next.launch.take() {
-                return Some(launch);
-            }
-            if next.stopped {
-                return None;
-            }
-            next.waiting = true;
-            self.arrived.wait(&mut next);
-            next.waiting = false;
-        }
+        self.next.stop();
     }
 }
 
 /// The life of a device's thread.
 pub fn work(slot: &DeviceSlot, cluster: &Cluster<Floor>) {
     let clock = cluster.handler().clock;
-    while let Some(launch) = slot.take() {
+    while let Some(launch) = slot.next.take() {
         slot.metrics.begin();
         let begin = clock.now();
         let batch = launch.batch;
@@ -119,11 +90,11 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
     let queue = first.queue.clone();
     let rows: Vec<u32> = jobs.iter().map(|job| job.call.admitted.rows).collect();
     let total: u32 = rows.iter().sum();
-    let mut state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
+    let state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
     let assembled = clock.now();
-    let ran = compute(device, &executable, &mut state);
+    let ran = on_lane(device, &executable, |lane| engine_run::run(lane, 0..executable.model().segments(), state));
     let computed = clock.now();
-    let answers = ran.and_then(|()| executable.plan.separate(state, &rows));
+    let answers = ran.and_then(|state| executable.plan.separate(state, &rows));
     let separated = clock.now();
     let answers: Vec<Outputs> = match answers {
         Ok(answers) => answers,
@@ -163,16 +134,14 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
     refined.map(|profile| (queue.place, profile))
 }
 
-/// Runs the engine on a batch. An engine that panics has failed.
-fn compute(device: usize, executable: &Executable, state: &mut State) -> Result<(), String> {
-    let Some(lane) = executable.lane(device) else {
-        return Err(format!("the model has no lane on device {device}"));
-    };
-    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
-    std::panic::catch_unwind(AssertUnwindSafe(|| {
-        lane.lock().run(0..executable.model().segments(), state).map_err(|e| e.to_string())
-    }))
-    .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned()))
+/// Does something on the model's lane on a device.
+fn on_lane<T>(
+    device: usize,
+    executable: &Executable,
+    run: impl FnOnce(&mut dyn Lane) -> Result<T, String>,
+) -> Result<T, String> {
+    let lane = executable.lane(device).ok_or_else(|| format!("the model has no lane on device {device}"))?;
+    run(&mut **lane.lock())
 }
 
 /// After a batch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers,
@@ -183,10 +152,9 @@ fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: 
         let result = if alone {
             Err(reason.clone())
         } else {
-            let mut state = executable.plan.assemble(std::iter::once(&job.call.admitted));
-            compute(device, executable, &mut state)
-                .and_then(|()| executable.plan.separate(state, &[job.call.admitted.rows]))
-                .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
+            let (segments, rows) = (executable.model().segments(), job.call.admitted.rows);
+            let state = executable.plan.assemble(std::iter::once(&job.call.admitted));
+            on_lane(device, executable, |lane| engine_run::run_alone(lane, segments, &executable.plan, state, rows))
         };
         let now = clock.now();
         match result {

@@ -15,15 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
-use downbeat_core::{DeviceId, Duration, RequestId, Time};
+use downbeat_core::{DeviceId, Duration, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
 
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
-use crate::executable::Executable;
-use crate::metrics::{Metrics, Reason};
+use crate::metrics::Metrics;
+use crate::ticket::{self, Ticket};
 pub(crate) use desk::CounterHasher;
-use desk::{Desk, Event, Floor};
+use desk::Desk;
+pub(crate) use desk::{Event, Floor};
 use device::DeviceSlot;
 pub use job::{Job, Waiting};
 
@@ -129,14 +130,8 @@ impl Driver {
     pub fn submit(&self, waiting: Waiting, job: Job) -> Ticket {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let queue = job.queue.place;
-        let ticket = Ticket {
-            cluster: self.cluster.clone(),
-            executable: job.call.executable.clone(),
-            queue,
-            request: id,
-            arrival: job.call.arrival,
-            end: Some(Reason::Cancelled),
-        };
+        let decider = ticket::Decider::Scheduler(self.cluster.clone(), queue);
+        let ticket = Ticket::new(decider, job.call.executable.clone(), id, job.call.arrival);
         self.cluster.post(queue, Event::Submit(id, waiting, job));
         ticket
     }
@@ -153,38 +148,5 @@ impl Drop for Driver {
             let _ = thread.join();
         }
         self.close_log();
-    }
-}
-
-/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
-pub struct Ticket {
-    cluster: Arc<Cluster<Floor>>,
-    executable: Arc<Executable>,
-    queue: Place,
-    request: RequestId,
-    arrival: Time,
-    /// What to count it as; `None`: it is answered.
-    end: Option<Reason>,
-}
-
-impl Ticket {
-    /// The request is answered: there is nothing left to cancel.
-    pub fn close(mut self) {
-        self.end = None;
-    }
-
-    /// The client's own time for the request is over.
-    pub fn time_out(mut self) {
-        self.end = Some(Reason::Timeout);
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if let Some(reason) = self.end {
-            let now = self.cluster.handler().clock.now();
-            self.executable.record_not_answered(reason, now.since(self.arrival));
-            self.cluster.post(self.queue, Event::Cancel(self.queue.model, self.request));
-        }
     }
 }

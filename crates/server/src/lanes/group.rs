@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use downbeat_core::{RequestId, Time};
+use downbeat_core::Time;
 use serde::{Deserialize, Serialize};
 
 use super::history::PastLaunch;
 use super::padding::Padding;
 use super::runtime::Runtime;
 use crate::call::Call;
-use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::executable::Executable;
-use crate::metrics::Reason;
 use crate::plan::{Admitted, BatchPlan};
+use crate::ticket::{Decider, Ticket};
 
 /// The devices that a routed model version runs on. Dropping it ends their threads.
 pub struct LaneGroup {
@@ -70,11 +69,11 @@ impl LaneGroup {
 
     /// Hands a request of `length` to the device with the fewest outstanding items, the first of those. The answer comes through the call's `reply`,
     /// always. Dropping the ticket cancels the request.
-    pub fn submit(&self, call: Call, length: u32) -> LaneTicket {
+    pub fn submit(&self, call: Call, length: u32) -> Ticket {
         let (executable, arrival) = (call.executable.clone(), call.arrival);
         let runtime = self.runtimes.iter().min_by_key(|runtime| runtime.outstanding()).unwrap_or(&self.runtimes[0]);
         let request = runtime.submit(call, length);
-        LaneTicket { runtime: runtime.clone(), executable, request, arrival, end: Some(Reason::Cancelled) }
+        Ticket::new(Decider::Device(runtime.clone()), executable, request, arrival)
     }
 
     /// Items that wait for a launch, all devices.
@@ -109,37 +108,5 @@ impl Drop for LaneGroup {
     fn drop(&mut self) {
         // Not waited for: the last who knows the group may be one of the threads.
         self.runtimes.iter().for_each(|runtime| runtime.stop());
-    }
-}
-
-/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
-pub struct LaneTicket {
-    runtime: Arc<Runtime>,
-    executable: Arc<Executable>,
-    request: RequestId,
-    arrival: Time,
-    /// What to count it as; `None`: it is answered.
-    end: Option<Reason>,
-}
-
-impl LaneTicket {
-    /// The request is answered: there is nothing left to cancel.
-    pub fn close(mut self) {
-        self.end = None;
-    }
-
-    /// The client's own time for the request is over.
-    pub fn time_out(mut self) {
-        self.end = Some(Reason::Timeout);
-    }
-}
-
-impl Drop for LaneTicket {
-    fn drop(&mut self) {
-        if let Some(reason) = self.end {
-            let clock: Clock = self.runtime.clock();
-            self.executable.record_not_answered(reason, clock.now().since(self.arrival));
-            self.runtime.cancel(self.request);
-        }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use downbeat_core::device::{Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::{Lane, State};
-use parking_lot::{Condvar, Mutex};
 
 use super::runtime::Runtime;
+use crate::engine_run;
 use crate::plan::{Admitted, Outputs};
 use crate::statistics::Phases;
 
@@ -60,54 +60,6 @@ pub struct Outcome {
     pub phases: Phases,
 }
 
-/// Where a lane's next launch is left.
-#[derive(Default)]
-pub struct LaneSlot {
-    next: Mutex<Next>,
-    arrived: Condvar,
-}
-
-#[derive(Default)]
-struct Next {
-    work: Option<Work>,
-    stopped: bool,
-    waiting: bool,
-}
-
-impl LaneSlot {
-    /// Leaves a launch.
-    pub fn put(&self, work: Work) {
-        let mut next = self.next.lock();
-        assert!(next.work.is_none(), "a lane runs one launch at a time, and was given a second");
-        next.work = Some(work);
-        if next.waiting {
-            self.arrived.notify_one();
-        }
-    }
-
-    /// Ends the lane's thread after its present launch.
-    pub fn stop(&self) {
-        self.next.lock().stopped = true;
-        self.arrived.notify_all();
-    }
-
-    /// Waits for a launch; `None` when stopped.
-    fn take(&self) -> Option<Work> {
-        let mut next = self.next.lock();
-        loop {
-            if let Some(work) = next.work.take() {
-                return Some(work);
-            }
-            if next.stopped {
-                return None;
-            }
-            next.waiting = true;
-            self.arrived.wait(&mut next);
-            next.waiting = false;
-        }
-    }
-}
-
 /// The life of a lane's thread.
 pub fn work(runtime: &Arc<Runtime>, lane: usize, mut engine: Box<dyn Lane>) {
     while let Some(mut work) = runtime.slot(lane).take() {
@@ -132,7 +84,7 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
     let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
     let state = assemble(runtime, work);
     let assembled = clock.now();
-    let ran = state.and_then(|state| compute(engine, first..end, state));
+    let ran = state.and_then(|state| engine_run::run(engine, first..end, state));
     let computed = clock.now();
     let last = end == runtime.segments();
     let outcome = ran.and_then(|state| {
@@ -169,16 +121,6 @@ fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
         },
         Source::Inputs => runtime.tensors().join_inputs(&work.members, work.launch.length, fill),
     }
-}
-
-/// Runs the engine. An engine that panics has failed.
-fn compute(engine: &mut dyn Lane, segments: std::ops::Range<usize>, mut state: State) -> Result<State, String> {
-    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
-    std::panic::catch_unwind(AssertUnwindSafe(|| {
-        engine.run(segments, &mut state).map_err(|error| error.to_string())?;
-        Ok(state)
-    }))
-    .unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned()))
 }
 
 /// The members that leave after a segment, with their outputs.
@@ -232,9 +174,10 @@ fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: S
             runtime
                 .tensors()
                 .join_inputs(std::slice::from_ref(member), length, 0)
-                .and_then(|state| compute(engine, 0..runtime.segments(), state))
-                .and_then(|state| runtime.tensors().plan.separate(state, &[member.rows]))
-                .and_then(|mut answers| answers.pop().ok_or_else(|| "there is no output".to_owned()))
+                .and_then(|state| {
+                    let plan = &runtime.tensors().plan;
+                    engine_run::run_alone(engine, runtime.segments(), plan, state, member.rows)
+                })
                 .and_then(|outputs| runtime.tensors().cut(outputs, member.length, length))
         };
         match result {

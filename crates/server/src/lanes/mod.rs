@@ -4,7 +4,7 @@
 //! batches are made there. For each such model version and device there is a `Runtime` (`runtime.rs`):
 //!
 //! ```text
-//! Serving ──▶ LaneGroup ──▶ Runtime { lock { DevicePolicy, Desk } } ──▶ LaneSlot ──▶ a lane's thread ──▶ Engine
+//! Serving ──▶ LaneGroup ──▶ Runtime { lock { DevicePolicy, Desk } } ──▶ Handoff ──▶ a lane's thread ──▶ Engine
 //!              (route)         ▲        │ Admit: the inputs are copied into the ring, by whoever holds the decision
 //!                              │        └ Reply, Drop: the client is answered, after the lock
 //!                              └─ completion ◀───────────────────────────────────────┘
@@ -29,9 +29,10 @@ mod setup;
 mod tensors;
 
 pub use device_log::{DeviceEvent, DeviceLogHead, DeviceRecord};
-pub use group::{LaneGroup, LaneTicket, PastLaunches, Timeline};
+pub use group::{LaneGroup, PastLaunches, Timeline};
 pub use history::{PastLaunch, REMEMBERED};
 pub use metrics::{LaneMetrics, LaneMetricsFamily};
 pub use occupancy::Occupancy;
 pub use padding::Padding;
+pub(crate) use runtime::Runtime;
 pub use setup::{Ground, at_once, check_padding, cut, largest_request, padding, start};

@@ -13,13 +13,14 @@ use smallvec::SmallVec;
 use super::desk::{Desk, Entry};
 use super::exits::Exit;
 use super::history::{History, PastLaunch};
-use super::lane::{self, LaneSlot, Outcome, Work};
+use super::lane::{self, Outcome, Work};
 use super::metrics::LaneMetrics;
 use super::occupancy::Occupancy;
 use super::tensors::BatchTensors;
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
+use crate::handoff::Handoff;
 use crate::metrics::Reason;
 use crate::plan::{Admitted, Outputs};
 
@@ -62,7 +63,7 @@ pub struct Runtime {
     exits: Arc<[Exit]>,
     metrics: LaneMetrics,
     occupancy: Arc<Occupancy>,
-    lanes: Vec<LaneSlot>,
+    lanes: Vec<Handoff<Work>>,
     inner: Mutex<Inner>,
     alarm: Condvar,
     history: Mutex<History>,
@@ -125,7 +126,7 @@ impl Runtime {
             exits: setup.exits,
             metrics: setup.metrics,
             occupancy: setup.occupancy,
-            lanes: (0..lanes).map(|_| LaneSlot::default()).collect(),
+            lanes: (0..lanes).map(|_| Handoff::default()).collect(),
             inner: Mutex::new(inner),
             alarm: Condvar::new(),
             history: Mutex::default(),
@@ -409,7 +410,7 @@ impl Runtime {
         }
     }
 
-    pub(super) fn slot(&self, lane: usize) -> &LaneSlot {
+    pub(super) fn slot(&self, lane: usize) -> &Handoff<Work> {
         &self.lanes[lane]
     }
 
@@ -421,7 +422,7 @@ impl Runtime {
         &self.model
     }
 
-    pub(super) fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> Clock {
         self.clock
     }
 

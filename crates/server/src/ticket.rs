@@ -1,0 +1,61 @@
+//! The right to cancel a request.
+
+use std::sync::Arc;
+
+use downbeat_core::{RequestId, Time};
+use downbeat_driver::{Cluster, Place};
+
+use crate::driver::{Event, Floor};
+use crate::executable::Executable;
+use crate::lanes::Runtime;
+use crate::metrics::Reason;
+
+/// Who decides about a request.
+pub(crate) enum Decider {
+    /// The scheduler: the request is in this queue.
+    Scheduler(Arc<Cluster<Floor>>, Place),
+    /// The policy of a device.
+    Device(Arc<Runtime>),
+}
+
+/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
+pub struct Ticket {
+    decider: Decider,
+    executable: Arc<Executable>,
+    request: RequestId,
+    arrival: Time,
+    /// What to count it as; `None`: it is answered.
+    end: Option<Reason>,
+}
+
+impl Ticket {
+    /// For a request that was handed over.
+    pub(crate) fn new(decider: Decider, executable: Arc<Executable>, request: RequestId, arrival: Time) -> Self {
+        Ticket { decider, executable, request, arrival, end: Some(Reason::Cancelled) }
+    }
+
+    /// The request is answered: there is nothing left to cancel.
+    pub fn close(mut self) {
+        self.end = None;
+    }
+
+    /// The client's own time for the request is over.
+    pub fn time_out(mut self) {
+        self.end = Some(Reason::Timeout);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let Some(reason) = self.end else { return };
+        let now = match &self.decider {
+            Decider::Scheduler(cluster, _) => cluster.handler().clock.now(),
+            Decider::Device(runtime) => runtime.clock().now(),
+        };
+        self.executable.record_not_answered(reason, now.since(self.arrival));
+        match &self.decider {
+            Decider::Scheduler(cluster, queue) => cluster.post(*queue, Event::Cancel(queue.model, self.request)),
+            Decider::Device(runtime) => runtime.cancel(self.request),
+        }
+    }
+}

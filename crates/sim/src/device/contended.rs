@@ -102,6 +102,8 @@ pub struct ContendedDevice {
     now: Time,
     /// By lane.
     lanes: Vec<Option<Running>>,
+    /// By lane, how fast its launch is until a phase begins or ends; those of idle lanes mean nothing.
+    speeds: Vec<Speed>,
     copies: [VecDeque<Copying>; 2],
     /// Units in use, summed over nanoseconds.
     used: u128,
@@ -135,7 +137,7 @@ struct Copying {
 }
 
 /// A speed: `progress / time`, at most 1.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Speed {
     progress: u64,
     time: u64,
@@ -150,6 +152,7 @@ impl ContendedDevice {
             limits,
             now: Time::ZERO,
             lanes: vec![None; lanes],
+            speeds: vec![Speed { progress: 1, time: 1 }; lanes],
             copies: [VecDeque::new(), VecDeque::new()],
             used: 0,
             turns: 0,
@@ -165,6 +168,7 @@ impl ContendedDevice {
         assert!(place.is_none(), "{lane} runs one launch at a time");
         let left = work.overhead.as_nanos().saturating_mul(PARTS);
         *place = Some(Running { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
+        self.speeds = self.shared();
     }
 
     /// Begins a copy, or puts it behind those that go the same way.
@@ -228,8 +232,8 @@ impl ContendedDevice {
         running.map(|running| u64::from(running.kernels[running.at].units)).sum()
     }
 
-    /// How fast the launch on each lane is; those of idle lanes mean nothing.
-    fn speeds(&self) -> Vec<Speed> {
+    /// [`Self::speeds`] by what is on the lanes now.
+    fn shared(&self) -> Vec<Speed> {
         let active = self.lanes.iter().flatten().count() as u64;
         let issuing = self.lanes.iter().flatten().filter(|running| running.phase == Phase::Issue).count() as u64;
         let crowding = 1000 + u64::from(self.limits.crowding_permille) * active.saturating_sub(1);
@@ -257,7 +261,7 @@ impl ContendedDevice {
     }
 
     fn next_phase_end(&self) -> Option<Time> {
-        let lanes = self.lanes.iter().zip(self.speeds()).filter_map(|(lane, speed)| Some((lane.as_ref()?, speed)));
+        let lanes = self.lanes.iter().zip(&self.speeds).filter_map(|(lane, speed)| Some((lane.as_ref()?, speed)));
         // Who gets no unit waits for the end of another's phase.
         let spans = lanes.filter(|(running, speed)| speed.progress > 0 || running.left == 0).map(|(running, speed)| {
             let whole = u128::from(running.left) * u128::from(speed.time);
@@ -271,10 +275,9 @@ impl ContendedDevice {
         let span = u128::from(to.since(self.now).as_nanos());
         if span > 0 {
             self.used += u128::from(self.used_units()) * span;
-            let speeds = self.speeds();
-            let lanes = self.lanes.iter_mut().zip(speeds).filter_map(|(lane, speed)| Some((lane.as_mut()?, speed)));
-            for (running, Speed { progress, time }) in lanes {
-                let passed = span * u128::from(PARTS) * u128::from(progress) / u128::from(time);
+            let lanes = self.lanes.iter_mut().zip(&self.speeds);
+            for (running, speed) in lanes.filter_map(|(lane, speed)| Some((lane.as_mut()?, speed))) {
+                let passed = span * u128::from(PARTS) * u128::from(speed.progress) / u128::from(speed.time);
                 running.left = running.left.saturating_sub(u64::try_from(passed).unwrap_or(u64::MAX));
             }
         }
@@ -289,8 +292,10 @@ impl ContendedDevice {
                 done.push(Completed::Copy { direction, token: copy.token });
             }
         }
+        let mut changed = false;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
             while let Some(running) = lane.as_mut().filter(|running| running.left == 0) {
+                changed = true;
                 let (at, phase) = match running.phase {
                     Phase::Overhead => (running.at, Phase::Issue),
                     Phase::Issue => (running.at, Phase::Run),
@@ -310,6 +315,9 @@ impl ContendedDevice {
                     }
                 }
             }
+        }
+        if changed {
+            self.speeds = self.shared();
         }
     }
 }

@@ -44,6 +44,50 @@ pub struct Capacity {
 /// A search gives up below this share of where it began.
 const LEAST: f64 = 1e-3;
 
+/// Between what a load is searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Held, probably.
+    pub low: f64,
+    /// Not held, probably.
+    pub high: f64,
+    /// The search gives up once it has tried less than this.
+    pub least: f64,
+    /// By what `high` is multiplied until it is not held.
+    pub widening: f64,
+    /// The search ends when the load is known to this share of it.
+    pub precision: f64,
+}
+
+impl Bounds {
+    /// What `trial` gives for the highest load for which it gives something: a binary search, between bounds that are widened until they
+    /// enclose it. `None` if no load is held, however small.
+    pub fn highest<T, E>(&self, trial: impl Fn(f64) -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+        let (mut good, mut bad) = (self.low, self.high);
+        let mut best = loop {
+            match trial(good)? {
+                Some(held) => break held,
+                None if good < self.least => return Ok(None),
+                None => (good, bad) = (good / 2.0, good),
+            }
+        };
+        if bad == self.high {
+            while let Some(held) = trial(bad)? {
+                (good, best) = (bad, held);
+                bad *= self.widening;
+            }
+        }
+        while (bad - good) / good > self.precision {
+            let middle = (good + bad) / 2.0;
+            match trial(middle)? {
+                Some(held) => (good, best) = (middle, held),
+                None => bad = middle,
+            }
+        }
+        Ok(Some(best))
+    }
+}
+
 impl Search {
     /// The highest rate at which no model has more bad requests than tolerated: a binary search, between bounds that are widened until
     /// they enclose it. `None` if no load is held, however small.
@@ -59,28 +103,8 @@ impl Search {
             let rate = scaled.loads.iter().map(|load| load.rate).sum();
             Ok(report.holds(self.tolerated).then_some(Capacity { rate, report }))
         };
-        let (mut good, mut bad) = (self.low, self.high);
-        let mut best = loop {
-            match trial(good)? {
-                Some(capacity) => break capacity,
-                None if good < self.low * LEAST => return Ok(None),
-                None => (good, bad) = (good / 2.0, good),
-            }
-        };
-        if bad == self.high {
-            while let Some(capacity) = trial(bad)? {
-                (good, best) = (bad, capacity);
-                bad *= 1.25;
-            }
-        }
-        while (bad - good) / good > self.precision {
-            let middle = (good + bad) / 2.0;
-            match trial(middle)? {
-                Some(capacity) => (good, best) = (middle, capacity),
-                None => bad = middle,
-            }
-        }
-        Ok(Some(best))
+        let Search { low, high, precision, .. } = *self;
+        Bounds { low, high, least: low * LEAST, widening: 1.25, precision }.highest(trial)
     }
 
     /// The fewest devices that hold the simulation's own rates, from 1 to `most`; `None` if not even those do.

@@ -9,6 +9,7 @@ use super::policy::{DevicePolicyName, Tuning};
 use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
 use crate::arrivals::BadArrivals;
+use crate::capacity::Bounds;
 
 /// A mix of lanes and what its batches take when all start at once.
 #[derive(Clone, PartialEq, Debug)]
@@ -99,29 +100,8 @@ pub fn peak(
     let model = &simulation.model;
     // More than the device can do if every segment is run: a large batch of short requests with everything else for nothing.
     let limit = 256.0 / model.time(256, if model.architecture().has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
-    let (mut good, mut bad) = (limit / 2.0, limit);
-    let mut best = loop {
-        match trial(good)? {
-            Some(peak) => break peak,
-            None if good < limit * LEAST => return Ok(None),
-            None => (good, bad) = (good / 2.0, good),
-        }
-    };
-    // Where some requests leave early, more is held than that.
-    while bad >= limit
-        && let Some(peak) = trial(bad)?
-    {
-        (good, best) = (bad, peak);
-        bad *= 2.0;
-    }
-    while (bad - good) / good > PRECISION {
-        let middle = (good + bad) / 2.0;
-        match trial(middle)? {
-            Some(peak) => (good, best) = (middle, peak),
-            None => bad = middle,
-        }
-    }
-    Ok(Some(best))
+    // Where some requests leave early, more is held than that: hence the widening.
+    Bounds { low: limit / 2.0, high: limit, least: limit * LEAST, widening: 2.0, precision: PRECISION }.highest(trial)
 }
 
 /// Windows that are tried, as shares of what the largest batch takes.

@@ -122,26 +122,10 @@ pub fn tune_window(
     tuning: &Tuning,
 ) -> Result<(Duration, Vec<TriedWindow>), BadArrivals> {
     let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
-    let mut tried = Vec::new();
-    let with = |window: Duration| Tuning { window, ..tuning.clone() };
-    for share in WINDOWS {
-        let window = Duration::from_secs_f64(longest * share);
-        let found = peak(simulation, &|| with(window).policy(DevicePolicyName::OptWait))?;
-        tried.push((window, found.map_or(0.0, |peak| peak.rate), f64::NAN));
-    }
-    let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
-    let mut chosen = (f64::INFINITY, tuning.window);
-    for (window, peak, latency) in &mut tried {
-        if best > 0.0 && *peak >= best * ALIKE {
-            let mut high = simulation.clone();
-            high.load.rate = best * 0.9;
-            *latency = high.run(with(*window).policy(DevicePolicyName::OptWait))?.mean_ms;
-            if *latency < chosen.0 {
-                chosen = (*latency, *window);
-            }
-        }
-    }
-    Ok((chosen.1, tried))
+    let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
+    let with = |window| -> Result<_, BadArrivals> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
+    let (chosen, tried) = tune(&windows, DevicePolicyName::OptWait, with)?;
+    Ok((chosen.unwrap_or(tuning.window), tried))
 }
 
 /// Numbers of stages that are tried (DVABatch §7.1: eight tries).
@@ -156,28 +140,42 @@ pub type TriedStages = (usize, f64, f64);
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
 pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), SearchFailure> {
-    let cut = |stages: usize| -> Result<(DeviceSimulation, Tuning), BadModel> {
+    let cut = |stages: usize| -> Result<_, SearchFailure> {
         let model = EmulatedModel::staged(simulation.model.architecture(), *simulation.model.platform(), stages)?;
         let profile = Tuning::new(&model, tuning.max_batch)?.profile;
         Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
     };
+    let (chosen, tried) = tune(&TRIED_STAGES, DevicePolicyName::DvaBatch, cut)?;
+    Ok((chosen.unwrap_or(1), tried))
+}
+
+/// A choice, the peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds; NaN where the peak is too low.
+type Tried<C> = (C, f64, f64);
+
+/// The choice with the highest peak of `policy`; of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it;
+/// `None` if nothing is held with any. Also everything that was tried.
+fn tune<C: Copy, E: From<BadArrivals>>(
+    choices: &[C],
+    policy: DevicePolicyName,
+    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), E>,
+) -> Result<(Option<C>, Vec<Tried<C>>), E> {
     let mut tried = Vec::new();
-    for stages in TRIED_STAGES {
-        let (simulation, tuning) = cut(stages)?;
-        let found = peak(&simulation, &|| tuning.policy(DevicePolicyName::DvaBatch))?;
-        tried.push((stages, found.map_or(0.0, |peak| peak.rate), f64::NAN));
+    for choice in choices {
+        let (simulation, tuning) = with(*choice)?;
+        let found = peak(&simulation, &|| tuning.policy(policy))?;
+        tried.push((*choice, found.map_or(0.0, |peak| peak.rate), f64::NAN));
     }
     let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
-    let mut chosen = (f64::INFINITY, 1);
-    for (stages, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
-        let (mut high, tuning) = cut(*stages)?;
+    let (mut chosen, mut lowest) = (None, f64::INFINITY);
+    for (choice, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
+        let (mut high, tuning) = with(*choice)?;
         high.load.rate = best * 0.9;
-        *latency = high.run(tuning.policy(DevicePolicyName::DvaBatch))?.mean_ms;
-        if *latency < chosen.0 {
-            chosen = (*latency, *stages);
+        *latency = high.run(tuning.policy(policy))?.mean_ms;
+        if *latency < lowest {
+            (chosen, lowest) = (Some(*choice), *latency);
         }
     }
-    Ok((chosen.1, tried))
+    Ok((chosen, tried))
 }
 
 /// Why nothing can be searched.

@@ -3,11 +3,11 @@
 use downbeat_core::Duration;
 use downbeat_plot::{Axis, Line, Scale, groups, lines};
 
-use super::{Figure, FigureError, FigureOptions, change, each, mean, row};
+use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
 use crate::arrivals::Arrivals;
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
-    Platform, TRIED_STAGES, Tuning, peak, tune_window,
+    Platform, TRIED_STAGES, Tuning, tune_window,
 };
 use crate::pace::Pace;
 
@@ -62,9 +62,7 @@ impl Bench {
     }
 
     fn peak(&self, policy: DevicePolicyName) -> Result<Peak, FigureError> {
-        let model = self.simulation.model.architecture().name();
-        let found = peak(&self.simulation, &|| self.tuning.policy(policy))?;
-        found.ok_or(FigureError::NoPeak { model, policy: policy.name() })
+        found_peak(&self.simulation, &self.tuning, policy)
     }
 
     fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, FigureError> {
@@ -150,7 +148,7 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> 
         let pace = Pace::rising(66.0, 4_000.0, f64::from(each_step), steps).unwrap_or_default();
         let requests = (options.requests * 5).min(u64::from(steps * each_step));
         let lengths = bench.simulation.load.lengths;
-        let load = DeviceLoad { arrivals: Arrivals::Poisson, rate: 1.0, pace, requests, lengths };
+        let load = DeviceLoad { pace, ..DeviceLoad::steady(1.0, requests, lengths) };
         let stepping = DeviceSimulation { load, warm_up: 0, ..bench.simulation.clone() };
         let mut held = Vec::new();
         let mut reports = Vec::new();

@@ -4,11 +4,11 @@ use downbeat_core::Duration;
 use downbeat_core::device::LaneMix;
 use downbeat_plot::{Axis, Line, Scale, groups, lines};
 
-use super::{Figure, FigureError, FigureOptions, change, each, mean, row};
+use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
 use crate::arrivals::Arrivals;
 use crate::device::{
-    Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Peak, Platform, Tuning,
-    best_mixes, measure_mix, measure_mixes, peak,
+    Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Platform, Tuning,
+    best_mixes, measure_mix, measure_mixes,
 };
 use crate::pace::Pace;
 
@@ -34,11 +34,6 @@ fn emulated(architecture: Architecture) -> EmulatedModel {
 fn tuned(model: &EmulatedModel) -> Result<Tuning, FigureError> {
     let mixes = best_mixes(model, MAX_BATCH);
     Ok(Tuning { mixes, ..Tuning::new(model, MAX_BATCH)? })
-}
-
-fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, FigureError> {
-    let model = simulation.model.architecture().name();
-    peak(simulation, &|| tuning.policy(policy))?.ok_or(FigureError::NoPeak { model, policy: policy.name() })
 }
 
 pub(super) fn table_1(_: &FigureOptions) -> Result<Figure, FigureError> {
@@ -70,7 +65,7 @@ pub(super) fn figure_2(options: &FigureOptions) -> Result<Figure, FigureError> {
     let tuning = Tuning { window: Duration::from_millis(30), ..Tuning::new(&model, MAX_BATCH)? };
     let pace = Pace::rising(20.0, 320.0, f64::from(each_step), steps).unwrap_or_default();
     let requests = u64::from(steps * each_step);
-    let load = DeviceLoad { arrivals: Arrivals::Poisson, rate: 1.0, pace, requests, lengths: None };
+    let load = DeviceLoad { pace, ..DeviceLoad::steady(1.0, requests, None) };
     let simulation = DeviceSimulation { warm_up: 0, ..DeviceSimulation::new(model, load, QOS, options.seed) };
     let reports = each(&policies, options, |policy| Ok(simulation.run(tuning.policy(*policy))?))?;
     let names: Vec<String> = policies.iter().map(|policy| format!("{policy} mean ms")).collect();
@@ -160,8 +155,7 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
         let mut means = vec![[0.0; 2]; COMPARED.len()];
         for seed in 0..SEEDS {
             let requests = u64::from(first + second);
-            let load =
-                DeviceLoad { arrivals: Arrivals::Poisson, rate: 1.0, pace: pace.clone(), requests, lengths: None };
+            let load = DeviceLoad { pace: pace.clone(), ..DeviceLoad::steady(1.0, requests, None) };
             simulation = DeviceSimulation { load, warm_up: 0, seed: options.seed + seed, ..simulation };
             for (policy, means) in COMPARED.iter().zip(&mut means) {
                 let report = simulation.run(tuning.policy(*policy))?;

@@ -8,6 +8,9 @@ use std::fmt;
 use downbeat_plot::{STYLE, escape};
 
 use super::model::BadModel;
+use super::policy::{DevicePolicyName, Tuning};
+use super::search::{Peak, peak};
+use super::simulation::DeviceSimulation;
 use crate::arrivals::BadArrivals;
 use crate::parallel;
 
@@ -140,6 +143,12 @@ fn each<J: Sync, R: Send>(
     work: impl Fn(&J) -> Result<R, FigureError> + Sync,
 ) -> Result<Vec<R>, FigureError> {
     parallel::map(jobs, options.threads, work, |_| ()).into_iter().collect()
+}
+
+/// The highest rate that a policy holds.
+fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, FigureError> {
+    let model = simulation.model.architecture().name();
+    peak(simulation, &|| tuning.policy(policy))?.ok_or(FigureError::NoPeak { model, policy: policy.name() })
 }
 
 fn row(cells: &[&str]) -> Vec<String> {

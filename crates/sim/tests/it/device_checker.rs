@@ -24,12 +24,17 @@ fn checker() -> LaunchChecker {
     assert_eq!(policy.lanes().len(), 3);
     let mut checker = LaunchChecker::new(42, 2, &policy);
     for id in 0..4 {
-        let request = DeviceRequest { id: RequestId(id), model: ModelId(0), deadline: Time::MAX, size: 1, length: 5 };
-        checker.request(NOW, &request, true);
-        checker.admit(NOW, RequestId(id), SlotRun { first: id as u32, count: 1 });
+        admit(&mut checker, id, id as u32);
         checker.input(NOW, RequestId(id));
     }
     checker
+}
+
+/// A request with a length of 5 that gets this slot.
+fn admit(checker: &mut LaunchChecker, id: u64, slot: u32) {
+    let request = DeviceRequest { id: RequestId(id), model: ModelId(0), deadline: Time::MAX, size: 1, length: 5 };
+    checker.request(NOW, &request, true);
+    checker.admit(NOW, RequestId(id), SlotRun { first: slot, count: 1 });
 }
 
 /// Both segments for some requests on lane 2, which takes two items, out of the ring.
@@ -57,17 +62,13 @@ fn run(checker: &mut LaunchChecker, launch: &Launch) {
 fn a_run_by_the_rules_passes() {
     let mut checker = checker();
     run(&mut checker, &launch(0, &[0, 1]));
+    // One that exits after the first segment is complete.
     let first = Launch { segments: SegmentRange::new(0, 1), ..launch(1, &[2]) };
-    run_on_parts(&mut checker, &first);
+    checker.launch(NOW, &first);
+    checker.completion(NOW, &first, &first.members);
     [0, 1, 2].into_iter().for_each(|id| checker.reply(NOW, RequestId(id)));
     checker.cancelled(NOW, RequestId(3));
     checker.end(NOW);
-}
-
-/// The lanes of this policy run both segments; one that exits after the first is complete.
-fn run_on_parts(checker: &mut LaunchChecker, first: &Launch) {
-    checker.launch(NOW, first);
-    checker.completion(NOW, first, &first.members);
 }
 
 #[test]
@@ -140,18 +141,14 @@ fn cut_off() {
 #[should_panic(expected = "r4 gets slot 1, which Some(r1) has")]
 fn a_slot_given_twice() {
     let mut checker = checker();
-    let request = DeviceRequest { id: RequestId(4), model: ModelId(0), deadline: Time::MAX, size: 1, length: 5 };
-    checker.request(NOW, &request, true);
-    checker.admit(NOW, RequestId(4), SlotRun { first: 1, count: 1 });
+    admit(&mut checker, 4, 1);
 }
 
 #[test]
 #[should_panic(expected = "r4 has no input in the ring")]
 fn read_before_it_is_there() {
     let mut checker = checker();
-    let request = DeviceRequest { id: RequestId(4), model: ModelId(0), deadline: Time::MAX, size: 1, length: 5 };
-    checker.request(NOW, &request, true);
-    checker.admit(NOW, RequestId(4), SlotRun { first: 4, count: 1 });
+    admit(&mut checker, 4, 4);
     checker.launch(NOW, &launch(0, &[4]));
 }
 

@@ -54,11 +54,17 @@ impl Bench {
         Ok(Bench { simulation: DeviceSimulation::new(model, load, QOS, options.seed), tuning })
     }
 
-    /// With DelayBatch's window searched.
-    fn tuned(architecture: Architecture, glue: Glue, options: &FigureOptions) -> Result<Self, FigureError> {
+    /// With DelayBatch's window searched, and DelayBatch's peak.
+    fn tuned(architecture: Architecture, glue: Glue, options: &FigureOptions) -> Result<(Self, f64), FigureError> {
         let mut bench = Bench::new(architecture, stages(architecture), glue, options)?;
-        bench.tuning.window = tune_window(&bench.simulation, &bench.tuning)?.0;
-        Ok(bench)
+        let (window, tried) = tune_window(&bench.simulation, &bench.tuning)?;
+        bench.tuning.window = window;
+        // Where nothing is held with any window, the one that was not tried is left.
+        let peak = match tried.iter().find(|(tried, peak, _)| *tried == window && *peak > 0.0) {
+            Some((_, peak, _)) => *peak,
+            None => bench.peak(DELAY)?.rate,
+        };
+        Ok((bench, peak))
     }
 
     fn peak(&self, policy: DevicePolicyName) -> Result<Peak, FigureError> {
@@ -81,8 +87,7 @@ fn ms(value: f64) -> String {
 
 pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> {
     let runs = each(&MODELS, options, |architecture| {
-        let bench = Bench::tuned(*architecture, Glue::Rte, options)?;
-        let peak = bench.peak(DELAY)?.rate;
+        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
         let mut reports = Vec::new();
         for (_, share) in LOADS {
             reports.push([bench.at(peak * share, ZERO)?, bench.at(peak * share, DELAY)?, bench.at(peak * share, DVA)?]);
@@ -144,7 +149,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
 pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> {
     let (steps, each_step) = (16u32, 2_000u32);
     let runs = each(&MODELS, options, |architecture| {
-        let bench = Bench::tuned(*architecture, Glue::Rte, options)?;
+        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
         let pace = Pace::rising(66.0, 4_000.0, f64::from(each_step), steps).unwrap_or_default();
         let requests = (options.requests * 5).min(u64::from(steps * each_step));
         let lengths = bench.simulation.load.lengths;
@@ -158,7 +163,7 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> 
             held.push(report.latencies_ms.iter().position(|latency| *latency > target).unwrap_or(requests as usize));
             reports.push(report.latencies_ms);
         }
-        Ok((bench.peak(DELAY)?.rate, bench.peak(DVA)?.rate, held, reports))
+        Ok((peak, bench.peak(DVA)?.rate, held, reports))
     })?;
     let mut table = vec![row(&[
         "model",
@@ -193,8 +198,8 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, FigureError> 
     let cases: Vec<_> =
         [Architecture::BertBase, Architecture::BertLarge].into_iter().flat_map(|a| Glue::ALL.map(|g| (a, g))).collect();
     let peaks = each(&cases, options, |(architecture, glue)| {
-        let bench = Bench::tuned(*architecture, *glue, options)?;
-        Ok([bench.peak(DELAY)?, bench.peak(DVA)?])
+        let (bench, rate) = Bench::tuned(*architecture, *glue, options)?;
+        Ok([Peak { rate, report: bench.at(rate, DELAY)? }, bench.peak(DVA)?])
     })?;
     let mut table = vec![row(&[
         "model",
@@ -222,21 +227,21 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, FigureError> 
 }
 
 pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, FigureError> {
-    let cases: Vec<_> =
-        [Architecture::LinkNet, Architecture::UNet].into_iter().flat_map(|a| LOADS.map(|load| (a, load))).collect();
-    let reports = each(&cases, options, |(architecture, (_, share))| {
-        let bench = Bench::tuned(*architecture, Glue::Rte, options)?;
-        let rate = bench.peak(DELAY)?.rate * share;
-        let with = |diversity| Tuning { diversity, ..bench.tuning.clone() };
+    let models = [Architecture::LinkNet, Architecture::UNet];
+    let runs = each(&models, options, |architecture| {
+        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
         // One pair of buffers: without stretch and without a pipeline, split alone.
-        let alone = with(Diversity { by_load: false, pairs: 1, ..bench.tuning.diversity });
-        let alone = Bench { tuning: alone, simulation: bench.simulation.clone() };
-        Ok([bench.at(rate, DELAY)?, alone.at(rate, DVA)?, bench.at(rate, DVA)?])
+        let diversity = Diversity { by_load: false, pairs: 1, ..bench.tuning.diversity };
+        let alone =
+            Bench { tuning: Tuning { diversity, ..bench.tuning.clone() }, simulation: bench.simulation.clone() };
+        let at = |rate| Ok([bench.at(rate, DELAY)?, alone.at(rate, DVA)?, bench.at(rate, DVA)?]);
+        LOADS.map(|(_, share)| at(peak * share)).into_iter().collect::<Result<Vec<_>, FigureError>>()
     })?;
     let mut table =
         vec![row(&["model", "load", "delaybatch ms", "split only ms", "dvabatch ms", "split only", "splits", "batch"])];
-    for ((architecture, (load, _)), [delay, split, dva]) in cases.iter().zip(&reports) {
-        let mut cells = vec![architecture.to_string(), (*load).to_owned()];
+    let cases = models.iter().flat_map(|architecture| LOADS.map(|(load, _)| (architecture, load)));
+    for ((architecture, load), [delay, split, dva]) in cases.zip(runs.iter().flatten()) {
+        let mut cells = vec![architecture.to_string(), load.to_owned()];
         cells.extend([delay, split, dva].map(|report| ms(report.mean_ms)));
         cells.extend([
             change(split.mean_ms, delay.mean_ms),
@@ -271,15 +276,19 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, FigureError> 
 
 pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> {
     let models = [Architecture::BertBase, Architecture::LinkNet, Architecture::ResNet152];
-    let cases: Vec<_> = models.into_iter().flat_map(|model| TRIED_STAGES.map(|stages| (model, stages))).collect();
-    let found = each(&cases, options, |(architecture, stages)| {
+    // ZeroBatch runs all stages at once: their number is nothing to it.
+    let models = each(&models, options, |architecture| {
+        let bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
+        Ok((*architecture, bench.peak(ZERO)?.rate))
+    })?;
+    let cases: Vec<_> = models.iter().flat_map(|model| TRIED_STAGES.map(|stages| (model, stages))).collect();
+    let found = each(&cases, options, |((architecture, zero), stages)| {
         let bench = Bench::new(*architecture, *stages, Glue::Rte, options)?;
         let peak = bench.peak(DVA)?.rate;
-        let rate = bench.peak(ZERO)?.rate * 0.9;
-        Ok((peak, bench.at(rate, DVA)?))
+        Ok((peak, bench.at(zero * 0.9, DVA)?))
     })?;
     let mut table = vec![row(&["model", "stages", "peak/s", "mean ms", "launches a batch"])];
-    for ((architecture, stages), (peak, report)) in cases.iter().zip(&found) {
+    for (((architecture, _), stages), (peak, report)) in cases.iter().zip(&found) {
         let cells = [stages.to_string(), format!("{peak:.0}"), ms(report.mean_ms)];
         let launches = format!("{:.1}", report.launches as f64 / report.batches.max(1) as f64);
         table.push([vec![architecture.to_string()], cells.to_vec(), vec![launches]].concat());
@@ -310,10 +319,11 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, FigureError> 
 
 pub(super) fn early_exits(options: &FigureOptions) -> Result<Figure, FigureError> {
     let chances = [0.0, 0.25, 0.5, 0.75];
+    let bench = || Bench::new(Architecture::ResNet152, 4, Glue::Rte, options);
+    let rate = bench()?.peak(ZERO)?.rate * 0.9;
     let found = each(&chances, options, |chance| {
-        let mut bench = Bench::new(Architecture::ResNet152, 4, Glue::Rte, options)?;
+        let mut bench = bench()?;
         bench.simulation.exits = vec![(0, *chance), (1, *chance)];
-        let rate = bench.peak(ZERO)?.rate * 0.9;
         Ok((bench.at(rate, DVA)?, bench.peak(DVA)?.rate))
     })?;
     let mut table = vec![row(&["leaves after each of two stages", "mean ms", "exits", "peak/s"])];

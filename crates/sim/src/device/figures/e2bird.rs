@@ -206,16 +206,15 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
 const SEEDS: u64 = 20;
 
 pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> {
+    let tunings = each(&MODELS, options, |architecture| Ok((*architecture, tuned(&emulated(*architecture))?)))?;
     let cases: Vec<_> = [Arrivals::Constant, Arrivals::Poisson]
         .into_iter()
-        .flat_map(|arrivals| MODELS.map(|m| (arrivals, m)))
+        .flat_map(|arrivals| tunings.iter().map(move |tuning| (arrivals, tuning)))
         .collect();
-    let runs = each(&cases, options, |(arrivals, architecture)| {
-        let model = emulated(*architecture);
-        let tuning = tuned(&model)?;
+    let runs = each(&cases, options, |(arrivals, (architecture, tuning))| {
         let load = DeviceLoad { arrivals: *arrivals, ..DeviceLoad::steady(1.0, options.requests, None) };
-        let simulation = DeviceSimulation::new(model, load, QOS, options.seed);
-        let peaks = COMPARED.map(|policy| found_peak(&simulation, &tuning, policy));
+        let simulation = DeviceSimulation::new(emulated(*architecture), load, QOS, options.seed);
+        let peaks = COMPARED.map(|policy| found_peak(&simulation, tuning, policy));
         let [windowed, naive, enhanced] = peaks;
         let mixes: Vec<String> = tuning.mixes.iter().map(|(total, mix)| format!("{total}: {mix}")).collect();
         Ok(([windowed?, naive?, enhanced?], mixes.join("; ")))
@@ -238,7 +237,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
     let mut plots = Vec::new();
     for (cases, runs) in cases.chunks(MODELS.len()).zip(runs.chunks(MODELS.len())) {
         let mut bars = Vec::new();
-        for ((arrivals, architecture), (peaks, mixes)) in cases.iter().zip(runs) {
+        for ((arrivals, (architecture, _)), (peaks, mixes)) in cases.iter().zip(runs) {
             let rates = [peaks[0].rate, peaks[1].rate, peaks[2].rate];
             let mut cells = vec![arrivals.to_string(), architecture.to_string()];
             cells.extend(rates.map(|rate| format!("{rate:.0}")));

@@ -162,22 +162,22 @@ def mobilenetv2():
     return graph
 
 
-def bert():
-    graph = Graph("bert", SEED)
+def encoder(name, width, heads, inner, layers):
+    """An encoder with the sizes of a BERT (Devlin et al. 2019, section 3)."""
+    graph = Graph(name, SEED)
     ids = graph.input("input_ids", TensorProto.INT64, ["N", "T"])
     mask = graph.input("attention_mask", TensorProto.INT64, ["N", "T"])
-    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=768, heads=12, inner=3072, layers=12)
-    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", "T", 768])
+    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=width, heads=heads, inner=inner, layers=layers)
+    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", "T", width])
     return graph
+
+
+def bert():
+    return encoder("bert", width=768, heads=12, inner=3072, layers=12)
 
 
 def bertlarge():
-    graph = Graph("bertlarge", SEED)
-    ids = graph.input("input_ids", TensorProto.INT64, ["N", "T"])
-    mask = graph.input("attention_mask", TensorProto.INT64, ["N", "T"])
-    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=1024, heads=16, inner=4096, layers=24)
-    graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", "T", 1024])
-    return graph
+    return encoder("bertlarge", width=1024, heads=16, inner=4096, layers=24)
 
 
 def exits():

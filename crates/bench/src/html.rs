@@ -2,10 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::plot::{Axis, Line, Scale, bars, escape, lines};
+use crate::plot::{self, Axis, Line, Scale, bars, escape, lines};
 use crate::report::{ModelReport, Report, short};
-
-pub use downbeat_plot::STYLE;
 
 /// Writing to a string cannot fail.
 macro_rules! put {
@@ -14,12 +12,8 @@ macro_rules! put {
 
 /// The page.
 pub fn page(report: &Report) -> String {
-    let mut out = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
-    out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
+    let mut out = String::new();
     let names: Vec<&str> = report.models.iter().map(|m| m.name.as_str()).collect();
-    let title = format!("Load on {}", names.join(", "));
-    put!(out, "<title>{}</title><style>{STYLE}</style></head><body><main>", escape(&title));
-    put!(out, "<h1>{}</h1>", escape(&title));
     put!(out, "<p class=\"sub\">{} · {} tensors · {}</p>", escape(&report.url), report.tensors, escape(&report.load));
     put!(
         out,
@@ -41,10 +35,10 @@ pub fn page(report: &Report) -> String {
     server(&mut out, report);
     if let Some(capacity) = &report.capacity {
         put!(out, "<h2>Capacity search</h2><p>Target: {}.</p>", escape(&capacity.target));
-        out += "<div class=\"scroll\"><table><thead><tr><th scope=\"col\">rate /s</th><th scope=\"col\">p99 ms</th><th scope=\"col\">bad %</th><th scope=\"col\">result</th></tr></thead><tbody>";
+        let mut rows = String::new();
         for trial in &capacity.trials {
             put!(
-                out,
+                rows,
                 "<tr><td>{}</td><td>{}</td><td>{:.2}</td><td class=\"text\">{}</td></tr>",
                 short(trial.rate),
                 trial.p99_ms.map_or("–".to_owned(), short),
@@ -52,11 +46,11 @@ pub fn page(report: &Report) -> String {
                 if trial.passed { "passed".to_owned() } else { escape(&trial.reason) }
             );
         }
-        out += "</tbody></table></div>";
+        out += &plot::table(&["rate /s", "p99 ms", "bad %", "result"], &rows);
     }
     generator(&mut out, report);
-    put!(out, "<p class=\"sub\">downbeat bench {}</p></main></body></html>\n", report.version);
-    out
+    put!(out, "<p class=\"sub\">downbeat bench {}</p>", report.version);
+    plot::page(&format!("Load on {}", names.join(", ")), &out)
 }
 
 fn facts(out: &mut String, report: &Report) {
@@ -78,8 +72,7 @@ fn facts(out: &mut String, report: &Report) {
 }
 
 fn table(out: &mut String, report: &Report) {
-    *out += "<div class=\"scroll\"><table><thead><tr>";
-    for head in [
+    let heads = [
         "model",
         "offered /s",
         "goodput /s",
@@ -93,14 +86,12 @@ fn table(out: &mut String, report: &Report) {
         "p99",
         "p99.9",
         "max",
-    ] {
-        put!(out, "<th scope=\"col\">{head}</th>");
-    }
-    *out += "</tr></thead><tbody>";
+    ];
+    let mut rows = String::new();
     let all = (report.models.len() > 1).then_some(&report.total);
     for model in report.models.iter().chain(all) {
         put!(
-            out,
+            rows,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.2}</td>",
             escape(&model.name),
             short(model.offered_per_second),
@@ -113,25 +104,25 @@ fn table(out: &mut String, report: &Report) {
         match &model.latency_ms {
             Some(l) => {
                 for value in [l.mean, l.p50, l.p90, l.p99, l.p999, l.max] {
-                    put!(out, "<td>{}</td>", short(value));
+                    put!(rows, "<td>{}</td>", short(value));
                 }
             }
-            None => *out += &"<td>–</td>".repeat(6),
+            None => rows += &"<td>–</td>".repeat(6),
         }
-        *out += "</tr>";
+        rows += "</tr>";
     }
-    *out += "</tbody></table></div>";
+    *out += &plot::table(&heads, &rows);
 }
 
 fn failures(out: &mut String, report: &Report) {
     if report.total.failures.is_empty() {
         return;
     }
-    *out += "<h2>Failures</h2><div class=\"scroll\"><table><thead><tr><th scope=\"col\">model</th><th scope=\"col\">count</th><th scope=\"col\">kind</th><th scope=\"col\">first one said</th></tr></thead><tbody>";
+    let mut rows = String::new();
     for model in &report.models {
         for (kind, failure) in &model.failures {
             put!(
-                out,
+                rows,
                 "<tr><th scope=\"row\">{}</th><td>{}</td><td class=\"text\">{}</td><td class=\"text\">{}</td></tr>",
                 escape(&model.name),
                 failure.count,
@@ -140,7 +131,8 @@ fn failures(out: &mut String, report: &Report) {
             );
         }
     }
-    *out += "</tbody></table></div>";
+    *out += "<h2>Failures</h2>";
+    *out += &plot::table(&["model", "count", "kind", "first one said"], &rows);
 }
 
 fn plots(out: &mut String, report: &Report) {
@@ -203,16 +195,12 @@ fn server(out: &mut String, report: &Report) {
     if report.models.iter().all(|m| m.server.is_none()) {
         return;
     }
-    *out += "<h2>The server's own count</h2><div class=\"scroll\"><table><thead><tr>";
-    for head in ["model", "items", "batches", "mean batch", "queue ms", "input ms", "infer ms", "output ms"] {
-        put!(out, "<th scope=\"col\">{head}</th>");
-    }
-    *out += "</tr></thead><tbody>";
+    let mut rows = String::new();
     for model in &report.models {
         let Some(server) = &model.server else { continue };
         let c = &server.counters;
         put!(
-            out,
+            rows,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>",
             escape(&model.name),
             c.requests_executed,
@@ -220,11 +208,13 @@ fn server(out: &mut String, report: &Report) {
             server.mean_batch.map_or("–".to_owned(), short)
         );
         for phase in [c.queue, c.compute_input, c.compute_infer, c.compute_output] {
-            put!(out, "<td>{}</td>", short(phase.mean_ms()));
+            put!(rows, "<td>{}</td>", short(phase.mean_ms()));
         }
-        *out += "</tr>";
+        rows += "</tr>";
     }
-    *out += "</tbody></table></div>";
+    let heads = ["model", "items", "batches", "mean batch", "queue ms", "input ms", "infer ms", "output ms"];
+    *out += "<h2>The server's own count</h2>";
+    *out += &plot::table(&heads, &rows);
 }
 
 fn generator(out: &mut String, report: &Report) {

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use downbeat_bench::html::STYLE;
-use downbeat_bench::plot::{Axis, Line, Scale, escape, groups, lines};
 use downbeat_core::device::LaneMix;
+use downbeat_plot::{Axis, Line, Scale, escape, groups, lines};
 use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
@@ -70,13 +69,7 @@ impl MixReport {
 
     /// A page with a picture like E²bird's figure 12 for each load.
     pub fn page(&self) -> String {
-        let title = format!("Mixes of lanes for {}", escape(&self.model));
-        let mut out = format!(
-            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1><p class=\"sub\">{}</p><div class=\"plots\">",
-            escape(&self.subject)
-        );
+        let mut out = format!("<p class=\"sub\">{}</p><div class=\"plots\">", escape(&self.subject));
         for (total, mixes) in &self.loads {
             let drawn: Vec<(String, &MeasuredMix)> =
                 shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", millis(m.mean_ns)), m)).collect();
@@ -106,22 +99,20 @@ impl MixReport {
                 &bars,
             );
         }
-        out += "</div><h2>Figures</h2><div class=\"scroll\"><table><thead><tr>";
-        for head in ["items", "mix", "mean ms", "longest ms", "runs"] {
-            let _ = write!(out, "<th scope=\"col\">{head}</th>");
-        }
-        out += "</tr></thead><tbody>";
+        let mut rows = String::new();
         for (total, mixes) in &self.loads {
             for m in mixes {
                 let (mean, longest) = (millis(m.mean_ns), millis(m.longest_ns));
                 let _ = write!(
-                    out,
+                    rows,
                     "<tr><td>{total}</td><td>{}</td><td>{mean:.3}</td><td>{longest:.3}</td><td>{}</td></tr>",
                     m.mix, m.runs
                 );
             }
         }
-        out + "</tbody></table></div></main></body></html>\n"
+        out += "</div><h2>Figures</h2>";
+        out += &downbeat_plot::table(&["items", "mix", "mean ms", "longest ms", "runs"], &rows);
+        downbeat_plot::page(&format!("Mixes of lanes for {}", self.model), &out)
     }
 }
 

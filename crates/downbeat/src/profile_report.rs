@@ -3,9 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Context;
-use downbeat_bench::html::STYLE;
-use downbeat_bench::plot::{Axis, Line, Scale, escape, lines};
 use downbeat_core::tensor::{Signature, TensorSpec};
+use downbeat_plot::{Axis, Line, Scale, escape, lines};
 use downbeat_server::profiler::{self, Measurement};
 use serde::Serialize;
 
@@ -115,13 +114,7 @@ impl ProfileReport {
 
     /// The table and plots as one HTML page that needs nothing else.
     pub fn page(&self) -> String {
-        let title = format!("Latency profile of {} version {}", escape(&self.model), self.version);
-        let mut out = format!(
-            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1><p class=\"sub\">{}</p>",
-            escape(&self.subject())
-        );
+        let mut out = format!("<p class=\"sub\">{}</p>", escape(&self.subject()));
         if let Some(line) = self.line() {
             let _ = write!(out, "<p class=\"sub\">{}</p>", escape(&line));
         }
@@ -147,14 +140,10 @@ impl ProfileReport {
             &rate,
             &[line("items/s", points(throughput))],
         );
-        out += "</div><h2>Figures</h2><div class=\"scroll\"><table><thead><tr>";
-        for head in ["batch", "median ms", "p95 ms", "fastest ms", "ms an item", "items/s", "runs"] {
-            let _ = write!(out, "<th scope=\"col\">{head}</th>");
-        }
-        out += "</tr></thead><tbody>";
+        let mut rows = String::new();
         for m in &self.measurements {
             let _ = write!(
-                out,
+                rows,
                 "<tr><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
                 m.batch,
                 millis(m.median_ns),
@@ -165,7 +154,10 @@ impl ProfileReport {
                 m.runs
             );
         }
-        out + "</tbody></table></div></main></body></html>\n"
+        out += "</div><h2>Figures</h2>";
+        let heads = ["batch", "median ms", "p95 ms", "fastest ms", "ms an item", "items/s", "runs"];
+        out += &downbeat_plot::table(&heads, &rows);
+        downbeat_plot::page(&format!("Latency profile of {} version {}", self.model, self.version), &out)
     }
 
     /// A model for the emulated engine with these latencies and this signature, in its TOML form.

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use downbeat_bench::html::STYLE;
-use downbeat_bench::plot::{bars, escape};
 use downbeat_engine::{Activations, SegmentInfo};
+use downbeat_plot::{bars, escape};
 use serde::Serialize;
 
 /// Width of the bars in the terminal, characters.
@@ -185,13 +184,7 @@ impl SliceReport {
 
     /// The table and plots as one HTML page that needs nothing else.
     pub fn page(&self) -> String {
-        let title = format!("Segments of {}", escape(&self.model));
-        let mut out = format!(
-            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1><p class=\"sub\">{}</p>",
-            escape(&self.subject())
-        );
+        let mut out = format!("<p class=\"sub\">{}</p>", escape(&self.subject()));
         for line in self.sizes().iter().chain([&self.verdict()]) {
             let _ = write!(out, "<p class=\"sub\">{}</p>", escape(line));
         }
@@ -213,15 +206,11 @@ impl SliceReport {
             "KiB an item",
             &points(|s| s.live_bytes_per_item as f64 / 1024.0),
         );
-        out += "</div><h2>Segments</h2><div class=\"scroll\"><table><thead><tr>";
-        for head in ["segment", "operators", "from", "to", "ms", "weights", "live an item", "live"] {
-            let _ = write!(out, "<th scope=\"col\">{head}</th>");
-        }
-        out += "</tr></thead><tbody>";
+        let mut rows = String::new();
         for (index, s) in self.segments.iter().enumerate() {
             let live: Vec<String> = s.live.iter().map(|l| format!("{} {}{:?}", l.name, l.datatype, l.dims)).collect();
             let _ = write!(
-                out,
+                rows,
                 "<tr><td>{index}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>",
                 s.operators,
                 escape(&s.first),
@@ -232,6 +221,9 @@ impl SliceReport {
                 escape(&live.join(", "))
             );
         }
-        out + "</tbody></table></div></main></body></html>\n"
+        out += "</div><h2>Segments</h2>";
+        let heads = ["segment", "operators", "from", "to", "ms", "weights", "live an item", "live"];
+        out += &downbeat_plot::table(&heads, &rows);
+        downbeat_plot::page(&format!("Segments of {}", self.model), &out)
     }
 }

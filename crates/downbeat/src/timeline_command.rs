@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use downbeat_plot::{Box as Batch, STYLE, Timeline as Plot, escape};
+use downbeat_plot::{Box as Batch, Timeline as Plot, escape};
 use downbeat_server::lanes::{PastLaunch, PastLaunches, Timeline};
 
 use crate::client::Client;
@@ -50,16 +50,13 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
 fn page(timeline: &Timeline) -> String {
     let span = millis(timeline.now_ns - timeline.from_ns);
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>Lanes</title><style>{STYLE}</style></head><body><main><h1>Lanes</h1>\
-         <p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
+        "<p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
         span / 1e3
     );
     for device in &timeline.devices {
         out += &section(device, timeline.from_ns, span);
     }
-    out + "</main></body></html>\n"
+    downbeat_plot::page("Lanes", &out)
 }
 
 fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {

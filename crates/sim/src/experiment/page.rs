@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use downbeat_plot::{Axis, Box as Batch, Dot, Line, STYLE, Scale, Timeline, escape, groups, lines};
+use downbeat_plot::{Axis, Box as Batch, Dot, Line, Scale, Timeline, escape, groups, lines};
 
 use super::run::{Case, Results};
 use super::{Experiment, Plot, Value};
@@ -20,10 +20,7 @@ type Quantity<'a> = &'a dyn Fn(&Case) -> Option<f64>;
 impl Experiment {
     /// The results as one HTML page that needs nothing else: no script, no network.
     pub fn page(&self, results: &Results) -> String {
-        let title = escape(&self.title);
-        let mut out = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
-        out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
-        put!(out, "<title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1>");
+        let mut out = String::new();
         for text in [&self.source, &self.note] {
             put!(out, "<p class=\"sub\">{}</p>", escape(text));
         }
@@ -39,12 +36,8 @@ impl Experiment {
                 _ => {}
             }
         }
-        put!(
-            out,
-            "<h2>Table</h2><div class=\"scroll\"><pre>{}</pre></div></main></body></html>\n",
-            escape(&results.to_string())
-        );
-        out
+        put!(out, "<h2>Table</h2><div class=\"scroll\"><pre>{}</pre></div>", escape(&results.to_string()));
+        downbeat_plot::page(&self.title, &out)
     }
 
     fn plot(&self, out: &mut String, results: &Results, plot: Plot) {

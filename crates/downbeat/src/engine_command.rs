@@ -1,9 +1,13 @@
 //! `downbeat engine`: which engines can be used here, and getting the faster one.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use downbeat_engine::install::Install;
+use downbeat_engine::{Emulated, Engine, Preference, Search};
+use downbeat_repository::ModelFormat;
+use downbeat_server::options::EngineChoice;
 
 /// List engines, or install onnxruntime.
 #[derive(Subcommand, Debug)]
@@ -28,6 +32,24 @@ pub struct InstallArgs {
     wheel: Option<PathBuf>,
 }
 
+/// The engine for models of this format; what there is to know of the choice is printed.
+///
+/// # Errors
+/// If the engine that is wanted cannot be used.
+pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) -> anyhow::Result<Arc<dyn Engine>> {
+    Ok(match format {
+        ModelFormat::Emulated => Arc::new(Emulated::new()),
+        ModelFormat::Onnx => {
+            let preference: Preference = wanted.name().parse()?;
+            let choice = downbeat_engine::choose(preference, search)?;
+            if let Some(hint) = choice.hint {
+                eprintln!("{hint}");
+            }
+            choice.engine
+        }
+    })
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -35,7 +57,7 @@ pub struct InstallArgs {
 pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     match command {
         EngineCommand::List => {
-            for info in downbeat_engine::available(&downbeat_engine::Search::from_env()) {
+            for info in downbeat_engine::available(&Search::from_env()) {
                 let library = info.library.map_or_else(|| "built in".to_owned(), |path| path.display().to_string());
                 println!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device);
             }

@@ -46,50 +46,44 @@ fn show(file: &Path) -> anyhow::Result<()> {
         return show_device(file, &bytes);
     }
     let (machine, entries) = read(&bytes).with_context(|| file.display().to_string())?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    let mut print = |line: &str| match writeln!(out, "{line}") {
-        // Who reads has had enough, as `head` does.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        result => result.map(|()| true),
-    };
     let name = match machine {
         MachineKind::Scheduler => "scheduler".to_owned(),
         MachineKind::Shard { index, shards } => format!("shard {index} of {shards}"),
         MachineKind::Matchmaker => "matchmaker".to_owned(),
     };
-    let mut goes_on =
-        print(&format!("decision log of a {name}: entry, milliseconds, what came in, -> what was decided"))?;
+    let head = format!("decision log of a {name}: entry, milliseconds, what came in, -> what was decided");
     let mut now = Time::ZERO;
-    for entry in entries {
-        if !goes_on {
-            return Ok(());
-        }
+    let lines = entries.map(|entry| {
         let entry = entry.with_context(|| file.display().to_string())?;
         if let Record::Input(at, _) = entry.record {
             now = at;
         }
-        goes_on = print(&entry.line(now))?;
-    }
-    match out.flush() {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+        Ok(entry.line(now))
+    });
+    print(std::iter::once(Ok(head)).chain(lines))
 }
 
 /// The log of a device policy: a line of JSON for each event.
 fn show_device(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
+    let lines = bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
+    print(lines.map(|(number, line)| {
         let place = || format!("{}:{}", file.display(), number + 1);
         // A model that was loaded again begins anew.
-        let text = match serde_json::from_slice::<DeviceLogHead>(line) {
+        Ok(match serde_json::from_slice::<DeviceLogHead>(line) {
             Ok(DeviceLogHead { model, version, device, policy, lanes }) => format!(
                 "decision log of {model} {version} on device {device}, policy {policy}, {} lanes: milliseconds, what came in, -> what was decided",
                 lanes.len()
             ),
             Err(_) => serde_json::from_slice::<DeviceRecord>(line).with_context(place)?.to_string(),
-        };
-        match writeln!(out, "{text}") {
+        })
+    }))
+}
+
+/// Prints lines, up to the first that cannot be read.
+fn print(lines: impl Iterator<Item = anyhow::Result<String>>) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    for line in lines {
+        match writeln!(out, "{}", line?) {
             // Who reads has had enough, as `head` does.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             result => result?,

@@ -7,6 +7,8 @@ use downbeat_plot::{Axis, Line, Scale, escape, groups, lines};
 use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
+use crate::units::in_millis;
+
 /// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12 shows six and two).
 const FASTEST_SHOWN: usize = 6;
 const SLOWEST_SHOWN: usize = 2;
@@ -20,10 +22,6 @@ pub struct MixReport {
     pub subject: String,
     /// The mixes of each load, the fastest first.
     pub loads: Vec<(u32, Vec<MeasuredMix>)>,
-}
-
-fn millis(ns: u64) -> f64 {
-    ns as f64 / 1e6
 }
 
 /// The best-known and worst-known mixes.
@@ -47,7 +45,7 @@ impl MixReport {
         );
         for (total, mixes) in &self.loads {
             for m in shown(mixes) {
-                let (mean, longest) = (millis(m.mean_ns), millis(m.longest_ns));
+                let (mean, longest) = (in_millis(m.mean_ns), in_millis(m.longest_ns));
                 let _ = writeln!(out, "{total:>6} {mean:>10.3} {longest:>12.3} {:>6}  {}", m.runs, m.mix);
             }
         }
@@ -72,7 +70,7 @@ impl MixReport {
         let mut out = format!("<p class=\"sub\">{}</p><div class=\"plots\">", escape(&self.subject));
         for (total, mixes) in &self.loads {
             let drawn: Vec<(String, &MeasuredMix)> =
-                shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", millis(m.mean_ns)), m)).collect();
+                shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", in_millis(m.mean_ns)), m)).collect();
             let shapes: Vec<Line<'_>> = drawn
                 .iter()
                 .map(|(name, m)| Line {
@@ -90,7 +88,7 @@ impl MixReport {
             );
             let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
             let bars: Vec<(String, Vec<f64>)> =
-                shown(mixes).map(|m| (short(&m.mix), vec![millis(m.mean_ns), millis(m.longest_ns)])).collect();
+                shown(mixes).map(|m| (short(&m.mix), vec![in_millis(m.mean_ns), in_millis(m.longest_ns)])).collect();
             out += &groups(
                 &format!("{total} items: the fastest and the slowest mixes"),
                 "Time from the common start of all lanes.",
@@ -102,7 +100,7 @@ impl MixReport {
         let mut rows = String::new();
         for (total, mixes) in &self.loads {
             for m in mixes {
-                let (mean, longest) = (millis(m.mean_ns), millis(m.longest_ns));
+                let (mean, longest) = (in_millis(m.mean_ns), in_millis(m.longest_ns));
                 let _ = write!(
                     rows,
                     "<tr><td>{total}</td><td>{}</td><td>{mean:.3}</td><td>{longest:.3}</td><td>{}</td></tr>",

@@ -2,13 +2,12 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_engine::{Emulated, Engine, LoadOptions, Preference, Search};
-use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_engine::{LoadOptions, Search};
+use downbeat_repository::ModelRepository;
 use downbeat_server::clock::Clock;
 use downbeat_server::loader::PROFILED_LENGTH;
 use downbeat_server::mix_profiler;
@@ -17,6 +16,7 @@ use downbeat_server::plan::BatchPlan;
 use downbeat_server::profiler::{self, Measurement};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::engine_command::engine_for;
 use crate::mix_report::MixReport;
 use crate::profile_report::ProfileReport;
 use crate::units;
@@ -96,17 +96,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         let served: Vec<String> = definition.versions.iter().map(|(v, _)| v.to_string()).collect();
         bail!("'{}' has no version {version} that is served (there is: {})", args.model, served.join(", "));
     };
-    let engine: Arc<dyn Engine> = match definition.format {
-        ModelFormat::Emulated => Arc::new(Emulated::new()),
-        ModelFormat::Onnx => {
-            let preference: Preference = args.engine.name().parse()?;
-            let choice = downbeat_engine::choose(preference, &Search::from_env())?;
-            if let Some(hint) = choice.hint {
-                eprintln!("{hint}");
-            }
-            choice.engine
-        }
-    };
+    let engine = engine_for(definition.format, args.engine, &Search::from_env())?;
     let threads = match args.threads {
         // Lanes side by side are what uses the cores then.
         0 if args.worker_mix.is_some() => 1,

@@ -8,6 +8,8 @@ use downbeat_plot::{Axis, Line, Scale, escape, lines};
 use downbeat_server::profiler::{self, Measurement};
 use serde::Serialize;
 
+use crate::units::{self, in_millis};
+
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 40;
 
@@ -32,10 +34,6 @@ pub struct ProfileReport {
     pub measurements: Vec<Measurement>,
 }
 
-fn millis(ns: u64) -> f64 {
-    ns as f64 / 1e6
-}
-
 /// Inferences a second if batches of this size follow each other.
 fn throughput(measurement: &Measurement) -> f64 {
     f64::from(measurement.batch) * 1e9 / measurement.median_ns.max(1) as f64
@@ -46,9 +44,9 @@ fn throughput(measurement: &Measurement) -> f64 {
 fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
     let n = measurements.len() as f64;
     let mean = |f: &dyn Fn(&Measurement) -> f64| measurements.iter().map(f).sum::<f64>() / n;
-    let (mean_batch, mean_ms) = (mean(&|m| f64::from(m.batch)), mean(&|m| millis(m.median_ns)));
+    let (mean_batch, mean_ms) = (mean(&|m| f64::from(m.batch)), mean(&|m| in_millis(m.median_ns)));
     let variance = mean(&|m| (f64::from(m.batch) - mean_batch).powi(2));
-    let covariance = mean(&|m| (f64::from(m.batch) - mean_batch) * (millis(m.median_ns) - mean_ms));
+    let covariance = mean(&|m| (f64::from(m.batch) - mean_batch) * (in_millis(m.median_ns) - mean_ms));
     (measurements.len() > 1 && variance > 0.0).then(|| {
         let alpha = covariance / variance;
         (alpha, mean_ms - alpha * mean_batch)
@@ -58,7 +56,7 @@ fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
 impl ProfileReport {
     fn subject(&self) -> String {
         let length = self.length.map_or_else(String::new, |n| format!(", varying dimensions {n}"));
-        let threads = if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
+        let threads = units::threads(self.threads);
         format!("{} {} on {}, {threads}{length}", self.engine, self.engine_version, self.device)
     }
 
@@ -84,10 +82,10 @@ impl ProfileReport {
         format!(
             "{:>6} {:>12.4} {:>12.4} {:>12.4} {:>14.4} {:>14.1} {:>6}\n",
             m.batch,
-            millis(m.median_ns),
-            millis(m.p95_ns),
-            millis(m.min_ns),
-            millis(m.median_ns) / f64::from(m.batch),
+            in_millis(m.median_ns),
+            in_millis(m.p95_ns),
+            in_millis(m.min_ns),
+            in_millis(m.median_ns) / f64::from(m.batch),
             throughput(m),
             m.runs
         )
@@ -131,7 +129,7 @@ impl ProfileReport {
             "How long a batch takes: median, and what 95 of 100 runs did not exceed.",
             &batch,
             &latency,
-            &[line("median", points(|m| millis(m.median_ns))), line("p95", points(|m| millis(m.p95_ns)))],
+            &[line("median", points(|m| in_millis(m.median_ns))), line("p95", points(|m| in_millis(m.p95_ns)))],
         );
         out += &lines(
             "Throughput by batch size",
@@ -146,10 +144,10 @@ impl ProfileReport {
                 rows,
                 "<tr><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
                 m.batch,
-                millis(m.median_ns),
-                millis(m.p95_ns),
-                millis(m.min_ns),
-                millis(m.median_ns) / f64::from(m.batch),
+                in_millis(m.median_ns),
+                in_millis(m.p95_ns),
+                in_millis(m.min_ns),
+                in_millis(m.median_ns) / f64::from(m.batch),
                 throughput(m),
                 m.runs
             );

@@ -1,16 +1,16 @@
 //! `downbeat slice`: where a model is cut into segments, and what that costs.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use downbeat_core::tensor::{DataType, Signature};
-use downbeat_engine::{Buffer, Cut, Emulated, Engine, Lane, LoadOptions, Preference, Search, State, Tensor};
+use downbeat_engine::{Buffer, Cut, Lane, LoadOptions, Search, State, Tensor};
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
 
+use crate::engine_command::engine_for;
 use crate::slice_report::{Memory, SliceReport};
 
 /// Longest time that whole and cut are compared for.
@@ -62,17 +62,7 @@ pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let engine: Arc<dyn Engine> = match format {
-        ModelFormat::Emulated => Arc::new(Emulated::new()),
-        ModelFormat::Onnx => {
-            let preference: Preference = args.engine.name().parse()?;
-            let choice = downbeat_engine::choose(preference, &Search { threads, ..Search::from_env() })?;
-            if let Some(hint) = choice.hint {
-                eprintln!("{hint}");
-            }
-            choice.engine
-        }
-    };
+    let engine = engine_for(format, args.engine, &Search { threads, ..Search::from_env() })?;
     let cut = match args.stages {
         Some(stages) => Cut::Stages(stages),
         None => Cut::At(args.at.clone()),
@@ -139,12 +129,7 @@ fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
 /// A batch of ones.
 fn inputs(signature: &Signature, args: &SliceArgs) -> anyhow::Result<Vec<Tensor>> {
     let tensor = |spec: &downbeat_core::tensor::TensorSpec| {
-        let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
-            Ok(size) => size,
-            Err(_) if axis == 0 => usize::from(args.batch),
-            Err(_) => usize::from(args.length),
-        };
-        let shape: Vec<usize> = spec.dims.iter().enumerate().map(size).collect();
+        let shape = downbeat_engine::tensor::shape(spec, args.batch.into(), args.length.into());
         let count = downbeat_engine::tensor::elements(&shape).filter(|n| *n < 1 << 30);
         let count = count.with_context(|| format!("input '{}': shape {shape:?} is too large", spec.name))?;
         let mut data = Buffer::new();

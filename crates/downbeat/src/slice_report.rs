@@ -6,6 +6,8 @@ use downbeat_engine::{Activations, SegmentInfo};
 use downbeat_plot::{bars, escape};
 use serde::Serialize;
 
+use crate::units;
+
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 24;
 /// Longest name in the table, characters.
@@ -92,6 +94,19 @@ impl From<&SegmentInfo> for Segment {
     }
 }
 
+impl Segment {
+    /// Its milliseconds in words.
+    fn time(&self) -> String {
+        self.time_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"))
+    }
+
+    /// What is alive at its end in words, a name as `shown` says.
+    fn live(&self, shown: fn(&str) -> String) -> String {
+        let live = self.live.iter().map(|l| format!("{} {}{:?}", shown(&l.name), l.datatype, l.dims));
+        live.collect::<Vec<_>>().join(", ")
+    }
+}
+
 impl From<&Activations> for ActivationBytes {
     fn from(activations: &Activations) -> Self {
         let Activations { separate, planned, alive, engine } = *activations;
@@ -114,7 +129,7 @@ fn short(name: &str) -> String {
 
 impl SliceReport {
     fn subject(&self) -> String {
-        let threads = if self.threads == 1 { "1 thread".into() } else { format!("{} threads", self.threads) };
+        let threads = units::threads(self.threads);
         format!("{} segments, {} {}, {threads}", self.segments.len(), self.engine, self.engine_version)
     }
 
@@ -160,19 +175,17 @@ impl SliceReport {
         );
         for (index, s) in self.segments.iter().enumerate() {
             let filled = s.time_ms.map_or(0.0, |ms| (ms / most.max(f64::MIN_POSITIVE) * BAR_WIDTH as f64).round());
-            let live: Vec<String> =
-                s.live.iter().map(|l| format!("{} {}{:?}", short(&l.name), l.datatype, l.dims)).collect();
             let _ = writeln!(
                 out,
                 "{index:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}  {}",
                 s.operators,
                 short(&s.first),
                 short(&s.last),
-                s.time_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.3}")),
+                s.time(),
                 "█".repeat(filled as usize),
                 bytes(s.weight_bytes),
                 bytes(s.live_bytes_per_item),
-                live.join(", ")
+                s.live(short)
             );
         }
         out.push('\n');
@@ -208,17 +221,16 @@ impl SliceReport {
         );
         let mut rows = String::new();
         for (index, s) in self.segments.iter().enumerate() {
-            let live: Vec<String> = s.live.iter().map(|l| format!("{} {}{:?}", l.name, l.datatype, l.dims)).collect();
             let _ = write!(
                 rows,
                 "<tr><td>{index}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>",
                 s.operators,
                 escape(&s.first),
                 escape(&s.last),
-                s.time_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.3}")),
+                s.time(),
                 bytes(s.weight_bytes),
                 bytes(s.live_bytes_per_item),
-                escape(&live.join(", "))
+                escape(&s.live(str::to_owned))
             );
         }
         out += "</div><h2>Segments</h2>";

@@ -9,6 +9,7 @@ use downbeat_plot::{Box as Batch, Timeline as Plot, escape};
 use downbeat_server::lanes::{PastLaunch, PastLaunches, Timeline};
 
 use crate::client::Client;
+use crate::units::in_millis;
 
 /// Most time that one picture shows, milliseconds: more is drawn in several, one below the other.
 const PICTURE_MS: f64 = 1_000.0;
@@ -48,7 +49,7 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
 }
 
 fn page(timeline: &Timeline) -> String {
-    let span = millis(timeline.now_ns - timeline.from_ns);
+    let span = in_millis(timeline.now_ns - timeline.from_ns);
     let mut out = format!(
         "<p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
         span / 1e3
@@ -70,12 +71,12 @@ fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
     if !complete {
         out += "<p class=\"warn\">There were more launches than the server remembers: the earliest are missing.</p>";
     }
+    let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
     // What is busy is drawn; an idle second is no picture.
     let mut begin = 0.0;
     while begin < span {
         let end = (begin + PICTURE_MS).min(span);
-        let boxes: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
-        let boxes: Vec<Batch> = boxes.into_iter().filter(|shown| shown.end > begin && shown.start < end).collect();
+        let boxes: Vec<Batch> = all.iter().filter(|shown| shown.end > begin && shown.start < end).cloned().collect();
         if !boxes.is_empty() {
             let plot = Plot {
                 title: format!("{begin:.0} to {end:.0} ms"),
@@ -105,13 +106,9 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         hint: format!(
             "batch {batch}, segments {first} to {}: {rows} items ({computed_rows} computed){length}, {:.3} ms",
             end.saturating_sub(1),
-            millis(end_ns - begin_ns)
+            in_millis(end_ns - begin_ns)
         ),
     }
-}
-
-fn millis(ns: u64) -> f64 {
-    ns as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -19,6 +19,16 @@ pub fn millis(ms: f64) -> Result<downbeat_core::Duration, String> {
     }
 }
 
+/// Nanoseconds in milliseconds.
+pub fn in_millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// So many threads, in words.
+pub fn threads(count: usize) -> String {
+    if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
+}
+
 /// Seconds as a span; zero is allowed.
 pub fn seconds(seconds: f64) -> Result<downbeat_core::Duration, String> {
     match Duration::try_from_secs_f64(seconds) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use downbeat_core::Duration;
 use downbeat_core::tensor::TensorSpec;
 
+use crate::activations::{Activations, Lifetime};
 use crate::onnx::graph::OperatorGraph;
 use crate::segment::{Cut, SegmentInfo};
 
@@ -188,15 +189,28 @@ pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) 
     })
 }
 
-/// What is known of the segments between boundaries.
+/// What activations take if each has its own memory, and if they are planned.
+pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Value>) -> Activations {
+    let last = graph.last_uses();
+    let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
+    let lifetimes = made.filter_map(|(from, name)| {
+        let to = last.get(name.as_str()).copied().unwrap_or(from).max(from);
+        Some(Lifetime { bytes: values.get(name)?.bytes, from, to })
+    });
+    Activations::of(&lifetimes.collect::<Vec<_>>())
+}
+
+/// What is known of the segments between boundaries, and behind the last of them, where `outputs` is left.
 pub(crate) fn describe(
     graph: &OperatorGraph,
     chosen: &[Boundary],
-    outputs: (&[TensorSpec], u64),
+    outputs: &[TensorSpec],
+    values: &BTreeMap<String, Value>,
     time: impl Fn(usize, usize) -> Option<Duration>,
 ) -> Vec<SegmentInfo> {
+    let output_bytes = graph.outputs.iter().map(|o| values.get(o).map_or(0, |v| v.bytes)).sum();
     let ends = chosen.iter().map(|b| (b.at, b.live.clone(), b.bytes));
-    let ends = ends.chain([(graph.operators.len(), outputs.0.to_vec(), outputs.1)]);
+    let ends = ends.chain([(graph.operators.len(), outputs.to_vec(), output_bytes)]);
     let mut start = 0;
     ends.map(|(end, live, live_bytes_per_item)| {
         let part = graph.operators.get(start..end).unwrap_or_default();

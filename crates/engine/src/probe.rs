@@ -1,9 +1,12 @@
 //! Batches that a model is tried with when it is cut.
 
+use std::collections::BTreeMap;
+
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
+use crate::boundary::Value;
 use crate::buffer::Buffer;
-use crate::tensor::{Tensor, elements};
+use crate::tensor::{Tensor, elements, shape};
 
 /// Lengths of dimensions that vary, beside the batch, which a model is tried with until one runs.
 const LENGTHS: [(usize, usize); 3] = [(64, 96), (16, 24), (224, 256)];
@@ -35,8 +38,23 @@ pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
     }
 }
 
+/// The first probe that the model runs with, and what `run` made of it.
+///
+/// # Errors
+/// In words: why the last one failed, if none runs.
+pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>) -> Result<(Probe, T), String> {
+    let mut last = String::new();
+    for probe in probes(signature) {
+        match run(probe) {
+            Ok(made) => return Ok((probe, made)),
+            Err(reason) => last = reason,
+        }
+    }
+    Err(format!("it cannot be cut: no batch that it was tried with runs: {last}"))
+}
+
 /// What to try the model with, the likeliest first.
-pub(crate) fn probes(signature: &Signature) -> Vec<Probe> {
+fn probes(signature: &Signature) -> Vec<Probe> {
     let varies = signature.inputs.iter().any(|i| i.dims.iter().skip(1).any(|d| *d < 0));
     let lengths = if varies { &LENGTHS[..] } else { &LENGTHS[..1] };
     let probe = |number| {
@@ -46,14 +64,18 @@ pub(crate) fn probes(signature: &Signature) -> Vec<Probe> {
 }
 
 impl Probe {
-    /// The shape of an input.
-    pub fn shape(&self, spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
-        let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
-            Ok(size) => size,
-            Err(_) if axis == 0 => batch,
-            Err(_) => length,
+    /// The batch sizes and lengths whose shapes are compared.
+    pub fn sizes(&self) -> [(usize, usize); 3] {
+        [(1, self.length), (2, self.length), (3, self.other_length)]
+    }
+
+    /// The inputs at these sizes, by name.
+    pub fn input_values(&self, signature: &Signature) -> BTreeMap<String, Value> {
+        let value = |input: &TensorSpec| {
+            let [one, two, three] = self.sizes().map(|(batch, length)| shape(input, batch, length));
+            (input.name.clone(), Value::new(input.clone(), &one, &[(2, &two), (3, &three)]))
         };
-        spec.dims.iter().enumerate().map(size).collect()
+        signature.inputs.iter().map(value).collect()
     }
 
     /// A batch.
@@ -62,7 +84,7 @@ impl Probe {
     /// If it is larger than memory.
     pub fn inputs(&self, signature: &Signature, batch: usize, length: usize) -> Result<Vec<Tensor>, String> {
         let tensor = |spec: &TensorSpec| {
-            let shape = self.shape(spec, batch, length);
+            let shape = shape(spec, batch, length);
             let size = spec.datatype.size().unwrap_or(4);
             let count = elements(&shape).filter(|n| n.checked_mul(size).is_some_and(|bytes| bytes < 1 << 32));
             let count = count.ok_or_else(|| format!("input '{}': shape {shape:?} is too large to try", spec.name))?;

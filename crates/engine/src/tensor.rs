@@ -1,6 +1,6 @@
 //! Tensors as engines take and give them.
 
-use downbeat_core::tensor::DataType;
+use downbeat_core::tensor::{DataType, TensorSpec};
 
 pub use crate::buffer::{ALIGNMENT, Buffer};
 
@@ -21,6 +21,16 @@ impl Tensor {
     pub fn elements(&self) -> Option<usize> {
         elements(&self.shape)
     }
+}
+
+/// The shape of a tensor of this kind: where sizes vary, `batch` as the first and `length` as any other.
+pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
+    let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
+        Ok(size) => size,
+        Err(_) if axis == 0 => batch,
+        Err(_) => length,
+    };
+    spec.dims.iter().enumerate().map(size).collect()
 }
 
 /// The number of elements of a tensor of this shape; `None` if it is more than a machine can address.

@@ -102,25 +102,26 @@ impl OperatorGraph {
         ancestors
     }
 
+    /// The last operator that reads each value; behind the last of all for an output of the model.
+    pub fn last_uses(&self) -> BTreeMap<&str, usize> {
+        let mut last = BTreeMap::new();
+        for (index, operator) in self.operators.iter().enumerate() {
+            last.extend(operator.inputs.iter().map(|input| (input.as_str(), index)));
+        }
+        last.extend(self.outputs.iter().map(|output| (output.as_str(), self.operators.len())));
+        last
+    }
+
     /// The values that are alive at each boundary, from before the first operator to behind the last: made by then, and read
     /// later or an output of the model. The model's inputs first, then in the order in which they are made.
     pub fn live(&self) -> Vec<Vec<&str>> {
-        let count = self.operators.len();
-        let mut last: BTreeMap<&str, usize> = BTreeMap::new();
-        for (index, operator) in self.operators.iter().enumerate() {
-            for input in &operator.inputs {
-                last.insert(input, index + 1);
-            }
-        }
-        for output in &self.outputs {
-            last.insert(output, count + 1);
-        }
+        let last = self.last_uses();
         let made =
             self.operators.iter().enumerate().flat_map(|(i, o)| o.outputs.iter().map(move |v| (i + 1, v.as_str())));
         let values = self.inputs.iter().map(|v| (0, v.as_str())).chain(made);
-        let mut live = vec![Vec::new(); count + 1];
+        let mut live = vec![Vec::new(); self.operators.len() + 1];
         for (made, value) in values {
-            let until = last.get(value).copied().unwrap_or(0).min(count + 1);
+            let until = last.get(value).map_or(0, |at| at + 1);
             for boundary in live.iter_mut().take(until).skip(made) {
                 boundary.push(value);
             }

@@ -7,7 +7,6 @@
 //! from outside, a session may not write. The result is therefore bound to the memory of that input, which the library's
 //! kernel sees and leaves the copy out; only where nobody else needs the input any more. This copy is most of what a cut costs.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -21,7 +20,7 @@ use prost::Message;
 use super::measure::{Measured, measure};
 use super::session::{Part, SessionModel, Source, Wiring};
 use super::{LoadOptions, Runtime};
-use crate::activations::{Activations, Lifetime};
+use crate::activations::Activations;
 use crate::boundary::{self, Boundaries};
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
@@ -63,17 +62,16 @@ pub(super) fn load(
     let find = |name: &str| find(&graph, name, &options.path);
     let chosen = boundaries.choose(&options.cut, graph.operators.len(), total, find)?;
 
-    let state = |specs: &[TensorSpec]| specs.to_vec();
     let mut states = vec![signature.inputs.clone()];
-    states.extend(chosen.iter().map(|b| state(&b.live)));
+    states.extend(chosen.iter().map(|b| b.live.clone()));
     states.push(signature.outputs.clone());
     let mut ends: Vec<usize> = chosen.iter().map(|b| b.at).collect();
     ends.push(graph.operators.len());
+    let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured };
     let mut parts = Vec::with_capacity(ends.len());
     let mut start = 0;
     for (state, end) in states.windows(2).zip(&ends) {
         let [before, behind] = state else { continue };
-        let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured };
         let part = cutter.part(start..*end, before, behind).and_then(|segment| {
             let session = runtime
                 .part_builder(options.threads, &signature.inputs, folder)
@@ -84,12 +82,10 @@ pub(super) fn load(
         parts.push(part.map_err(|e| format!("segment {} cannot be made: {e}", parts.len()))?);
         start = *end;
     }
-    let bytes_of = |name: &String| measured.values.get(name).map_or(0, |v| v.bytes);
-    let output_bytes = graph.outputs.iter().map(bytes_of).sum();
     let time =
         |from: usize, to: usize| Some(measured.times.get(from..to)?.iter().fold(Duration::ZERO, |sum, t| sum + *t));
-    let segments = boundary::describe(&graph, &chosen, (&signature.outputs, output_bytes), time);
-    let activations = Activations { engine: measured.arena, ..activations(&graph, &measured.values) };
+    let segments = boundary::describe(&graph, &chosen, &signature.outputs, &measured.values, time);
+    let activations = Activations { engine: measured.arena, ..boundary::activations(&graph, &measured.values) };
     SessionModel::cut(parts, signature, segments, Some(activations))
 }
 
@@ -129,26 +125,6 @@ fn behind(graph: &OperatorGraph, original: &GraphProto, value: &str, merged: u32
     }
     let before = (merged < MERGED).then_some(&maker.input)?;
     before.iter().filter_map(|input| behind(graph, original, input, merged + 1)).max()
-}
-
-/// What activations take if each has its own memory, and if they are planned.
-fn activations(graph: &OperatorGraph, values: &BTreeMap<String, boundary::Value>) -> Activations {
-    let mut last: BTreeMap<&str, usize> = BTreeMap::new();
-    for (index, operator) in graph.operators.iter().enumerate() {
-        operator.inputs.iter().for_each(|input| {
-            last.insert(input, index);
-        });
-    }
-    let end = graph.operators.len();
-    graph.outputs.iter().for_each(|output| {
-        last.insert(output, end);
-    });
-    let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
-    let lifetimes = made.filter_map(|(from, name)| {
-        let to = last.get(name.as_str()).copied().unwrap_or(from).max(from);
-        Some(Lifetime { bytes: values.get(name)?.bytes, from, to })
-    });
-    Activations::of(&lifetimes.collect::<Vec<_>>())
 }
 
 struct Cutter<'a> {

@@ -8,7 +8,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 use serde::Deserialize;
 
-use super::session::{Part, SessionModel, Source, Wiring};
+use super::session::{Part, SessionModel};
 use super::{LoadOptions, Runtime};
 use crate::boundary::Value;
 use crate::onnx::graph::OperatorGraph;
@@ -64,18 +64,9 @@ pub(super) fn measure(
         node.name = format!("#{index}");
     }
     let bytes = renamed.encode_to_vec();
-    let mut last = String::new();
-    for probe in probe::probes(signature) {
-        let events = match events(runtime, options, &bytes, signature, folder, &probe) {
-            Ok(events) => events,
-            Err(reason) => {
-                last = reason;
-                continue;
-            }
-        };
-        return Ok(evaluate(graph, signature, &probe, &events));
-    }
-    Err(format!("it cannot be cut: no batch that it was tried with runs: {last}"))
+    let run = |probe: Probe| events(runtime, options, &bytes, signature, folder, &probe);
+    let (probe, events) = probe::first(signature, run)?;
+    Ok(evaluate(graph, signature, &probe, &events))
 }
 
 fn events(
@@ -93,18 +84,11 @@ fn events(
         .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))
         .and_then(|mut b| b.commit_from_memory(model))
         .map_err(|e| e.message().to_owned())?;
-    let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
-    let wiring = Wiring {
-        before: signature.inputs.clone(),
-        takes: (0..signature.inputs.len()).collect(),
-        gives: signature.outputs.iter().cloned().enumerate().map(|(i, o)| (o, Source::Made(i))).collect(),
-        in_place: Vec::new(),
-    };
-    let part = Part::new(&session, &names(&signature.inputs), &names(&signature.outputs), wiring)?;
+    let part = Part::whole(&session, signature)?;
     let whole = SessionModel::cut(vec![part], signature.clone(), Vec::new(), None)?;
     let mut lane = whole.lane().map_err(|e| e.to_string())?;
-    let sizes = std::iter::repeat_n((1, probe.length), RUNS).chain([(2, probe.length), (3, probe.other_length)]);
-    for (batch, length) in sizes {
+    let [one, two, three] = probe.sizes();
+    for (batch, length) in std::iter::repeat_n(one, RUNS).chain([two, three]) {
         let mut state = State { tensors: probe.inputs(signature, batch, length)? };
         lane.run(0..1, &mut state).map_err(|e| e.reason)?;
     }
@@ -114,12 +98,7 @@ fn events(
 }
 
 fn evaluate(graph: &OperatorGraph, signature: &Signature, probe: &Probe, events: &[Event]) -> Measured {
-    let mut values = BTreeMap::new();
-    for input in &signature.inputs {
-        let shape = |batch, length| probe.shape(input, batch, length);
-        let (one, two, three) = (shape(1, probe.length), shape(2, probe.length), shape(3, probe.other_length));
-        values.insert(input.name.clone(), Value::new(input.clone(), &one, &[(2, &two), (3, &three)]));
-    }
+    let mut values = probe.input_values(signature);
     // Each operator's runs, in order.
     let mut runs: Vec<Vec<&Event>> = graph.operators.iter().map(|_| Vec::new()).collect();
     for event in events {

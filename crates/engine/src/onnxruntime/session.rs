@@ -108,6 +108,18 @@ impl Part {
     ) -> Result<Part, String> {
         Ok(Part { session: session.inner(), names: Names::new(inputs, outputs)?, wiring })
     }
+
+    /// The whole model, run by `session`.
+    pub(super) fn whole(session: &Session, signature: &Signature) -> Result<Part, String> {
+        let wiring = Wiring {
+            before: signature.inputs.clone(),
+            takes: (0..signature.inputs.len()).collect(),
+            gives: signature.outputs.iter().cloned().enumerate().map(|(i, o)| (o, Source::Made(i))).collect(),
+            in_place: Vec::new(),
+        };
+        let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        Part::new(session, &names(&signature.inputs), &names(&signature.outputs), wiring)
+    }
 }
 
 impl SessionModel {
@@ -120,15 +132,7 @@ impl SessionModel {
         if !same(&signature.inputs, session.inputs()) || !same(&signature.outputs, session.outputs()) {
             return Err(error("its inputs and outputs differ from those that the library reads; the file changed meanwhile. Load it again".into()));
         }
-        let wiring = Wiring {
-            before: signature.inputs.clone(),
-            takes: (0..signature.inputs.len()).collect(),
-            gives: signature.outputs.iter().cloned().enumerate().map(|(i, o)| (o, Source::Made(i))).collect(),
-            in_place: Vec::new(),
-        };
-        let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (names(&signature.inputs), names(&signature.outputs));
-        let part = Part::new(session, &inputs, &outputs, wiring).map_err(error)?;
+        let part = Part::whole(session, &signature).map_err(error)?;
         SessionModel::cut(vec![part], signature, Vec::new(), None).map_err(error)
     }
 

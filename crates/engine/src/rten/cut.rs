@@ -15,7 +15,7 @@ use rten_tensor::Layout;
 
 use super::value::value_of;
 use super::{Live, Shared};
-use crate::activations::{Activations, Lifetime};
+use crate::activations::Activations;
 use crate::boundary::{self, Boundaries, Boundary, Value};
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
@@ -38,19 +38,8 @@ pub(super) fn cut(mut whole: Shared, options: &LoadOptions) -> Result<(Shared, V
     let mut model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
     let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("it has no graph")?)?;
     drop(model);
-    let mut last = String::new();
-    let found = probe::probes(&whole.signature).into_iter().find_map(|probe| {
-        let trial = Trial { shared: &whole, probe };
-        match trial.values(&graph) {
-            Ok(values) => Some((probe, values)),
-            Err(reason) => {
-                last = reason;
-                None
-            }
-        }
-    });
-    let (probe, values) =
-        found.ok_or_else(|| format!("it cannot be cut: no batch that it was tried with runs: {last}"))?;
+    let run = |probe| Trial { shared: &whole, probe }.values(&graph);
+    let (probe, values) = probe::first(&whole.signature, run)?;
     let trial = Trial { shared: &whole, probe };
     let mut boundaries = Boundaries::new(&graph, &values, &[]);
     let mut total = Duration::ZERO;
@@ -79,30 +68,12 @@ pub(super) fn cut(mut whole: Shared, options: &LoadOptions) -> Result<(Shared, V
     times.insert(0, Duration::ZERO);
     times.insert(graph.operators.len(), total);
     let time = |from: usize, to: usize| Some(times.get(&to)?.saturating_sub(*times.get(&from)?));
-    let output_bytes = graph.outputs.iter().map(|o| values.get(o).map_or(0, |v| v.bytes)).sum();
-    let segments = boundary::describe(&graph, &chosen, (&whole.signature.outputs, output_bytes), time);
-    let activations = activations(&graph, &values);
+    let segments = boundary::describe(&graph, &chosen, &whole.signature.outputs, &values, time);
+    let activations = boundary::activations(&graph, &values);
     let states = chosen.into_iter().map(|b| whole.state(b.live)).collect::<Result<Vec<_>, _>>()?;
     let end = whole.states.len() - 1;
     whole.states.splice(end..end, states);
     Ok((whole, segments, activations))
-}
-
-fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Value>) -> Activations {
-    let mut last: BTreeMap<&str, usize> = BTreeMap::new();
-    for (index, operator) in graph.operators.iter().enumerate() {
-        operator.inputs.iter().for_each(|input| {
-            last.insert(input, index);
-        });
-    }
-    let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
-    let lifetimes = made.filter_map(|(from, name)| {
-        let output = graph.outputs.contains(name);
-        let to =
-            if output { graph.operators.len() } else { last.get(name.as_str()).copied().unwrap_or(from).max(from) };
-        Some(Lifetime { bytes: values.get(name)?.bytes, from, to })
-    });
-    Activations::of(&lifetimes.collect::<Vec<_>>())
 }
 
 /// Datatype and sizes.
@@ -118,23 +89,18 @@ impl Trial<'_> {
     /// The values that RTen still has, with their shapes at three batch sizes.
     fn values(&self, graph: &OperatorGraph) -> Result<BTreeMap<String, Value>, String> {
         let Shared { signature, .. } = self.shared;
-        let Probe { length, other_length, .. } = self.probe;
-        let sizes = [(1, length), (2, length), (3, other_length)];
-        let mut values = BTreeMap::new();
-        for input in &signature.inputs {
-            let [one, two, three] = sizes.map(|(batch, length)| self.probe.shape(input, batch, length));
-            values.insert(input.name.clone(), Value::new(input.clone(), &one, &[(2, &two), (3, &three)]));
-        }
+        let mut values = self.probe.input_values(signature);
         // That the model runs at all.
         let outputs = self.shared.states.last().ok_or("it has no outputs")?;
-        self.shapes(outputs, 1, length)?;
+        self.shapes(outputs, 1, self.probe.length)?;
         let names = graph.operators.iter().flat_map(|o| &o.outputs);
         let known: Vec<(&String, NodeId)> = names.filter_map(|n| Some((n, self.shared.model.find_node(n)?))).collect();
         let mut there = Vec::new();
         self.given(&known, &mut there);
         let live = Live { specs: Vec::new(), nodes: there.iter().map(|(_, id)| *id).collect() };
         let shapes = |(batch, length)| self.shapes(&live, batch, length);
-        let (one, two, three) = (shapes(sizes[0])?, shapes(sizes[1])?, shapes(sizes[2])?);
+        let [one, two, three] = self.probe.sizes();
+        let (one, two, three) = (shapes(one)?, shapes(two)?, shapes(three)?);
         for ((((name, _), one), two), three) in there.iter().zip(one).zip(two).zip(three) {
             let (Some((datatype, one)), Some((_, two)), Some((_, three))) = (one, two, three) else { continue };
             // As an output the signature says more than RTen does, which has no 64-bit integers.

@@ -5,6 +5,7 @@ mod batch;
 mod boundary;
 mod buffer;
 pub mod choice;
+pub mod cuda;
 pub mod emulated;
 pub mod install;
 pub mod onnx;
@@ -20,6 +21,7 @@ mod traits;
 
 pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
+pub use cuda::{CudaOptions, Missing, Provider};
 pub use emulated::Emulated;
 pub use onnx::inspect;
 pub use onnxruntime::{Onnxruntime, Search};

@@ -1,0 +1,117 @@
+//! How the GPUs are used.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How the engine on NVIDIA GPUs works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Ordinals of the GPUs to use, as the driver numbers them; empty: all.
+    pub devices: Vec<u32>,
+    /// Whether FP32 products may be rounded to TF32 inside the tensor cores, as onnxruntime's own default is.
+    pub tf32: bool,
+    /// Largest arena of one session, bytes; `None`: unbounded.
+    pub memory_limit: Option<u64>,
+    /// Which provider of onnxruntime.
+    pub provider: Provider,
+    /// What to do where no GPU can be used.
+    pub missing: Missing,
+    /// Whether launches are recorded as CUDA graphs where that pays.
+    pub graphs: bool,
+}
+
+impl Default for CudaOptions {
+    /// All GPUs, with TF32 and graphs, without a limit; an error where there is no GPU.
+    fn default() -> CudaOptions {
+        CudaOptions {
+            devices: Vec::new(),
+            tf32: true,
+            memory_limit: None,
+            provider: Provider::default(),
+            missing: Missing::default(),
+            graphs: true,
+        }
+    }
+}
+
+/// A provider of onnxruntime: what runs a model's operators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Provider {
+    /// onnxruntime's own kernels, cuDNN and cuBLAS.
+    #[default]
+    Cuda,
+    /// TensorRT, with the CUDA provider for the operators that it lacks.
+    Tensorrt,
+}
+
+impl Provider {
+    /// What a person may write.
+    pub const NAMES: [&str; 2] = ["cuda", "tensorrt"];
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Provider::Cuda => "cuda",
+            Provider::Tensorrt => "tensorrt",
+        })
+    }
+}
+
+/// A name that is none of [`Provider::NAMES`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown provider '{0}'; expected one of {names}", names = Provider::NAMES.join(", "))]
+pub struct UnknownProvider(pub String);
+
+impl FromStr for Provider {
+    type Err = UnknownProvider;
+
+    fn from_str(s: &str) -> Result<Self, UnknownProvider> {
+        match s {
+            "cuda" => Ok(Provider::Cuda),
+            "tensorrt" => Ok(Provider::Tensorrt),
+            other => Err(UnknownProvider(other.chars().take(64).collect())),
+        }
+    }
+}
+
+/// What to do where a GPU engine is asked for and no GPU can be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Missing {
+    /// Say why, and exit.
+    #[default]
+    Exit,
+    /// Say why, and run on the CPU.
+    Cpu,
+}
+
+impl Missing {
+    /// What a person may write.
+    pub const NAMES: [&str; 2] = ["exit", "cpu"];
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Missing::Exit => "exit",
+            Missing::Cpu => "cpu",
+        })
+    }
+}
+
+/// A name that is none of [`Missing::NAMES`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not what to do without a GPU; expected one of {names}", names = Missing::NAMES.join(", "))]
+pub struct UnknownMissing(pub String);
+
+impl FromStr for Missing {
+    type Err = UnknownMissing;
+
+    fn from_str(s: &str) -> Result<Self, UnknownMissing> {
+        match s {
+            "exit" => Ok(Missing::Exit),
+            "cpu" => Ok(Missing::Cpu),
+            other => Err(UnknownMissing(other.chars().take(64).collect())),
+        }
+    }
+}

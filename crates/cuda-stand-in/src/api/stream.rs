@@ -1,0 +1,127 @@
+//! Streams, and functions that run in them.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys::{CUcontext, CUevent, CUgreenCtx, CUhostFn, CUstream};
+
+use super::put;
+use crate::result::{CUresult::*, Outcome};
+use crate::session::Session;
+use crate::stream::{NON_BLOCKING, Stream, What};
+
+fn create(session: &mut Session, to: *mut CUstream, flags: c_uint, priority: c_int) -> Outcome {
+    if flags & !NON_BLOCKING != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let handle = session.handle();
+    // As documented, a priority outside of the range is cut to it.
+    let stream = Stream::new(session.device, session.context, flags, priority.clamp(-5, 0), false);
+    session.streams.insert(handle, stream);
+    put(to, handle as CUstream)
+}
+
+/// What a stream that is alive says of itself.
+fn tell<T>(session: &mut Session, stream: CUstream, what: impl FnOnce(&Stream) -> T) -> Outcome<T> {
+    let handle = session.stream(stream as u64)?;
+    session.streams.get(&handle).map(what).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+api! {
+    cuStreamCreate(stream: *mut CUstream, flags: c_uint) Context |session| { create(session, stream, flags, 0) }
+
+    cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) Context |session| {
+        create(session, stream, flags, priority)
+    }
+
+    cuStreamDestroy_v2(handle: CUstream) Init |session| {
+        let handle = handle as u64;
+        match session.streams.get_mut(&handle) {
+            Some(stream) if !stream.destroyed && !stream.own => {
+                // What was enqueued still runs when somebody waits for it.
+                stream.destroyed = true;
+                let device = stream.device;
+                session.device(device)?.failed.map_or(Ok(()), |(code, _)| Err(code))
+            }
+            _ => {
+                let what = format!("stream {handle:#x} is destroyed but not alive (destroyed twice?)");
+                session.wrong(CUDA_ERROR_INVALID_HANDLE, what)
+            }
+        }
+    }
+
+    cuStreamSynchronize(stream: CUstream) Context |session| {
+        let handle = session.stream(stream as u64)?;
+        let last = tell(session, stream, |stream| stream.last)?;
+        session.drive(handle, last)
+    }
+
+    cuStreamQuery(stream: CUstream) Context |session| {
+        let handle = session.stream(stream as u64)?;
+        let (lazy, patience) = (session.random.is_none(), session.patience);
+        let Some(state) = session.streams.get_mut(&handle) else { return Err(CUDA_ERROR_INVALID_HANDLE) };
+        if state.done < state.last {
+            state.asked += 1;
+            if !lazy || state.asked < patience {
+                return Err(CUDA_ERROR_NOT_READY);
+            }
+        }
+        state.asked = 0;
+        let last = state.last;
+        session.drive(handle, last)
+    }
+
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) Context |session| {
+        let stream = session.stream(stream as u64)?;
+        match session.event(event as u64)?.record {
+            Some((other, number)) => session.enqueue(stream, What::Wait { stream: other, number }).map(drop),
+            None => {
+                // As documented: it waits for nothing, which is seldom meant.
+                session.mistake(format!("stream {stream:#x} is told to wait for event {event:?}, which was never recorded"));
+                Ok(())
+            }
+        }
+    }
+
+    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) Context |session| {
+        if function.is_none() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let stream = session.stream(stream as u64)?;
+        session.enqueue(stream, What::Kernel { function, data }).map(drop)
+    }
+
+    cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) Context |session| {
+        put(context, tell(session, stream, |stream| stream.context)? as CUcontext)
+    }
+
+    cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx) Context |session| {
+        let handle = tell(session, stream, |stream| stream.context)?;
+        let partition = session.contexts.get(&handle).and_then(|context| context.partition);
+        put(green, if partition.is_some() { handle as CUgreenCtx } else { std::ptr::null_mut() })?;
+        put(context, handle as CUcontext)
+    }
+
+    cuStreamGetGreenCtx(stream: CUstream, green: *mut CUgreenCtx) Context |session| {
+        let handle = tell(session, stream, |stream| stream.context)?;
+        let partition = session.contexts.get(&handle).and_then(|context| context.partition);
+        put(green, if partition.is_some() { handle as CUgreenCtx } else { std::ptr::null_mut() })
+    }
+
+    cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) Context |session| {
+        put(flags, tell(session, stream, |stream| stream.flags)?)
+    }
+
+    cuStreamGetPriority(stream: CUstream, priority: *mut c_int) Context |session| {
+        put(priority, tell(session, stream, |stream| stream.priority)?)
+    }
+
+    cuStreamGetId(stream: CUstream, number: *mut c_ulonglong) Context |session| {
+        let handle = session.stream(stream as u64)?;
+        put(number, handle)
+    }
+
+    cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) Context |session| {
+        session.stream(stream as u64)?;
+        put(status, 0)
+    }
+}

@@ -1,0 +1,38 @@
+//! Entry points that are there, so that a program that loads them goes on, and that always say that they are not supported.
+
+macro_rules! unsupported {
+    ($($name:ident)*) => {
+        api! {
+            $(
+                // The arguments are not looked at, which the C calling convention allows.
+                $name() Nothing |_session| { Err(crate::result::CUresult::CUDA_ERROR_NOT_SUPPORTED) }
+            )*
+        }
+    };
+}
+
+unsupported! {
+    cuStreamBeginCapture_v2
+    cuStreamEndCapture
+    cuStreamGetCaptureInfo_v3
+    cuThreadExchangeStreamCaptureMode
+    cuGraphCreate
+    cuGraphDestroy
+    cuGraphInstantiateWithFlags
+    cuGraphUpload
+    cuGraphLaunch
+    cuGraphExecDestroy
+    cuModuleLoadData
+    cuModuleLoadDataEx
+    cuModuleUnload
+    cuModuleGetFunction
+    cuLibraryLoadData
+    cuLaunchKernel
+    cuLaunchKernelEx
+    cuMemAllocManaged
+    cuMemPoolCreate
+    cuDeviceGetDefaultMemPool
+    cuStreamAddCallback
+    cuGreenCtxRecordEvent
+    cuGreenCtxWaitEvent
+}

@@ -1,0 +1,109 @@
+//! Host memory that the driver knows: allocated by it, or registered with it.
+
+use std::collections::BTreeMap;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::address;
+use crate::result::{CUresult::*, Outcome};
+
+/// A range of pinned memory.
+#[derive(Debug)]
+pub struct Pinned {
+    pub len: usize,
+    /// Whether the driver allocated it; otherwise it was registered.
+    pub allocated: bool,
+}
+
+/// All pinned memory, by its start.
+#[derive(Debug)]
+pub struct HostMemory {
+    pub ranges: BTreeMap<usize, Pinned>,
+}
+
+impl HostMemory {
+    pub const fn new() -> Self {
+        Self { ranges: BTreeMap::new() }
+    }
+
+    /// Gives back what the driver allocated and forgets the rest.
+    pub fn clear(&mut self) {
+        for (start, pinned) in std::mem::take(&mut self.ranges) {
+            if pinned.allocated {
+                release(start, pinned.len);
+            }
+        }
+    }
+
+    /// Whether a range of host memory is pinned. Fails if only a part of it is, as the driver does.
+    pub fn is_pinned(&self, start: usize, len: usize) -> Outcome<bool> {
+        let end = start.saturating_add(len);
+        match self.ranges.range(..end.max(start + 1)).next_back() {
+            Some((at, pinned)) if *at <= start && end <= at + pinned.len => Ok(true),
+            Some((at, pinned)) if at + pinned.len > start => Err(CUDA_ERROR_INVALID_VALUE),
+            _ => Ok(false),
+        }
+    }
+
+    /// Allocates pinned memory, filled with [`address::FRESH`].
+    pub fn allocate(&mut self, len: usize) -> Outcome<usize> {
+        if len == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: a fresh mapping at a place of the kernel's choice; `len` is not 0.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
+        let start = start.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // SAFETY: just mapped, writable, and nobody else has its address.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), address::FRESH, len) };
+        self.ranges.insert(start as usize, Pinned { len, allocated: true });
+        Ok(start as usize)
+    }
+
+    /// Frees what [`Self::allocate`] gave; false if it did not.
+    pub fn free(&mut self, start: usize) -> bool {
+        match self.ranges.get(&start) {
+            Some(Pinned { len, allocated: true }) => {
+                release(start, *len);
+                self.ranges.remove(&start);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Pins memory of the program's own.
+    pub fn register(&mut self, start: usize, len: usize) -> Outcome {
+        let Some(end) = start.checked_add(len) else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        if start == 0 || len == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if self.ranges.range(..end).next_back().is_some_and(|(at, pinned)| at + pinned.len > start) {
+            return Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.ranges.insert(start, Pinned { len, allocated: false });
+        Ok(())
+    }
+
+    /// Forgets what [`Self::register`] pinned; false if it did not.
+    pub fn unregister(&mut self, start: usize) -> bool {
+        let registered = matches!(self.ranges.get(&start), Some(Pinned { allocated: false, .. }));
+        if registered {
+            self.ranges.remove(&start);
+        }
+        registered
+    }
+
+    pub fn leaks(&self) -> Vec<String> {
+        let say = |(start, pinned): (&usize, &Pinned)| {
+            let what = if pinned.allocated { "allocated" } else { "registered" };
+            format!("{} bytes of {what} host memory at {start:#x}", pinned.len)
+        };
+        self.ranges.iter().map(say).collect()
+    }
+}
+
+fn release(start: usize, len: usize) {
+    // SAFETY: mapped by `allocate` with this length and not yet given back; the program has said that it is done with it.
+    let _ = unsafe { munmap(start as *mut _, len) };
+}

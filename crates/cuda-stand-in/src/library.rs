@@ -1,0 +1,60 @@
+//! Finding the built library and loading it in place of the driver.
+
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+const FILE: &str = "libcuda_stand_in.so";
+
+/// The file of the stand-in, beside the running test or in the folders around it.
+///
+/// # Errors
+/// If it was not built: a test that wants it has this crate as a dev-dependency, for which Cargo builds it.
+pub fn library() -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
+    let here = program.parent().unwrap_or(Path::new("."));
+    let above = here.parent().unwrap_or(here);
+    // `deps` first: there Cargo keeps it up to date also where it is only a dependency.
+    [above.join("deps"), here.join("deps"), here.to_owned(), above.to_owned()]
+        .into_iter()
+        .map(|folder| folder.join(FILE))
+        .find(|path| path.is_file())
+        .ok_or_else(|| format!("{FILE} is not near {}; `cargo build -p cuda-stand-in` makes it", program.display()))
+}
+
+/// A folder for `LD_LIBRARY_PATH` of another process, in which the stand-in has the driver's names.
+///
+/// # Errors
+/// If the library is not found or the folder cannot be made.
+pub fn folder() -> Result<PathBuf, String> {
+    let library = library()?;
+    let folder = library.with_file_name("cuda-stand-in");
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        match std::os::unix::fs::symlink(Path::new("..").join(FILE), folder.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(folder)
+}
+
+/// Loads the stand-in so that whoever asks for the driver by its name gets it, and keeps it for the life of the process.
+pub fn load() -> Result<Library, String> {
+    let path = library()?;
+    // SAFETY: the library's initialisers are those of the Rust standard library, which may run at any time.
+    let loaded = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())?;
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        // SAFETY: this finds the library above, or a driver, which is made to be loaded.
+        let Ok(found) = (unsafe { Library::open(Some(name), RTLD_NOW) }) else { continue };
+        // SAFETY: only its presence is asked for.
+        if unsafe { found.get::<unsafe extern "C" fn()>(b"stand_in_reset\0") }.is_err() {
+            return Err(format!(
+                "{name} is a real driver here and would be used instead; run the test with LD_LIBRARY_PATH={}",
+                folder()?.display()
+            ));
+        }
+    }
+    Ok(loaded)
+}

@@ -1,0 +1,183 @@
+//! Device memory: blocks, reserved addresses, and what is mapped where.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use crate::address;
+use crate::machine::Machine;
+use crate::result::{CUresult::*, Outcome};
+
+/// Memory at a range of addresses.
+#[derive(Debug)]
+pub struct Region {
+    pub len: u64,
+    pub device: i32,
+    /// The block it shows, of memory that `cuMemMap` put there; none for an allocation of its own.
+    pub block: Option<u64>,
+    /// Whether it may be used: a mapping only after `cuMemSetAccess`.
+    pub accessible: bool,
+    /// Whether `cuMemFreeAsync` was called on it.
+    pub leaving: bool,
+}
+
+/// Memory made by `cuMemCreate`.
+#[derive(Debug)]
+pub struct Block {
+    pub file: OwnedFd,
+    pub len: u64,
+    pub device: i32,
+    pub released: bool,
+    pub mappings: u32,
+}
+
+/// All device memory.
+#[derive(Debug)]
+pub struct Memory {
+    pub regions: BTreeMap<u64, Region>,
+    pub blocks: BTreeMap<u64, Block>,
+    /// Reserved addresses: start and length.
+    pub reserved: BTreeMap<u64, u64>,
+}
+
+impl Memory {
+    pub const fn new() -> Self {
+        Self { regions: BTreeMap::new(), blocks: BTreeMap::new(), reserved: BTreeMap::new() }
+    }
+
+    /// Takes everything away.
+    pub fn clear(&mut self) {
+        for (start, region) in &self.regions {
+            address::unmap(*start, region.len as usize);
+        }
+        *self = Self::new();
+    }
+
+    /// Takes the memory of one device away.
+    pub fn clear_device(&mut self, device: i32) {
+        self.regions.retain(|start, region| {
+            if region.device == device {
+                address::unmap(*start, region.len as usize);
+            }
+            region.device != device
+        });
+        self.blocks.retain(|_, block| block.device != device);
+    }
+
+    /// How many allocations and blocks of a device are alive.
+    pub fn count(&self, device: i32) -> usize {
+        self.regions.values().filter(|region| region.device == device && region.block.is_none()).count()
+            + self.blocks.values().filter(|block| block.device == device).count()
+    }
+
+    /// The region an address lies in: its start and itself.
+    pub fn region(&self, address: u64) -> Option<(u64, &Region)> {
+        let (start, region) = self.regions.range(..=address).next_back()?;
+        (address - start < region.len).then_some((*start, region))
+    }
+
+    /// Whether these bytes are device memory that may be used; `None` if not, else the device.
+    ///
+    /// A range may go on from one mapping into the next, as the mirrored half of a ring does.
+    pub fn device_of(&self, address: u64, len: u64) -> Option<i32> {
+        let end = address.checked_add(len)?;
+        let mut at = address;
+        loop {
+            let (start, region) = self.region(at)?;
+            if !region.accessible {
+                return None;
+            }
+            at = start + region.len;
+            if at >= end {
+                return Some(region.device);
+            }
+        }
+    }
+
+    pub fn leaks(&self) -> Vec<String> {
+        let mut leaks = Vec::new();
+        for (start, region) in &self.regions {
+            match region.block {
+                None => leaks.push(format!("{} bytes of device memory at {start:#x}", region.len)),
+                Some(block) => leaks.push(format!("a mapping of block {block:#x} at {start:#x}")),
+            }
+        }
+        leaks.extend(self.blocks.iter().map(|(handle, block)| format!("block {handle:#x} of {} bytes", block.len)));
+        leaks.extend(self.reserved.iter().map(|(start, len)| format!("{len} bytes of addresses at {start:#x}")));
+        leaks
+    }
+}
+
+impl Machine {
+    /// Counts memory of a device as used; fails where a fault says so or the device is full.
+    pub fn charge(&mut self, device: i32, len: u64) -> Outcome {
+        if len == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.faults.allocation(len)?;
+        let state = self.device(device)?;
+        if state.used.saturating_add(len) > state.config.memory {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        state.used += len;
+        Ok(())
+    }
+
+    /// Gives memory back that [`Self::charge`] counted.
+    pub fn refund(&mut self, device: i32, len: u64) {
+        if let Ok(state) = self.device(device) {
+            state.used = state.used.saturating_sub(len);
+        }
+    }
+
+    /// Allocates device memory.
+    pub fn allocate(&mut self, device: i32, len: u64) -> Outcome<u64> {
+        self.charge(device, len)?;
+        let allocated = (|| {
+            let start = address::take(len as usize, 512)?;
+            let block = address::block(len as usize).ok()?;
+            address::map(start, len as usize, &block, self.readable).ok()?;
+            Some(start)
+        })();
+        let Some(start) = allocated else {
+            self.refund(device, len);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        };
+        let region = Region { len, device, block: None, accessible: true, leaving: false };
+        self.memory.regions.insert(start, region);
+        Ok(start)
+    }
+
+    /// Whether memory can be freed: it is the start of an allocation, and nobody has freed it.
+    pub fn freeable(&mut self, start: u64, call: &str) -> Outcome {
+        match self.memory.regions.get(&start) {
+            Some(region) if region.block.is_none() && !region.leaving => Ok(()),
+            Some(region) if region.leaving => {
+                self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{call} of {start:#x}, which cuMemFreeAsync has freed"))
+            }
+            _ => self.wrong(
+                CUDA_ERROR_INVALID_VALUE,
+                format!("{call} of {start:#x}, which is no allocation (freed twice?)"),
+            ),
+        }
+    }
+
+    /// Frees device memory.
+    pub fn free(&mut self, start: u64) {
+        if let Some(region) = self.memory.regions.remove(&start) {
+            address::unmap(start, region.len as usize);
+            self.refund(region.device, region.len);
+        }
+    }
+
+    /// Drops a block that nobody holds or sees any more.
+    pub fn settle_block(&mut self, handle: u64) {
+        if let Some(block) = self.memory.blocks.get(&handle)
+            && block.released
+            && block.mappings == 0
+        {
+            let (device, len) = (block.device, block.len);
+            self.memory.blocks.remove(&handle);
+            self.refund(device, len);
+        }
+    }
+}

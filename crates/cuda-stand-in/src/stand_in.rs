@@ -1,0 +1,301 @@
+//! The stand-in as a test sees it.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use libloading::os::unix::Library;
+
+use crate::library;
+use crate::trace::Work;
+
+/// Something the stand-in counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Count {
+    /// Bytes of device memory given out.
+    Bytes = 0,
+    /// Allocations of device memory alive.
+    Allocations = 1,
+    /// Blocks made by `cuMemCreate` alive.
+    Blocks = 2,
+    /// Mappings of blocks.
+    Mappings = 3,
+    /// Streams alive.
+    Streams = 4,
+    /// Events alive.
+    Events = 5,
+    /// Operations enqueued that have not run.
+    Waiting = 6,
+    /// Green contexts alive.
+    GreenContexts = 7,
+    /// Ranges of pinned host memory.
+    Pinned = 8,
+}
+
+/// The order in which work of different streams runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Only what somebody waits for, only when they wait.
+    Lazy,
+    /// As soon as possible, the stream drawn from this seed each time, by one thread.
+    Random(u64),
+}
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal fn($($type:ty),*) $(-> $returns:ty)?;)*) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($type),*) $(-> $returns)?,)*
+            // The functions live as long as the library is loaded.
+            _library: Library,
+        }
+
+        impl Functions {
+            fn load() -> Result<Self, String> {
+                let library = library::load()?;
+                $(
+                    // SAFETY: the library is this crate's, where the symbol has this type (`control.rs`).
+                    let symbol = unsafe { library.get($symbol.as_bytes()) };
+                    let $name = *symbol.map_err(|error| format!("{}: {error}", $symbol))?;
+                )*
+                Ok(Self { $($name,)* _library: library })
+            }
+        }
+    };
+}
+
+functions! {
+    reset: "stand_in_reset" fn();
+    set_devices: "stand_in_set_devices" fn(u32, u32, u64, i32, i32, *const c_char);
+    set_version: "stand_in_set_version" fn(i32);
+    set_patience: "stand_in_set_patience" fn(u32);
+    set_readable: "stand_in_set_readable" fn(bool);
+    set_random: "stand_in_set_random" fn(u64);
+    set_lazy: "stand_in_set_lazy" fn();
+    fail_init: "stand_in_fail_init" fn(u32) -> bool;
+    fail_allocation: "stand_in_fail_allocation" fn(u64);
+    fail_allocations_above: "stand_in_fail_allocations_above" fn(u64);
+    fail_call: "stand_in_fail_call" fn(*const c_char, u64, u32) -> bool;
+    fail_work: "stand_in_fail_work" fn(u64, u64, u32) -> bool;
+    lose_device: "stand_in_lose_device" fn(i32, u32) -> bool;
+    calls: "stand_in_calls" fn(*const c_char) -> u64;
+    count: "stand_in_count" fn(u32) -> u64;
+    trace: "stand_in_trace" fn(*mut Work, usize) -> usize;
+    forget: "stand_in_forget" fn();
+    mistakes: "stand_in_mistakes" fn(*mut u8, usize) -> usize;
+    leaks: "stand_in_leaks" fn(*mut u8, usize) -> usize;
+    view: "stand_in_view" fn(u64) -> *mut c_void;
+    spend: "stand_in_spend" fn(u64);
+}
+
+static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+static TURN: Mutex<()> = Mutex::new(());
+
+fn functions() -> Result<&'static Functions, String> {
+    FUNCTIONS.get_or_init(Functions::load).as_ref().map_err(Clone::clone)
+}
+
+/// The stand-in, loaded as this process's driver and in the hands of one test.
+///
+/// There is one machine in a process, so the tests of one binary take turns. Codes are those of `CUresult`; a code or a name that
+/// the stand-in does not know is a mistake in the test and panics.
+pub struct StandIn {
+    functions: &'static Functions,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl StandIn {
+    /// Waits for the turn, loads the library if it is not, and sets everything back to the beginning.
+    ///
+    /// # Panics
+    /// If the library is not found, or a real driver would be found instead of it.
+    pub fn lock() -> Self {
+        // A test that failed while it had the turn leaves nothing that the reset does not clear.
+        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
+        // SAFETY: it has no conditions.
+        unsafe { (functions.reset)() };
+        Self { functions, _turn: turn }
+    }
+
+    /// Sets the devices: `count` alike ones of compute capability 9.0 with so many multiprocessors and bytes.
+    pub fn set_devices(&self, count: u32, multiprocessors: u32, memory: u64) {
+        self.set_devices_of(count, multiprocessors, memory, (9, 0), "NVIDIA H100 80GB HBM3 (stand-in)");
+    }
+
+    /// Sets the devices: `count` alike ones of this compute capability and name. None: `cuInit` says that there is no device.
+    pub fn set_devices_of(&self, count: u32, multiprocessors: u32, memory: u64, capability: (i32, i32), name: &str) {
+        let name = CString::new(name).unwrap_or_default();
+        let (major, minor) = capability;
+        // SAFETY: the name is C text that lives until the call returns.
+        unsafe { (self.functions.set_devices)(count, multiprocessors, memory, major, minor, name.as_ptr()) };
+    }
+
+    /// Sets the version of CUDA that the driver says it supports, such as 12040.
+    pub fn set_version(&self, version: i32) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.set_version)(version) };
+    }
+
+    /// Sets how often an unfinished stream or event is asked before its work runs; 3 at first.
+    pub fn set_patience(&self, asks: u32) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.set_patience)(asks) };
+    }
+
+    /// Sets whether the host may follow the addresses of device memory allocated from now on; false at first. For tests in which
+    /// code made for host memory plays the kernels.
+    pub fn set_readable(&self, readable: bool) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.set_readable)(readable) };
+    }
+
+    /// Sets the order of work, [`Order::Lazy`] at first. A random one prints its seed, which a failed test then shows.
+    pub fn set_order(&self, order: Order) {
+        // SAFETY: they have no conditions.
+        match order {
+            Order::Lazy => unsafe { (self.functions.set_lazy)() },
+            Order::Random(seed) => {
+                println!("the CUDA stand-in runs streams in a random order: seed {seed}");
+                // SAFETY: it has no conditions.
+                unsafe { (self.functions.set_random)(seed) }
+            }
+        }
+    }
+
+    /// Makes `cuInit` fail.
+    pub fn fail_init(&self, code: u32) {
+        // SAFETY: it has no conditions.
+        assert!(unsafe { (self.functions.fail_init)(code) }, "{code} is no code of an error");
+    }
+
+    /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with OUT_OF_MEMORY.
+    pub fn fail_allocation(&self, nth: u64) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.fail_allocation)(nth) };
+    }
+
+    /// Makes allocations above a size fail with OUT_OF_MEMORY.
+    pub fn fail_allocations_above(&self, bytes: u64) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.fail_allocations_above)(bytes) };
+    }
+
+    /// Makes the `nth` call of an entry point, such as `cuMemcpyHtoDAsync_v2`, fail.
+    pub fn fail_call(&self, name: &str, nth: u64, code: u32) {
+        let text = CString::new(name).unwrap_or_default();
+        // SAFETY: the name is C text that lives until the call returns.
+        let known = unsafe { (self.functions.fail_call)(text.as_ptr(), nth, code) };
+        assert!(known, "{name} is no entry point of the stand-in, or {code} no code of an error");
+    }
+
+    /// Makes the `nth` operation that a stream runs from now fail, and with it the device, as by a fault of a kernel (700).
+    /// `None`: of any stream.
+    pub fn fail_work(&self, stream: Option<u64>, nth: u64, code: u32) {
+        // SAFETY: it has no conditions.
+        assert!(unsafe { (self.functions.fail_work)(stream.unwrap_or(0), nth, code) }, "{code} is no code of an error");
+    }
+
+    /// Loses a device with a code such as 46 (DEVICE_UNAVAILABLE) or 214 (ECC_UNCORRECTABLE): a reset does not help.
+    pub fn lose_device(&self, device: i32, code: u32) {
+        // SAFETY: it has no conditions.
+        assert!(
+            unsafe { (self.functions.lose_device)(device, code) },
+            "no device {device}, or {code} is no code of an error"
+        );
+    }
+
+    /// Brings a lost or failed device back.
+    pub fn revive_device(&self, device: i32) {
+        self.lose_device(device, 0);
+    }
+
+    /// How often an entry point was called. `pageable upload` and `pageable download` count copies of memory that is not pinned.
+    pub fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the name is C text that lives until the call returns.
+        unsafe { (self.functions.calls)(name.as_ptr()) }
+    }
+
+    /// A number.
+    pub fn count(&self, what: Count) -> u64 {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.count)(what as u32) }
+    }
+
+    /// What has run, in the order in which it ran.
+    pub fn trace(&self) -> Vec<Work> {
+        fill(|to, room| {
+            // SAFETY: there is room for `room` entries at `to`, or it is null.
+            unsafe { (self.functions.trace)(to, room) }
+        })
+    }
+
+    /// Forgets what has run, the mistakes and the numbers of calls.
+    pub fn forget(&self) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.forget)() };
+    }
+
+    /// What the program should not have done, in the order in which it did so.
+    pub fn mistakes(&self) -> Vec<String> {
+        // SAFETY: there is room for `room` bytes at `to`, or it is null.
+        lines(fill(|to, room| unsafe { (self.functions.mistakes)(to, room) }))
+    }
+
+    /// What is alive: to be nothing at the end of a test.
+    pub fn leaks(&self) -> Vec<String> {
+        // SAFETY: there is room for `room` bytes at `to`, or it is null.
+        lines(fill(|to, room| unsafe { (self.functions.leaks)(to, room) }))
+    }
+
+    /// Fails the test if there were mistakes or something is still alive.
+    ///
+    /// # Panics
+    /// Then, with what it was.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.mistakes(), Vec::<String>::new(), "mistakes in the use of CUDA");
+        assert_eq!(self.leaks(), Vec::<String>::new(), "left over on the device");
+    }
+
+    /// Where a function that plays a kernel sees the memory behind a device address. Nothing says that memory is there: only what
+    /// was allocated may be touched, only from a function that a stream runs.
+    ///
+    /// # Panics
+    /// If the library is not loaded or this is no device address.
+    pub fn view(address: u64) -> *mut u8 {
+        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
+        // SAFETY: it has no conditions.
+        let view = unsafe { (functions.view)(address) };
+        assert!(!view.is_null(), "{address:#x} is no address of device memory");
+        view.cast()
+    }
+
+    /// Says how long the kernel that this thread plays takes, nanoseconds of virtual time; 10 us if nothing is said.
+    ///
+    /// # Panics
+    /// If the library is not loaded.
+    pub fn spend(nanoseconds: u64) {
+        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
+        // SAFETY: it has no conditions.
+        unsafe { (functions.spend)(nanoseconds) };
+    }
+}
+
+/// Values that a C function copies out.
+fn fill<T: Copy>(copy: impl Fn(*mut T, usize) -> usize) -> Vec<T> {
+    let mut values: Vec<T> = Vec::new();
+    loop {
+        let room = values.capacity();
+        let count = copy(values.as_mut_ptr(), room);
+        if count <= room {
+            // SAFETY: the function has written `count` values, for which there was room.
+            unsafe { values.set_len(count) };
+            return values;
+        }
+        values.reserve(count);
+    }
+}
+
+fn lines(bytes: Vec<u8>) -> Vec<String> {
+    String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,120 @@
+//! Loading, devices, contexts and their shares.
+
+use std::ffi::{CStr, CString};
+
+use cuda_stand_in::{Count, StandIn};
+use cudarc::driver::sys::{self, CUdevResource, CUresult};
+
+use crate::program::{Program, cuda};
+
+#[test]
+fn cudarc_finds_the_library_by_the_drivers_name() {
+    let _stand_in = StandIn::lock();
+    // SAFETY: looks for a driver, which the stand-in has loaded itself as.
+    assert!(unsafe { sys::is_culib_present() });
+    let mut version = 0;
+    cuda!(cuDriverGetVersion(&mut version)).unwrap();
+    assert_eq!(version, 13_000);
+    assert_eq!(cuda!(cuDeviceGetCount(&mut version)), Err(CUresult::CUDA_ERROR_NOT_INITIALIZED));
+    let folder = cuda_stand_in::folder().unwrap();
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        assert!(folder.join(name).is_file(), "{name}");
+    }
+}
+
+#[test]
+fn devices_are_as_a_test_sets_them() {
+    let stand_in = StandIn::lock();
+    stand_in.set_devices_of(0, 0, 0, (0, 0), "");
+    assert_eq!(cuda!(cuInit(0)), Err(CUresult::CUDA_ERROR_NO_DEVICE));
+    stand_in.set_devices_of(2, 114, 1 << 30, (8, 9), "a card");
+    cuda!(cuInit(0)).unwrap();
+    let (mut count, mut value, mut memory) = (0, 0, 0);
+    cuda!(cuDeviceGetCount(&mut count)).unwrap();
+    let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    cuda!(cuDeviceGetAttribute(&mut value, major, 1)).unwrap();
+    cuda!(cuDeviceTotalMem_v2(&mut memory, 1)).unwrap();
+    assert_eq!((count, value, memory), (2, 8, 1 << 30));
+    let mut name = [0; 5];
+    cuda!(cuDeviceGetName(name.as_mut_ptr(), 5, 1)).unwrap();
+    // SAFETY: the driver ends the text within the buffer.
+    assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }, c"a ca");
+    let mut device = 0;
+    assert_eq!(cuda!(cuDeviceGet(&mut device, 2)), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
+}
+
+#[test]
+fn entry_points_are_found_by_name() {
+    let _stand_in = StandIn::lock();
+    let find = |name: &str| {
+        let (mut function, name) = (std::ptr::null_mut(), CString::new(name).unwrap());
+        cuda!(cuGetProcAddress_v2(name.as_ptr(), &mut function, 13_000, 0, std::ptr::null_mut())).map(|()| function)
+    };
+    assert_eq!(find("cuMemAlloc"), find("cuMemAlloc_v2"));
+    assert!(find("cuInit").is_ok_and(|function| !function.is_null()));
+    assert_eq!(find("cuNoSuchThing"), Err(CUresult::CUDA_ERROR_NOT_FOUND));
+}
+
+/// Splits the device of 132 multiprocessors; the size of a group, their count, what is left.
+fn split(input: &CUdevResource, wanted: u32, least: u32, flags: u32) -> Result<(u32, u32, u32), CUresult> {
+    // SAFETY: zero is a value of each of its fields.
+    let mut parts: [CUdevResource; 80] = unsafe { std::mem::zeroed() };
+    let (mut groups, mut rest) = (wanted, parts[0]);
+    cuda!(cuDevSmResourceSplitByCount(parts.as_mut_ptr(), &mut groups, input, &mut rest, flags, least))?;
+    // SAFETY: both are resources of multiprocessors.
+    let (size, left) = unsafe { (parts[0].__bindgen_anon_1.sm.smCount, rest.__bindgen_anon_1.sm.smCount) };
+    Ok((size, groups, left))
+}
+
+#[test]
+fn multiprocessors_are_shared_out_in_grains() {
+    let program = Program::start();
+    // SAFETY: zero is a value of each of its fields.
+    let mut whole: CUdevResource = unsafe { std::mem::zeroed() };
+    cuda!(cuDeviceGetDevResource(0, &mut whole, sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM)).unwrap();
+    assert_eq!(split(&whole, 1, 1, 0), Ok((8, 1, 124)));
+    assert_eq!(split(&whole, 2, 60, 0), Ok((64, 2, 4)));
+    assert_eq!(split(&whole, 80, 8, 0), Ok((8, 16, 4)));
+    assert_eq!(split(&whole, 80, 1, 1), Ok((2, 66, 0)), "without co-scheduling");
+    assert_eq!(split(&whole, 1, 133, 0), Err(CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION));
+    program.finish();
+}
+
+#[test]
+fn a_green_context_has_its_share_and_its_streams() {
+    let program = Program::start();
+    // SAFETY: zero is a value of each of its fields.
+    let (mut whole, mut part): (CUdevResource, CUdevResource) = unsafe { std::mem::zeroed() };
+    let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    cuda!(cuDeviceGetDevResource(0, &mut whole, kind)).unwrap();
+    let mut groups = 1;
+    cuda!(cuDevSmResourceSplitByCount(&mut part, &mut groups, &whole, std::ptr::null_mut(), 0, 32)).unwrap();
+    let (mut description, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
+    cuda!(cuDevResourceGenerateDesc(&mut description, &mut part, 1)).unwrap();
+    cuda!(cuGreenCtxCreate(&mut green, description, 0, 1)).unwrap();
+    cuda!(cuGreenCtxGetDevResource(green, &mut whole, kind)).unwrap();
+    // SAFETY: it is a resource of multiprocessors.
+    assert_eq!(unsafe { whole.__bindgen_anon_1.sm.smCount }, 32);
+    let (mut context, mut of_stream, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    cuda!(cuCtxFromGreenCtx(&mut context, green)).unwrap();
+    assert_eq!(cuda!(cuGreenCtxStreamCreate(&mut stream, green, 0, 0)), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+    program.stand_in.forget();
+    cuda!(cuGreenCtxStreamCreate(&mut stream, green, 1, -1)).unwrap();
+    cuda!(cuStreamGetCtx(stream, &mut of_stream)).unwrap();
+    assert_eq!(of_stream, context);
+    assert_eq!(program.stand_in.count(Count::GreenContexts), 1);
+    cuda!(cuStreamDestroy_v2(stream)).unwrap();
+    cuda!(cuGreenCtxDestroy(green)).unwrap();
+    assert_eq!(cuda!(cuCtxSetCurrent(context)), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
+    program.stand_in.forget();
+    program.finish();
+}
+
+#[test]
+fn a_context_that_goes_says_what_was_left() {
+    let program = Program::start();
+    crate::program::stream();
+    cuda!(cuDevicePrimaryCtxRelease_v2(0)).unwrap();
+    assert_eq!(program.stand_in.leaks(), Vec::<String>::new());
+    assert!(program.stand_in.mistakes()[0].contains("1 streams"), "{:?}", program.stand_in.mistakes());
+}

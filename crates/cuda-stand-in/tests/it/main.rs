@@ -1,0 +1,9 @@
+//! The stand-in through `cudarc`, as Downbeat's engine calls it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod device;
+mod faults;
+mod memory;
+mod program;
+mod streams;

@@ -32,6 +32,7 @@ mod event;
 mod green;
 mod mapping;
 mod memory;
+mod pool;
 mod stream;
 mod unsupported;
 
@@ -44,6 +45,7 @@ pub fn symbol(name: &str) -> Option<*mut std::ffi::c_void> {
         green::symbol,
         memory::symbol,
         mapping::symbol,
+        pool::symbol,
         stream::symbol,
         unsupported::symbol,
     ];

@@ -56,11 +56,13 @@ pub struct Device {
     pub failed: Option<(CUresult, bool)>,
     /// Bytes of memory given out.
     pub used: u64,
+    /// How much the pool of its memory is asked to keep, bytes; only remembered.
+    pub pool_keeps: u64,
 }
 
 impl Device {
     pub fn new(config: DeviceConfig) -> Self {
-        Self { config, primary: None, failed: None, used: 0 }
+        Self { config, primary: None, failed: None, used: 0, pool_keeps: 0 }
     }
 }
 

@@ -135,6 +135,11 @@ control! {
         true
     }
 
+    /// Writes down a mistake that the test has found.
+    stand_in_note(what: *const c_char) {
+        lock().mistake(text(what));
+    }
+
     /// How often an entry point was called.
     stand_in_calls(name: *const c_char) -> u64 {
         let name = text(name);

@@ -65,7 +65,7 @@ impl Session {
         if let What::Wait { stream, number } = operation.what {
             start = start.max(self.streams.get(&stream).map_or(0, |stream| stream.end_of(number)));
         }
-        let counted = !matches!(operation.what, What::Wait { .. } | What::Record { .. });
+        let counted = !matches!(operation.what, What::Wait { .. } | What::Record { .. } | What::Allocate { .. });
         let fault = if counted { self.faults.work(handle) } else { Ok(()) };
         let number = operation.number;
         let work = fault.and_then(|()| self.execute(handle, operation, start));
@@ -163,6 +163,12 @@ impl Session {
                 });
                 work(Kind::Kernel, data as u64, 0, 0, spent)
             }
+            What::Allocate { start } => {
+                if let Some(region) = self.memory.regions.get_mut(&start) {
+                    region.coming = false;
+                }
+                Ok(None)
+            }
             What::Free { start: address } => {
                 self.free(address);
                 work(Kind::Free, address, 0, 0, 0)
@@ -172,8 +178,10 @@ impl Session {
 
     /// Where device memory is seen, if all of it may be used.
     fn reach(&mut self, at: u64, len: u64, what: &str) -> Outcome<*mut u8> {
-        if self.memory.device_of(at, len).is_none() {
-            return self.wrong(CUDA_ERROR_ILLEGAL_ADDRESS, format!("{what} {len} bytes at {at:#x}, no longer memory"));
+        if self.memory.device_of(at, len, false).is_none() {
+            let early = self.memory.device_of(at, len, true).is_some();
+            let why = if early { "not ordered after its cuMemAllocAsync" } else { "no longer memory" };
+            return self.wrong(CUDA_ERROR_ILLEGAL_ADDRESS, format!("{what} {len} bytes at {at:#x}, {why}"));
         }
         Ok(address::view(at))
     }

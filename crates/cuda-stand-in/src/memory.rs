@@ -16,6 +16,8 @@ pub struct Region {
     pub block: Option<u64>,
     /// Whether it may be used: a mapping only after `cuMemSetAccess`.
     pub accessible: bool,
+    /// Whether a stream has still to come to the `cuMemAllocAsync` that made it.
+    pub coming: bool,
     /// Whether `cuMemFreeAsync` was called on it.
     pub leaving: bool,
 }
@@ -75,15 +77,16 @@ impl Memory {
         (address - start < region.len).then_some((*start, region))
     }
 
-    /// Whether these bytes are device memory that may be used; `None` if not, else the device.
+    /// Whether these bytes are device memory that may be used now, or, if `soon`, by something that is enqueued now; `None` if not,
+    /// else the device.
     ///
     /// A range may go on from one mapping into the next, as the mirrored half of a ring does.
-    pub fn device_of(&self, address: u64, len: u64) -> Option<i32> {
+    pub fn device_of(&self, address: u64, len: u64, soon: bool) -> Option<i32> {
         let end = address.checked_add(len)?;
         let mut at = address;
         loop {
             let (start, region) = self.region(at)?;
-            if !region.accessible {
+            if !region.accessible || (region.coming && !soon) {
                 return None;
             }
             at = start + region.len;
@@ -142,7 +145,7 @@ impl Machine {
             self.refund(device, len);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         };
-        let region = Region { len, device, block: None, accessible: true, leaving: false };
+        let region = Region { len, device, block: None, accessible: true, coming: false, leaving: false };
         self.memory.regions.insert(start, region);
         Ok(start)
     }

@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use crate::context::{Device, DeviceConfig};
 use crate::machine::{CHANGED, MACHINE, Machine};
 use crate::result::{CUresult, Outcome};
+use crate::worker;
 
 /// What must be there before an entry point does anything.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,11 +42,16 @@ pub fn spend(nanoseconds: u64) {
 /// Locks the machine.
 pub fn lock() -> Session {
     let mut guard = MACHINE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if !guard.configured {
-        guard.configured = true;
-        guard.devices = DeviceConfig::from_environment().into_iter().map(Device::new).collect();
+    let first = !std::mem::replace(&mut guard.configured, true);
+    let mut session = Session { guard: Some(guard), context: 0, device: 0 };
+    if first {
+        session.devices = DeviceConfig::from_environment().into_iter().map(Device::new).collect();
+        session.readable = std::env::var_os("CUDA_STAND_IN_READABLE").is_some();
+        if let Some(seed) = std::env::var("CUDA_STAND_IN_SEED").ok().and_then(|seed| seed.parse().ok()) {
+            worker::start(&mut session, seed);
+        }
     }
-    Session { guard: Some(guard), context: 0, device: 0 }
+    session
 }
 
 /// Runs an entry point of the driver.

@@ -1,6 +1,7 @@
 //! The stand-in as a test sees it.
 
 use std::ffi::{CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::os::unix::Library;
@@ -77,6 +78,8 @@ functions! {
     fail_call: "stand_in_fail_call" fn(*const c_char, u64, u32) -> bool;
     fail_work: "stand_in_fail_work" fn(u64, u64, u32) -> bool;
     lose_device: "stand_in_lose_device" fn(i32, u32) -> bool;
+    note: "stand_in_note" fn(*const c_char);
+    launch: "cuLaunchHostFunc" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void) -> u32;
     calls: "stand_in_calls" fn(*const c_char) -> u64;
     count: "stand_in_count" fn(u32) -> u64;
     trace: "stand_in_trace" fn(*mut Work, usize) -> usize;
@@ -90,8 +93,25 @@ functions! {
 static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
 static TURN: Mutex<()> = Mutex::new(());
 
-fn functions() -> Result<&'static Functions, String> {
-    FUNCTIONS.get_or_init(Functions::load).as_ref().map_err(Clone::clone)
+fn loaded() -> &'static Functions {
+    match FUNCTIONS.get_or_init(Functions::load) {
+        Ok(functions) => functions,
+        Err(error) => panic!("the CUDA stand-in: {error}"),
+    }
+}
+
+/// What plays a kernel.
+type Body = Box<dyn FnOnce() + Send>;
+
+unsafe extern "C" fn play(data: *mut c_void) {
+    // SAFETY: the box that `StandIn::kernel` has given away, and a stream runs each function once.
+    let body = unsafe { Box::from_raw(data.cast::<Body>()) };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+        let said = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        let what = CString::new(format!("a kernel panicked: {}", said.unwrap_or("?"))).unwrap_or_default();
+        // SAFETY: C text that lives until the call returns.
+        unsafe { (loaded().note)(what.as_ptr()) };
+    }
 }
 
 /// The stand-in, loaded as this process's driver and in the hands of one test.
@@ -111,7 +131,7 @@ impl StandIn {
     pub fn lock() -> Self {
         // A test that failed while it had the turn leaves nothing that the reset does not clear.
         let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
+        let functions = loaded();
         // SAFETY: it has no conditions.
         unsafe { (functions.reset)() };
         Self { functions, _turn: turn }
@@ -257,15 +277,35 @@ impl StandIn {
         assert_eq!(self.leaks(), Vec::<String>::new(), "left over on the device");
     }
 
+    /// Enqueues something that plays a kernel, in a stream of the current context. If it panics, that is a mistake that
+    /// [`Self::mistakes`] tells.
+    ///
+    /// # Errors
+    /// The code of `cuLaunchHostFunc`.
+    ///
+    /// # Panics
+    /// If the library is not loaded.
+    pub fn kernel(stream: u64, body: impl FnOnce() + Send + 'static) -> Result<(), u32> {
+        let body: Box<Body> = Box::new(Box::new(body));
+        let data = Box::into_raw(body);
+        // SAFETY: the driver checks the stream, and calls the function at most once with the box.
+        let code = unsafe { (loaded().launch)(stream as *mut c_void, Some(play), data.cast()) };
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: refused, so it is still only ours.
+        drop(unsafe { Box::from_raw(data) });
+        Err(code)
+    }
+
     /// Where a function that plays a kernel sees the memory behind a device address. Nothing says that memory is there: only what
     /// was allocated may be touched, only from a function that a stream runs.
     ///
     /// # Panics
     /// If the library is not loaded or this is no device address.
     pub fn view(address: u64) -> *mut u8 {
-        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
         // SAFETY: it has no conditions.
-        let view = unsafe { (functions.view)(address) };
+        let view = unsafe { (loaded().view)(address) };
         assert!(!view.is_null(), "{address:#x} is no address of device memory");
         view.cast()
     }
@@ -275,9 +315,8 @@ impl StandIn {
     /// # Panics
     /// If the library is not loaded.
     pub fn spend(nanoseconds: u64) {
-        let functions = functions().unwrap_or_else(|error| panic!("the CUDA stand-in: {error}"));
         // SAFETY: it has no conditions.
-        unsafe { (functions.spend)(nanoseconds) };
+        unsafe { (loaded().spend)(nanoseconds) };
     }
 }
 

@@ -63,6 +63,10 @@ pub enum What {
         function: CUhostFn,
         data: *mut c_void,
     },
+    /// From here on the memory of a `cuMemAllocAsync` may be used.
+    Allocate {
+        start: u64,
+    },
     Free {
         start: u64,
     },

@@ -18,7 +18,7 @@ enum Returns {
 
 /// Device memory that a copy may use; what is not is an error at the call.
 fn device_range(session: &mut Session, at: u64, len: usize, what: &str) -> Outcome {
-    match session.memory.device_of(at, len as u64) {
+    match session.memory.device_of(at, len as u64, true) {
         Some(_) => Ok(()),
         None => session.wrong(CUDA_ERROR_INVALID_VALUE, format!("{what} {len} bytes at {at:#x}, not device memory")),
     }

@@ -134,7 +134,7 @@ api! {
         address::map(address, len, &block.file, readable).map_err(|_| CUDA_ERROR_MAP_FAILED)?;
         block.mappings += 1;
         let device = block.device;
-        let region = Region { len: len as u64, device, block: Some(handle), accessible: false, leaving: false };
+        let region = Region { len: len as u64, device, block: Some(handle), accessible: false, coming: false, leaving: false };
         memory.regions.insert(address, region);
         Ok(())
     }

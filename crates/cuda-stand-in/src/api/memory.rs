@@ -67,9 +67,13 @@ api! {
     }
 
     cuMemAllocAsync(address: *mut CUdeviceptr, len: usize, stream: CUstream) Context |session| {
-        session.stream(stream as u64)?;
+        let stream = session.stream(stream as u64)?;
         let device = session.device;
         let start = session.allocate(device, len as u64)?;
+        if let Some(region) = session.memory.regions.get_mut(&start) {
+            region.coming = true;
+        }
+        session.enqueue(stream, What::Allocate { start })?;
         put(address, start)
     }
 

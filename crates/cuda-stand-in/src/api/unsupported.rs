@@ -22,16 +22,37 @@ unsupported! {
     cuGraphUpload
     cuGraphLaunch
     cuGraphExecDestroy
+    cuCtxCreate_v4
+    cuCtxSetFlags
+    cuCtxGetLimit
+    cuCtxSetLimit
+    cuCtxGetCacheConfig
+    cuCtxSetCacheConfig
+    cuModuleLoad
     cuModuleLoadData
     cuModuleLoadDataEx
     cuModuleUnload
     cuModuleGetFunction
+    cuModuleGetGlobal_v2
+    cuFuncGetAttribute
+    cuFuncSetAttribute
+    cuFuncSetCacheConfig
     cuLibraryLoadData
     cuLaunchKernel
     cuLaunchKernelEx
+    cuLaunchCooperativeKernel
+    cuImportExternalMemory
+    cuDestroyExternalMemory
+    cuExternalMemoryGetMappedBuffer
     cuMemAllocManaged
     cuMemPoolCreate
-    cuDeviceGetDefaultMemPool
+    cuMemPoolDestroy
+    cuMemAllocFromPoolAsync
+    cuDeviceSetMemPool
+    cuMemAdvise_v2
+    cuMemPrefetchAsync_v2
+    cuMemcpyPeerAsync
+    cuStreamAttachMemAsync
     cuStreamAddCallback
     cuGreenCtxRecordEvent
     cuGreenCtxWaitEvent

@@ -44,6 +44,26 @@ fn devices_are_as_a_test_sets_them() {
 }
 
 #[test]
+fn another_process_finds_it_by_its_folder_and_its_environment() {
+    const NAME: &str = "device::another_process_finds_it_by_its_folder_and_its_environment";
+    let folder = cuda_stand_in::folder().unwrap();
+    if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| path == folder.as_os_str()) {
+        cuda!(cuInit(0)).unwrap();
+        let mut count = 0;
+        cuda!(cuDeviceGetCount(&mut count)).unwrap();
+        assert_eq!(count, 3);
+        return;
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME])
+        .env("LD_LIBRARY_PATH", folder)
+        .env("CUDA_STAND_IN_DEVICES", "3")
+        .env("CUDA_STAND_IN_SEED", "1")
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
 fn entry_points_are_found_by_name() {
     let _stand_in = StandIn::lock();
     let find = |name: &str| {

@@ -1,5 +1,6 @@
 //! What goes wrong, and how it shows.
 
+use cuda_stand_in::StandIn;
 use cudarc::driver::sys::CUresult;
 
 use crate::program::{Program, allocate, cuda, download, event, kernel, pinned, stream, upload};
@@ -125,6 +126,15 @@ fn a_kernel_may_not_call_the_driver() {
     kernel(stream, || assert_eq!(allocate(1), Err(CUresult::CUDA_ERROR_NOT_PERMITTED)));
     cuda!(cuStreamSynchronize(stream)).unwrap();
     assert_eq!(program.stand_in.mistakes().len(), 1);
+}
+
+#[test]
+fn a_kernel_that_panics_is_a_mistake() {
+    let program = Program::start();
+    kernel(std::ptr::null_mut(), || panic!("as a test wants"));
+    cuda!(cuCtxSynchronize()).unwrap();
+    assert_eq!(program.stand_in.mistakes(), ["a kernel panicked: as a test wants"]);
+    assert_eq!(StandIn::kernel(0x30, || ()), Err(CUresult::CUDA_ERROR_INVALID_HANDLE as u32));
 }
 
 #[test]

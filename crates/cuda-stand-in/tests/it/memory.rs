@@ -3,7 +3,9 @@
 use cuda_stand_in::{Count, FRESH};
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::program::{Program, allocate, bytes, cuda, download, free_pinned, kernel, pinned, property, stream, upload};
+use crate::program::{
+    Program, allocate, bytes, cuda, download, event, free_pinned, kernel, pinned, property, stream, upload,
+};
 
 #[test]
 fn memory_mapped_twice_is_the_same_memory() {
@@ -125,6 +127,23 @@ fn memory_freed_in_the_order_of_a_stream_is_gone_behind_that_place() {
     free_pinned(host);
     cuda!(cuStreamDestroy_v2(stream)).unwrap();
     program.finish();
+}
+
+#[test]
+fn memory_made_in_the_order_of_a_stream_is_not_there_before_that_place() {
+    let program = Program::start();
+    let (maker, user, made) = (stream(), stream(), event());
+    let mut address = 0;
+    cuda!(cuMemAllocAsync(&mut address, 1, maker)).unwrap();
+    cuda!(cuEventRecord(made, maker)).unwrap();
+    let host = pinned(&[5]);
+    cuda!(cuStreamWaitEvent(user, made, 0)).unwrap();
+    upload(address, host, user).unwrap();
+    cuda!(cuStreamSynchronize(user)).unwrap();
+    cuda!(cuMemAllocAsync(&mut address, 1, maker)).unwrap();
+    upload(address, host, user).unwrap();
+    assert_eq!(cuda!(cuStreamSynchronize(user)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert!(program.stand_in.mistakes()[0].contains("not ordered after"), "{:?}", program.stand_in.mistakes());
 }
 
 #[test]

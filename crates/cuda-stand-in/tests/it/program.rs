@@ -1,7 +1,5 @@
 //! A program that uses a GPU through `cudarc`: what the tests share.
 
-use std::ffi::c_void;
-
 use cuda_stand_in::StandIn;
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUresult, CUstream};
 
@@ -84,13 +82,7 @@ pub fn download(to: &mut [u8], from: u64, stream: CUstream) -> Result<(), CUresu
 
 /// Enqueues something that plays a kernel.
 pub fn kernel(stream: CUstream, body: impl FnOnce() + Send + 'static) {
-    unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: it is the box leaked below, and a stream runs each function once.
-        let body = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-        body();
-    }
-    let body: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(body));
-    cuda!(cuLaunchHostFunc(stream, Some(run), Box::into_raw(body).cast())).unwrap();
+    StandIn::kernel(stream as u64, body).unwrap();
 }
 
 /// The bytes of device memory, for a function that plays a kernel.

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, Subcommand};
-use downbeat_engine::install::Install;
-use downbeat_engine::{Emulated, Engine, Preference, Search};
+use clap::{Args, Subcommand, ValueEnum};
+use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
+use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
+use downbeat_engine::{CudaOptions, Emulated, Engine, Preference, Search};
 use downbeat_repository::ModelFormat;
 use downbeat_server::options::EngineChoice;
 
@@ -14,7 +15,7 @@ use downbeat_server::options::EngineChoice;
 pub enum EngineCommand {
     /// The engines that can be used here, the fastest first
     List,
-    /// Fetch the onnxruntime library with pip into the user's cache folder
+    /// Fetch the onnxruntime library with pip into the user's cache folder, for the CPU or with --cuda for NVIDIA GPUs
     Install(InstallArgs),
 }
 
@@ -30,6 +31,33 @@ pub struct InstallArgs {
     /// A wheel that was fetched elsewhere, to unpack instead
     #[arg(long, value_name = "FILE")]
     wheel: Option<PathBuf>,
+    /// For NVIDIA GPUs; both this and the library for the CPU may be installed
+    #[arg(long)]
+    cuda: bool,
+    /// Whether to fetch NVIDIA's libraries, too (CUDA, cuDNN; more than 1 GB)
+    #[arg(long, value_name = "WHEN", requires = "cuda", default_value = "missing")]
+    cuda_libraries: When,
+}
+
+/// When NVIDIA's libraries are fetched.
+#[derive(ValueEnum, Clone, Copy, Debug)]
+enum When {
+    /// If one of them is not on this machine
+    Missing,
+    /// Also if they are
+    Always,
+    /// Not at all
+    Never,
+}
+
+impl From<When> for NvidiaLibraries {
+    fn from(when: When) -> NvidiaLibraries {
+        match when {
+            When::Missing => NvidiaLibraries::Missing,
+            When::Always => NvidiaLibraries::Always,
+            When::Never => NvidiaLibraries::Never,
+        }
+    }
 }
 
 /// The engine for models of this format; what there is to know of the choice is printed.
@@ -41,9 +69,9 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
         ModelFormat::Emulated => Arc::new(Emulated::new()),
         ModelFormat::Onnx => {
             let preference: Preference = wanted.name().parse()?;
-            let choice = downbeat_engine::choose(preference, search)?;
-            if let Some(hint) = choice.hint {
-                eprintln!("{hint}");
+            let choice = downbeat_engine::choose(preference, search, &CudaOptions::default())?;
+            for line in choice.hint.iter().chain(&choice.warning) {
+                eprintln!("{line}");
             }
             choice.engine
         }
@@ -57,7 +85,9 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
 pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     match command {
         EngineCommand::List => {
-            for info in downbeat_engine::available(&Search::from_env()) {
+            let search = Search::from_env();
+            print_gpus(&cuda::survey(&search, &CudaOptions::default()));
+            for info in downbeat_engine::available(&search) {
                 let library = info.library.map_or_else(|| "built in".to_owned(), |path| path.display().to_string());
                 println!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device);
             }
@@ -71,13 +101,39 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
                 install.python.clone_from(python);
             }
             install.wheel.clone_from(&args.wheel);
-            let installed = install.run()?;
+            let libraries = args.cuda_libraries.into();
+            install.gpu = args.cuda.then(|| GpuInstall { libraries, search: Search::from_env() });
+            let installed = install.run(&mut |what| eprintln!("{what}"))?;
+            if let Some(folder) = installed.nvidia {
+                println!("NVIDIA's libraries are in {}", folder.display());
+            }
+            let what = if args.cuda { "onnxruntime for NVIDIA GPUs" } else { "onnxruntime" };
             println!(
-                "onnxruntime {} is in {}; `downbeat serve` finds it there",
+                "{what} {} is in {}; `downbeat serve` finds it there",
                 installed.version,
                 installed.library.display()
             );
         }
     }
     Ok(())
+}
+
+/// The engine on GPUs: whether it can be used, the GPUs, and all that is missing.
+fn print_gpus(survey: &Survey) {
+    let Survey { driver, library, libraries } = survey;
+    let missing = [driver.as_ref().err(), library.as_ref().err(), libraries.as_ref().err()];
+    match (driver, library) {
+        (Ok(_), Ok(library)) if missing.iter().all(Option::is_none) => {
+            let version = downbeat_engine::install::version_of(library).unwrap_or_default();
+            println!("{:<12} {version:<10} {:<6} {}", "cuda", "gpu", library.display());
+        }
+        // A machine without GPUs is no fault to be told about at length.
+        (Err(reason), _) => println!("{:<12} cannot be used: {reason}", "cuda"),
+        _ => println!("{:<12} cannot be used yet", "cuda"),
+    }
+    if let Ok(driver) = driver {
+        println!("  the driver supports CUDA {} (needed: {OLDEST_DRIVER})", driver.version);
+        driver.gpus.iter().for_each(|gpu| println!("  {gpu}"));
+        missing.into_iter().flatten().for_each(|reason| println!("  {reason}"));
+    }
 }

@@ -12,6 +12,7 @@ use downbeat_repository::did_you_mean;
 use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, ModelOptions};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
+use crate::cuda_layer::CudaLayer;
 use crate::device_layer::DeviceLayer;
 use crate::units;
 
@@ -55,6 +56,8 @@ pub struct Layer {
     pub model_control: ModelControlLayer,
     #[serde(default)]
     pub profiling: ProfilingLayer,
+    #[serde(default)]
+    pub cuda: CudaLayer,
     #[serde(default)]
     pub device: DeviceLayer,
     #[serde(default)]

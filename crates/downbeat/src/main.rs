@@ -2,6 +2,7 @@
 
 mod client;
 mod config_check;
+mod cuda_layer;
 mod device_layer;
 mod engine_command;
 mod infer;

@@ -35,7 +35,7 @@ pub struct ProfileArgs {
     /// The model's version [default: the latest that is served]
     #[arg(long, value_name = "VERSION")]
     model_version: Option<u64>,
-    /// Engine for ONNX models: auto, rten, onnxruntime or emulated
+    /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
     engine: EngineChoice,
     /// Threads inside one run; 0: one a core

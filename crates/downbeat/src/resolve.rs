@@ -6,7 +6,7 @@ use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
 use downbeat_server::options::{
-    AutoscaleOptions, DevicePolicy, DispatchPolicy, MAX_SHARDS, ModelControl, ServerOptions,
+    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, ModelControl, ServerOptions,
 };
 
 use crate::layer::{ControlMode, Layer, Port};
@@ -95,6 +95,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         if layer.profiling.cache_dir.is_some() {
             options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
         }
+        layer.cuda.apply(&mut options.cuda)?;
         layer.device.apply(&mut options.device)?;
         match (layer.autoscale.enabled, &mut options.autoscale) {
             (Some(false), autoscale) => *autoscale = None,
@@ -141,8 +142,12 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if options.http_port.is_none() && options.grpc_port.is_none() {
         bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
     }
-    if !(1..=256).contains(&options.devices) {
-        bail!("devices is {}; must be between 1 and 256", options.devices);
+    if options.devices > 256 {
+        bail!("devices is {}; at most 256 are supported, 0 chooses by the engine", options.devices);
+    }
+    let on_gpus = matches!(options.engine, EngineChoice::Auto | EngineChoice::Cuda | EngineChoice::Tensorrt);
+    if !options.cuda.devices.is_empty() && !on_gpus {
+        bail!("GPUs are named (--gpus), and the engine '{}' runs on none; choose the engine cuda", options.engine);
     }
     if options.scheduler_shards > MAX_SHARDS {
         let shards = options.scheduler_shards;
@@ -176,7 +181,7 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use downbeat_server::options::{DropPolicy, EngineChoice, LogFormat};
+    use downbeat_server::options::{CudaMissing, CudaOptions, DropPolicy, LogFormat};
 
     use downbeat_core::device::{LaneMix, MixTable};
     use downbeat_server::options::DeviceSettings;
@@ -210,7 +215,7 @@ mod tests {
             http_port = 9000
             grpc_port = false
             metrics_port = 0
-            engine = "rten"
+            engine = "cuda"
             threads = 2
             devices = 3
             scheduler_shards = 4
@@ -225,6 +230,12 @@ mod tests {
             strict_readiness = false
             auto_complete_config = false
             exit_on_error = true
+            [cuda]
+            gpus = [1, 0]
+            missing = "cpu"
+            memory_limit_mb = 4096
+            tf32 = false
+            graphs = false
             [model_control]
             mode = "poll"
             poll_s = 0.5
@@ -273,7 +284,16 @@ mod tests {
         assert_eq!(options.repository, Path::new("models"));
         assert_eq!(options.host.to_string(), "127.0.0.1");
         assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
-        assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Rten, 2, 3));
+        assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Cuda, 2, 3));
+        let cuda = CudaOptions {
+            devices: vec![1, 0],
+            missing: CudaMissing::Cpu,
+            memory_limit: Some(4096 << 20),
+            tf32: false,
+            graphs: false,
+            ..CudaOptions::default()
+        };
+        assert_eq!(options.cuda, cuda);
         assert_eq!(options.scheduler_shards, 4);
         assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
@@ -380,7 +400,13 @@ mod tests {
         assert!(refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("nothing could be asked"));
         let spare = refused("autoscale.spare = 0.5", &["m"]);
         assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
-        assert!(refused("devices = 0", &["m"]).contains("between 1 and 256"));
+        assert!(refused("devices = 257", &["m"]).contains("at most 256"));
+        let named = refused("engine = 'rten'", &["m", "--gpus", "0,1"]);
+        assert_eq!(named, "GPUs are named (--gpus), and the engine 'rten' runs on none; choose the engine cuda");
+        assert!(refused("[cuda]\nmemory_limit_mb = 0", &["m"]).contains("must be at least 1"));
+        let flags = ["m", "--gpus", "2,0", "--cuda-missing", "cpu", "--cuda-memory-limit-mb", "1", "--no-tf32"];
+        let cuda = merged("[cuda]\ngpus = [1]\nmemory_limit_mb = 7", &flags).cuda;
+        assert_eq!((cuda.devices, cuda.memory_limit, cuda.tf32), (vec![2, 0], Some(1 << 20), false));
         assert!(refused("scheduler_shards = 65", &["m"]).contains("at most 64"));
         let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");

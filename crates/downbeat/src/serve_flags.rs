@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_server::options::{DevicePolicy, DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+use downbeat_server::options::{CudaMissing, DevicePolicy, DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
 
+use crate::cuda_layer::CudaLayer;
 use crate::device_layer::DeviceLayer;
 use crate::layer::{AutoscaleLayer, ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
 use crate::units;
@@ -48,7 +49,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_BODY_BYTES", help_heading = "Ports")]
     pub max_body_bytes: Option<usize>,
 
-    /// Engine for ONNX models: auto, rten, onnxruntime or emulated [default: auto]
+    /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
     pub engine: Option<EngineChoice>,
 
@@ -56,9 +57,25 @@ pub struct ServeFlags {
     #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", help_heading = "Engine")]
     pub threads: Option<usize>,
 
-    /// Executors on the CPU, each runs one batch at a time [default: 1]
+    /// Executors, each runs one batch at a time; 0: one on the CPU, one for each GPU [default: 0]
     #[arg(long, value_name = "N", env = "DOWNBEAT_DEVICES", help_heading = "Engine")]
     pub devices: Option<usize>,
+
+    /// GPUs to use, by their numbers, such as 0,1 [default: all]
+    #[arg(long, value_name = "GPUS", env = "DOWNBEAT_GPUS", value_delimiter = ',', help_heading = "GPUs")]
+    pub gpus: Vec<u32>,
+
+    /// What to do if the engine is cuda or tensorrt and no GPU can be used: exit or cpu [default: exit]
+    #[arg(long, value_name = "WHAT", env = "DOWNBEAT_CUDA_MISSING", help_heading = "GPUs")]
+    pub cuda_missing: Option<CudaMissing>,
+
+    /// Most memory that one session may take of a GPU for tensors, MiB [default: no limit]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_CUDA_MEMORY_LIMIT_MB", help_heading = "GPUs")]
+    pub cuda_memory_limit_mb: Option<u64>,
+
+    /// Do not round FP32 products to TF32
+    #[arg(long, help_heading = "GPUs")]
+    pub no_tf32: bool,
 
     /// SLO in milliseconds, of one model or of all that have none; repeatable
     #[arg(
@@ -216,6 +233,13 @@ impl ServeFlags {
                 enabled: self.no_profiling.then_some(false),
                 budget: self.profiling_budget,
                 cache_dir: self.profile_cache.clone(),
+            },
+            cuda: CudaLayer {
+                gpus: (!self.gpus.is_empty()).then(|| self.gpus.clone()),
+                missing: self.cuda_missing,
+                memory_limit_mb: self.cuda_memory_limit_mb,
+                tf32: self.no_tf32.then_some(false),
+                graphs: None,
             },
             device: DeviceLayer { policy: self.device_policy, groups: None },
             autoscale: AutoscaleLayer::default(),

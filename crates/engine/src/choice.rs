@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::cuda::{self, CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
 use crate::emulated::{self, Emulated};
 use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
 use crate::rten::{self, Rten};
@@ -11,10 +12,14 @@ use crate::traits::{Engine, EngineInfo};
 /// Which engine is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
-    /// `onnxruntime` if it is found, else `rten`.
+    /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else `rten`.
     #[default]
     Auto,
-    /// `onnxruntime`, or none.
+    /// `onnxruntime` on NVIDIA GPUs, with its CUDA provider.
+    Cuda,
+    /// `onnxruntime` on NVIDIA GPUs, with its TensorRT provider.
+    Tensorrt,
+    /// `onnxruntime` on the CPU, or none.
     Onnxruntime,
     /// `rten`.
     Rten,
@@ -22,9 +27,12 @@ pub enum Preference {
     Emulated,
 }
 
+const CUDA: &str = Provider::NAMES[0];
+const TENSORRT: &str = Provider::NAMES[1];
+
 impl Preference {
     /// What a person may write.
-    pub const NAMES: [&str; 4] = ["auto", onnxruntime::NAME, rten::NAME, emulated::NAME];
+    pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, onnxruntime::NAME, rten::NAME, emulated::NAME];
 }
 
 /// A name that is none of [`Preference::NAMES`].
@@ -38,6 +46,8 @@ impl FromStr for Preference {
     fn from_str(s: &str) -> Result<Self, UnknownEngine> {
         match s {
             "auto" => Ok(Preference::Auto),
+            CUDA => Ok(Preference::Cuda),
+            TENSORRT => Ok(Preference::Tensorrt),
             onnxruntime::NAME => Ok(Preference::Onnxruntime),
             rten::NAME => Ok(Preference::Rten),
             emulated::NAME => Ok(Preference::Emulated),
@@ -50,8 +60,22 @@ impl FromStr for Preference {
 pub struct Choice {
     /// The engine.
     pub engine: Arc<dyn Engine>,
+    /// The GPUs that it runs on; none: it runs on the CPU.
+    pub gpus: Vec<GpuInfo>,
     /// One line for the person who started it, if there is a faster engine to have or one was passed over.
     pub hint: Option<String>,
+    /// One line for that person, if it is not the engine that was asked for.
+    pub warning: Option<String>,
+}
+
+impl Choice {
+    fn cpu(engine: impl Engine + 'static) -> Choice {
+        Choice { engine: Arc::new(engine), gpus: Vec::new(), hint: None, warning: None }
+    }
+
+    fn hinting(self, hint: String) -> Choice {
+        Choice { hint: Some(hint), ..self }
+    }
 }
 
 /// Why there is no engine as wanted.
@@ -65,32 +89,82 @@ pub enum ChooseError {
         "no onnxruntime library found. Run `downbeat engine install`, or set ORT_DYLIB_PATH to libonnxruntime.so, or use the engine rten"
     )]
     NotFound,
+    /// GPUs were asked for and cannot be used.
+    #[error("the engine {provider} cannot be used: {reason}")]
+    Cuda {
+        /// The provider.
+        provider: Provider,
+        /// Why.
+        reason: CudaUnavailable,
+    },
 }
 
-/// The engine for `preference`.
+/// The engine for `preference`; on GPUs as `options` says, but for the provider.
 ///
 /// # Errors
-/// If `onnxruntime` is wanted and there is none, or if the one that `search.asked` names cannot be used.
-pub fn choose(preference: Preference, search: &Search) -> Result<Choice, ChooseError> {
-    let hint = |reason: &str| Some(format!("rten is the slower engine: {reason}"));
-    let (engine, hint): (Arc<dyn Engine>, _) = match preference {
-        Preference::Emulated => (Arc::new(Emulated::new()), None),
-        Preference::Rten => (Arc::new(Rten::with_threads(search.threads)), None),
-        Preference::Onnxruntime => (Arc::new(Onnxruntime::find(search)?.ok_or(ChooseError::NotFound)?), None),
-        Preference::Auto => match Onnxruntime::find(search) {
-            Ok(Some(engine)) => (Arc::new(engine), None),
-            Ok(None) => (
-                Arc::new(Rten::with_threads(search.threads)),
-                hint("`downbeat engine install` fetches onnxruntime, 1.1 to 6 times as fast"),
-            ),
-            Err(e) if search.asked.is_some() => return Err(e.into()),
-            Err(e) => (Arc::new(Rten::with_threads(search.threads)), hint(&e.to_string())),
-        },
-    };
-    Ok(Choice { engine, hint })
+/// If `onnxruntime` is wanted and there is none, or if the one that `search.asked` names cannot be used; if a GPU is wanted and none
+/// can be used, unless `options.missing` allows the CPU.
+pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
+    match preference {
+        Preference::Emulated => Ok(Choice::cpu(Emulated::new())),
+        Preference::Rten => Ok(Choice::cpu(Rten::with_threads(search.threads))),
+        Preference::Onnxruntime => Ok(Choice::cpu(Onnxruntime::find(search)?.ok_or(ChooseError::NotFound)?)),
+        Preference::Cuda => wanted_gpus(Provider::Cuda, search, options),
+        Preference::Tensorrt => wanted_gpus(Provider::Tensorrt, search, options),
+        Preference::Auto => auto(search, options),
+    }
 }
 
-/// The engines that can be used here, the fastest first.
+/// On GPUs, or as the options say without.
+fn wanted_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
+    match (on_gpus(provider, search, options), options.missing) {
+        (Ok(choice), _) => Ok(choice),
+        (Err(reason), Missing::Exit) => Err(ChooseError::Cuda { provider, reason }),
+        (Err(reason), Missing::Cpu) => {
+            let choice = on_cpu(search)?;
+            let engine = choice.engine.info().name;
+            let warning =
+                format!("models run on the CPU, with the engine {engine}: {provider} cannot be used: {reason}");
+            Ok(Choice { warning: Some(warning), ..choice })
+        }
+    }
+}
+
+fn on_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result<Choice, CudaUnavailable> {
+    let options = CudaOptions { provider, ..options.clone() };
+    let ready = cuda::preflight(search, &options)?;
+    let gpus = ready.gpus.clone();
+    let engine = onnxruntime::cuda::start(ready, &options, search.threads)?;
+    Ok(Choice { engine, gpus, hint: None, warning: None })
+}
+
+/// The fastest engine that is there. Who has no GPU hears of none.
+fn auto(search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
+    let Some(gpu) = cuda::gpus().into_iter().next() else {
+        return on_cpu(search);
+    };
+    on_gpus(Provider::Cuda, search, options).or_else(|reason| {
+        let choice = on_cpu(search)?;
+        let engine = choice.engine.info().name;
+        Ok(choice
+            .hinting(format!("models run on the CPU, with the engine {engine}, and not on {}: {reason}", gpu.name)))
+    })
+}
+
+fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
+    let rten = |reason: &str| {
+        let engine = Rten::with_threads(search.threads);
+        Choice::cpu(engine).hinting(format!("rten is the slower engine: {reason}"))
+    };
+    match Onnxruntime::find(search) {
+        Ok(Some(engine)) => Ok(Choice::cpu(engine)),
+        Ok(None) => Ok(rten("`downbeat engine install` fetches onnxruntime, 1.1 to 6 times as fast")),
+        Err(e) if search.asked.is_some() => Err(e.into()),
+        Err(e) => Ok(rten(&e.to_string())),
+    }
+}
+
+/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] says what GPUs there are.
 pub fn available(search: &Search) -> Vec<EngineInfo> {
     let onnxruntime = Onnxruntime::find(search).ok().flatten().map(|e| e.info());
     onnxruntime.into_iter().chain([Rten::new().info(), Emulated::new().info()]).collect()

@@ -21,7 +21,7 @@ mod traits;
 
 pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
-pub use cuda::{CudaOptions, Missing, Provider};
+pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
 pub use emulated::Emulated;
 pub use onnx::inspect;
 pub use onnxruntime::{Onnxruntime, Search};

@@ -7,7 +7,8 @@ use downbeat_core::Duration;
 use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::model_version_policy::PolicyChoice;
 use downbeat_protocol::inference::{
-    ModelConfig, ModelDynamicBatching, ModelInput, ModelTensorReshape, model_input, model_instance_group,
+    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelTensorReshape, model_input,
+    model_instance_group,
 };
 
 use crate::batching::MAX_LEVELS;
@@ -76,8 +77,8 @@ impl<'a> Report<'a> {
         self.warnings.push(self.source.finding(field, message.into()));
     }
 
-    /// Checks everything that does not need the model file.
-    pub(crate) fn check(&mut self, model: &str) -> Checked {
+    /// Checks everything that does not need the model file, for a server that runs models on `gpus`, or else on the CPU.
+    pub(crate) fn check(&mut self, model: &str, gpus: &[u32]) -> Checked {
         let config = &self.source.config;
         if !config.name.is_empty() && config.name != model {
             self.error(
@@ -101,7 +102,7 @@ impl<'a> Report<'a> {
         self.tensors(config);
         self.version_policy(config);
         self.scheduling(config);
-        let instances = self.instances(config);
+        let instances = self.instances(config, gpus);
         let Policies { slo, dispatch, device, drop } = self.parameters(config);
         self.unsupported(config);
         Checked { format, instances, slo, dispatch, device, drop }
@@ -295,7 +296,32 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn instances(&mut self, config: &ModelConfig) -> u32 {
+    /// Judges where a group of instances is to be, on a server that runs models on `gpus`, or on the CPU if there are none.
+    fn place(&mut self, path: &str, group: &ModelInstanceGroup, gpus: &[u32]) {
+        let on_gpu = group.kind() == model_instance_group::Kind::Gpu;
+        let used = |gpu: &i32| u32::try_from(*gpu).is_ok_and(|gpu| gpus.contains(&gpu));
+        let list = || gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        if gpus.is_empty() {
+            if on_gpu {
+                let message =
+                    "KIND_GPU: this server runs models on the CPU; the instances run there. --engine cuda is for GPUs";
+                self.warn(&format!("{path}.kind"), message);
+            } else if !group.gpus.is_empty() {
+                self.warn(&format!("{path}.gpus"), "this server runs models on the CPU; the devices are ignored");
+            }
+        } else if group.kind() == model_instance_group::Kind::Cpu {
+            let message = "KIND_CPU: this server runs models on its GPUs; the instances run there";
+            self.warn(&format!("{path}.kind"), message);
+        } else if let Some(unknown) = group.gpus.iter().find(|gpu| !used(gpu)) {
+            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {}", list()));
+        } else if !group.gpus.is_empty() && !gpus.iter().all(|gpu| group.gpus.contains(&(*gpu as i32))) {
+            let message =
+                format!("instances cannot be kept to some GPUs; they run on all that this server uses: {}", list());
+            self.warn(&format!("{path}.gpus"), message);
+        }
+    }
+
+    fn instances(&mut self, config: &ModelConfig, gpus: &[u32]) -> u32 {
         let mut instances: u32 = 0;
         for (i, group) in config.instance_group.iter().enumerate() {
             let path = format!("instance_group[{i}]");
@@ -303,14 +329,7 @@ impl<'a> Report<'a> {
                 Ok(count) => instances = instances.saturating_add(count.max(1)),
                 Err(_) => self.error(&format!("{path}.count"), format!("is {}; must be 1 or larger", group.count)),
             }
-            if group.kind() == model_instance_group::Kind::Gpu {
-                self.warn(
-                    &format!("{path}.kind"),
-                    "KIND_GPU: this server runs models on the CPU; the instances run there",
-                );
-            } else if !group.gpus.is_empty() {
-                self.warn(&format!("{path}.gpus"), "this server runs models on the CPU; the devices are ignored");
-            }
+            self.place(&path, group, gpus);
             for (given, field) in [
                 (group.rate_limiter.is_some(), "rate_limiter"),
                 (!group.secondary_devices.is_empty(), "secondary_devices"),

@@ -10,7 +10,7 @@ use downbeat_protocol::inference::{
 
 use crate::binding::{TensorBinding, show};
 use crate::check::Report;
-use crate::definition::{ModelDefinition, config_datatype, datatype};
+use crate::definition::{ModelDefinition, ModelFormat, config_datatype, datatype};
 use crate::finding::{ConfigError, did_you_mean, sorted};
 
 impl ModelDefinition {
@@ -96,10 +96,14 @@ impl ModelDefinition {
                 Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
         }
         if config.instance_group.is_empty() {
+            let gpus: Vec<i32> = self.completion.gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
+            let on_gpus = !gpus.is_empty() && self.format == ModelFormat::Onnx;
+            let kind = if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu };
             config.instance_group.push(ModelInstanceGroup {
                 name: self.name.clone(),
-                kind: model_instance_group::Kind::Cpu.into(),
+                kind: kind.into(),
                 count: 1,
+                gpus: if on_gpus { gpus } else { Vec::new() },
                 ..ModelInstanceGroup::default()
             });
         }

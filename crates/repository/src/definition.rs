@@ -91,12 +91,14 @@ impl ModelFormat {
 }
 
 /// How a definition is completed from its model file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct CompletionOptions {
     /// Whether it is completed at all, or only checked.
     pub(crate) enabled: bool,
     /// Largest batch where the configuration says nothing and the model's dimensions allow any.
     pub(crate) default_max_batch_size: u32,
+    /// The GPUs that models run on; none: the CPU.
+    pub(crate) gpus: Vec<u32>,
 }
 
 /// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.

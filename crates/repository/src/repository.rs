@@ -89,7 +89,7 @@ impl ModelRepository {
         let unreadable = |e: io::Error| RepositoryError::Unreadable { path: path.clone(), reason: io_reason(&e) };
         let root = path.canonicalize().map_err(unreadable)?;
         fs::read_dir(&root).map_err(unreadable)?;
-        let completion = CompletionOptions { enabled: true, default_max_batch_size: 32 };
+        let completion = CompletionOptions { enabled: true, default_max_batch_size: 32, gpus: Vec::new() };
         Ok(ModelRepository { path, root, completion })
     }
 
@@ -107,12 +107,20 @@ impl ModelRepository {
         self
     }
 
+    /// The GPUs that models run on, by their ordinals (default: none, they run on the CPU). What a configuration says of the places of
+    /// its instances is judged by it.
+    #[must_use]
+    pub fn with_gpus(mut self, gpus: Vec<u32>) -> Self {
+        self.completion.gpus = gpus;
+        self
+    }
+
     /// Another folder, read by the same rules: the files of a load request.
     ///
     /// # Errors
     /// As [`ModelRepository::open`].
     pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
-        Ok(ModelRepository { completion: self.completion, ..ModelRepository::open(path)? })
+        Ok(ModelRepository { completion: self.completion.clone(), ..ModelRepository::open(path)? })
     }
 
     /// The folder, as it was given.
@@ -198,7 +206,7 @@ impl ModelRepository {
             }
         };
         let mut report = Report::new(&source);
-        let checked = report.check(name);
+        let checked = report.check(name, &self.completion.gpus);
         let mut files = Files { repository: self, dir: &dir, shown: self.path.join(name) };
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
@@ -227,7 +235,7 @@ impl ModelRepository {
             outputs: Vec::new(),
             source,
             labels,
-            completion: self.completion,
+            completion: self.completion.clone(),
         })
     }
 

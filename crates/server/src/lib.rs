@@ -7,6 +7,7 @@ pub mod decision_log;
 mod device_options;
 pub mod driver;
 mod engine_run;
+mod engines;
 pub mod error;
 pub mod executable;
 pub mod extension;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::driver::Driver;
+use crate::engines::{Engines, most_threads};
 use crate::executable::{Executable, Queue};
 use crate::lanes::{self, Occupancy, Padding};
 use crate::metrics::Metrics;
@@ -43,33 +44,6 @@ pub trait LoadProgress: Send + Sync {
 
 impl LoadProgress for () {
     fn step(&self, _what: &str, _fraction: f64) {}
-}
-
-/// The engines of a server.
-pub struct Engines {
-    /// Runs ONNX models.
-    pub onnx: Arc<dyn Engine>,
-    /// Runs emulated ones.
-    pub emulated: Arc<dyn Engine>,
-}
-
-impl Engines {
-    /// The engines that the options ask for. Says which one runs ONNX models, and how to get a faster one.
-    ///
-    /// # Errors
-    /// If the engine asked for is not there.
-    pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
-        let preference: downbeat_engine::Preference = options.engine.name().parse()?;
-        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::default() };
-        let choice = downbeat_engine::choose(preference, &search)?;
-        let info = choice.engine.info();
-        let library = info.library.as_ref().map(|path| path.display().to_string());
-        tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
-        if let Some(hint) = choice.hint {
-            tracing::info!("{hint}");
-        }
-        Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()) })
-    }
 }
 
 /// A model file and the engine that reads it.
@@ -487,12 +461,4 @@ fn warn_of_levels(definition: &ModelDefinition, policy: DevicePolicy) {
 
 fn is_emulated(definition: &ModelDefinition) -> bool {
     definition.format == ModelFormat::Emulated
-}
-
-/// Threads of one run, at most: what was asked for, or this device's share of the cores.
-fn most_threads(options: &ServerOptions) -> usize {
-    match options.threads {
-        0 => (std::thread::available_parallelism().map_or(1, usize::from) / options.devices.max(1)).max(1),
-        threads => threads,
-    }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_driver::MAX_SHARDS;
+pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;
 pub use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 
@@ -31,8 +32,10 @@ pub struct ServerOptions {
     pub engine: EngineChoice,
     /// Threads inside one run of a model; 0: the cores divided by `devices`.
     pub threads: usize,
-    /// Executors on the CPU, at least 1: each runs one batch at a time.
+    /// Executors, each runs one batch at a time; 0: one on the CPU, one for each GPU in use.
     pub devices: usize,
+    /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
+    pub cuda: CudaOptions,
     /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
     pub scheduler_shards: usize,
     /// When a batch leaves.
@@ -83,7 +86,8 @@ impl ServerOptions {
             metrics_port: Some(8002),
             engine: EngineChoice::Auto,
             threads: 0,
-            devices: 1,
+            devices: 0,
+            cuda: CudaOptions::default(),
             scheduler_shards: 0,
             dispatch: DispatchPolicy::Adaptive,
             drop: None,
@@ -135,7 +139,7 @@ impl ServerOptions {
         let waits = matches!(dispatch, DispatchPolicy::Deferred | DispatchPolicy::Latest);
         let suits = match dispatch {
             DispatchPolicy::Adaptive | DispatchPolicy::Consolidating => DropPolicy::Adaptive,
-            _ if self.devices == 1 || waits => DropPolicy::Window,
+            _ if self.devices <= 1 || waits => DropPolicy::Window,
             _ => DropPolicy::Head,
         };
         self.models.get(model).and_then(|m| m.drop).or(configured).or(self.drop).unwrap_or(suits)
@@ -207,11 +211,15 @@ pub enum ModelControl {
 named! {
     /// Which engine runs ONNX models. Emulated models run on the emulated engine whatever is chosen here.
     EngineChoice as "engine" {
-        /// ONNX Runtime if its library is found, else rten.
+        /// ONNX Runtime on the GPUs if there are some with all that they need, else on the CPU if its library is found, else rten.
         Auto = "auto",
+        /// ONNX Runtime on NVIDIA GPUs, with its CUDA provider.
+        Cuda = "cuda",
+        /// ONNX Runtime on NVIDIA GPUs, with its TensorRT provider.
+        Tensorrt = "tensorrt",
         /// The embedded one.
         Rten = "rten",
-        /// ONNX Runtime; an error if its library is not found.
+        /// ONNX Runtime on the CPU; an error if its library is not found.
         OnnxRuntime = "onnxruntime",
         /// Only the emulated engine: ONNX models do not load.
         Emulated = "emulated",

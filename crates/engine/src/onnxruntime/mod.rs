@@ -3,6 +3,7 @@
 //! One environment a process, with one thread pool for all models: pools of their own spin against each other. A model
 //! that is loaded with one thread uses none of it and runs on the thread that calls.
 
+pub mod cuda;
 mod cut;
 mod measure;
 mod search;
@@ -20,9 +21,9 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use crate::onnx;
 use crate::segment::Cut;
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
-pub(crate) use search::newest_in;
 pub use search::{FindError, Search};
 use search::{Library, Place};
+pub(crate) use search::{loader_words, newest_in, provider_file};
 
 pub(crate) const NAME: &str = "onnxruntime";
 /// The oldest minor version of the library that has every function used here.
@@ -72,6 +73,24 @@ impl Onnxruntime {
             }
         }
         unusable.map_or(Ok(None), Err)
+    }
+
+    /// The library for GPUs at `library`, which has its providers beside it; for the engine on the CPU, too, from then on.
+    ///
+    /// # Errors
+    /// If it cannot be used, or the process has loaded another one.
+    pub(crate) fn with_gpu_library(library: &Path, threads: usize) -> Result<Onnxruntime, FindError> {
+        let mut loaded = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*loaded {
+            return if runtime.library == library {
+                Ok(Onnxruntime { runtime: runtime.clone() })
+            } else {
+                Err(FindError::Another { loaded: runtime.library.clone(), path: library.to_owned() })
+            };
+        }
+        let runtime = Arc::new(start(Library::check(library, &Place::Gpu)?, threads)?);
+        *loaded = Some(runtime.clone());
+        Ok(Onnxruntime { runtime })
     }
 
     /// The library in use.

@@ -1,10 +1,13 @@
 //! Where the ONNX Runtime library is looked for.
 
+use std::error::Error;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::OLDEST_MINOR;
+use crate::cuda::libraries::Places;
+use crate::cuda::{CudaUnavailable, Provider};
 use crate::install;
 
 /// Where to look for the ONNX Runtime library; by default ([`Search::from_env`]) in the usual places, in this order: `asked`, beside the
@@ -21,6 +24,8 @@ pub struct Search {
     pub system: bool,
     /// Whether to ask the `python3` on the path for its `onnxruntime` package.
     pub python: bool,
+    /// Whether to ask it for what GPUs need, onnxruntime-gpu and NVIDIA's libraries; only where no other place has them.
+    pub python_gpu: bool,
     /// Threads of the pool that models share, the calling thread included; 0: one a core. Counts when the library is first
     /// loaded.
     pub threads: usize,
@@ -35,10 +40,18 @@ impl Default for Search {
 impl Search {
     /// No place at all, to add some to.
     pub fn nowhere() -> Search {
-        Search { asked: None, beside_executable: false, cache: None, system: false, python: false, threads: 0 }
+        Search {
+            asked: None,
+            beside_executable: false,
+            cache: None,
+            system: false,
+            python: false,
+            python_gpu: false,
+            threads: 0,
+        }
     }
 
-    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python.
+    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python but for GPUs.
     pub fn from_env() -> Search {
         let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {
             let path = std::env::var_os(name).filter(|v| !v.is_empty())?;
@@ -50,24 +63,21 @@ impl Search {
             cache: install::cache_folder(),
             system: true,
             python: false,
+            python_gpu: true,
             threads: 0,
         }
     }
 
-    /// What to try, in order.
+    /// What to try, in order. A library for GPUs is one for the CPU, too.
     pub(super) fn candidates(&self) -> Vec<(Place, PathBuf)> {
         if let Some((who, path)) = &self.asked {
             return vec![(Place::Asked(who.clone()), path.clone())];
         }
         let mut found = Vec::new();
-        if self.beside_executable
-            && let Some(folder) = std::env::current_exe().ok().as_deref().and_then(Path::parent)
-        {
-            found.extend(newest_in(folder).map(|p| (Place::Executable, p)));
-            found.extend(newest_in(&folder.join("lib")).map(|p| (Place::Executable, p)));
-        }
+        found.extend(self.beside_executable().iter().filter_map(|f| newest_in(f)).map(|p| (Place::Executable, p)));
         if let Some(cache) = &self.cache {
             found.extend(install::installed(cache).map(|p| (Place::Cache, p)));
+            found.extend(install::installed_gpu(cache).map(|p| (Place::Cache, p)));
         }
         if self.system {
             found.extend(SYSTEM_NAMES.map(|name| (Place::System, PathBuf::from(name))));
@@ -76,6 +86,69 @@ impl Search {
             found.extend(in_python().map(|p| (Place::Python, p)));
         }
         found
+    }
+
+    fn beside_executable(&self) -> Vec<PathBuf> {
+        let executable = self.beside_executable.then(|| std::env::current_exe().ok()).flatten();
+        let folder = executable.as_deref().and_then(Path::parent);
+        folder.map(|folder| vec![folder.to_owned(), folder.join("lib")]).unwrap_or_default()
+    }
+
+    /// The onnxruntime library that has `provider` beside it.
+    pub(crate) fn gpu_library(&self, provider: Provider) -> Result<PathBuf, CudaUnavailable> {
+        let file = provider_file(provider);
+        // The library looks for its providers beside itself, by the path that it was loaded from.
+        let whole =
+            |library: &Path| library.parent().is_some_and(|f| f.join(file).is_file() && f.join(SHARED).is_file());
+        if let Some((who, path)) = &self.asked {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            if let Err(e) = std::fs::metadata(&path) {
+                let place = Place::Asked(who.clone()).to_string();
+                return Err(FindError::Missing { path, place, reason: e.to_string() }.into());
+            }
+            return match whole(&path) {
+                true => Ok(path),
+                false => Err(CudaUnavailable::NoProvider { path, who: who.clone(), provider: file }),
+            };
+        }
+        let mut places = Places::new(self.python_gpu);
+        places.add("beside the executable", self.beside_executable());
+        if let Some(cache) = &self.cache {
+            let installed = install::installed_gpu(cache).and_then(|path| Some(path.parent()?.to_owned()));
+            places.add(IN_CACHE, vec![installed.unwrap_or_else(|| cache.clone())]);
+        }
+        if self.system {
+            places.add_loader_path();
+            places.add_system();
+        }
+        let found = places.for_onnxruntime().filter_map(|folder| newest_in(folder)).find(|library| whole(library));
+        found.ok_or_else(|| CudaUnavailable::NoLibrary { looked: places.words() })
+    }
+
+    /// Where NVIDIA's libraries are looked for, `library` being the onnxruntime that shall use them.
+    pub(crate) fn nvidia_places(&self, library: Option<&Path>) -> Places {
+        let mut places = Places::new(self.python_gpu);
+        if self.system {
+            places.add_loader_path();
+        }
+        places.add("beside onnxruntime", library.and_then(Path::parent).map(Path::to_owned).into_iter().collect());
+        places.add(IN_CACHE, self.cache.iter().map(|cache| install::nvidia_folder(cache)).collect());
+        if self.system {
+            places.add_system();
+        }
+        places
+    }
+}
+
+const IN_CACHE: &str = "in the cache of `downbeat engine install`";
+/// What all providers need beside the library.
+const SHARED: &str = "libonnxruntime_providers_shared.so";
+
+/// The file that has a provider.
+pub(crate) fn provider_file(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Cuda => "libonnxruntime_providers_cuda.so",
+        Provider::Tensorrt => "libonnxruntime_providers_tensorrt.so",
     }
 }
 
@@ -93,6 +166,8 @@ pub(super) enum Place {
     Cache,
     System,
     Python,
+    /// Found for GPUs.
+    Gpu,
 }
 
 impl std::fmt::Display for Place {
@@ -100,9 +175,10 @@ impl std::fmt::Display for Place {
         match self {
             Place::Asked(who) => write!(f, "named by {who}"),
             Place::Executable => f.write_str("beside the executable"),
-            Place::Cache => f.write_str("in the cache of `downbeat engine install`"),
+            Place::Cache => f.write_str(IN_CACHE),
             Place::System => f.write_str("on the system's library path"),
             Place::Python => f.write_str("in Python's packages"),
+            Place::Gpu => f.write_str("with the CUDA provider"),
         }
     }
 }
@@ -129,6 +205,14 @@ pub enum FindError {
         place: String,
         /// What it is.
         version: String,
+    },
+    /// Another one has been loaded.
+    #[error("this process runs on the onnxruntime library at {loaded} already, and cannot load the one at {path} beside it", loaded = loaded.display(), path = path.display())]
+    Another {
+        /// The one that runs.
+        loaded: PathBuf,
+        /// The one that was wanted.
+        path: PathBuf,
     },
     /// It is no onnxruntime library, or does not start.
     #[error("the library at {path} ({place}) cannot be used as onnxruntime: {reason}. `downbeat engine install` fetches one that can", path = path.display())]
@@ -163,8 +247,8 @@ impl Library {
         let library = unsafe { libloading::Library::new(&path) };
         let library = match library {
             Ok(library) => library,
-            Err(e) if bare => return Err(FindError::Missing { path, place, reason: e.to_string() }),
-            Err(e) => return Err(unusable(format!("it does not load: {e}"))),
+            Err(e) if bare => return Err(FindError::Missing { path, place, reason: loader_words(&e) }),
+            Err(e) => return Err(unusable(format!("it does not load: {}", loader_words(&e)))),
         };
         type GetApiBase = unsafe extern "C" fn() -> *const ort::sys::OrtApiBase;
         // SAFETY: the symbol has this signature in every version of onnxruntime.
@@ -194,6 +278,11 @@ impl Library {
     pub(super) fn unusable(&self, reason: String) -> FindError {
         FindError::Unusable { path: self.path.clone(), place: self.place.clone(), reason }
     }
+}
+
+/// What the loader says of a library that it does not load: the error itself says no more than that.
+pub(crate) fn loader_words(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The newest library in a folder, by the version in its name.

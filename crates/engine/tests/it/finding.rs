@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use downbeat_engine::{Onnxruntime, Preference, Search, available, choose};
+use downbeat_engine::{CudaOptions, Onnxruntime, Preference, Search, available, choose};
 
 use crate::model::folder;
 
@@ -21,7 +21,7 @@ fn child() {
         Err(e) => println!("find error: {e}"),
     }
     for preference in [Preference::Auto, Preference::Onnxruntime] {
-        match choose(preference, &search) {
+        match choose(preference, &search, &CudaOptions::default()) {
             Ok(choice) => println!("{preference:?}: {} {:?}", choice.engine.info().name, choice.hint),
             Err(e) => println!("{preference:?}: error: {e}"),
         }
@@ -139,8 +139,11 @@ fn names_of_engines() {
     for name in Preference::NAMES {
         assert!(name.parse::<Preference>().is_ok());
     }
-    let message = "tensorrt".parse::<Preference>().expect_err("unknown").to_string();
-    assert!(message.contains("tensorrt") && message.contains("auto, onnxruntime, rten, emulated"), "{message}");
+    let message = "tvm".parse::<Preference>().expect_err("unknown").to_string();
+    assert!(
+        message.contains("tvm") && message.contains("auto, cuda, tensorrt, onnxruntime, rten, emulated"),
+        "{message}"
+    );
 }
 
 /// The version that is shown is that of the manifest.

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use downbeat_engine::install::{Install, InstallError, installed};
+use downbeat_engine::Search;
+use downbeat_engine::install::{GpuInstall, Install, InstallError, NvidiaLibraries, installed, installed_gpu};
 use zip::CompressionMethod;
 use zip::write::SimpleFileOptions;
 
@@ -34,7 +35,7 @@ fn python(folder: &Path, script: &str) -> PathBuf {
 }
 
 fn install(folder: &Path, python: PathBuf) -> Install {
-    Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None }
+    Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None, gpu: None }
 }
 
 /// The names in the cache, so that what is left behind shows.
@@ -52,7 +53,7 @@ fn from_a_wheel_at_hand() {
     wheel(&path, CompressionMethod::Deflated, LIBRARY);
     let install = Install { wheel: Some(path), ..install(folder.path(), "/nonexistent/python3".into()) };
     for _ in 0..2 {
-        let done = install.run().expect("installs, also over itself");
+        let done = install.run(&mut |_| {}).expect("installs, also over itself");
         assert_eq!(done.version, "1.31.1");
         assert_eq!(std::fs::read(&done.library).expect("is there"), b"the library");
         assert_eq!(installed(&install.cache), Some(done.library));
@@ -73,7 +74,7 @@ fn by_pip() {
         made = made.display()
     );
     let install = install(folder.path(), python(folder.path(), &script));
-    let done = install.run().expect("installs");
+    let done = install.run(&mut |_| {}).expect("installs");
     assert_eq!(std::fs::read(&done.library).expect("is there"), b"the library");
     assert_eq!(names(&install.cache), ["1.31.1"]);
     let log = std::fs::read_to_string(folder.path().join("log")).expect("was called");
@@ -85,7 +86,7 @@ fn what_can_be_missing() {
     let folder = folder();
     let run = |script: Option<&str>| {
         let python = script.map_or_else(|| PathBuf::from("/nonexistent/python3"), |s| python(folder.path(), s));
-        let error = install(folder.path(), python).run().expect_err("cannot");
+        let error = install(folder.path(), python).run(&mut |_| {}).expect_err("cannot");
         assert!(names(&folder.path().join("cache")).is_empty(), "nothing is left behind");
         error
     };
@@ -110,7 +111,7 @@ fn wheels_that_are_none() {
     let path = folder.path().join("a.whl");
     let run = || {
         let install = Install { wheel: Some(path.clone()), ..install(folder.path(), "python3".into()) };
-        let error = install.run().expect_err("cannot");
+        let error = install.run(&mut |_| {}).expect_err("cannot");
         assert_eq!(installed(&install.cache), None);
         assert!(matches!(error, InstallError::Wheel { .. }), "{error}");
         error.to_string()
@@ -130,4 +131,159 @@ fn wheels_that_are_none() {
     bytes[at] ^= 0x55;
     std::fs::write(&path, bytes).expect("writes");
     assert!(run().contains("cannot unpack"), "the checksum is compared");
+}
+
+const GPU_METADATA: &str = "onnxruntime_gpu-1.31.1.dist-info/METADATA";
+const REQUIREMENTS: &str = "Name: onnxruntime-gpu
+Requires-Dist: numpy>=1.21.6
+Requires-Dist: nvidia-cuda-runtime~=13.0; extra == \"cuda\"
+Requires-Dist: nvidia-cudnn-cu13~=9.0; extra == \"cudnn\"
+";
+const GPU_FILES: [&str; 4] = [
+    "libonnxruntime.so.1.31.1",
+    "libonnxruntime_providers_cuda.so",
+    "libonnxruntime_providers_shared.so",
+    "libonnxruntime_providers_tensorrt.so",
+];
+/// What NVIDIA's packages hold, as far as it is looked for.
+const NVIDIA_FILES: [&str; 14] = [
+    "cu13/lib/libcudart.so.13",
+    "cu13/lib/libnvrtc.so.13",
+    "cu13/lib/libcublasLt.so.13",
+    "cu13/lib/libcublas.so.13",
+    "cu13/lib/libcurand.so.10",
+    "cu13/lib/libcufft.so.12",
+    "cudnn/lib/libcudnn.so.9",
+    "cudnn/lib/libcudnn_adv.so.9",
+    "cudnn/lib/libcudnn_cnn.so.9",
+    "cudnn/lib/libcudnn_engines_precompiled.so.9",
+    "cudnn/lib/libcudnn_engines_runtime_compiled.so.9",
+    "cudnn/lib/libcudnn_graph.so.9",
+    "cudnn/lib/libcudnn_heuristic.so.9",
+    "cudnn/lib/libcudnn_ops.so.9",
+];
+
+fn gpu_wheel(path: &Path, content: &[u8], requirements: &str) {
+    let names = GPU_FILES.map(|name| format!("onnxruntime/capi/{name}"));
+    let mut entries: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), content)).collect();
+    entries.push(("onnxruntime/capi/onnxruntime_pybind11_state.so", b"only Python needs it"));
+    entries.push((GPU_METADATA, requirements.as_bytes()));
+    wheel(path, CompressionMethod::Deflated, &entries);
+}
+
+fn nvidia_wheel(path: &Path, files: &[&str]) {
+    let names: Vec<String> = files.iter().map(|name| format!("nvidia/{name}")).collect();
+    let mut entries: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"NVIDIA's"[..])).collect();
+    entries.push(("nvidia/cu13/lib/libcudart_static.a", b"not to be loaded"));
+    wheel(path, CompressionMethod::Deflated, &entries);
+}
+
+fn gpu_install(folder: &Path, python: PathBuf, libraries: NvidiaLibraries) -> Install {
+    Install { gpu: Some(GpuInstall { libraries, search: Search::nowhere() }), ..install(folder, python) }
+}
+
+/// A Python whose pip gives the files that are in the folder `index`, for a requirement those that begin like it, and keeps what
+/// it was asked for in `log`.
+fn index(folder: &Path) -> PathBuf {
+    std::fs::create_dir_all(folder.join("index")).expect("creates");
+    let script = format!(
+        r#"echo "$@" >> {folder}/log; [ "$3" = --version ] && exit 0
+        case "$4" in onnxruntime*) wanted=onnxruntime_gpu;; *) wanted=nvidia;; esac
+        while [ "$1" != -d ]; do shift; done; cp {folder}/index/$wanted* "$2""#,
+        folder = folder.display()
+    );
+    python(folder, &script)
+}
+
+#[test]
+fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
+    let folder = folder();
+    let python = index(folder.path());
+    gpu_wheel(&folder.path().join("index/onnxruntime_gpu.whl"), b"first", REQUIREMENTS);
+    nvidia_wheel(&folder.path().join("index/nvidia_cu13.whl"), &NVIDIA_FILES[..6]);
+    nvidia_wheel(&folder.path().join("index/nvidia_cudnn.whl"), &NVIDIA_FILES[6..]);
+    let install = gpu_install(folder.path(), python, NvidiaLibraries::Missing);
+    let log = || std::fs::read_to_string(folder.path().join("log")).expect("was called");
+    let mut said = Vec::new();
+
+    let done = install.run(&mut |what| said.push(what.to_owned())).expect("installs");
+    let gpu = install.cache.join("cuda");
+    assert_eq!(done.library, gpu.join("1.31.1/libonnxruntime.so.1.31.1"));
+    assert_eq!(done.nvidia, Some(gpu.join("nvidia")));
+    assert_eq!(names(&install.cache), ["cuda"]);
+    assert_eq!(names(&gpu), ["1.31.1", "nvidia"], "nothing else is left");
+    assert_eq!(names(&gpu.join("1.31.1")), GPU_FILES);
+    let mut libraries = NVIDIA_FILES.map(|file| file.rsplit('/').next().expect("has a name"));
+    libraries.sort_unstable();
+    assert_eq!(names(&gpu.join("nvidia")), libraries);
+    assert!(log().contains("download onnxruntime-gpu==1.31.1 --no-deps"), "{}", log());
+    assert!(
+        log().contains("download nvidia-cuda-runtime~=13.0 nvidia-cudnn-cu13~=9.0 --only-binary=:all:"),
+        "{}",
+        log()
+    );
+    assert!(said.iter().any(|s| s.contains("libcudart.so.13") && s.contains("is missing")), "{said:?}");
+    assert_eq!((installed(&install.cache), installed_gpu(&install.cache)), (None, Some(done.library)));
+
+    // Again: what is there is not fetched anew, and the library is replaced.
+    std::fs::remove_file(folder.path().join("log")).expect("is there");
+    gpu_wheel(&folder.path().join("index/onnxruntime_gpu.whl"), b"second", REQUIREMENTS);
+    let done = install.run(&mut |_| {}).expect("installs over itself");
+    assert_eq!(done.nvidia, None);
+    assert_eq!(std::fs::read(&done.library).expect("is there"), b"second");
+    assert!(!log().contains("nvidia-"), "{}", log());
+    assert_eq!(names(&gpu), ["1.31.1", "nvidia"]);
+
+    // What has become incomplete is.
+    std::fs::remove_file(gpu.join("nvidia/libcudnn_ops.so.9")).expect("is there");
+    let done = install.run(&mut |_| {}).expect("installs");
+    assert_eq!(done.nvidia, Some(gpu.join("nvidia")));
+    assert_eq!(names(&gpu.join("nvidia")), libraries);
+
+    // Beside a library for the CPU, which is what an engine on the CPU takes first.
+    let path = folder.path().join("onnxruntime.whl");
+    wheel(&path, CompressionMethod::Deflated, LIBRARY);
+    let cpu = Install { wheel: Some(path), gpu: None, ..install.clone() }.run(&mut |_| {}).expect("installs");
+    assert_eq!(installed(&install.cache), Some(cpu.library));
+    assert_eq!(installed_gpu(&install.cache), Some(done.library));
+}
+
+#[test]
+fn for_gpus_without_nvidias_libraries() {
+    let folder = folder();
+    let path = folder.path().join("a.whl");
+    gpu_wheel(&path, b"the library", "Name: onnxruntime-gpu\n");
+    let nobody = PathBuf::from("/nonexistent/python3");
+    let install = Install { wheel: Some(path), ..gpu_install(folder.path(), nobody, NvidiaLibraries::Never) };
+    assert_eq!(install.run(&mut |_| {}).expect("installs").nvidia, None);
+    assert_eq!(names(&install.cache.join("cuda")), ["1.31.1"]);
+}
+
+#[test]
+fn wheels_that_are_not_for_these_gpus() {
+    let folder = folder();
+    let path = folder.path().join("a.whl");
+    let python = index(folder.path());
+    let run = |gpu: bool| {
+        let install = gpu_install(folder.path(), python.clone(), NvidiaLibraries::Missing);
+        let gpu = install.gpu.clone().filter(|_| gpu);
+        let error = Install { wheel: Some(path.clone()), gpu, ..install.clone() }.run(&mut |_| {}).expect_err("cannot");
+        assert_eq!((installed(&install.cache), installed_gpu(&install.cache)), (None, None));
+        error.to_string()
+    };
+    wheel(&path, CompressionMethod::Stored, LIBRARY);
+    let said = run(true);
+    assert!(said.contains("for the CPU") && said.contains("package onnxruntime-gpu"), "{said}");
+    gpu_wheel(&path, b"the library", REQUIREMENTS);
+    assert!(run(false).contains("install it with --cuda"));
+    gpu_wheel(&path, b"the library", &REQUIREMENTS.replace("-cu13", "-cu12"));
+    assert!(run(true).contains("another CUDA than 13: it needs nvidia-cudnn-cu12~=9.0"));
+    gpu_wheel(&path, b"the library", "Name: onnxruntime-gpu\n");
+    assert!(run(true).contains("does not say which of NVIDIA's libraries"));
+    // What is fetched has to be all.
+    gpu_wheel(&path, b"the library", REQUIREMENTS);
+    nvidia_wheel(&folder.path().join("index/nvidia_cu13.whl"), &NVIDIA_FILES[..6]);
+    let said = run(true);
+    assert!(said.contains("were fetched, and cuDNN 9 is missing: no libcudnn.so.9 found"), "{said}");
+    assert_eq!(names(&folder.path().join("cache/cuda")), [""; 0]);
 }

@@ -7,4 +7,5 @@ mod examples;
 mod hostile;
 mod layout;
 mod load_request;
+mod places;
 mod warmup;

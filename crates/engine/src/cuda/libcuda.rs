@@ -1,0 +1,211 @@
+//! NVIDIA's driver library as it is first met: whether it is there, is what it says, and which GPUs it has.
+//!
+//! By hand, because the bindings that everything else uses panic where the library or one of its functions is missing.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
+
+use super::unavailable::CudaUnavailable;
+use crate::onnxruntime::loader_words;
+
+/// The driver's library, as all that use it name it.
+const NAME: &str = "libcuda.so.1";
+/// Where drivers are put that the loader does not know of: Kubernetes' device plugin, WSL, NixOS.
+const FOLDERS: [&str; 4] =
+    ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"];
+/// The oldest driver that CUDA 13 works with.
+pub const OLDEST_DRIVER: DriverVersion = DriverVersion(13_000);
+/// The oldest GPUs that the libraries of CUDA 13 have kernels for (Turing).
+pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
+
+/// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major plus 10 times the minor version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DriverVersion(pub i32);
+
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number, as the driver counts those that `CUDA_VISIBLE_DEVICES` lets it see.
+    pub ordinal: u32,
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// All of its memory, bytes.
+    pub memory: u64,
+    /// Its streaming multiprocessors.
+    pub multiprocessors: u32,
+}
+
+impl fmt::Display for GpuInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GpuInfo { ordinal, name, capability: (major, minor), memory, multiprocessors } = self;
+        let gib = *memory as f64 / f64::from(1 << 30);
+        write!(f, "GPU {ordinal}: {name}, {gib:.0} GiB, {multiprocessors} SMs, compute capability {major}.{minor}")
+    }
+}
+
+/// The driver, initialised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// The newest CUDA that it supports.
+    pub version: DriverVersion,
+    /// All GPUs that it sees, by ordinal.
+    pub gpus: Vec<GpuInfo>,
+}
+
+/// Loads the driver's library for good, initialises it and asks for its GPUs; makes no context.
+///
+/// # Errors
+/// The one reason why no GPU can be used.
+pub(super) fn driver() -> Result<DriverInfo, CudaUnavailable> {
+    let library = open()?;
+    let driver = look(&library);
+    // What is in it may have threads from now on, and the bindings will open it again.
+    std::mem::forget(library);
+    driver
+}
+
+fn open() -> Result<Library, CudaUnavailable> {
+    let folders = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).filter(|path| path.exists());
+    let mut reason = String::new();
+    for path in std::iter::once(PathBuf::from(NAME)).chain(folders) {
+        // SAFETY: runs the initialisers of the machine's driver. Global, as onnxruntime opens it by its bare name.
+        match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+            Ok(library) => return one_only(library),
+            // The last is the most telling: that of a file that is there.
+            Err(e) => reason = loader_words(&e),
+        }
+    }
+    Err(CudaUnavailable::NoDriver { reason })
+}
+
+/// Makes sure that `libcuda.so`, which the bindings open first, is the same: in a folder of stubs it is not.
+fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
+    let address = |library: &Library| {
+        // SAFETY: the symbol is not called, only its place compared.
+        unsafe { library.get::<*const ()>(b"cuInit\0") }.ok().map(|symbol| symbol.into_raw())
+    };
+    // SAFETY: as in `open`.
+    if let Ok(other) = unsafe { Library::open(Some("libcuda.so"), RTLD_NOW) }
+        && address(&other) != address(&library)
+    {
+        return Err(CudaUnavailable::TwoDrivers);
+    }
+    Ok(library)
+}
+
+/// A function of the driver, which all return a status.
+fn function<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, CudaUnavailable> {
+    // SAFETY: each caller names the function's signature, which has been the same in all versions.
+    unsafe { library.get::<T>(name.as_bytes()) }.map_err(|_| CudaUnavailable::NoFunction { name })
+}
+
+type Init = unsafe extern "C" fn(c_uint) -> c_int;
+type GetInt = unsafe extern "C" fn(*mut c_int) -> c_int;
+type GetDevice = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+type TotalMemory = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+type ErrorText = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
+const MULTIPROCESSOR_COUNT: c_int = 16;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+const ERROR_STUB_LIBRARY: c_int = 34;
+const ERROR_NO_DEVICE: c_int = 100;
+const ERROR_SYSTEM_NOT_READY: c_int = 802;
+const ERROR_SYSTEM_DRIVER_MISMATCH: c_int = 803;
+
+fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
+    let init: Symbol<Init> = function(library, "cuInit")?;
+    let get_version: Symbol<GetInt> = function(library, "cuDriverGetVersion")?;
+    let get_count: Symbol<GetInt> = function(library, "cuDeviceGetCount")?;
+    let get_device: Symbol<GetDevice> = function(library, "cuDeviceGet")?;
+    let get_name: Symbol<GetName> = function(library, "cuDeviceGetName")?;
+    let get_memory: Symbol<TotalMemory> = function(library, "cuDeviceTotalMem_v2")?;
+    let get_attribute: Symbol<GetAttribute> = function(library, "cuDeviceGetAttribute")?;
+    let done = |status: c_int| if status == 0 { Ok(()) } else { Err(failure(library, status)) };
+    let mut version = 0;
+    // SAFETY: the driver's functions with its own types. It may be asked for its version before it is initialised, and an old
+    // one says so before it fails for another reason.
+    done(unsafe { get_version(&mut version) })?;
+    let version = DriverVersion(version);
+    // A stub and a driver without its kernel module say 0.
+    if version.0 > 0 && version < OLDEST_DRIVER {
+        return Err(CudaUnavailable::DriverTooOld { found: version });
+    }
+    // SAFETY: as above.
+    done(unsafe { init(0) })?;
+    if version < OLDEST_DRIVER {
+        return Err(CudaUnavailable::DriverTooOld { found: version });
+    }
+    let mut count = 0;
+    // SAFETY: as above.
+    done(unsafe { get_count(&mut count) })?;
+    let mut gpus = Vec::new();
+    for ordinal in 0..count {
+        let (mut device, mut memory, mut name) = (0, 0_usize, [0; 256]);
+        // SAFETY: as above; the name's length is given, and the driver ends it with a zero within.
+        unsafe {
+            done(get_device(&mut device, ordinal))?;
+            done(get_name(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
+            done(get_memory(&mut memory, device))?;
+        }
+        let attribute = |which| -> Result<u32, CudaUnavailable> {
+            let mut value = 0;
+            // SAFETY: as above.
+            done(unsafe { get_attribute(&mut value, which, device) })?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        // SAFETY: the last byte was not given away and is zero.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        gpus.push(GpuInfo {
+            ordinal: ordinal as u32,
+            name,
+            capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            memory: memory as u64,
+            multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
+        });
+    }
+    if gpus.is_empty() {
+        return Err(no_gpu());
+    }
+    Ok(DriverInfo { version, gpus })
+}
+
+fn no_gpu() -> CudaUnavailable {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    CudaUnavailable::NoGpu { visible: visible.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES is '{v}')")) }
+}
+
+/// What a status means.
+fn failure(library: &Library, status: c_int) -> CudaUnavailable {
+    let advice = match status {
+        ERROR_NO_DEVICE => return no_gpu(),
+        ERROR_STUB_LIBRARY => return CudaUnavailable::Stub,
+        ERROR_SYSTEM_NOT_READY => "Start the machine's NVIDIA fabric manager or persistence service",
+        ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "The library and the kernel's module are of different drivers: restart the machine, or install the driver anew"
+        }
+        _ => "See whether nvidia-smi works, and restart the machine or install the NVIDIA driver anew if it does not",
+    };
+    let word = |name| {
+        let get: Symbol<ErrorText> = function(library, name).ok()?;
+        let mut text = std::ptr::null();
+        // SAFETY: the driver points `text` at a constant of its own, or leaves it null.
+        unsafe { (get(status, &mut text) == 0 && !text.is_null()).then(|| CStr::from_ptr(text)) }
+            .map(|text| text.to_string_lossy().into_owned())
+    };
+    let said = [word("cuGetErrorName"), word("cuGetErrorString")].into_iter().flatten().collect::<Vec<_>>().join(": ");
+    CudaUnavailable::Driver { status, said, advice }
+}

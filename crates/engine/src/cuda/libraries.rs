@@ -1,0 +1,232 @@
+//! NVIDIA's libraries that onnxruntime's providers need: where they are looked for, and loading them before they are needed.
+//!
+//! The provider names them without a folder, and few of the folders that they come in are known to the loader. Once loaded by
+//! their path they are found by their name.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+
+use super::options::Provider;
+use super::unavailable::CudaUnavailable;
+use crate::onnxruntime::loader_words;
+
+/// Files that belong together, and are used only where all of them are.
+#[derive(Debug)]
+pub(crate) struct Component {
+    /// What people call it.
+    pub(crate) name: &'static str,
+    /// Its files, each after those that it needs.
+    pub(crate) files: &'static [&'static str],
+    /// What to do where it is missing.
+    advice: &'static str,
+}
+
+const INSTALL: &str = "Run `downbeat engine install --cuda`, or add its folder to LD_LIBRARY_PATH";
+const INSTALL_TENSORRT: &str =
+    "Install TensorRT 10 for CUDA 13 (pip install tensorrt-cu13), or add its folder to LD_LIBRARY_PATH";
+
+/// What the CUDA provider needs, each after what it needs itself. It opens cuFFT and cuDNN only when a model has an operator
+/// for them; missing ones are better said at the start.
+pub(crate) const CUDA: [Component; 6] = [
+    Component { name: "the CUDA runtime", files: &["libcudart.so.13"], advice: INSTALL },
+    Component { name: "NVRTC", files: &["libnvrtc.so.13"], advice: INSTALL },
+    Component { name: "cuBLAS", files: &["libcublasLt.so.13", "libcublas.so.13"], advice: INSTALL },
+    Component { name: "cuRAND", files: &["libcurand.so.10"], advice: INSTALL },
+    Component { name: "cuFFT", files: &["libcufft.so.12"], advice: INSTALL },
+    Component {
+        name: "cuDNN 9",
+        // The first opens the others by name, from its own folder.
+        files: &[
+            "libcudnn.so.9",
+            "libcudnn_graph.so.9",
+            "libcudnn_ops.so.9",
+            "libcudnn_cnn.so.9",
+            "libcudnn_adv.so.9",
+            "libcudnn_heuristic.so.9",
+            "libcudnn_engines_precompiled.so.9",
+            "libcudnn_engines_runtime_compiled.so.9",
+        ],
+        advice: INSTALL,
+    },
+];
+
+/// What the TensorRT provider needs beside.
+const TENSORRT: Component =
+    Component { name: "TensorRT 10", files: &["libnvinfer.so.10", "libnvonnxparser.so.10"], advice: INSTALL_TENSORRT };
+
+/// Where libraries are looked for, in order. Python is asked only when the others had nothing.
+pub(crate) struct Places {
+    folders: Vec<(&'static str, Vec<PathBuf>)>,
+    python: Option<OnceCell<PythonPackages>>,
+}
+
+/// The folders of Python's packages that hold libraries.
+#[derive(Default)]
+struct PythonPackages {
+    onnxruntime: Vec<PathBuf>,
+    nvidia: Vec<PathBuf>,
+}
+
+impl Places {
+    /// No place, but for Python's packages if `python`.
+    pub(crate) fn new(python: bool) -> Places {
+        Places { folders: Vec::new(), python: python.then(OnceCell::new) }
+    }
+
+    /// One place more, `name` being what it is to a person.
+    pub(crate) fn add(&mut self, name: &'static str, folders: Vec<PathBuf>) {
+        if !folders.is_empty() {
+            self.folders.push((name, folders));
+        }
+    }
+
+    /// The folders of the loader, as far as they are written down: `LD_LIBRARY_PATH`.
+    pub(crate) fn add_loader_path(&mut self) {
+        let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty()).collect();
+        self.add("in LD_LIBRARY_PATH", folders);
+    }
+
+    /// The folders where CUDA and distributions put libraries.
+    pub(crate) fn add_system(&mut self) {
+        // The newest CUDA first; /usr/local/cuda is the one that was chosen.
+        let mut cuda = children(Path::new("/usr/local"), |name| name.starts_with("cuda-13"));
+        cuda.reverse();
+        cuda.insert(0, "/usr/local/cuda".into());
+        let mut folders: Vec<PathBuf> = cuda.into_iter().map(|folder| folder.join("lib64")).collect();
+        folders.extend(configured());
+        let architecture = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        folders.extend([&architecture, "/usr/lib64", "/usr/lib", "/usr/local/lib"].map(PathBuf::from));
+        folders.retain(|folder| folder.is_dir());
+        self.add("in /usr/local/cuda and the system's library folders", folders);
+    }
+
+    /// The folders that may hold an onnxruntime library.
+    pub(crate) fn for_onnxruntime(&self) -> impl Iterator<Item = &PathBuf> {
+        let python = std::iter::once_with(|| self.python_packages().map(|p| &p.onnxruntime)).flatten().flatten();
+        self.folders.iter().flat_map(|(_, folders)| folders).chain(python)
+    }
+
+    fn for_nvidia(&self) -> impl Iterator<Item = &PathBuf> {
+        let python = std::iter::once_with(|| self.python_packages().map(|p| &p.nvidia)).flatten().flatten();
+        self.folders.iter().flat_map(|(_, folders)| folders).chain(python)
+    }
+
+    fn python_packages(&self) -> Option<&PythonPackages> {
+        self.python.as_ref().map(|cell| cell.get_or_init(PythonPackages::ask))
+    }
+
+    /// The places in words.
+    pub(crate) fn words(&self) -> String {
+        let python = self.python.as_ref().map(|_| "in the packages of python3");
+        let names: Vec<&str> = self.folders.iter().map(|(name, _)| *name).chain(python).collect();
+        if names.is_empty() { "nowhere".to_owned() } else { names.join(", ") }
+    }
+
+    /// Where a component is whole: the paths of its files.
+    fn find(&self, component: &Component) -> Result<Vec<PathBuf>, CudaUnavailable> {
+        let Component { name, files, advice } = *component;
+        let mut incomplete = None;
+        for folder in self.for_nvidia() {
+            let missing: Vec<&'static str> =
+                files.iter().copied().filter(|file| !folder.join(file).is_file()).collect();
+            match missing.first() {
+                None => return Ok(files.iter().map(|file| folder.join(file)).collect()),
+                Some(file) if missing.len() < files.len() => {
+                    incomplete.get_or_insert(CudaUnavailable::Incomplete {
+                        name,
+                        folder: folder.clone(),
+                        file,
+                        advice,
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        let file = files.first().copied().unwrap_or(name);
+        Err(incomplete.unwrap_or_else(|| CudaUnavailable::Missing { name, file, looked: self.words(), advice }))
+    }
+
+    /// All that `provider` needs, in the order in which it has to be loaded.
+    pub(crate) fn libraries(&self, provider: Provider) -> Result<Vec<FoundLibrary>, CudaUnavailable> {
+        let tensorrt = (provider == Provider::Tensorrt).then_some(&TENSORRT);
+        let mut found = Vec::new();
+        for component in CUDA.iter().chain(tensorrt) {
+            let paths = self.find(component)?.into_iter();
+            found.extend(paths.map(|path| FoundLibrary { component: component.name, path, advice: component.advice }));
+        }
+        Ok(found)
+    }
+}
+
+/// One of NVIDIA's libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundLibrary {
+    /// What it is part of, such as `cuDNN 9`.
+    pub component: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    advice: &'static str,
+}
+
+impl FoundLibrary {
+    /// Loads it for good, so that who opens it by its name gets this one.
+    pub(super) fn load(&self) -> Result<(), CudaUnavailable> {
+        // SAFETY: runs the initialisers of a library that whoever runs this process installed to be run.
+        let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) }.map_err(|e| {
+            CudaUnavailable::Broken { name: self.component, reason: loader_words(&e), advice: self.advice }
+        })?;
+        std::mem::forget(library);
+        Ok(())
+    }
+}
+
+impl PythonPackages {
+    /// Asks the `python3` on the path where its packages are, without importing them.
+    fn ask() -> PythonPackages {
+        const ASK: &str = "
+import importlib.util as u
+for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
+    try: found = u.find_spec(name)
+    except (ImportError, ValueError): found = None
+    for place in (found and found.submodule_search_locations) or (): print(name, place, sep='\\t')
+";
+        let mut packages = PythonPackages::default();
+        let output = Command::new("python3").args(["-c", ASK]).output().ok().filter(|output| output.status.success());
+        for line in String::from_utf8_lossy(&output.map(|o| o.stdout).unwrap_or_default()).lines() {
+            match line.split_once('\t') {
+                Some(("onnxruntime", folder)) => packages.onnxruntime.push(Path::new(folder).join("capi")),
+                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each library.
+                Some(("nvidia", folder)) => {
+                    packages.nvidia.extend(children(Path::new(folder), |_| true).iter().map(|p| p.join("lib")));
+                }
+                Some((_, folder)) => packages.nvidia.push(folder.into()),
+                None => {}
+            }
+        }
+        packages
+    }
+}
+
+/// Folders in a folder, by name.
+fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let named = entries.filter(|path| path.file_name().and_then(|n| n.to_str()).is_some_and(&wanted));
+    named.filter(|path| path.is_dir()).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The folders that the system's loader is configured with.
+fn configured() -> Vec<PathBuf> {
+    let files = std::fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().filter_map(Result::ok).map(|e| e.path());
+    let files: BTreeSet<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "conf")).collect();
+    let files = std::iter::once(PathBuf::from("/etc/ld.so.conf")).chain(files);
+    let lines = files.filter_map(|file| std::fs::read_to_string(file).ok());
+    lines
+        .flat_map(|text| text.lines().map(str::trim).map(PathBuf::from).collect::<Vec<_>>())
+        .filter(|p| p.is_absolute())
+        .collect()
+}

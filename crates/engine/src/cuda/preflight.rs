@@ -1,0 +1,118 @@
+//! Whether the GPUs can be used, found out before onnxruntime is let at them: it says less of what is missing, and later.
+
+use std::path::PathBuf;
+
+use super::libcuda::{self, DriverInfo, DriverVersion, GpuInfo, OLDEST_CAPABILITY};
+use super::libraries::FoundLibrary;
+use super::options::CudaOptions;
+use super::unavailable::CudaUnavailable;
+use crate::onnxruntime::Search;
+
+/// What an engine on GPUs starts from: the driver is initialised and all libraries but onnxruntime are loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The newest CUDA that the driver supports.
+    pub driver: DriverVersion,
+    /// The GPUs to use, in the order in which they were asked for; at least one.
+    pub gpus: Vec<GpuInfo>,
+    /// The onnxruntime library, with its providers beside it.
+    pub library: PathBuf,
+    /// NVIDIA's libraries, as they were loaded.
+    pub libraries: Vec<FoundLibrary>,
+}
+
+/// Looks for all that the GPUs need and loads it: the driver, NVIDIA's libraries; not yet onnxruntime. Makes no context on any GPU.
+///
+/// # Errors
+/// The first thing that is missing or does not work, with what to do.
+pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUnavailable> {
+    let driver = libcuda::driver()?;
+    let gpus = choose(&driver, &options.devices)?;
+    let library = search.gpu_library(options.provider)?;
+    let libraries = search.nvidia_places(Some(&library)).libraries(options.provider)?;
+    libraries.iter().try_for_each(FoundLibrary::load)?;
+    Ok(Ready { driver: driver.version, gpus, library, libraries })
+}
+
+/// The GPUs to use out of those that the driver has: the ones asked for, or else all that are new enough.
+fn choose(driver: &DriverInfo, asked: &[u32]) -> Result<Vec<GpuInfo>, CudaUnavailable> {
+    let usable = |gpu: &&GpuInfo| gpu.capability >= OLDEST_CAPABILITY;
+    if asked.is_empty() {
+        let gpus: Vec<GpuInfo> = driver.gpus.iter().filter(usable).cloned().collect();
+        return match driver.gpus.first() {
+            Some(gpu) if gpus.is_empty() => Err(CudaUnavailable::GpuTooOld { gpu: gpu.clone() }),
+            _ => Ok(gpus),
+        };
+    }
+    let mut gpus: Vec<GpuInfo> = Vec::new();
+    for &asked in asked {
+        let count = driver.gpus.len();
+        let gpu = driver.gpus.iter().find(|gpu| gpu.ordinal == asked);
+        let gpu = gpu.ok_or(CudaUnavailable::UnknownGpu { asked, count })?;
+        if gpus.contains(gpu) {
+            return Err(CudaUnavailable::Twice { asked });
+        }
+        if !usable(&gpu) {
+            return Err(CudaUnavailable::GpuTooOld { gpu: gpu.clone() });
+        }
+        gpus.push(gpu.clone());
+    }
+    Ok(gpus)
+}
+
+/// What of all that GPUs need is here, each by itself: for a person who looks.
+#[derive(Debug)]
+pub struct Survey {
+    /// The driver and its GPUs.
+    pub driver: Result<DriverInfo, CudaUnavailable>,
+    /// The onnxruntime library for GPUs.
+    pub library: Result<PathBuf, CudaUnavailable>,
+    /// NVIDIA's libraries, not loaded.
+    pub libraries: Result<Vec<FoundLibrary>, CudaUnavailable>,
+}
+
+/// Looks for what `options.provider` needs, and loads nothing but the driver.
+pub fn survey(search: &Search, options: &CudaOptions) -> Survey {
+    let library = search.gpu_library(options.provider);
+    let libraries = search.nvidia_places(library.as_deref().ok()).libraries(options.provider);
+    Survey { driver: libcuda::driver(), library, libraries }
+}
+
+/// The GPUs of this machine, if it has a driver that works.
+pub(crate) fn gpus() -> Vec<GpuInfo> {
+    libcuda::driver().map(|driver| driver.gpus).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(ordinal: u32, capability: (u32, u32)) -> GpuInfo {
+        GpuInfo { ordinal, name: "NVIDIA H200".into(), capability, memory: 141 << 30, multiprocessors: 132 }
+    }
+
+    fn chosen(capabilities: &[(u32, u32)], asked: &[u32]) -> Result<Vec<u32>, String> {
+        let gpus = capabilities.iter().zip(0..).map(|(c, ordinal)| gpu(ordinal, *c)).collect();
+        let driver = DriverInfo { version: DriverVersion(13_000), gpus };
+        let chosen = choose(&driver, asked).map_err(|e| e.to_string())?;
+        Ok(chosen.iter().map(|gpu| gpu.ordinal).collect())
+    }
+
+    #[test]
+    fn all_gpus_that_are_new_enough_or_those_asked_for() {
+        assert_eq!(chosen(&[(9, 0), (7, 0), (7, 5)], &[]), Ok(vec![0, 2]));
+        assert_eq!(chosen(&[(9, 0), (9, 0), (9, 0)], &[2, 0]), Ok(vec![2, 0]), "in the order asked for");
+    }
+
+    #[test]
+    fn gpus_that_cannot_be_used_are_named() {
+        let said = chosen(&[(9, 0)], &[1]).unwrap_err();
+        assert!(said.starts_with("GPU 1 was asked for, and the only one is GPU 0. Correct"), "{said}");
+        let said = chosen(&[(9, 0), (9, 0)], &[0, 7]).unwrap_err();
+        assert!(said.contains("there are 2, from GPU 0 to GPU 1"), "{said}");
+        assert!(chosen(&[(9, 0)], &[0, 0]).unwrap_err().contains("GPU 0 was asked for twice"));
+        let too_old = "GPU 1: NVIDIA H200, 141 GiB, 132 SMs, compute capability 7.0: 7.5 or newer is needed";
+        assert!(chosen(&[(9, 0), (7, 0)], &[1]).unwrap_err().starts_with(too_old));
+        assert!(chosen(&[(5, 0), (7, 0)], &[]).unwrap_err().starts_with("GPU 0: "));
+    }
+}

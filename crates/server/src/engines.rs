@@ -1,0 +1,95 @@
+//! The engines of a server, and the devices that they run on.
+
+use std::sync::Arc;
+
+use downbeat_engine::{Engine, GpuInfo};
+
+use crate::options::ServerOptions;
+
+/// The engines of a server.
+pub struct Engines {
+    /// Runs ONNX models.
+    pub onnx: Arc<dyn Engine>,
+    /// Runs emulated ones.
+    pub emulated: Arc<dyn Engine>,
+    /// The GPUs that ONNX models run on, one a device; none: they run on the CPU.
+    pub gpus: Vec<GpuInfo>,
+}
+
+impl Engines {
+    /// The engines that the options ask for. Says which one runs ONNX models, and how to get a faster one.
+    ///
+    /// # Errors
+    /// If the engine asked for is not there.
+    pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
+        let preference: downbeat_engine::Preference = options.engine.name().parse()?;
+        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::default() };
+        let choice = downbeat_engine::choose(preference, &search, &options.cuda)?;
+        let info = choice.engine.info();
+        let library = info.library.as_ref().map(|path| path.display().to_string());
+        tracing::info!(engine = info.name, version = %info.version, device = %info.device, library, "engine");
+        for gpu in &choice.gpus {
+            tracing::info!("{gpu}");
+        }
+        if let Some(hint) = choice.hint {
+            tracing::info!("{hint}");
+        }
+        if let Some(warning) = choice.warning {
+            tracing::warn!("{warning}");
+        }
+        Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()), gpus: choice.gpus })
+    }
+
+    /// How many devices a server has that was asked for `asked` of them; 0: nobody said.
+    ///
+    /// # Errors
+    /// If there are GPUs, and not so many.
+    pub fn devices(&self, asked: usize) -> anyhow::Result<usize> {
+        match self.gpus.len() {
+            0 => Ok(asked.max(1)),
+            gpus if asked == 0 || asked == gpus => Ok(gpus),
+            gpus => {
+                let used = if gpus == 1 { "1 GPU is used".to_owned() } else { format!("{gpus} GPUs are used") };
+                anyhow::bail!(
+                    "devices is {asked}, and {used}, each of them one device. Leave devices out, choose as many GPUs (--gpus), or choose an \
+                     engine on the CPU (--engine onnxruntime)"
+                )
+            }
+        }
+    }
+}
+
+/// Threads of one run, at most: what was asked for, or this device's share of the cores.
+pub fn most_threads(options: &ServerOptions) -> usize {
+    match options.threads {
+        0 => (std::thread::available_parallelism().map_or(1, usize::from) / options.devices.max(1)).max(1),
+        threads => threads,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_gpu_is_a_device() {
+        let engines = |gpus| {
+            let gpu = |ordinal| GpuInfo {
+                ordinal,
+                name: "NVIDIA H200".into(),
+                capability: (9, 0),
+                memory: 141 << 30,
+                multiprocessors: 132,
+            };
+            let engine = Arc::new(downbeat_engine::Emulated::new());
+            Engines { onnx: engine.clone(), emulated: engine, gpus: (0..gpus).map(gpu).collect() }
+        };
+        assert_eq!((engines(0).devices(0).unwrap(), engines(0).devices(3).unwrap()), (1, 3));
+        assert_eq!((engines(2).devices(0).unwrap(), engines(2).devices(2).unwrap()), (2, 2));
+        let said = engines(2).devices(4).unwrap_err().to_string();
+        assert!(
+            said.starts_with("devices is 4, and 2 GPUs are used, each of them one device. Leave devices out"),
+            "{said}"
+        );
+    }
+}

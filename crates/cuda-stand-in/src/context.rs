@@ -157,6 +157,7 @@ impl Machine {
 
     /// Everything on a device goes, and with it an error that a reset helps against.
     pub fn destroy_contexts(&mut self, device: i32) {
+        self.forget_accesses(device);
         self.streams.retain(|_, stream| stream.device != device);
         self.events.retain(|_, event| event.device != device);
         self.contexts.retain(|_, context| context.device != device);

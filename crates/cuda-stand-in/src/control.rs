@@ -8,7 +8,8 @@ use crate::address;
 use crate::context::{Device, DeviceConfig};
 use crate::machine::Machine;
 use crate::result;
-use crate::session::{self, lock};
+use crate::session::{self, Needs, Session, lock};
+use crate::stream::What;
 use crate::trace::Work;
 use crate::worker;
 
@@ -133,6 +134,15 @@ control! {
             None => return false,
         }
         true
+    }
+
+    /// The kernel enqueued next in a stream reads or writes these bytes; the error's code.
+    stand_in_touch(stream: *mut c_void, at: u64, len: u64, writes: bool) -> u32 {
+        let touch = |session: &mut Session| {
+            let stream = session.stream(stream as u64)?;
+            session.enqueue(stream, What::Touch { at, len, writes }).map(drop)
+        };
+        session::enter("stand_in_touch", Needs::Context, touch) as u32
     }
 
     /// Writes down a mistake that the test has found.

@@ -2,6 +2,7 @@
 
 use crate::address::{self, FRESH};
 use crate::machine::CHANGED;
+use crate::ordering::Clock;
 use crate::result::{CUresult, CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::{Operation, Source, What};
@@ -14,7 +15,8 @@ const SUSPICIOUS: usize = 16;
 
 impl Session {
     /// Runs what must run for a stream to come to an operation, then lets the host's time go on to its end.
-    pub fn drive(&mut self, stream: u64, number: u64) -> Outcome {
+    /// `order` is what is over then.
+    pub fn drive(&mut self, stream: u64, number: u64, order: &Clock) -> Outcome {
         let device = self.streams.get(&stream).map(|stream| stream.device);
         let mut targets = vec![(stream, number)];
         while let Some((at, wanted)) = targets.last().copied() {
@@ -30,6 +32,7 @@ impl Session {
         }
         let end = self.streams.get(&stream).map_or(0, |stream| stream.end_of(number));
         self.now = self.now.max(end);
+        self.host_knows(order);
         match device {
             Some(device) => self.device(device)?.failed.map_or(Ok(()), |(code, _)| Err(code)),
             None => Ok(()),
@@ -38,13 +41,13 @@ impl Session {
 
     /// Runs everything of a device.
     pub fn drive_device(&mut self, device: i32) -> Outcome {
-        let targets: Vec<(u64, u64)> = self
+        let targets: Vec<(u64, u64, Clock)> = self
             .streams
             .iter()
-            .filter(|(_, stream)| stream.device == device && stream.done < stream.last)
-            .map(|(handle, stream)| (*handle, stream.last))
+            .filter(|(_, stream)| stream.device == device)
+            .map(|(handle, stream)| (*handle, stream.last, stream.order.clone()))
             .collect();
-        targets.into_iter().try_for_each(|(stream, number)| self.drive(stream, number))
+        targets.into_iter().try_for_each(|(stream, number, order)| self.drive(stream, number, &order))
     }
 
     /// What the next operation of a stream waits for, if it has not happened.
@@ -65,7 +68,10 @@ impl Session {
         if let What::Wait { stream, number } = operation.what {
             start = start.max(self.streams.get(&stream).map_or(0, |stream| stream.end_of(number)));
         }
-        let counted = !matches!(operation.what, What::Wait { .. } | What::Record { .. } | What::Allocate { .. });
+        let counted = !matches!(
+            operation.what,
+            What::Wait { .. } | What::Record { .. } | What::Allocate { .. } | What::Touch { .. }
+        );
         let fault = if counted { self.faults.work(handle) } else { Ok(()) };
         let number = operation.number;
         let work = fault.and_then(|()| self.execute(handle, operation, start));
@@ -92,6 +98,7 @@ impl Session {
         if let Ok(state) = self.device(device) {
             state.failed = Some((code, lost));
         }
+        self.forget_accesses(device);
         for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             stream.queue.clear();
             // A stream that is busy comes to the end by itself, with nothing left behind its operation.
@@ -163,6 +170,7 @@ impl Session {
                 });
                 work(Kind::Kernel, data as u64, 0, 0, spent)
             }
+            What::Touch { at, len, .. } => self.reach(at, len, "a kernel touches").map(|_| None),
             What::Allocate { start } => {
                 if let Some(region) = self.memory.regions.get_mut(&start) {
                     region.coming = false;

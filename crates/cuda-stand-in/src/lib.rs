@@ -9,6 +9,8 @@
 //! - **Device addresses cannot be followed by the host** (unless [`StandIn::set_readable`] says so), are never given out twice,
 //!   and hold [`FRESH`] bytes at first. A function that plays a kernel (`cuLaunchHostFunc`) sees them through [`StandIn::view`].
 //! - **Errors of a device are sticky**: everything of its contexts fails afterwards.
+//! - **Work that touches the same memory and that nothing orders** is written down, also where it happened to go well; kernels say
+//!   with [`StandIn::touch`] what they touch.
 //! - Use of what was destroyed, double frees, leaks are written down: [`StandIn::mistakes`], [`StandIn::leaks`].
 //!
 //! Every piece of work has a duration in virtual time (see [`Work`]), so that a test can show what overlaps without a clock.
@@ -29,6 +31,7 @@ mod host_memory;
 mod library;
 mod machine;
 mod memory;
+mod ordering;
 mod result;
 mod session;
 mod stand_in;

@@ -1,12 +1,13 @@
 //! Everything the stand-in knows: its devices and what lives on them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex};
 
 use crate::context::{Context, Device, DeviceConfig};
 use crate::fault::Faults;
 use crate::host_memory::HostMemory;
 use crate::memory::Memory;
+use crate::ordering::{Access, Clock};
 use crate::result::{CUresult, Outcome};
 use crate::stream::{Event, Stream};
 use crate::trace::Work;
@@ -39,6 +40,9 @@ pub struct Machine {
     pub calls: BTreeMap<&'static str, u64>,
     pub trace: Vec<Work>,
     pub mistakes: Vec<String>,
+    /// What the host has waited for, and the accesses it has not waited for.
+    pub host_order: Clock,
+    pub accesses: VecDeque<Access>,
     /// Virtual time of the host, nanoseconds: it goes on where the host waits.
     pub now: u64,
     /// The random order's state: none while streams are lazy. A worker goes when the number of its order is no longer this one.
@@ -71,6 +75,8 @@ impl Machine {
             calls: BTreeMap::new(),
             trace: Vec::new(),
             mistakes: Vec::new(),
+            host_order: Clock::new(),
+            accesses: VecDeque::new(),
             now: 0,
             random: None,
             order: 0,

@@ -78,6 +78,7 @@ functions! {
     fail_call: "stand_in_fail_call" fn(*const c_char, u64, u32) -> bool;
     fail_work: "stand_in_fail_work" fn(u64, u64, u32) -> bool;
     lose_device: "stand_in_lose_device" fn(i32, u32) -> bool;
+    touch: "stand_in_touch" fn(*mut c_void, u64, u64, bool) -> u32;
     note: "stand_in_note" fn(*const c_char);
     launch: "cuLaunchHostFunc" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void) -> u32;
     calls: "stand_in_calls" fn(*const c_char) -> u64;
@@ -296,6 +297,22 @@ impl StandIn {
         // SAFETY: refused, so it is still only ours.
         drop(unsafe { Box::from_raw(data) });
         Err(code)
+    }
+
+    /// Says that the kernel enqueued next in a stream reads, or `writes`, these bytes of device memory: they must be memory when it
+    /// runs, and be ordered with what else touches them.
+    ///
+    /// # Errors
+    /// The error's code, as of an entry point of the driver.
+    ///
+    /// # Panics
+    /// If the library is not loaded.
+    pub fn touch(stream: u64, address: u64, len: u64, writes: bool) -> Result<(), u32> {
+        // SAFETY: it has no conditions.
+        match unsafe { (loaded().touch)(stream as *mut c_void, address, len, writes) } {
+            0 => Ok(()),
+            code => Err(code),
+        }
     }
 
     /// Where a function that plays a kernel sees the memory behind a device address. Nothing says that memory is there: only what

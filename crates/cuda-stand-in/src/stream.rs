@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUhostFn;
 
 use crate::context;
 use crate::machine::{CHANGED, Machine};
+use crate::ordering::Clock;
 use crate::result::{CUresult::*, Outcome};
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -70,6 +71,12 @@ pub enum What {
     Free {
         start: u64,
     },
+    /// Memory that the kernel behind it uses.
+    Touch {
+        at: u64,
+        len: u64,
+        writes: bool,
+    },
 }
 
 // SAFETY: the only field that is not `Send` is the argument of a host function, which the driver's contract lets any thread pass on.
@@ -104,6 +111,8 @@ pub struct Stream {
     pub busy: bool,
     /// Virtual time at which the operation that ran last ended, nanoseconds.
     pub clock: u64,
+    /// What is over when an operation enqueued now begins.
+    pub order: Clock,
     ends: VecDeque<(u64, u64)>,
     /// How often it was asked and was not ready.
     pub asked: u32,
@@ -123,6 +132,7 @@ impl Stream {
             done: 0,
             busy: false,
             clock: 0,
+            order: Clock::new(),
             ends: VecDeque::new(),
             asked: 0,
         }
@@ -152,6 +162,8 @@ pub struct Event {
     pub flags: u32,
     /// The stream and the number of the operation it was recorded as last.
     pub record: Option<(u64, u64)>,
+    /// What is over when that operation is.
+    pub order: Clock,
     /// Virtual time of that operation once it has run, nanoseconds.
     pub time: Option<u64>,
     /// How often it was asked and was not ready.
@@ -199,30 +211,43 @@ impl Machine {
     pub fn enqueue(&mut self, handle: u64, what: What) -> Outcome<u64> {
         let stream = self.streams.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let (own, context, flags) = (stream.own, stream.context, stream.flags);
-        let pending =
-            |other: &Stream| other.context == context && other.flags & NON_BLOCKING == 0 && other.done < other.last;
-        let waits: Vec<(u64, u64)> = match flags & NON_BLOCKING {
+        let related = |other: &Stream| other.context == context && other.flags & NON_BLOCKING == 0 && other.last > 0;
+        let waits: Vec<(u64, u64, Clock)> = match flags & NON_BLOCKING {
             NON_BLOCKING => Vec::new(),
             _ => self
                 .streams
                 .iter()
-                .filter(|(at, other)| **at != handle && (own || other.own) && pending(other))
-                .map(|(at, other)| (*at, other.last))
+                .filter(|(at, other)| **at != handle && (own || other.own) && related(other))
+                .map(|(at, other)| (*at, other.last, other.order.clone()))
                 .collect(),
         };
-        for (stream, number) in waits {
-            self.append(handle, What::Wait { stream, number })?;
+        for (stream, number, order) in waits {
+            self.enqueue_wait(handle, stream, number, &order)?;
         }
         let number = self.append(handle, what)?;
         CHANGED.notify_all();
         Ok(number)
     }
 
+    /// Makes a stream wait until another has run its operations up to a number, behind which `order` is over.
+    pub fn enqueue_wait(&mut self, handle: u64, stream: u64, number: u64, order: &Clock) -> Outcome {
+        self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.order.join(order);
+        self.append(handle, What::Wait { stream, number }).map(drop)
+    }
+
     fn append(&mut self, handle: u64, what: What) -> Outcome<u64> {
         let enqueued = self.now;
         let stream = self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         stream.last += 1;
-        stream.queue.push_back(Operation { number: stream.last, enqueued, what });
-        Ok(stream.last)
+        let number = stream.last;
+        stream.order.join(&self.host_order);
+        stream.order.reach(handle, number);
+        self.check_order(handle, number, &what);
+        self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.queue.push_back(Operation {
+            number,
+            enqueued,
+            what,
+        });
+        Ok(number)
     }
 }

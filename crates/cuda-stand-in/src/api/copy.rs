@@ -39,7 +39,11 @@ fn host_range(session: &mut Session, at: usize, len: usize, what: &str) -> Outco
 fn submit(session: &mut Session, stream: CUstream, what: What, returns: Returns) -> Outcome {
     let stream = session.stream(stream as u64)?;
     let number = session.enqueue(stream, what)?;
-    if returns == Returns::WhenDone { session.drive(stream, number) } else { Ok(()) }
+    if returns == Returns::AtOnce {
+        return Ok(());
+    }
+    let order = session.streams.get(&stream).map(|stream| stream.order.clone()).unwrap_or_default();
+    session.drive(stream, number, &order)
 }
 
 fn upload(session: &mut Session, to: u64, from: usize, len: usize, stream: CUstream, returns: Returns) -> Outcome {

@@ -5,6 +5,7 @@ use std::ffi::c_uint;
 use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::put;
+use crate::ordering::Clock;
 use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::{Event, NO_TIMING, What};
@@ -18,7 +19,9 @@ fn record(session: &mut Session, event: CUevent, stream: CUstream) -> Outcome {
             .wrong(CUDA_ERROR_INVALID_HANDLE, format!("event {handle:#x} is recorded on another device's stream"));
     }
     let number = session.enqueue(stream, What::Record { event: handle })?;
+    let order = session.streams.get(&stream).map(|stream| stream.order.clone()).unwrap_or_default();
     let event = session.event(handle)?;
+    event.order = order;
     (event.record, event.time, event.asked) = (Some((stream, number)), None, 0);
     Ok(())
 }
@@ -41,7 +44,7 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (handle, device) = (session.handle(), session.device);
-        session.events.insert(handle, Event { device, flags, record: None, time: None, asked: 0 });
+        session.events.insert(handle, Event { device, flags, record: None, order: Clock::new(), time: None, asked: 0 });
         put(event, handle as CUevent)
     }
 
@@ -59,7 +62,8 @@ api! {
 
     cuEventQuery(event: CUevent) Context |session| {
         let (lazy, patience) = (session.random.is_none(), session.patience);
-        let Some((stream, number)) = session.event(event as u64)?.record else { return Ok(()) };
+        let state = session.event(event as u64)?;
+        let (Some((stream, number)), order) = (state.record, state.order.clone()) else { return Ok(()) };
         if !session.is_done(stream, number) {
             let state = session.event(event as u64)?;
             state.asked += 1;
@@ -67,13 +71,14 @@ api! {
                 return Err(CUDA_ERROR_NOT_READY);
             }
         }
-        session.drive(stream, number)
+        session.drive(stream, number, &order)
     }
 
     cuEventSynchronize(event: CUevent) Context |session| {
-        match session.event(event as u64)?.record {
-            Some((stream, number)) => session.drive(stream, number),
-            None => Ok(()),
+        let state = session.event(event as u64)?;
+        match (state.record, state.order.clone()) {
+            (Some((stream, number)), order) => session.drive(stream, number, &order),
+            (None, _) => Ok(()),
         }
     }
 

@@ -157,7 +157,9 @@ api! {
     }
 
     cuMemUnmap(address: CUdeviceptr, len: usize) Release |session| {
-        for start in mappings(session, address, len as u64, "unmapping")? {
+        let starts = mappings(session, address, len as u64, "unmapping")?;
+        session.check_gone(address, len as u64, "cuMemUnmap");
+        for start in starts {
             if let Some(region) = session.memory.regions.remove(&start) {
                 address::unmap(start, region.len as usize);
                 let Some(handle) = region.block else { continue };

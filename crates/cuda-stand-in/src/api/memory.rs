@@ -61,6 +61,8 @@ api! {
     cuMemFree_v2(address: CUdeviceptr) Release |session| {
         if address != 0 {
             session.freeable(address, "cuMemFree")?;
+            let len = session.memory.regions.get(&address).map_or(0, |region| region.len);
+            session.check_gone(address, len, "cuMemFree");
             session.free(address);
         }
         Ok(())
@@ -91,6 +93,7 @@ api! {
     cuMemAllocHost_v2(to: *mut *mut c_void, len: usize) Context |session| { allocate_host(session, to, len) }
 
     cuMemFreeHost(start: *mut c_void) Release |session| {
+        session.check_host_gone(start, "cuMemFreeHost");
         if session.host.free(start as usize) {
             return Ok(());
         }
@@ -103,6 +106,7 @@ api! {
     }
 
     cuMemHostUnregister(start: *mut c_void) Release |session| {
+        session.check_host_gone(start, "cuMemHostUnregister");
         if session.host.unregister(start as usize) {
             return Ok(());
         }

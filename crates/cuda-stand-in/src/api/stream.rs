@@ -51,8 +51,8 @@ api! {
 
     cuStreamSynchronize(stream: CUstream) Context |session| {
         let handle = session.stream(stream as u64)?;
-        let last = tell(session, stream, |stream| stream.last)?;
-        session.drive(handle, last)
+        let (last, order) = tell(session, stream, |stream| (stream.last, stream.order.clone()))?;
+        session.drive(handle, last, &order)
     }
 
     cuStreamQuery(stream: CUstream) Context |session| {
@@ -66,14 +66,16 @@ api! {
             }
         }
         state.asked = 0;
-        let last = state.last;
-        session.drive(handle, last)
+        let (last, order) = (state.last, state.order.clone());
+        session.drive(handle, last, &order)
     }
 
     cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) Context |session| {
         let stream = session.stream(stream as u64)?;
-        match session.event(event as u64)?.record {
-            Some((other, number)) => session.enqueue(stream, What::Wait { stream: other, number }).map(drop),
+        let state = session.event(event as u64)?;
+        let order = state.order.clone();
+        match state.record {
+            Some((other, number)) => session.enqueue_wait(stream, other, number, &order),
             None => {
                 // As documented: it waits for nothing, which is seldom meant.
                 session.mistake(format!("stream {stream:#x} is told to wait for event {event:?}, which was never recorded"));

@@ -5,5 +5,6 @@
 mod device;
 mod faults;
 mod memory;
+mod ordering;
 mod program;
 mod streams;

@@ -6,12 +6,17 @@ use std::ptr::NonNull;
 
 use bytes::Bytes;
 
+use crate::cuda::{CudaError, DeviceSlice};
+
 /// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
 /// widest vector load, so that every engine can use the memory in place.
 pub const ALIGNMENT: usize = 64;
 
 /// Memory of a tensor: 64-byte aligned and growing while a batch is assembled, or shared with whoever made it
 /// (an engine's output, part of a network read). It becomes [`Bytes`] without a copy either way.
+///
+/// Between the segments of a model on a GPU the memory is there, and its bytes cannot be looked at before [`Buffer::fetch`]; to do so is a defect, and
+/// panics. Inputs and outputs of models never are.
 pub struct Buffer {
     memory: Memory,
 }
@@ -21,7 +26,12 @@ enum Memory {
     Shared(Bytes),
     /// An engine's, and nobody else's.
     Lent(Box<dyn Lent>),
+    /// On a device, and shared.
+    Device(DeviceSlice),
 }
+
+/// What a buffer says whose bytes are asked for as if they were here.
+const ON_DEVICE: &str = "the bytes are on a device, and were not fetched: this is a defect";
 
 /// Memory of an engine's that this buffer alone may use, and that is given back when it is dropped.
 pub(crate) trait Lent: Send + Sync + 'static {
@@ -77,12 +87,49 @@ impl Buffer {
         Buffer { memory: Memory::Lent(lent) }
     }
 
+    /// Takes memory of a device.
+    pub(crate) fn from_device(slice: DeviceSlice) -> Self {
+        Buffer { memory: Memory::Device(slice) }
+    }
+
+    /// Where it is on a device, if it is on one.
+    pub(crate) fn device(&self) -> Option<&DeviceSlice> {
+        match &self.memory {
+            Memory::Device(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// Copies the bytes here if they are on a device. Holds up the caller until the device has written them.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn fetch(&mut self) -> Result<(), CudaError> {
+        if let Memory::Device(slice) = &self.memory {
+            self.memory = Memory::Shared(slice.fetch()?.into());
+        }
+        Ok(())
+    }
+
+    /// Parts the bytes at these ends, in order, of which the last is their number. The parts share the memory.
+    pub(crate) fn split(self, ends: &[usize]) -> Vec<Buffer> {
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let ranges = starts.zip(ends.iter().copied());
+        match self.memory {
+            Memory::Device(slice) => ranges.map(|(start, end)| Buffer::from_device(slice.part(start, end))).collect(),
+            memory => {
+                let bytes = Buffer { memory }.into_bytes();
+                ranges.map(|(start, end)| Buffer::from_bytes(bytes.slice(start..end))).collect()
+            }
+        }
+    }
+
     /// The bytes, if nothing else can see them, so that they may be written without a copy.
     pub(crate) fn exclusive(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
             Memory::Lent(lent) => Some(lent.bytes_mut()),
-            Memory::Shared(_) => None,
+            Memory::Shared(_) | Memory::Device(_) => None,
         }
     }
 
@@ -93,6 +140,7 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.len,
             Memory::Shared(bytes) => bytes.len(),
             Memory::Lent(lent) => lent.bytes().len(),
+            Memory::Device(slice) => slice.len(),
         }
     }
 
@@ -121,6 +169,7 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.as_slice(),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => lent.bytes(),
+            Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }
 
@@ -147,6 +196,7 @@ impl Buffer {
             Memory::Owned(aligned) => Bytes::from_owner(aligned),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => Bytes::from_owner(LentBytes(lent)),
+            Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }
 
@@ -162,7 +212,7 @@ impl Buffer {
         }
         match &mut self.memory {
             Memory::Owned(aligned) => aligned,
-            Memory::Shared(_) | Memory::Lent(_) => unreachable!("replaced just above"),
+            _ => unreachable!("replaced just above"),
         }
     }
 }

@@ -27,8 +27,8 @@ pub enum Preference {
     Emulated,
 }
 
-const CUDA: &str = Provider::NAMES[0];
-const TENSORRT: &str = Provider::NAMES[1];
+const CUDA: &str = Provider::Cuda.name();
+const TENSORRT: &str = Provider::Tensorrt.name();
 
 impl Preference {
     /// What a person may write.

@@ -37,7 +37,7 @@ use crate::probe;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::{Tensor, elements};
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError};
 
 pub(crate) const NAME: &str = "emulated";
 /// Largest configuration that is read, bytes.
@@ -259,7 +259,7 @@ impl Model for EmulatedModel {
         Some(&self.shared.profile)
     }
 
-    fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
+    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(EmulatedLane { shared: self.shared.clone() }))
     }
 }

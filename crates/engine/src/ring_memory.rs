@@ -7,6 +7,8 @@
 //! addresses  | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |      the run 3, 0, 1 is contiguous
 //!                          ^-----------^
 //! ```
+//!
+//! For an engine on a GPU the slots have copies there, which are what is read ([`RingMemory::on_device`]).
 
 use std::ffi::c_void;
 use std::io;
@@ -20,6 +22,7 @@ use downbeat_core::device::SlotRun;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::buffer::Buffer;
+use crate::cuda::{CudaError, Device, DeviceRing};
 
 /// Largest ring, bytes: its pages stay in memory once they were used.
 pub const LARGEST_RING: usize = 1 << 30;
@@ -64,6 +67,9 @@ pub enum RingMemoryError {
         /// The system's words.
         source: io::Error,
     },
+    /// The GPU refuses.
+    #[error(transparent)]
+    Device(#[from] CudaError),
 }
 
 /// The smallest number of slots that is at least `least`, and with which rings of all these slot sizes fill whole pages.
@@ -99,6 +105,8 @@ pub struct RingMemory {
     slot_bytes: usize,
     /// [`FREE`], [`WRITTEN`] or a number of readers, for each slot.
     users: Box<[AtomicU32]>,
+    /// Copies of the slots on a device.
+    copies: Option<Arc<DeviceRing>>,
 }
 
 // SAFETY: bytes may be used from any thread; who uses which is settled by `users`.
@@ -112,6 +120,27 @@ impl RingMemory {
     /// # Errors
     /// If they do not fill whole pages, or the operating system has no memory or no address space for them.
     pub fn new(slots: u32, slot_bytes: usize) -> Result<Arc<Self>, RingMemoryError> {
+        RingMemory::map(slots, slot_bytes).map(Arc::new)
+    }
+
+    /// The same, with slots that are copied to a device as they are written, and read there: up to `longest` at once.
+    ///
+    /// # Errors
+    /// As [`RingMemory::new`], or if the device is lost or out of memory.
+    pub fn on_device(
+        slots: u32,
+        slot_bytes: usize,
+        device: &Arc<Device>,
+        longest: u32,
+    ) -> Result<Arc<Self>, RingMemoryError> {
+        let mut ring = RingMemory::map(slots, slot_bytes)?;
+        // SAFETY: the slots stay mapped until the ring is dropped, which drops the copies first.
+        let copies = unsafe { DeviceRing::new(device, ring.start, slots, slot_bytes, longest)? };
+        ring.copies = Some(Arc::new(copies));
+        Ok(Arc::new(ring))
+    }
+
+    fn map(slots: u32, slot_bytes: usize) -> Result<Self, RingMemoryError> {
         if self::slots(slots, &[slot_bytes])? != slots {
             let source = io::Error::other("the slots do not fill whole pages");
             return Err(RingMemoryError::System { bytes: slots as usize * slot_bytes, source });
@@ -129,7 +158,7 @@ impl RingMemory {
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             return Err(system(rustix::io::Errno::NOMEM));
         };
-        let ring = RingMemory { start, slot_bytes, users };
+        let ring = RingMemory { start, slot_bytes, users, copies: None };
         for half in 0..2 {
             // SAFETY: both halves lie in the reservation, which is this ring's alone and which they replace; `bytes` are whole pages. The
             // file is nobody else's and is never made shorter.
@@ -145,7 +174,7 @@ impl RingMemory {
             };
             mapped.map_err(system)?;
         }
-        Ok(Arc::new(ring))
+        Ok(ring)
     }
 
     /// How many slots there are.
@@ -189,19 +218,25 @@ impl RingMemory {
             .then(|| SlotWriter { ring: self.clone(), run })
     }
 
-    /// The slots of a run as one piece of memory, without a copy; `None` if they are no run of this ring, or one is being written.
-    /// They can be written again once the buffer, and all that was made of it, are gone.
+    /// The slots of a run as one piece of memory, without a copy; `None` if they are no run of this ring, or one is being written, or they are more than
+    /// a device's copy of the ring gives at once. They can be written again once the buffer, and all that was made of it, are gone.
     pub fn read(self: &Arc<Self>, run: SlotRun) -> Option<Buffer> {
         let more = |users: u32| (users < WRITTEN - 1).then(|| users + 1);
         let read = self.claim(run, more, |slot| {
             slot.fetch_sub(1, Ordering::Release);
         });
-        read.then(|| Buffer::from_bytes(Bytes::from_owner(SlotReader { ring: self.clone(), run })))
+        let reader = read.then(|| SlotReader { ring: self.clone(), run })?;
+        match &self.copies {
+            Some(copies) => copies.read(run, Arc::new(reader)).map(Buffer::from_device),
+            None => Some(Buffer::from_bytes(Bytes::from_owner(reader))),
+        }
     }
 }
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
+        // While what they are copied from is mapped.
+        self.copies = None;
         // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A failure would leave them mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast::<c_void>(), 2 * self.bytes()) };
     }
@@ -220,11 +255,33 @@ fn place(ring: &RingMemory, run: SlotRun) -> (*mut u8, usize) {
     (start, run.count as usize * ring.slot_bytes)
 }
 
-/// Slots that only their owner has, to be written.
+/// Slots that only their owner has, to be written. Dropped before [`SlotWriter::finish`], they hold nothing to be read.
 #[derive(Debug)]
 pub struct SlotWriter {
     ring: Arc<RingMemory>,
     run: SlotRun,
+}
+
+impl SlotWriter {
+    /// The slots are written, and may be read: on a device as soon as they are copied there, which is begun here and not waited for.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn finish(self) -> Result<(), CudaError> {
+        let Some(copies) = &self.ring.copies else { return Ok(()) };
+        // The second mapping is not pinned: what lies there is copied from the first.
+        let start = self.run.first as usize * self.ring.slot_bytes;
+        let all = self.len();
+        let end = (start + all).min(self.ring.bytes());
+        let wrapped = start + all - end;
+        let first = self.ring.start.as_ptr();
+        // SAFETY: inside the first mapping; the slots are this writer's, and initialised: the system gives zeros.
+        let host = unsafe {
+            [std::slice::from_raw_parts(first.add(start), end - start), std::slice::from_raw_parts(first, wrapped)]
+        };
+        // SAFETY: of this ring. Whoever writes a slot next does so after the launches that read it, or without any: then what is copied is for nobody.
+        unsafe { copies.upload(self.run, host) }
+    }
 }
 
 impl Deref for SlotWriter {

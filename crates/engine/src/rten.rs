@@ -16,7 +16,7 @@ use crate::onnx::Checked;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::Tensor;
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, RunError};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError};
 use crate::{batch, onnx};
 use value::{tensor_of, value_of};
 
@@ -190,7 +190,7 @@ impl Model for RtenModel {
         self.activations.as_ref()
     }
 
-    fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
+    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(RtenLane { shared: self.shared.clone() }))
     }
 }

@@ -3,6 +3,7 @@
 use downbeat_core::tensor::DataType;
 
 use crate::buffer::Buffer;
+use crate::cuda::CudaError;
 use crate::strings;
 use crate::tensor::Tensor;
 
@@ -60,6 +61,9 @@ pub enum StateError {
         /// Rows that its shape says.
         rows: usize,
     },
+    /// The device that they are on refuses.
+    #[error(transparent)]
+    Device(#[from] CudaError),
 }
 
 impl State {
@@ -91,28 +95,45 @@ impl State {
             rows.iter().map(|_| State { tensors: Vec::with_capacity(self.tensors.len()) }).collect();
         for (index, tensor) in self.tensors.into_iter().enumerate() {
             let Tensor { datatype, shape, data } = tensor;
-            let ends = ends(datatype, &shape, data.as_slice(), rows)
-                .ok_or(StateError::Bytes { tensor: index, rows: asked })?;
-            let bytes = data.into_bytes();
-            let mut start = 0;
-            for ((part, rows), end) in parts.iter_mut().zip(rows).zip(ends) {
+            let ends = ends(datatype, &shape, &data, rows).ok_or(StateError::Bytes { tensor: index, rows: asked })?;
+            for ((part, rows), data) in parts.iter_mut().zip(rows).zip(data.split(&ends)) {
                 let mut shape = shape.clone();
                 if let Some(first) = shape.first_mut() {
                     *first = *rows;
                 }
-                let data = Buffer::from_bytes(bytes.slice(start..end));
                 part.tensors.push(Tensor { datatype, shape, data });
-                start = end;
             }
         }
         Ok(parts)
     }
 
-    /// Joins batches that are at the same place of one model, in order, along axis 0. One alone is not copied.
+    /// Joins batches that are at the same place of one model, in order, along axis 0. One alone is not copied. What is on a device is fetched from there;
+    /// [`crate::Lane::join`] joins it where it is.
     ///
     /// # Errors
     /// If there is none, or their tensors differ in more than their rows.
-    pub fn join(states: Vec<State>) -> Result<State, StateError> {
+    pub fn join(mut states: Vec<State>) -> Result<State, StateError> {
+        let joined = State::joined(&states)?;
+        if states.len() == 1 {
+            return Ok(states.pop().unwrap_or_default());
+        }
+        for tensor in states.iter_mut().flat_map(|state| &mut state.tensors) {
+            tensor.data.fetch()?;
+        }
+        let tensors = joined.into_iter().enumerate().map(|(index, (datatype, shape))| {
+            let all = || states.iter().filter_map(|s| s.tensors.get(index));
+            let mut data = Buffer::with_capacity(all().map(|t| t.data.len()).sum());
+            all().for_each(|t| data.extend_from_slice(t.data.as_slice()));
+            Tensor { datatype, shape, data }
+        });
+        Ok(State { tensors: tensors.collect() })
+    }
+
+    /// Datatypes and shapes of the tensors that batches at the same place of one model give when joined.
+    ///
+    /// # Errors
+    /// As [`State::join`].
+    pub(crate) fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
         let Some((first, others)) = states.split_first() else { return Err(StateError::Empty) };
         for other in others {
             let (expected, got) = (first.tensors.len(), other.tensors.len());
@@ -131,25 +152,19 @@ impl State {
                 }
             }
         }
-        if others.is_empty() {
-            return Ok(states.into_iter().next().unwrap_or_default());
-        }
-        let tensors = first.tensors.iter().enumerate().map(|(index, like)| {
-            let all = || states.iter().filter_map(|s| s.tensors.get(index));
-            let mut data = Buffer::with_capacity(all().map(|t| t.data.len()).sum());
-            all().for_each(|t| data.extend_from_slice(t.data.as_slice()));
+        let joined = first.tensors.iter().enumerate().map(|(index, like)| {
             let mut shape = like.shape.clone();
             if let Some(rows) = shape.first_mut() {
-                *rows = all().filter_map(|t| t.shape.first()).sum();
+                *rows = states.iter().filter_map(|s| s.tensors.get(index)?.shape.first()).sum();
             }
-            Tensor { datatype: like.datatype, shape, data }
+            (like.datatype, shape)
         });
-        Ok(State { tensors: tensors.collect() })
+        Ok(joined.collect())
     }
 }
 
 /// Where each part ends in the bytes; `None` if the bytes are not as many as the shape says.
-fn ends(datatype: DataType, shape: &[usize], bytes: &[u8], rows: &[usize]) -> Option<Vec<usize>> {
+fn ends(datatype: DataType, shape: &[usize], data: &Buffer, rows: &[usize]) -> Option<Vec<usize>> {
     let row = crate::tensor::elements(shape.get(1..)?)?;
     let mut done = 0usize;
     let counts = rows.iter().map(|rows| {
@@ -159,11 +174,11 @@ fn ends(datatype: DataType, shape: &[usize], bytes: &[u8], rows: &[usize]) -> Op
     let counts: Vec<usize> = counts.collect::<Option<_>>()?;
     let total = *counts.last()?;
     if let Some(size) = datatype.size() {
-        return (total.checked_mul(size)? == bytes.len()).then(|| counts.iter().map(|n| n * size).collect());
+        return (total.checked_mul(size)? == data.len()).then(|| counts.iter().map(|n| n * size).collect());
     }
     // Where each string ends, the start first.
     let mut places = vec![0];
-    for string in strings::split(bytes) {
+    for string in strings::split(data.as_slice()) {
         places.push(places.last()? + 4 + string.ok()?.len());
     }
     (places.len() == total + 1).then(|| counts.iter().filter_map(|n| places.get(*n).copied()).collect())

@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use downbeat_core::LatencyProfile;
 use downbeat_core::tensor::Signature;
+use downbeat_core::{Duration, LatencyProfile};
 
 use crate::activations::Activations;
+use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::{Cut, SegmentInfo};
-use crate::state::State;
+use crate::state::{State, StateError};
 
 /// An engine: knows a model format and a kind of device.
 pub trait Engine: Send + Sync {
@@ -22,16 +23,21 @@ pub trait Engine: Send + Sync {
     /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder; if it
     /// cannot be cut as `options.cut` says.
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
+
+    /// How many devices it uses, where that is settled: each is to be one executor.
+    fn devices(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// Who an engine is.
 #[derive(Clone, Debug)]
 pub struct EngineInfo {
-    /// `rten`, `onnxruntime` or `emulated`.
+    /// `cuda`, `tensorrt`, `onnxruntime`, `rten` or `emulated`.
     pub name: &'static str,
     /// Version of the library in use.
     pub version: String,
-    /// Kind of device it runs on (`cpu`).
+    /// What it runs on (`cpu`, or the name of a GPU).
     pub device: String,
     /// Where the library was found, if it is not built in.
     pub library: Option<PathBuf>,
@@ -86,11 +92,60 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// A lane on this model: activations and scratch memory of its own, the weights shared.
+    /// A lane on this model: activations and scratch memory of its own, the weights shared with the other lanes of the device.
     ///
     /// # Errors
-    /// If the engine is out of memory.
-    fn lane(&self) -> Result<Box<dyn Lane>, LoadError>;
+    /// If the device is out of memory, or there is no such place on it.
+    fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError>;
+
+    /// A lane on the whole first device.
+    ///
+    /// # Errors
+    /// As [`Model::lane_at`].
+    fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
+        self.lane_at(Place::default())
+    }
+
+    /// Memory for the input ring of a tensor, where lanes of a device take it without a copy: `slots` slots of `slot_bytes` bytes, of which up to `longest`
+    /// are read at once.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    fn ring_memory(
+        &self,
+        _device: usize,
+        slots: u32,
+        slot_bytes: usize,
+        _longest: u32,
+    ) -> Result<Arc<RingMemory>, RingMemoryError> {
+        RingMemory::new(slots, slot_bytes)
+    }
+
+    /// The sizes of batches that a lane has to have run once before they are fast, of those up to `most`; only the first run is slow where there are none.
+    fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
+        Vec::new()
+    }
+}
+
+/// Where on the machine a lane runs. Engines on the CPU take no notice of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Which of the devices that the engine uses, from 0.
+    pub device: usize,
+    /// On how much of it.
+    pub share: Share,
+}
+
+/// How much of a device a lane has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// All compute units.
+    #[default]
+    Whole,
+    /// So many compute units, rounded up to what the device can give. Lanes with the same number share the same ones.
+    Units(u32),
+    /// The compute units that are left by those with so many.
+    AllBut(u32),
 }
 
 /// An in-order stream of launches of one model. Used by one thread at a time.
@@ -102,6 +157,19 @@ pub trait Lane: Send {
     /// # Errors
     /// If the engine fails: shapes the model cannot take, out of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
+
+    /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] takes them.
+    ///
+    /// # Errors
+    /// As [`State::join`].
+    fn join(&mut self, states: Vec<State>) -> Result<State, StateError> {
+        State::join(states)
+    }
+
+    /// When the last run began and ended on the device, by the device's own clock, from a fixed time that all lanes of a device share; where it has one.
+    fn last_run(&self) -> Option<(Duration, Duration)> {
+        None
+    }
 }
 
 /// Why a model was not loaded.

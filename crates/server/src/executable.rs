@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::Duration;
 use downbeat_driver::Place;
-use downbeat_engine::{Lane, LoadError, Model};
+use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
@@ -65,7 +65,9 @@ impl Executable {
         metrics: ModelMetrics,
         queue_bound: u32,
     ) -> Result<Self, LoadError> {
-        let lanes = (0..devices).map(|_| model.lane().map(Mutex::new)).collect::<Result<_, _>>()?;
+        let place = |device| EnginePlace { device, share: Share::Whole };
+        let lanes =
+            (0..devices).map(|device| model.lane_at(place(device)).map(Mutex::new)).collect::<Result<_, _>>()?;
         Ok(Executable {
             name,
             version,

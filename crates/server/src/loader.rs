@@ -195,7 +195,7 @@ impl Loader {
                 log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
             };
             let samples = self.samples(definition, &executable)?;
-            let group = lanes::start(ground, padding, |lane| warm_up(&samples, &executable, lane))?;
+            let group = lanes::start(ground, padding, |lane, most| warm_up(&samples, &executable, lane, most))?;
             return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, threads, begin)));
         }
         self.warm_up(definition, &executable)?;
@@ -421,7 +421,7 @@ impl Loader {
     fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
         let samples = self.samples(definition, executable)?;
         let mut lanes = (0..self.driver.devices()).filter_map(|device| executable.lane(device));
-        lanes.try_for_each(|lane| warm_up(&samples, executable, &mut **lane.lock()))
+        lanes.try_for_each(|lane| warm_up(&samples, executable, &mut **lane.lock(), executable.plan.max_batch()))
     }
 }
 
@@ -433,12 +433,22 @@ struct Sample {
     request: Admitted,
 }
 
-/// Runs the samples on a lane.
-fn warm_up(samples: &[Sample], executable: &Executable, lane: &mut dyn Lane) -> anyhow::Result<()> {
+/// Runs the samples on a lane, and batches of zeros of those sizes up to `most` that are slow the first time.
+fn warm_up(samples: &[Sample], executable: &Executable, lane: &mut dyn Lane, most: u32) -> anyhow::Result<()> {
+    let segments = executable.model().segments();
+    let item = executable.plan.zeros(PROFILED_LENGTH);
+    for size in executable.model().sizes_to_warm(most as usize) {
+        let mut state = executable.plan.assemble(std::iter::repeat_n(&item, size));
+        if let Err(error) = lane.run(0..segments, &mut state) {
+            // A model may refuse zeros; out of memory is better known now than in service.
+            tracing::warn!(model = %executable.name, size, %error, "a batch of zeros does not run");
+            break;
+        }
+    }
     for Sample { name, count, request } in samples {
         for _ in 0..*count {
             let mut state = executable.plan.assemble(std::iter::once(request));
-            match (lane.run(0..executable.model().segments(), &mut state), name) {
+            match (lane.run(0..segments, &mut state), name) {
                 (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
                 // A model may refuse zeros.
                 (Err(_), None) | (Ok(()), _) => {}

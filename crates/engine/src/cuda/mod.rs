@@ -1,14 +1,52 @@
-//! NVIDIA GPUs: which are used, and how.
+//! NVIDIA GPUs: their driver, and what of it Downbeat uses. Knows nothing of models.
+//!
+//! Everything here is enqueued in streams and waited for by events; nothing waits for a whole device.
 
+mod device;
+mod error;
 mod libcuda;
 pub(crate) mod libraries;
+mod memory;
 mod options;
+mod partition;
+mod pinned;
 mod preflight;
+mod ring;
+mod stream;
 mod unavailable;
 
+pub use device::Device;
+pub use error::CudaError;
 pub use libcuda::{DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
 pub use libraries::FoundLibrary;
+pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};
 pub use options::{CudaOptions, Missing, Provider, UnknownMissing, UnknownProvider};
+pub use partition::{Partition, PartitionError, Rung, Splitter};
+pub(crate) use pinned::{Pinned, PinnedPool};
 pub(crate) use preflight::gpus;
 pub use preflight::{Ready, Survey, preflight, survey};
+pub(crate) use ring::DeviceRing;
+pub use stream::{Event, Stream};
 pub use unavailable::CudaUnavailable;
+
+/// Whether the driver that is loaded is the stand-in of the tests (`crates/cuda-stand-in`). To be asked only where there is a driver.
+pub(crate) fn stands_in() -> bool {
+    stand_in_view().is_some()
+}
+
+/// Where the host finds what is at an address of the stand-in's device memory.
+///
+/// # Errors
+/// If it is no address of its, or the driver is a real one.
+pub(crate) fn view(address: u64) -> Result<u64, String> {
+    let view = stand_in_view().ok_or("the driver is no stand-in")?;
+    // SAFETY: the function takes any address.
+    let place = unsafe { view(address) };
+    if place.is_null() { Err(format!("{address:#x} is no address on the stand-in")) } else { Ok(place.addr() as u64) }
+}
+
+/// What the stand-in has beside a driver's functions.
+fn stand_in_view() -> Option<unsafe extern "C" fn(u64) -> *mut std::ffi::c_void> {
+    // SAFETY: a driver is loaded, as the callers say; in the stand-in the symbol has this type, and no other driver has it.
+    unsafe { cudarc::driver::sys::culib().get(b"stand_in_view\0").ok().map(|function| *function) }
+}

@@ -47,14 +47,19 @@ pub enum Provider {
 impl Provider {
     /// What a person may write.
     pub const NAMES: [&str; 2] = ["cuda", "tensorrt"];
+
+    /// Its name, which is also that of the engine.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Provider::Cuda => "cuda",
+            Provider::Tensorrt => "tensorrt",
+        }
+    }
 }
 
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Provider::Cuda => "cuda",
-            Provider::Tensorrt => "tensorrt",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -6,7 +6,7 @@ use super::libcuda::{self, DriverInfo, DriverVersion, GpuInfo, OLDEST_CAPABILITY
 use super::libraries::FoundLibrary;
 use super::options::CudaOptions;
 use super::unavailable::CudaUnavailable;
-use crate::onnxruntime::Search;
+use crate::onnxruntime::{Onnxruntime, Search};
 
 /// What an engine on GPUs starts from: the driver is initialised and all libraries but onnxruntime are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,13 @@ pub struct Ready {
 pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUnavailable> {
     let driver = libcuda::driver()?;
     let gpus = choose(&driver, &options.devices)?;
+    if super::stands_in() {
+        // Kernels for the host are all that runs there.
+        let library =
+            Onnxruntime::find(search)?.ok_or(CudaUnavailable::Engine("no onnxruntime library was found".into()))?;
+        let library = library.library().to_owned();
+        return Ok(Ready { driver: driver.version, gpus, library, libraries: Vec::new() });
+    }
     let library = search.gpu_library(options.provider)?;
     let libraries = search.nvidia_places(Some(&library)).libraries(options.provider)?;
     libraries.iter().try_for_each(FoundLibrary::load)?;

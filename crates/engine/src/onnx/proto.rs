@@ -81,7 +81,7 @@ pub(crate) struct TensorTypeProto {
     pub elem_type: i32,
 }
 
-/// Of a weight, what says how large it is.
+/// Of a weight, what says how large it is, and where in a file of weights.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WeightProto {
     #[prost(int64, repeated, tag = "1")]
@@ -90,6 +90,17 @@ pub(crate) struct WeightProto {
     pub data_type: i32,
     #[prost(string, tag = "8")]
     pub name: String,
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<StringEntry>,
+}
+
+/// A key and a value.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StringEntry {
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(string, tag = "2")]
+    pub value: String,
 }
 
 /// A value of a datatype and of any shape.

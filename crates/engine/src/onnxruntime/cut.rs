@@ -21,75 +21,104 @@ use super::measure::{Measured, measure};
 use super::session::{Part, SessionModel, Source, Wiring};
 use super::{LoadOptions, Runtime};
 use crate::activations::Activations;
-use crate::boundary::{self, Boundaries};
+use crate::boundary::{self, Boundaries, Boundary};
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::{GraphProto, ModelProto, ValueInfoProto, value_info};
 use crate::probe;
+use crate::segment::{Cut, SegmentInfo};
 
-const MODEL: &str = "optimised.onnx";
-const WEIGHTS: &str = "optimised.weights";
+pub(super) const MODEL: &str = "optimised.onnx";
+pub(super) const WEIGHTS: &str = "optimised.weights";
 
 /// Loads the whole model and saves it as the library optimised it for this machine.
-pub(super) fn optimise(builder: SessionBuilder, options: &LoadOptions, folder: &Path) -> ort::Result<Session> {
+pub(super) fn optimise(builder: SessionBuilder, path: &Path, folder: &Path) -> ort::Result<Session> {
     builder
         .with_optimized_model_path(folder.join(MODEL))?
         .with_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)?
         .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?
-        .commit_from_file(&options.path)
+        .commit_from_file(path)
 }
 
-/// Cuts the model that [`optimise`] saved.
+/// Makes builders of sessions for parts of the model that was saved.
+pub(super) type PartBuilder<'a> = &'a dyn Fn() -> ort::Result<SessionBuilder>;
+
+/// A model that is cut.
+pub(super) struct CutModel {
+    /// In their order, at least one.
+    pub segments: Vec<Segment>,
+    /// What is known of each.
+    pub infos: Vec<SegmentInfo>,
+    pub activations: Activations,
+}
+
+/// Loads the segments of the model that [`optimise`] saved, on the CPU.
 ///
 /// # Errors
-/// In words: what cannot be cut, and how far it can.
+/// As [`cut`].
 pub(super) fn load(
     runtime: &Runtime,
     options: &LoadOptions,
     signature: Signature,
     folder: &Path,
 ) -> Result<SessionModel, String> {
-    probe::has_batch(&signature)?;
+    let builder = || runtime.part_builder(options.threads, &signature.inputs, folder);
+    let CutModel { segments, infos, activations } = cut(&builder, options, &signature, folder, true, None)?;
+    let part = |(index, segment): (usize, Segment)| {
+        let session =
+            builder().and_then(|mut b| b.commit_from_memory(&segment.model)).map_err(|e| e.message().to_owned());
+        session
+            .and_then(|session| Part::new(&session, &segment.inputs, &segment.outputs, segment.wiring))
+            .map_err(|e| format!("segment {index} cannot be made: {e}"))
+    };
+    let parts = segments.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
+    SessionModel::cut(parts, signature, infos, Some(activations))
+}
+
+/// What segments take, measured.
+pub(super) type Timer<'a> = &'a dyn Fn(&[Segment]) -> Result<Vec<Duration>, String>;
+
+/// Cuts the model that [`optimise`] saved.
+///
+/// `in_place`: whether kernels may leave a sum in the memory of an input. `timer`: measures segments where the library's own profile does not say what
+/// operators take, as on a GPU, where it says only how long it took to enqueue them.
+///
+/// # Errors
+/// In words: what cannot be cut, and how far it can.
+pub(super) fn cut(
+    builder: PartBuilder<'_>,
+    options: &LoadOptions,
+    signature: &Signature,
+    folder: &Path,
+    in_place: bool,
+    timer: Option<Timer<'_>>,
+) -> Result<CutModel, String> {
+    probe::has_batch(signature)?;
     let mut model = read(&folder.join(MODEL))?;
     let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("the optimised model has no graph")?)?;
     let graph_proto = model.graph.as_ref().ok_or("the optimised model has no graph")?;
     if !graph_proto.sparse_initializer.is_empty() || !model.functions.is_empty() {
         return Err("it cannot be cut: it has sparse weights or functions of its own".into());
     }
-    let measured = measure(runtime, options, &model, &graph, &signature, folder)?;
+    let mut measured = measure(builder, &model, &graph, signature, folder)?;
+    if let (Some(timer), Cut::Stages(2..)) = (timer, &options.cut) {
+        let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured, in_place };
+        measured.times = cutter.times(signature, timer)?;
+    }
     let total = measured.times.iter().fold(Duration::ZERO, |sum, t| sum + *t);
     let boundaries = Boundaries::new(&graph, &measured.values, &measured.times);
     let find = |name: &str| find(&graph, name, &options.path);
     let chosen = boundaries.choose(&options.cut, graph.operators.len(), total, find)?;
-
-    let mut states = vec![signature.inputs.clone()];
-    states.extend(chosen.iter().map(|b| b.live.clone()));
-    states.push(signature.outputs.clone());
-    let mut ends: Vec<usize> = chosen.iter().map(|b| b.at).collect();
-    ends.push(graph.operators.len());
-    let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured };
-    let mut parts = Vec::with_capacity(ends.len());
-    let mut start = 0;
-    for (state, end) in states.windows(2).zip(&ends) {
-        let [before, behind] = state else { continue };
-        let part = cutter.part(start..*end, before, behind).and_then(|segment| {
-            let session = runtime
-                .part_builder(options.threads, &signature.inputs, folder)
-                .and_then(|mut b| b.commit_from_memory(&segment.model.encode_to_vec()))
-                .map_err(|e| e.message().to_owned())?;
-            Part::new(&session, &segment.inputs, &segment.outputs, segment.wiring)
-        });
-        parts.push(part.map_err(|e| format!("segment {} cannot be made: {e}", parts.len()))?);
-        start = *end;
-    }
+    let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured, in_place };
+    let segments = cutter.segments(signature, &chosen)?;
     let time =
         |from: usize, to: usize| Some(measured.times.get(from..to)?.iter().fold(Duration::ZERO, |sum, t| sum + *t));
-    let segments = boundary::describe(&graph, &chosen, &signature.outputs, &measured.values, time);
+    let infos = boundary::describe(&graph, &chosen, &signature.outputs, &measured.values, time);
     let activations = Activations { engine: measured.arena, ..boundary::activations(&graph, &measured.values) };
-    SessionModel::cut(parts, signature, segments, Some(activations))
+    Ok(CutModel { segments, infos, activations })
 }
 
-fn read(path: &Path) -> Result<ModelProto, String> {
+pub(super) fn read(path: &Path) -> Result<ModelProto, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
     ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("{} cannot be read: {e}", path.display()))
 }
@@ -132,18 +161,63 @@ struct Cutter<'a> {
     proto: &'a GraphProto,
     graph: &'a OperatorGraph,
     measured: &'a Measured,
+    in_place: bool,
 }
 
-/// A model of a segment, and how a run of it is wired.
-struct Segment {
-    model: ModelProto,
-    inputs: Vec<String>,
-    outputs: Vec<String>,
-    wiring: Wiring,
+/// A segment as a model of its own, and how a run of it is wired.
+#[derive(Clone)]
+pub(super) struct Segment {
+    /// The model, encoded.
+    pub model: Vec<u8>,
+    /// What a run of it takes, by name.
+    pub inputs: Vec<String>,
+    /// What it gives.
+    pub outputs: Vec<String>,
+    pub wiring: Wiring,
 }
 
 impl Cutter<'_> {
-    fn part(&self, range: Range<usize>, before: &[TensorSpec], behind: &[TensorSpec]) -> Result<Segment, String> {
+    /// The segments between these boundaries.
+    fn segments(&self, signature: &Signature, chosen: &[Boundary]) -> Result<Vec<Segment>, String> {
+        let mut states = vec![signature.inputs.clone()];
+        states.extend(chosen.iter().map(|b| b.live.clone()));
+        states.push(signature.outputs.clone());
+        let mut segments = Vec::with_capacity(chosen.len() + 1);
+        let mut start = 0;
+        for (state, end) in states.windows(2).zip(self.ends(chosen)) {
+            let [before, behind] = state else { continue };
+            let segment = self.segment(start..end, before, behind);
+            segments.push(segment.map_err(|e| format!("segment {} cannot be made: {e}", segments.len()))?);
+            start = end;
+        }
+        Ok(segments)
+    }
+
+    /// Where each segment ends, in operators.
+    fn ends(&self, chosen: &[Boundary]) -> Vec<usize> {
+        chosen.iter().map(|b| b.at).chain([self.graph.operators.len()]).collect()
+    }
+
+    /// What each operator takes, by cutting the model into many segments: an equal part of its segment's time.
+    fn times(&self, signature: &Signature, timer: Timer<'_>) -> Result<Vec<Duration>, String> {
+        /// Segments that are timed, at most: each is loaded for it.
+        const TIMED: usize = 32;
+        let operators = self.graph.operators.len();
+        let even = vec![Duration::from_micros(1); operators];
+        let boundaries = Boundaries::new(self.graph, &self.measured.values, &even);
+        let stages = TIMED.min(boundaries.possible.len() + 1).min(operators);
+        let total = Duration::from_micros(operators as u64);
+        let chosen = boundaries.choose(&Cut::Stages(stages), operators, total, |_| Err(String::new()))?;
+        let times = timer(&self.segments(signature, &chosen)?)?;
+        let mut each = Vec::with_capacity(operators);
+        for (end, time) in self.ends(&chosen).into_iter().zip(times) {
+            let count = end.saturating_sub(each.len());
+            each.extend(std::iter::repeat_n(Duration::from_nanos(time.as_nanos() / count.max(1) as u64), count));
+        }
+        Ok(each)
+    }
+
+    fn segment(&self, range: Range<usize>, before: &[TensorSpec], behind: &[TensorSpec]) -> Result<Segment, String> {
         let operators = self.graph.operators.get(range.clone()).unwrap_or_default();
         let read = |name: &str| operators.iter().any(|o| o.inputs.iter().any(|i| i == name));
         let made = |name: &str| operators.iter().any(|o| o.outputs.iter().any(|v| v == name));
@@ -166,8 +240,10 @@ impl Cutter<'_> {
             };
             wiring.gives.push((spec.clone(), source));
         }
-        self.in_place(range.clone(), before, behind, &mut outputs, &mut wiring);
-        let model = self.model(range, before, &inputs, behind, &outputs)?;
+        if self.in_place {
+            self.in_place(range.clone(), before, behind, &mut outputs, &mut wiring);
+        }
+        let model = self.model(range, before, &inputs, behind, &outputs)?.encode_to_vec();
         Ok(Segment { model, inputs, outputs, wiring })
     }
 

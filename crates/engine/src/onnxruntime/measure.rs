@@ -8,8 +8,8 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 use serde::Deserialize;
 
+use super::cut::PartBuilder;
 use super::session::{Part, SessionModel};
-use super::{LoadOptions, Runtime};
 use crate::boundary::Value;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
@@ -52,8 +52,7 @@ struct Arguments {
 
 /// Runs the whole model, operators renamed to their index, at batch sizes 1, 2 and 3 and two lengths.
 pub(super) fn measure(
-    runtime: &Runtime,
-    options: &LoadOptions,
+    builder: PartBuilder<'_>,
     model: &ModelProto,
     graph: &OperatorGraph,
     signature: &Signature,
@@ -64,21 +63,19 @@ pub(super) fn measure(
         node.name = format!("#{index}");
     }
     let bytes = renamed.encode_to_vec();
-    let run = |probe: Probe| events(runtime, options, &bytes, signature, folder, &probe);
+    let run = |probe: Probe| events(builder, &bytes, signature, folder, &probe);
     let (probe, events) = probe::first(signature, run)?;
     Ok(evaluate(graph, signature, &probe, &events))
 }
 
 fn events(
-    runtime: &Runtime,
-    options: &LoadOptions,
+    builder: PartBuilder<'_>,
     model: &[u8],
     signature: &Signature,
     folder: &Path,
     probe: &Probe,
 ) -> Result<Vec<Event>, String> {
-    let mut session = runtime
-        .part_builder(options.threads, &signature.inputs, folder)
+    let mut session = builder()
         .and_then(|b| Ok(b.with_profiling(folder.join("profile"))?))
         // An arena of its own, so that it says what this model alone takes.
         .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))

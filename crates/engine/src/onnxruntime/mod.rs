@@ -18,9 +18,11 @@ use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
+use crate::cuda::{CudaError, CudaOptions};
 use crate::onnx;
 use crate::segment::Cut;
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
+pub use cuda::OnnxruntimeCuda;
 pub use search::{FindError, Search};
 use search::{Library, Place};
 pub(crate) use search::{loader_words, newest_in, provider_file};
@@ -91,6 +93,15 @@ impl Onnxruntime {
         let runtime = Arc::new(start(Library::check(library, &Place::Gpu)?, threads)?);
         *loaded = Some(runtime.clone());
         Ok(Onnxruntime { runtime })
+    }
+
+    /// The same library on these GPUs. The driver has to be loaded and initialised, the library to have its providers beside it, and what those need to be
+    /// loaded.
+    ///
+    /// # Errors
+    /// If one of the GPUs is lost, out of memory, or not there.
+    pub fn on_gpus(&self, devices: &[u32], options: &CudaOptions) -> Result<OnnxruntimeCuda, CudaError> {
+        OnnxruntimeCuda::new(self.runtime.clone(), devices, options)
     }
 
     /// The library in use.
@@ -193,7 +204,7 @@ impl Engine for Onnxruntime {
             return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?));
         }
         let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
-        let session = builder().and_then(|b| cut::optimise(b, options, folder.path())).map_err(library_error)?;
+        let session = builder().and_then(|b| cut::optimise(b, &options.path, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
         drop(session);
         Ok(Arc::new(cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?))

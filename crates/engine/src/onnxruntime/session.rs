@@ -23,7 +23,7 @@ use crate::activations::Activations;
 use crate::segment::SegmentInfo;
 use crate::state::State;
 use crate::tensor::Tensor;
-use crate::traits::{Lane, LoadError, Model, RunError};
+use crate::traits::{Lane, LoadError, Model, Place, RunError};
 use crate::{batch, onnx};
 
 /// Sessions and the names that their runs pass.
@@ -48,7 +48,7 @@ pub(super) struct Part {
 }
 
 /// How the state before a segment becomes that behind it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Wiring {
     /// What the state is before.
     pub before: Vec<TensorSpec>,
@@ -58,6 +58,18 @@ pub(super) struct Wiring {
     pub gives: Vec<(TensorSpec, Source)>,
     /// Outputs that may be left in the memory of an input, and the input: a sum that a convolution adds to.
     pub in_place: Vec<(usize, usize)>,
+}
+
+impl Wiring {
+    /// That of a session of the whole model.
+    pub(super) fn whole(signature: &Signature) -> Wiring {
+        Wiring {
+            before: signature.inputs.clone(),
+            takes: (0..signature.inputs.len()).collect(),
+            gives: signature.outputs.iter().cloned().enumerate().map(|(i, o)| (o, Source::Made(i))).collect(),
+            in_place: Vec::new(),
+        }
+    }
 }
 
 /// Where a tensor behind a segment comes from.
@@ -70,7 +82,7 @@ pub(super) enum Source {
 }
 
 /// The names of inputs and outputs as C wants them. The pointers are into the strings.
-struct Names {
+pub(super) struct Names {
     inputs: Vec<*const c_char>,
     outputs: Vec<*const c_char>,
     _strings: Vec<CString>,
@@ -82,7 +94,7 @@ unsafe impl Send for Names {}
 unsafe impl Sync for Names {}
 
 impl Names {
-    fn new(inputs: &[String], outputs: &[String]) -> Result<Names, String> {
+    pub(super) fn new(inputs: &[String], outputs: &[String]) -> Result<Names, String> {
         let mut strings = Vec::new();
         let mut pointers = |names: &[String]| -> Result<Vec<*const c_char>, String> {
             let pointer = |name: &String| {
@@ -95,6 +107,16 @@ impl Names {
         };
         let (inputs, outputs) = (pointers(inputs)?, pointers(outputs)?);
         Ok(Names { inputs, outputs, _strings: strings })
+    }
+
+    /// Pointers that live as long as `self`.
+    pub(super) fn inputs(&self) -> &[*const c_char] {
+        &self.inputs
+    }
+
+    /// Pointers that live as long as `self`.
+    pub(super) fn outputs(&self) -> &[*const c_char] {
+        &self.outputs
     }
 }
 
@@ -111,12 +133,7 @@ impl Part {
 
     /// The whole model, run by `session`.
     pub(super) fn whole(session: &Session, signature: &Signature) -> Result<Part, String> {
-        let wiring = Wiring {
-            before: signature.inputs.clone(),
-            takes: (0..signature.inputs.len()).collect(),
-            gives: signature.outputs.iter().cloned().enumerate().map(|(i, o)| (o, Source::Made(i))).collect(),
-            in_place: Vec::new(),
-        };
+        let wiring = Wiring::whole(signature);
         let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
         Part::new(session, &names(&signature.inputs), &names(&signature.outputs), wiring)
     }
@@ -172,7 +189,7 @@ impl Model for SessionModel {
         self.activations.as_ref()
     }
 
-    fn lane(&self) -> Result<Box<dyn Lane>, LoadError> {
+    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(SessionLane {
             shared: self.shared.clone(),
             inputs: Vec::new(),
@@ -319,7 +336,7 @@ impl SessionLane {
 }
 
 /// The tensor, which the state before has no more.
-fn take(tensors: &mut [Tensor], index: usize) -> Result<Tensor, String> {
+pub(super) fn take(tensors: &mut [Tensor], index: usize) -> Result<Tensor, String> {
     let tensor = tensors.get_mut(index).ok_or("a tensor is missing between segments")?;
     Ok(Tensor {
         datatype: tensor.datatype,

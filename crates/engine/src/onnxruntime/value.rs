@@ -8,6 +8,7 @@ use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use ort::session::SharedSessionInner;
 use ort::{AsPointer, api, sys};
+use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Lent};
 use crate::tensor::{Tensor, elements};
@@ -33,6 +34,13 @@ impl CpuMemory {
             )
         })?;
         NonNull::new(info).map(CpuMemory).ok_or_else(|| "no memory description".into())
+    }
+}
+
+impl CpuMemory {
+    /// As the C API takes it.
+    pub(super) fn as_raw(&self) -> *const sys::OrtMemoryInfo {
+        self.0.as_ptr()
     }
 }
 
@@ -65,6 +73,8 @@ pub(super) struct Value(NonNull<sys::OrtValue>);
 
 // SAFETY: a value may be used and released by any thread; it keeps its allocator alive.
 unsafe impl Send for Value {}
+// SAFETY: shared references only ask what it is, which the library allows from any thread.
+unsafe impl Sync for Value {}
 
 impl Drop for Value {
     fn drop(&mut self) {
@@ -112,6 +122,65 @@ impl Value {
         Value::from_raw(value).ok_or_else(|| "no value made".into())
     }
 
+    /// A value of `len` bytes at an address of a device's memory, as `info` describes it. It does not own them, and they have to outlive it.
+    pub(super) fn of_device(
+        info: *const sys::OrtMemoryInfo,
+        address: u64,
+        len: usize,
+        shape: &[usize],
+        datatype: DataType,
+    ) -> Result<Value, String> {
+        let dims: SmallVec<[i64; 8]> = shape.iter().map(|d| *d as i64).collect();
+        let mut value = ptr::null_mut();
+        // SAFETY: the library takes the address as it is, and looks at no byte there; sizes are as said; `value` is written if the call succeeds.
+        check(unsafe {
+            (api().CreateTensorWithDataAsOrtValue)(
+                info,
+                ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0)),
+                len,
+                dims.as_ptr(),
+                dims.len(),
+                element_type(datatype),
+                &raw mut value,
+            )
+        })?;
+        Value::from_raw(value).ok_or_else(|| "no value made".into())
+    }
+
+    /// Datatype and shape of a tensor.
+    pub(super) fn describe(&self) -> Result<(DataType, Vec<usize>), String> {
+        let mut kind = sys::ONNXType::ONNX_TYPE_UNKNOWN;
+        let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        let (mut dims, mut rank) = (ptr::null::<i64>(), 0usize);
+        // SAFETY: all are written if the calls succeed; the second needs a tensor, and the sizes that it points to live as
+        // long as the value.
+        let shape = unsafe {
+            check((api().GetValueType)(self.0.as_ptr(), &mut kind))?;
+            if kind != sys::ONNXType::ONNX_TYPE_TENSOR {
+                return Err("expected a tensor, got another kind of value".into());
+            }
+            check((api().GetTensorElementTypeAndShapeDataReference)(
+                self.0.as_ptr(),
+                &mut element,
+                &mut dims,
+                &mut rank,
+            ))?;
+            if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
+        };
+        let shape: Vec<usize> = shape.iter().map(|d| usize::try_from(*d).unwrap_or(0)).collect();
+        let datatype = onnx::datatype(i64::from(element as i32))
+            .ok_or_else(|| format!("element type {element:?} is not one of the protocol's"))?;
+        Ok((datatype, shape))
+    }
+
+    /// Where the bytes of a tensor of fixed-size elements are.
+    pub(super) fn address(&self) -> Result<*mut c_void, String> {
+        let mut data = ptr::null_mut();
+        // SAFETY: a tensor of fixed-size elements; `data` is written if the call succeeds.
+        check(unsafe { (api().GetTensorMutableData)(self.0.as_ptr(), &mut data) })?;
+        Ok(data)
+    }
+
     /// A value with copies of the strings of `tensor`, which was checked to have as many as its shape says.
     pub(super) fn of_strings(tensor: &Tensor, dims: &mut Vec<i64>) -> Result<Value, String> {
         dims.clear();
@@ -153,34 +222,12 @@ impl Value {
         inputs: &[Tensor],
         between: bool,
     ) -> Result<Tensor, String> {
-        let mut kind = sys::ONNXType::ONNX_TYPE_UNKNOWN;
-        let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        let (mut dims, mut rank) = (ptr::null::<i64>(), 0usize);
-        // SAFETY: all are written if the calls succeed; the second needs a tensor, and the sizes that it points to live as
-        // long as the value.
-        let shape = unsafe {
-            check((api().GetValueType)(self.0.as_ptr(), &mut kind))?;
-            if kind != sys::ONNXType::ONNX_TYPE_TENSOR {
-                return Err("expected a tensor, got another kind of value".into());
-            }
-            check((api().GetTensorElementTypeAndShapeDataReference)(
-                self.0.as_ptr(),
-                &mut element,
-                &mut dims,
-                &mut rank,
-            ))?;
-            if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
-        };
-        let shape: Vec<usize> = shape.iter().map(|d| usize::try_from(*d).unwrap_or(0)).collect();
-        let datatype = onnx::datatype(i64::from(element as i32))
-            .ok_or_else(|| format!("element type {element:?} is not one of the protocol's"))?;
+        let (datatype, shape) = self.describe()?;
         let count = elements(&shape).ok_or("more elements than memory")?;
         let Some(size) = datatype.size() else {
             return Ok(Tensor { datatype, data: self.strings(count)?, shape });
         };
-        let mut data = ptr::null_mut();
-        // SAFETY: a tensor of fixed-size elements; `data` is written if the call succeeds.
-        check(unsafe { (api().GetTensorMutableData)(self.0.as_ptr(), &mut data) })?;
+        let data = self.address()?;
         let Some(start) = NonNull::new(data.cast::<u8>()).filter(|_| count > 0) else {
             return Ok(Tensor { datatype, shape, data: Buffer::new() });
         };

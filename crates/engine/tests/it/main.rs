@@ -6,6 +6,7 @@ mod buffers;
 mod emulation;
 mod files;
 mod finding;
+mod gpu;
 mod installing;
 mod model;
 mod plans;

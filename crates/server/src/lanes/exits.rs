@@ -80,6 +80,19 @@ impl Exit {
         self.segment
     }
 
+    /// Brings here what the exit looks at and answers with, where it is on a device.
+    ///
+    /// # Errors
+    /// In words, if the device is lost.
+    pub fn fetch(&self, state: &mut State) -> Result<(), String> {
+        for index in self.values.iter().chain([&self.decides]) {
+            if let Some(tensor) = state.tensors.get_mut(*index) {
+                tensor.data.fetch().map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether each of the requests of a batch leaves; `rows` are their items.
     pub fn decide(&self, state: &State, rows: &[u32]) -> Vec<bool> {
         let stays = || vec![false; rows.len()];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use downbeat_core::device::SlotRun;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::ring_memory::{self, RingMemory};
-use downbeat_engine::{State, Tensor};
+use downbeat_engine::{Model, State, Tensor};
 
 use super::padding::Padding;
 use crate::plan::{Admitted, BatchPlan};
@@ -28,11 +28,17 @@ struct Tensors {
 }
 
 impl InputRings {
-    /// Rings of at least `least` slots, of one item each. Requests that vary are padded to `padding`'s longest.
+    /// Rings of at least `least` slots, of one item each, where the lanes of `model` on a device take them. Requests that vary are padded to `padding`'s longest.
     ///
     /// # Errors
     /// Why the model's inputs have no ring, and what to do.
-    pub fn new(plan: &BatchPlan, padding: Option<&Padding>, least: u32) -> Result<Self, String> {
+    pub fn new(
+        model: &dyn Model,
+        device: usize,
+        plan: &BatchPlan,
+        padding: Option<&Padding>,
+        least: u32,
+    ) -> Result<Self, String> {
         let length = padding.and_then(Padding::max_length).unwrap_or(0);
         let mut items = Vec::new();
         for (index, binding) in plan.inputs().iter().enumerate() {
@@ -66,7 +72,8 @@ impl InputRings {
         let sizes: Vec<usize> = items.iter().map(|(_, _, bytes)| *bytes).collect();
         let slots = ring_memory::slots(least, &sizes).map_err(|error| error.to_string())?;
         let rings = items.into_iter().map(|(datatype, item, bytes)| {
-            let memory = RingMemory::new(slots, bytes).map_err(|error| error.to_string())?;
+            let memory =
+                model.ring_memory(device, slots, bytes, plan.max_batch()).map_err(|error| error.to_string())?;
             Ok(Tensors { datatype, item, memory })
         });
         Ok(InputRings { rings: rings.collect::<Result<_, String>>()?, slots, length })
@@ -94,11 +101,12 @@ impl InputRings {
                     let fits = slots.len() == bytes.len();
                     if fits {
                         slots.copy_from_slice(bytes);
+                    } else {
+                        return false;
                     }
-                    return fits;
                 }
             }
-            true
+            slots.finish().is_ok()
         })
     }
 

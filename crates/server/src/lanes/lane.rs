@@ -82,7 +82,7 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
     }
     let clock = runtime.clock();
     let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
-    let state = assemble(runtime, work);
+    let state = assemble(runtime, engine, work);
     let assembled = clock.now();
     let ran = state.and_then(|state| engine_run::run(engine, first..end, state));
     let computed = clock.now();
@@ -110,16 +110,16 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
 }
 
 /// The tensors that a launch runs on.
-fn assemble(runtime: &Runtime, work: &mut Work) -> Result<State, String> {
+fn assemble(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work) -> Result<State, String> {
     let fill = work.launch.computed_rows.saturating_sub(work.launch.rows);
     match std::mem::replace(&mut work.source, Source::Inputs) {
-        Source::States(states) => State::join(states).map_err(|error| error.to_string()),
+        Source::States(states) => engine.join(states).map_err(|error| error.to_string()),
         Source::Broken(reason) => Err(reason),
         Source::Ring(run) => match runtime.tensors().read(run) {
             Some(state) => Ok(state),
-            None => runtime.tensors().join_inputs(&work.members, work.launch.length, fill),
+            None => runtime.tensors().join_inputs(engine, &work.members, work.launch.length, fill),
         },
-        Source::Inputs => runtime.tensors().join_inputs(&work.members, work.launch.length, fill),
+        Source::Inputs => runtime.tensors().join_inputs(engine, &work.members, work.launch.length, fill),
     }
 }
 
@@ -133,6 +133,7 @@ fn exits(
     let rows: Vec<u32> = work.members.iter().map(|member| member.rows).collect();
     let mut left: Vec<(RequestId, Outputs)> = Vec::new();
     for exit in runtime.exits_after(segment) {
+        exit.fetch(state)?;
         let leaves = exit.decide(state, &rows);
         if !leaves.contains(&true) {
             continue;
@@ -173,7 +174,7 @@ fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: S
             let length = runtime.tensors().padded_length(member.length);
             runtime
                 .tensors()
-                .join_inputs(std::slice::from_ref(member), length, 0)
+                .join_inputs(engine, std::slice::from_ref(member), length, 0)
                 .and_then(|state| {
                     let plan = &runtime.tensors().plan;
                     engine_run::run_alone(engine, runtime.segments(), plan, state, member.rows)

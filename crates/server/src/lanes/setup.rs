@@ -8,7 +8,7 @@ use downbeat_core::device::{
     WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
-use downbeat_engine::{Cut, Lane, Model, State};
+use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
 
 use super::device_log::{DeviceLogHead, Logged};
 use super::exits::Exit;
@@ -163,14 +163,14 @@ impl Drop for Started {
     }
 }
 
-/// Starts the lanes of a model version on every device, warm.
+/// Starts the lanes of a model version on every device, warm: `warm_up` is told the largest batch of each.
 ///
 /// # Errors
 /// Why the policy cannot have this model, in words with what to do.
 pub fn start(
     ground: Ground<'_>,
     padding: Option<Arc<Padding>>,
-    mut warm_up: impl FnMut(&mut dyn Lane) -> anyhow::Result<()>,
+    mut warm_up: impl FnMut(&mut dyn Lane, u32) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
     let mut started = Started(Vec::new());
     ensure!(
@@ -181,7 +181,7 @@ pub fn start(
     let exit = |rule| Exit::new(ground.model, rule).map_err(anyhow::Error::msg);
     let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<anyhow::Result<_>>()?;
     for (device, occupancy) in ground.devices.iter().enumerate() {
-        let (mut policy, rings) = policy(&ground, padding.as_deref())?;
+        let (mut policy, rings) = policy(&ground, device, padding.as_deref())?;
         if let Some(file) = (ground.log)(device) {
             let head = DeviceLogHead {
                 model: ground.name.to_owned(),
@@ -193,9 +193,9 @@ pub fn start(
             policy = Box::new(Logged::new(&head, policy, file));
         }
         let mut engines = Vec::new();
-        for _ in policy.lanes() {
-            let mut engine = ground.model.lane()?;
-            warm_up(&mut *engine)?;
+        for lane in policy.lanes() {
+            let mut engine = ground.model.lane_at(Place { device, share: Share::Whole })?;
+            warm_up(&mut *engine, lane.max_rows)?;
             engines.push(engine);
         }
         started.0.push(Runtime::start(runtime::Setup {
@@ -217,11 +217,14 @@ pub fn start(
 }
 
 /// The ring of a model that is cut into stages: none where requests vary, or where it is too large and nobody asked for one.
-fn staged_rings(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<Option<InputRings>> {
+fn staged_rings(ground: &Ground<'_>, device: usize, padding: Option<&Padding>) -> anyhow::Result<Option<InputRings>> {
     let max_batch = ground.plan.max_batch();
     let Some(least) = ground.settings.ring_slots else {
         let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
-        return Ok(padding.is_none().then(|| InputRings::new(&ground.plan, None, least).ok()).flatten());
+        return Ok(padding
+            .is_none()
+            .then(|| InputRings::new(ground.model, device, &ground.plan, None, least).ok())
+            .flatten());
     };
     ensure!(
         padding.is_none(),
@@ -231,7 +234,7 @@ fn staged_rings(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Resul
         least >= max_batch,
         "an input ring of {least} slots is too small: the largest request has {max_batch} items; ring_slots must be at least {max_batch}"
     );
-    InputRings::new(&ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
+    InputRings::new(ground.model, device, &ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
 }
 
 /// Where the policy cuts a model, and whether somebody asked for just that.
@@ -263,7 +266,11 @@ pub fn at_once(policy: DevicePolicy, settings: &DeviceSettings) -> usize {
 }
 
 /// A fresh policy, and the ring that its requests enter.
-fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
+fn policy(
+    ground: &Ground<'_>,
+    device: usize,
+    padding: Option<&Padding>,
+) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
     let (model, settings, max_batch) = (ModelId(0), ground.settings, ground.plan.max_batch());
     let (drop, queue_bound, profile) = (ground.drop, ground.queue_bound, ground.segments.clone());
     match ground.policy {
@@ -283,7 +290,8 @@ fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box
                  least {}",
                 max_running.max(max_batch)
             );
-            let rings = InputRings::new(&ground.plan, padding, least).map_err(anyhow::Error::msg)?;
+            let rings =
+                InputRings::new(ground.model, device, &ground.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
             let options = ElasticOptions { model, profile, mixes, max_running, ring_slots, drop, queue_bound };
             Ok((Box::new(Elastic::new(options)), Some(rings)))
@@ -294,7 +302,7 @@ fn policy(ground: &Ground<'_>, padding: Option<&Padding>) -> anyhow::Result<(Box
             let by_length = settings.lengths.unwrap_or(varies);
             let by_operator = settings.operators.unwrap_or(true);
             let by_load = settings.load.unwrap_or(!varies);
-            let rings = staged_rings(ground, padding)?;
+            let rings = staged_rings(ground, device, padding)?;
             let options = StagedOptions {
                 model,
                 profile,

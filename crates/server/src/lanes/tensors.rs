@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::device::SlotRun;
-use downbeat_engine::State;
+use downbeat_engine::{Lane, State};
 
 use super::input_rings::InputRings;
 use super::lane::Member;
@@ -40,8 +40,14 @@ impl BatchTensors {
         self.rings.as_ref()?.read(&self.plan, run)
     }
 
-    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them.
-    pub fn join_inputs(&self, members: &[Member], length: u32, fill: u32) -> Result<State, String> {
+    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them, for `engine` to run.
+    pub fn join_inputs(
+        &self,
+        engine: &mut dyn Lane,
+        members: &[Member],
+        length: u32,
+        fill: u32,
+    ) -> Result<State, String> {
         if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
             return Ok(self.assemble(inputs.into_iter(), length, fill));
         }
@@ -58,7 +64,7 @@ impl BatchTensors {
         if fill > 0 {
             states.push(self.assemble(std::iter::empty(), length, fill));
         }
-        State::join(states).map_err(|error| error.to_string())
+        engine.join(states).map_err(|error| error.to_string())
     }
 
     fn assemble<'a>(

@@ -1,17 +1,160 @@
-//! ONNX Runtime on NVIDIA GPUs.
+//! ONNX Runtime on NVIDIA GPUs, by its CUDA provider.
+//!
+//! A model is optimised by the library for the GPU, saved and cut, as on the CPU. Its weights are copied to each GPU once; each lane has a stream, and sessions of
+//! its own, one for each segment, that enqueue their kernels there and use those weights. A launch is enqueued, not waited for, and ends with an event: lanes
+//! overlap, and nothing holds up the whole GPU.
+//!
+//! What the library does with CUDA underneath is in `docs/results/gpu.md`.
 
+mod binding;
+mod gpu;
+mod host_kernels;
+mod lane;
+mod model;
+mod weights;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Onnxruntime;
-use crate::cuda::{CudaOptions, CudaUnavailable, Ready};
-use crate::traits::Engine;
+use downbeat_core::tensor::DataType;
+use ort::ep;
 
-/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for operators that run on the CPU, the calling thread
-/// included; 0: one a core.
+use super::{Onnxruntime, Runtime, cut, reason, session};
+use crate::cuda::{self, CudaError, CudaOptions, CudaUnavailable, Provider, Ready, Stream};
+use crate::onnx;
+use crate::segment::Cut;
+use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
+use gpu::Gpu;
+
+/// ONNX Runtime on the GPUs of a process.
+#[derive(Clone)]
+pub struct OnnxruntimeCuda {
+    runtime: Arc<Runtime>,
+    gpus: Vec<Arc<Gpu>>,
+    options: CudaOptions,
+}
+
+/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run on the CPU, the calling thread included; 0: one a core.
 ///
 /// # Errors
-/// If the library does not start.
-pub fn start(ready: Ready, _options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
-    Onnxruntime::with_gpu_library(&ready.library, threads)?;
-    Err(CudaUnavailable::Engine("this version of Downbeat finds GPUs and does not run models on them yet".into()))
+/// If the library does not start, or a GPU is lost or out of memory.
+pub fn start(ready: Ready, options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
+    let library = Onnxruntime::with_gpu_library(&ready.library, threads)?;
+    let ordinals: Vec<u32> = ready.gpus.iter().map(|gpu| gpu.ordinal).collect();
+    if cuda::stands_in() {
+        tracing::warn!("the NVIDIA driver is the stand-in of the tests: kernels run on the CPU");
+    }
+    let engine = library.on_gpus(&ordinals, options).map_err(|error| CudaUnavailable::Engine(error.to_string()))?;
+    Ok(Arc::new(engine))
+}
+
+impl OnnxruntimeCuda {
+    /// The engine on these GPUs, whose driver and libraries are loaded.
+    ///
+    /// # Errors
+    /// If one of the GPUs is lost or out of memory.
+    pub(super) fn new(runtime: Arc<Runtime>, devices: &[u32], options: &CudaOptions) -> Result<Self, CudaError> {
+        let gpus = devices.iter().map(|ordinal| Gpu::open(*ordinal).map(Arc::new)).collect::<Result<_, _>>()?;
+        Ok(OnnxruntimeCuda { runtime, gpus, options: options.clone() })
+    }
+
+    fn name(&self) -> &'static str {
+        self.options.provider.name()
+    }
+
+    fn load_cuda(&self, options: &LoadOptions, gpu: &Arc<Gpu>) -> Result<model::CudaModel, LoadError> {
+        let file = onnx::check(&options.path)?;
+        let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
+        let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: self.name(), reason };
+        let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
+        let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())));
+        let maker = Arc::new(model::SessionMaker {
+            runtime: self.runtime.clone(),
+            options: self.options.clone(),
+            inputs,
+            path: options.path.clone(),
+            folder,
+        });
+        let whole = maker.optimise(gpu).map_err(library_error)?;
+        let signature = file.signature(|output| session::output(&whole, output))?;
+        drop(whole);
+        let plan = if options.cut == Cut::Whole {
+            model::whole(&maker, &signature)
+        } else {
+            let timer = |segments: &[cut::Segment]| model::time(&maker, gpu, &signature, segments);
+            let builder = || maker.builder(gpu, None);
+            cut::cut(&builder, options, &signature, maker.folder.path(), false, Some(&timer))
+        };
+        model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?).map_err(error)
+    }
+}
+
+impl Engine for OnnxruntimeCuda {
+    fn info(&self) -> EngineInfo {
+        let mut names: Vec<&str> = self.gpus.iter().map(|gpu| gpu.device.name()).collect();
+        names.dedup();
+        EngineInfo {
+            name: self.name(),
+            version: self.runtime.version.clone(),
+            device: match self.gpus.len() {
+                1 => names.join(", "),
+                count => format!("{count} of {}", names.join(", ")),
+            },
+            library: Some(PathBuf::from(&self.runtime.library)),
+        }
+    }
+
+    fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
+        let error = |reason: &str| LoadError::Model {
+            path: options.path.clone(),
+            engine: self.name(),
+            reason: reason.to_owned(),
+        };
+        if self.options.provider == Provider::Tensorrt && options.cut != Cut::Whole {
+            return Err(error(
+                "TensorRT compiles a model as a whole, it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
+            ));
+        }
+        let gpu = self.gpus.first().ok_or_else(|| error("there is no GPU"))?;
+        if let Some(lost) = gpu.device.lost() {
+            return Err(error(&lost.to_string()));
+        }
+        Ok(Arc::new(self.load_cuda(options, gpu)?))
+    }
+
+    fn devices(&self) -> Option<usize> {
+        Some(self.gpus.len())
+    }
+}
+
+/// The providers that run a session's operators, the first that can.
+fn providers(options: &CudaOptions, gpu: &Gpu, stream: Option<&Stream>) -> Vec<ep::ExecutionProviderDispatch> {
+    let device = i32::try_from(gpu.device.ordinal()).unwrap_or(i32::MAX);
+    let raw = stream.map(|stream| stream.raw().cast::<()>());
+    let mut cuda = ep::CUDA::default()
+        .with_device_id(device)
+        .with_tf32(options.tf32)
+        .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
+        // Trying every algorithm takes seconds for each size of batch.
+        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
+        // A launch less for each convolution.
+        .with_fuse_conv_bias(true);
+    if let Some(limit) = options.memory_limit {
+        cuda = cuda.with_memory_limit(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+    if let Some(raw) = raw {
+        // SAFETY: the stream outlives the session: lanes drop their sessions first.
+        cuda = unsafe { cuda.with_compute_stream(raw) };
+    }
+    let mut providers = Vec::new();
+    if options.provider == Provider::Tensorrt {
+        let mut tensorrt = ep::TensorRT::default().with_device_id(device);
+        if let Some(raw) = raw {
+            // SAFETY: as above.
+            tensorrt = unsafe { tensorrt.with_compute_stream(raw) };
+        }
+        providers.push(tensorrt.build().error_on_failure());
+    }
+    providers.push(cuda.build().error_on_failure());
+    providers
 }

@@ -1,0 +1,176 @@
+//! A GPU of this process.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute};
+
+use super::CudaError;
+
+/// A GPU, with the context that the process has on it: the primary one, which onnxruntime uses too.
+pub struct Device {
+    ordinal: u32,
+    handle: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+    compute_units: u32,
+    capability: (u32, u32),
+    memory: u64,
+    /// The error after which nothing runs here any more.
+    lost: OnceLock<CudaError>,
+}
+
+// SAFETY: the context may be used from any thread that makes it current.
+unsafe impl Send for Device {}
+// SAFETY: as above; the driver synchronises its calls.
+unsafe impl Sync for Device {}
+
+/// The devices in use, so that all users of one see when it is lost.
+static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
+
+impl Device {
+    /// The device with this number. The driver has to be loaded and initialised ([`super::preflight`]).
+    ///
+    /// # Errors
+    /// If there is none, or it has no memory left for a context.
+    pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let error = |e| CudaError::new(ordinal, "making a context", e);
+        let index = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let handle = result::device::get(index).map_err(error)?;
+        let name = result::device::get_name(handle).map_err(error)?;
+        // SAFETY: the handle is of a device.
+        let attribute = |which| unsafe { result::device::get_attribute(handle, which) }.map(|n| n.max(0) as u32);
+        let units = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(error)?;
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).map_err(error)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).map_err(error)?;
+        // SAFETY: as above.
+        let memory = unsafe { result::device::total_mem(handle) }.map_err(error)? as u64;
+        // SAFETY: as above; released when the device is dropped.
+        let context = unsafe { result::primary_ctx::retain(handle) }.map_err(error)?;
+        let device = Device {
+            ordinal,
+            handle,
+            context,
+            name,
+            compute_units: units,
+            capability: (major, minor),
+            memory,
+            lost: OnceLock::new(),
+        };
+        device.bind()?;
+        device.keep_freed_memory();
+        let device = Arc::new(device);
+        devices.insert(ordinal, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    /// Lets the driver's pool keep what is given back to it: by default it returns all of it to the system at each synchronisation. Slower where it cannot.
+    fn keep_freed_memory(&self) {
+        // SAFETY: the handle is of a device; the attribute is 64 bits wide, and read before the call returns.
+        let set = unsafe {
+            result::device::get_default_mem_pool(self.handle).and_then(|pool| {
+                let mut all = u64::MAX;
+                let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+                sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut all).cast()).result()
+            })
+        };
+        if let Err(error) = set {
+            tracing::debug!(gpu = self.ordinal, %error, "the driver's memory pool keeps nothing");
+        }
+    }
+
+    /// Its number, as the driver counts.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many compute units it has (SMs).
+    pub fn compute_units(&self) -> u32 {
+        self.compute_units
+    }
+
+    /// Major and minor compute capability.
+    pub fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    /// Its memory, bytes.
+    pub fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Its memory that no process uses, bytes.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn free_memory(&self) -> Result<u64, CudaError> {
+        self.bind()?;
+        self.check("asking for its free memory", result::mem_get_info()).map(|(free, _)| free as u64)
+    }
+
+    /// The error after which nothing runs here any more, if that has happened.
+    pub fn lost(&self) -> Option<&CudaError> {
+        self.lost.get()
+    }
+
+    /// Makes this the device of the calling thread. Every call of the driver is preceded by it, as a thread may serve several devices; it is a comparison
+    /// in the driver where nothing changes.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        if let Some(lost) = self.lost.get() {
+            return Err(lost.clone());
+        }
+        // SAFETY: the context lives as long as `self`.
+        self.check("selecting it", unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// The driver's answer, with a device that is lost remembered as such.
+    pub(crate) fn check<T>(&self, what: &str, answer: Result<T, DriverError>) -> Result<T, CudaError> {
+        answer.map_err(|error| self.remember(CudaError::new(self.ordinal, what, error)))
+    }
+
+    /// Remembers the error if nothing runs after it.
+    fn remember(&self, error: CudaError) -> CudaError {
+        if matches!(error, CudaError::Lost { .. }) && self.lost.set(error.clone()).is_ok() {
+            tracing::error!("{error}");
+        }
+        error
+    }
+
+    /// Asks whether the device still works, after a library failed on it in words of its own.
+    pub(crate) fn probe(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // Any call gives back an error that is final.
+        self.check("using it", result::mem_get_info()).map(|_| ())
+    }
+
+    pub(super) fn handle(&self) -> sys::CUdevice {
+        self.handle
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained in `open`, released once; what was made in it kept the device alive.
+        let _ = unsafe { result::primary_ctx::release(self.handle) };
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GPU {} ({})", self.ordinal, self.name)
+    }
+}

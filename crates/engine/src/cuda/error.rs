@@ -1,0 +1,85 @@
+//! What the CUDA driver refuses.
+
+use std::ffi::CStr;
+
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
+
+/// Why something could not be done on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// The device has too little free memory.
+    #[error("GPU {device} is out of memory: {what}. Serve fewer or smaller models on it, or smaller batches")]
+    OutOfMemory {
+        /// Its ordinal.
+        device: u32,
+        /// What the memory was for.
+        what: String,
+    },
+    /// The device can do nothing any more for this process.
+    #[error("GPU {device} is lost ({name}: {words}, {what}); nothing can run on it until the server is started again")]
+    Lost {
+        /// Its ordinal.
+        device: u32,
+        /// What was to be done.
+        what: String,
+        /// The driver's name of the error.
+        name: String,
+        /// The driver's words.
+        words: String,
+    },
+    /// The driver refuses.
+    #[error("GPU {device}: {what} failed: {words} ({name})")]
+    Refused {
+        /// Its ordinal.
+        device: u32,
+        /// What was to be done.
+        what: String,
+        /// The driver's name of the error.
+        name: String,
+        /// The driver's words.
+        words: String,
+    },
+}
+
+impl CudaError {
+    /// What the driver said when it was to do `what` on `device`.
+    pub(super) fn new(device: u32, what: impl Into<String>, error: DriverError) -> CudaError {
+        let text = |text: Result<&CStr, DriverError>| match text {
+            Ok(text) => text.to_string_lossy().into_owned(),
+            Err(_) => format!("error {}", error.0 as u32),
+        };
+        let (what, name, words) = (what.into(), text(error.error_name()), text(error.error_string()));
+        match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory { device, what },
+            code if is_final(code) => CudaError::Lost { device, what, name, words },
+            _ => CudaError::Refused { device, what, name, words },
+        }
+    }
+}
+
+/// Whether the context is of no use any more after this error: the driver answers every later call with it ("the process must be terminated and
+/// relaunched", as its documentation says of each).
+fn is_final(code: CUresult) -> bool {
+    use CUresult as E;
+    matches!(
+        code,
+        E::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | E::CUDA_ERROR_DEINITIALIZED
+            | E::CUDA_ERROR_ECC_UNCORRECTABLE
+            | E::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | E::CUDA_ERROR_CONTAINED
+            | E::CUDA_ERROR_ILLEGAL_ADDRESS
+            | E::CUDA_ERROR_LAUNCH_TIMEOUT
+            | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | E::CUDA_ERROR_ASSERT
+            | E::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | E::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | E::CUDA_ERROR_MISALIGNED_ADDRESS
+            | E::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | E::CUDA_ERROR_INVALID_PC
+            | E::CUDA_ERROR_LAUNCH_FAILED
+            | E::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | E::CUDA_ERROR_EXTERNAL_DEVICE
+    )
+}

@@ -1,0 +1,152 @@
+//! Host memory that a device copies from and to by itself: pinned to its place.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
+
+use super::{CudaError, Device};
+use crate::buffer::Lent;
+
+/// Smallest block, bytes.
+const SMALLEST: usize = 1 << 12;
+/// Most bytes that are kept for later, as the system cannot use them for anything else.
+const MOST_KEPT: usize = 1 << 28;
+
+/// Blocks of pinned memory, which are kept: pinning takes longer than most launches.
+pub(crate) struct PinnedPool {
+    device: Arc<Device>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// By size.
+    blocks: BTreeMap<usize, Vec<Block>>,
+    bytes: usize,
+}
+
+/// Pinned memory; freed when dropped.
+struct Block {
+    device: Arc<Device>,
+    start: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: a block owns its memory alone.
+unsafe impl Send for Block {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Block {}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: taken from the driver, given back once.
+        let _ = self.device.bind().map(|()| unsafe { result::free_host(self.start.as_ptr().cast::<c_void>()) });
+    }
+}
+
+impl PinnedPool {
+    pub(crate) fn new(device: &Arc<Device>) -> Arc<PinnedPool> {
+        Arc::new(PinnedPool { device: device.clone(), kept: Mutex::default() })
+    }
+
+    /// `len` bytes, of any content.
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<Pinned, CudaError> {
+        let size = len.max(SMALLEST).next_power_of_two();
+        let kept = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let block = kept.blocks.get_mut(&size).and_then(Vec::pop);
+            kept.bytes -= block.as_ref().map_or(0, |block| block.size);
+            block
+        };
+        let block = match kept {
+            Some(block) => block,
+            None => self.pin(size)?,
+        };
+        Ok(Pinned { pool: self.clone(), block: Some(block), len })
+    }
+
+    fn pin(&self, size: usize) -> Result<Block, CudaError> {
+        self.device.bind()?;
+        // SAFETY: given back by `Block`.
+        let start = unsafe { result::malloc_host(size, CU_MEMHOSTALLOC_PORTABLE) };
+        let start = self.device.check("pinning host memory for copies", start)?.cast::<u8>();
+        // SAFETY: the block has so many bytes; they are read as such later, so that they need a value.
+        unsafe { start.write_bytes(0, size) };
+        match NonNull::new(start) {
+            Some(start) => Ok(Block { device: self.device.clone(), start, size }),
+            None => {
+                let (device, what) = (self.device.ordinal(), "pinning host memory for copies".to_owned());
+                Err(CudaError::OutOfMemory { device, what })
+            }
+        }
+    }
+}
+
+/// Bytes of a [`PinnedPool`], given back when dropped.
+pub(crate) struct Pinned {
+    pool: Arc<PinnedPool>,
+    /// `None` only while it is dropped.
+    block: Option<Block>,
+    len: usize,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.bytes + block.size <= MOST_KEPT {
+            kept.bytes += block.size;
+            kept.blocks.entry(block.size).or_default().push(block);
+        }
+    }
+}
+
+impl Lent for Pinned {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the block has at least `len` bytes, written at the latest when it was pinned, and is this one's alone.
+        self.block.as_ref().map_or(&[], |block| unsafe { std::slice::from_raw_parts(block.start.as_ptr(), self.len) })
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed mutably.
+        let slice = |block: &mut Block| unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), self.len) };
+        self.block.as_mut().map_or(&mut [], slice)
+    }
+}
+
+/// Memory that somebody else took, pinned meanwhile.
+pub(super) struct Registration {
+    device: Arc<Device>,
+    start: *mut c_void,
+}
+
+// SAFETY: the pointer is only a name for the driver.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Pins memory.
+    ///
+    /// # Safety
+    /// It has to stay mapped until the registration is dropped.
+    pub(super) unsafe fn new(device: &Arc<Device>, start: NonNull<u8>, len: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let start = start.as_ptr().cast::<c_void>();
+        // SAFETY: mapped, as the caller says.
+        let pinned = unsafe { sys::cuMemHostRegister_v2(start, len, CU_MEMHOSTREGISTER_PORTABLE).result() };
+        device.check("pinning an input ring", pinned)?;
+        Ok(Registration { device: device.clone(), start })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered by this type, unregistered once.
+        let _ = self.device.bind().map(|()| unsafe { sys::cuMemHostUnregister(self.start).result() });
+    }
+}

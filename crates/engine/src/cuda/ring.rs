@@ -1,0 +1,152 @@
+//! The input ring of one tensor in the memory of a device (E²bird §5.1).
+//!
+//! Requests are decoded into pinned slots on the host; each slot is copied to its place on the device when it is written, in a stream of the ring's own, so
+//! that copies overlap whatever the lanes run. A launch that reads slots begins after their copies.
+//!
+//! Behind the last slot the first ones follow once more, so that a run across the end is one piece of memory there too:
+//!
+//! ```text
+//! host     | 0 | 1 | 2 | 3 |
+//! device   | 0 | 1 | 2 | 3 | 0 | 1 |     runs of up to three slots
+//! ```
+//!
+//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but they have 2 MiB: slots would have to fill such pages together,
+//! which for most sizes needs rings of gigabytes.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use downbeat_core::device::SlotRun;
+
+use super::memory::{DeviceMemory, DeviceSlice};
+use super::pinned::Registration;
+use super::{CudaError, Device, Event, Stream};
+
+/// The slots of an input ring on a device, copies of those on the host.
+pub(crate) struct DeviceRing {
+    slots: u32,
+    slot_bytes: usize,
+    /// Slots that follow once more behind the last.
+    overhang: u32,
+    stream: Arc<Stream>,
+    /// By slot: reached when its last copy is over.
+    copied: Box<[Event]>,
+    /// By slot: how many copies had been begun when its last was; the stream does them in this order.
+    order: Box<[AtomicU64]>,
+    /// How many copies were begun. Held while one is enqueued.
+    begun: Mutex<u64>,
+    /// Before the memory of the host that it is about is unmapped.
+    _pinned: Option<Registration>,
+    memory: DeviceMemory,
+}
+
+/// Reached when slots of a ring are copied.
+#[derive(Clone)]
+pub(crate) struct SlotReady {
+    ring: Arc<DeviceRing>,
+    slot: u32,
+}
+
+impl SlotReady {
+    pub(super) fn event(&self) -> &Event {
+        &self.ring.copied[self.slot as usize]
+    }
+}
+
+impl DeviceRing {
+    /// A ring for the slots at `host`, of which up to `longest` are read at once.
+    ///
+    /// # Safety
+    /// The slots at `host` have to stay mapped as long as the ring is there.
+    pub(crate) unsafe fn new(
+        device: &Arc<Device>,
+        host: NonNull<u8>,
+        slots: u32,
+        slot_bytes: usize,
+        longest: u32,
+    ) -> Result<DeviceRing, CudaError> {
+        let overhang = longest.clamp(1, slots) - 1;
+        let bytes = (slots + overhang) as usize * slot_bytes;
+        let memory = DeviceMemory::new(device, bytes, &format!("an input ring of {bytes} bytes"))?;
+        // SAFETY: it stays mapped, as the caller says.
+        let pinned = unsafe { Registration::new(device, host, slots as usize * slot_bytes) };
+        // Copies from memory that is not pinned are made by way of the driver's own: slower, and right.
+        let pinned = pinned.inspect_err(|error| tracing::warn!("copies of inputs do not overlap: {error}")).ok();
+        Ok(DeviceRing {
+            slots,
+            slot_bytes,
+            overhang,
+            stream: Stream::new(device)?,
+            copied: (0..slots).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
+            order: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            begun: Mutex::new(0),
+            _pinned: pinned,
+            memory,
+        })
+    }
+
+    /// Enqueues the copies of a run of slots, which are in `host`: the slots up to the last, and those from the first on.
+    ///
+    /// # Safety
+    /// The slots have to be those of the host's ring, and must not be written before a launch that reads them on the device is over, or other copies of them
+    /// are enqueued.
+    pub(crate) unsafe fn upload(&self, run: SlotRun, host: [&[u8]; 2]) -> Result<(), CudaError> {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        *begun += 1;
+        let mut slot = run.first;
+        for bytes in host {
+            let count = (bytes.len() / self.slot_bytes) as u32;
+            if count == 0 {
+                continue;
+            }
+            // SAFETY: the slots stay as they are, as the caller says.
+            unsafe { self.memory.upload(&self.stream, slot as usize * self.slot_bytes, bytes)? };
+            // Those that follow once more.
+            let again = self.overhang.min(slot + count).saturating_sub(slot);
+            if again > 0 {
+                // SAFETY: the ring outlives its stream's work: its memory is given back after what is enqueued, see `drop`.
+                unsafe {
+                    let behind = (self.slots + slot) as usize * self.slot_bytes;
+                    self.memory.upload(&self.stream, behind, &bytes[..again as usize * self.slot_bytes])?;
+                }
+            }
+            slot = (slot + count) % self.slots;
+        }
+        for slot in self.numbers(run) {
+            self.order[slot].store(*begun, Ordering::Relaxed);
+            self.stream.record(&self.copied[slot])?;
+        }
+        Ok(())
+    }
+
+    /// A run of slots as one piece; `None` if it is longer than what the ring was made for. `owner` keeps them from being written.
+    pub(crate) fn read(
+        self: &Arc<Self>,
+        run: SlotRun,
+        owner: Arc<dyn std::any::Any + Send + Sync>,
+    ) -> Option<DeviceSlice> {
+        if run.first + run.count > self.slots + self.overhang {
+            return None;
+        }
+        // Copies are made in their order: the last one begun is the last one over.
+        let last = self.numbers(run).max_by_key(|slot| self.order[*slot].load(Ordering::Relaxed))?;
+        let ready = SlotReady { ring: self.clone(), slot: last as u32 };
+        let address = self.memory.address() + (run.first as usize * self.slot_bytes) as u64;
+        let len = run.count as usize * self.slot_bytes;
+        // SAFETY: the memory is there as long as the ring, which `ready` keeps; the slots are not written while they are read, by `owner`.
+        Some(unsafe { DeviceSlice::new(self.stream.device().clone(), address, len, Some(ready), owner) })
+    }
+
+    fn numbers(&self, run: SlotRun) -> impl Iterator<Item = usize> + use<> {
+        let slots = self.slots as usize;
+        (run.first as usize..).take(run.count as usize).map(move |slot| slot % slots)
+    }
+}
+
+impl Drop for DeviceRing {
+    fn drop(&mut self) {
+        // Copies from the host's slots may be under way, and the slots are unmapped next.
+        let _ = self.stream.finish();
+    }
+}

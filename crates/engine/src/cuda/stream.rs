@@ -1,0 +1,204 @@
+//! Streams, and events in them.
+
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use cudarc::driver::result::{self, stream::StreamKind};
+use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags, CUresult};
+use downbeat_core::Duration;
+
+use super::partition::Partition;
+use super::{CudaError, Device};
+
+/// How long a thread asks again and again whether an event is over before it sleeps: waking up takes about as long, and so do the shortest launches.
+const SPIN: StdDuration = StdDuration::from_micros(50);
+
+/// Work of a device that is done in its order. Work of two streams may overlap, and nothing here waits for the whole device.
+pub struct Stream {
+    device: Arc<Device>,
+    raw: sys::CUstream,
+    /// On whose compute units it runs; `None`: on all.
+    partition: Option<Arc<Partition>>,
+}
+
+// SAFETY: a stream may be used from any thread; the driver synchronises its calls.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream on all compute units of a device.
+    ///
+    /// # Errors
+    /// If the device is lost or out of memory.
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Stream>, CudaError> {
+        device.bind()?;
+        // Not blocking: work on the process's default stream, a library's for example, is not waited for.
+        let raw = device.check("making a stream", result::stream::create(StreamKind::NonBlocking))?;
+        Ok(Arc::new(Stream { device: device.clone(), raw, partition: None }))
+    }
+
+    /// A stream on the compute units of a partition.
+    ///
+    /// # Errors
+    /// If the device is lost or out of memory.
+    pub fn in_partition(partition: &Arc<Partition>) -> Result<Arc<Stream>, CudaError> {
+        let device = partition.device().clone();
+        let raw = partition.stream()?;
+        Ok(Arc::new(Stream { device, raw, partition: Some(partition.clone()) }))
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// On whose compute units it runs; `None`: on all.
+    pub fn partition(&self) -> Option<&Arc<Partition>> {
+        self.partition.as_ref()
+    }
+
+    /// The driver's handle. Alive as long as `self`.
+    pub(crate) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Marks the end of what was enqueued so far with `event`.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn record(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: both are alive.
+        self.device.check("recording an event", unsafe { result::event::record(event.raw, self.raw) })
+    }
+
+    /// What is enqueued from now on begins after `event`, wherever it was recorded last. Does not hold up the caller.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.bind()?;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are alive.
+        self.device.check("waiting for an event", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
+    }
+
+    /// Holds up the caller until all that was enqueued is over; for the ways out of an error and the end of a load. Launches wait for an event.
+    ///
+    /// # Errors
+    /// If the device is lost, or something that was enqueued fails.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: it is alive.
+        self.device.check("waiting for a stream", unsafe { result::stream::synchronize(self.raw) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by this type, destroyed once; what was enqueued still runs to its end.
+        let _ = unsafe { self.device.bind().map(|()| result::stream::destroy(self.raw)) };
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.partition {
+            Some(partition) => write!(f, "Stream({:?}, {} units)", self.device, partition.compute_units()),
+            None => write!(f, "Stream({:?})", self.device),
+        }
+    }
+}
+
+/// A mark in a stream.
+pub struct Event {
+    device: Arc<Device>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: an event may be used from any thread; the driver synchronises its calls.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A mark that can be waited for.
+    ///
+    /// # Errors
+    /// If the device is lost or out of memory.
+    pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Event::with_flags(device, CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// A mark that also knows when it was reached.
+    ///
+    /// # Errors
+    /// As [`Event::new`].
+    pub fn timed(device: &Arc<Device>) -> Result<Event, CudaError> {
+        Event::with_flags(device, CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(device: &Arc<Device>, timing: CUevent_flags) -> Result<Event, CudaError> {
+        device.bind()?;
+        let flags = timing as u32 | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is written if the call succeeds.
+        device.check("making an event", unsafe { sys::cuEventCreate(&raw mut raw, flags).result() })?;
+        Ok(Event { device: device.clone(), raw })
+    }
+
+    /// Whether what was enqueued before it is over.
+    ///
+    /// # Errors
+    /// If the device is lost, or something before it failed.
+    pub fn is_over(&self) -> Result<bool, CudaError> {
+        self.device.bind()?;
+        // SAFETY: it is alive.
+        match unsafe { result::event::query(self.raw) } {
+            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => self.device.check("running", answer).map(|()| true),
+        }
+    }
+
+    /// Holds up the caller until what was enqueued before it is over: first awake, then asleep.
+    ///
+    /// # Errors
+    /// If the device is lost, or something before it failed.
+    #[expect(clippy::disallowed_methods, reason = "decides only whether to sleep, and no deadline")]
+    pub fn wait(&self) -> Result<(), CudaError> {
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < SPIN {
+            if self.is_over()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: it is alive.
+        self.device.check("running", unsafe { result::event::synchronize(self.raw) })
+    }
+
+    /// The time from `earlier` to this one, both timed and over; the device counts in steps of half a microsecond.
+    ///
+    /// # Errors
+    /// If one of them is not timed or not over.
+    pub fn since(&self, earlier: &Event) -> Result<Duration, CudaError> {
+        self.device.bind()?;
+        // SAFETY: both are alive.
+        let millis = self.device.check("reading a time", unsafe { result::event::elapsed(earlier.raw, self.raw) })?;
+        Ok(Duration::from_nanos((f64::from(millis.max(0.0)) * 1e6) as u64))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by this type, destroyed once; the driver keeps what it still needs of it.
+        let _ = unsafe { self.device.bind().map(|()| result::event::destroy(self.raw)) };
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Event({:?})", self.device)
+    }
+}

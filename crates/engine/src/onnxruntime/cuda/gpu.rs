@@ -1,0 +1,135 @@
+//! A GPU as the engine uses it: what all models on it share.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ort::{api, sys};
+
+use super::super::value::check;
+use crate::cuda::{self, CudaError, Device, Event, Partition, PartitionError, PinnedPool, Splitter, Stream};
+use crate::traits::{Place, Share};
+
+/// What all models on a GPU share.
+pub(super) struct Gpu {
+    pub device: Arc<Device>,
+    /// Host memory for copies.
+    pub pinned: Arc<PinnedPool>,
+    /// What times on the device count from.
+    pub epoch: Event,
+    /// Whether the driver is the stand-in of the tests, on which the library's kernels for the host run instead of those for the device.
+    pub stands_in: bool,
+    partitions: Mutex<BTreeMap<u32, Pair>>,
+}
+
+/// A partition and what it leaves.
+#[derive(Clone)]
+struct Pair {
+    first: Arc<Partition>,
+    rest: Option<Arc<Partition>>,
+}
+
+impl Gpu {
+    pub(super) fn open(ordinal: u32) -> Result<Gpu, CudaError> {
+        let device = Device::open(ordinal)?;
+        let epoch = Event::timed(&device)?;
+        let stream = Stream::new(&device)?;
+        stream.record(&epoch)?;
+        epoch.wait()?;
+        Ok(Gpu {
+            pinned: PinnedPool::new(&device),
+            stands_in: cuda::stands_in(),
+            partitions: Mutex::default(),
+            device,
+            epoch,
+        })
+    }
+
+    /// A stream for a lane at this place.
+    pub(super) fn stream(&self, place: Place) -> Result<Arc<Stream>, PartitionError> {
+        let (units, rest) = match place.share {
+            Share::Whole => return Ok(Stream::new(&self.device)?),
+            Share::Units(units) => (units, false),
+            Share::AllBut(units) => (units, true),
+        };
+        let pair = self.partitions(units)?;
+        let partition = match (rest, pair.rest) {
+            (false, _) => pair.first,
+            (true, Some(partition)) => partition,
+            (true, None) => {
+                let (device, asked) = (self.device.ordinal(), vec![units, 1]);
+                let grain = Splitter::new(&self.device)?.grain();
+                return Err(PartitionError::TooLarge { device, asked, units: self.device.compute_units(), grain });
+            }
+        };
+        Ok(Stream::in_partition(&partition)?)
+    }
+
+    /// The partitions of so many units and of what they leave: made once, as each takes memory of the device.
+    fn partitions(&self, units: u32) -> Result<Pair, PartitionError> {
+        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pair) = partitions.get(&units) {
+            return Ok(pair.clone());
+        }
+        let mut parts = Splitter::new(&self.device)?.split(&[units])?.into_iter();
+        let Some(first) = parts.next() else {
+            let reason = "the driver gave no partition".to_owned();
+            return Err(PartitionError::Unsupported { device: self.device.ordinal(), reason });
+        };
+        let pair = Pair { first, rest: parts.next() };
+        partitions.insert(units, pair.clone());
+        Ok(pair)
+    }
+
+    /// The library's words about a failure, or those about the device where it is lost, or without memory.
+    pub(super) fn explain(&self, words: String) -> String {
+        if let Err(lost @ CudaError::Lost { .. }) = self.device.probe() {
+            return lost.to_string();
+        }
+        let is_memory = ["Failed to allocate memory", "out of memory", "CUDA failure 2:", "Available memory of"];
+        if is_memory.iter().any(|text| words.contains(text)) {
+            let free =
+                self.device.free_memory().map_or_else(|_| String::new(), |free| format!(", {} MiB free", free >> 20));
+            return format!(
+                "GPU {} is out of memory ({} MiB{free}). Serve fewer or smaller models on it, smaller batches, or set a larger cuda.memory_limit_mb if there \
+                 is one. onnxruntime said: {words}",
+                self.device.ordinal(),
+                self.device.memory() >> 20
+            );
+        }
+        words
+    }
+}
+
+/// The C API's description of memory of a device, or of plain memory where the driver is a stand-in.
+pub(super) struct DeviceMemoryInfo(NonNull<sys::OrtMemoryInfo>);
+
+// SAFETY: it is only read after it is made.
+unsafe impl Send for DeviceMemoryInfo {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemoryInfo {}
+
+impl DeviceMemoryInfo {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, String> {
+        let name = if gpu.stands_in { c"Cpu" } else { c"Cuda" };
+        let id = if gpu.stands_in { 0 } else { c_int::try_from(gpu.device.ordinal()).unwrap_or(c_int::MAX) };
+        let (kind, usage) = (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
+        let mut info = ptr::null_mut();
+        // SAFETY: the name is a C string; `info` is written if the call succeeds.
+        check(unsafe { (api().CreateMemoryInfo)(name.as_ptr(), kind, id, usage, &raw mut info) })?;
+        NonNull::new(info).map(DeviceMemoryInfo).ok_or_else(|| "no memory description".into())
+    }
+
+    /// As the C API takes it.
+    pub(super) fn as_raw(&self) -> *const sys::OrtMemoryInfo {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for DeviceMemoryInfo {
+    fn drop(&mut self) {
+        // SAFETY: made by `CreateMemoryInfo`, released once.
+        unsafe { (api().ReleaseMemoryInfo)(self.0.as_ptr()) };
+    }
+}

@@ -1,0 +1,121 @@
+//! Kernels on the stand-in of the tests (`crates/cuda-stand-in`): the library's own for the host, as functions in a stream.
+//!
+//! The stand-in's device memory can be read and written by the host while its streams run, so that everything but the kernels is the same as on a GPU: what
+//! is enqueued when, in which stream, and who waits for it.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use downbeat_core::tensor::DataType;
+use ort::session::SharedSessionInner;
+use ort::{AsPointer, api, sys};
+
+use super::super::session::Names;
+use super::super::value::{CpuMemory, Value, check};
+use crate::cuda::{self, DeviceMemory, DeviceSlice, Stream};
+use crate::tensor::{Buffer, Tensor};
+
+/// A tensor in memory of the stand-in.
+#[derive(Clone)]
+pub(super) struct At {
+    pub address: u64,
+    pub len: usize,
+    pub shape: Vec<usize>,
+    pub datatype: DataType,
+}
+
+/// What a function in a stream runs.
+struct Call {
+    session: Arc<SharedSessionInner>,
+    names: Arc<Names>,
+    inputs: Vec<At>,
+    outputs: Vec<At>,
+}
+
+/// Enqueues a run. Its outputs are in memory of their own, whose sizes are found by a run on zeros.
+pub(super) fn enqueue(
+    session: &Arc<SharedSessionInner>,
+    names: &Arc<Names>,
+    stream: &Arc<Stream>,
+    inputs: Vec<At>,
+) -> Result<Vec<(At, DeviceSlice)>, String> {
+    let memory = CpuMemory::new()?;
+    let mut zeros: Vec<Tensor> = inputs
+        .iter()
+        .map(|at| Tensor { datatype: at.datatype, shape: at.shape.clone(), data: Buffer::zeroed(at.len) })
+        .collect();
+    let mut dims = Vec::new();
+    let values = zeros.iter_mut().map(|tensor| Value::of_memory(&memory, tensor, &mut dims));
+    let values = values.collect::<Result<Vec<_>, _>>()?;
+    let mut made = vec![ptr::null_mut(); names.outputs().len()];
+    run(session, names, &values, &mut made)?;
+    let mut outputs = Vec::with_capacity(made.len());
+    for value in made {
+        let value = Value::from_raw(value).ok_or("the run gave no value for an output")?;
+        let (datatype, shape) = value.describe()?;
+        let size = datatype.size().ok_or("strings have no place on a device")?;
+        let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
+        let slice = DeviceMemory::in_stream(stream, len, "an output").map_err(|e| e.to_string())?.into_slice();
+        outputs.push((At { address: slice.address(), len, shape, datatype }, slice));
+    }
+    let ats = outputs.iter().map(|(at, _)| at.clone()).collect();
+    let call = Box::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats });
+    stream.device().bind().map_err(|e| e.to_string())?;
+    let argument = Box::into_raw(call).cast::<c_void>();
+    // SAFETY: the stream is alive; the function takes the box back.
+    let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
+    if enqueued.is_err() {
+        // SAFETY: refused, so that the function will not take it.
+        drop(unsafe { Box::from_raw(argument.cast::<Call>()) });
+    }
+    stream.device().check("running a kernel", enqueued).map_err(|e| e.to_string())?;
+    Ok(outputs)
+}
+
+/// What the stream calls.
+unsafe extern "C" fn function(argument: *mut c_void) {
+    // SAFETY: made by `enqueue`, and passed to one call of this function.
+    let call = unsafe { Box::from_raw(argument.cast::<Call>()) };
+    let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run()));
+    if let Err(reason) = ran.unwrap_or_else(|_| Err("it panicked".into())) {
+        // As a kernel that fails has no words for its caller either.
+        tracing::error!("a kernel on the stand-in failed: {reason}");
+    }
+}
+
+impl Call {
+    fn run(&self) -> Result<(), String> {
+        let memory = CpuMemory::new()?;
+        let values = |ats: &[At]| -> Result<Vec<Value>, String> {
+            let value =
+                |at: &At| Value::of_device(memory.as_raw(), cuda::view(at.address)?, at.len, &at.shape, at.datatype);
+            ats.iter().map(value).collect()
+        };
+        let (inputs, outputs) = (values(&self.inputs)?, values(&self.outputs)?);
+        let mut places: Vec<*mut sys::OrtValue> = outputs.iter().map(Value::as_raw).collect();
+        run(&self.session, &self.names, &inputs, &mut places)
+    }
+}
+
+fn run(
+    session: &SharedSessionInner,
+    names: &Names,
+    inputs: &[Value],
+    outputs: &mut [*mut sys::OrtValue],
+) -> Result<(), String> {
+    // SAFETY: `Value` is a transparent pointer; names and values are as many as said, and alive; a session on the host may be run by several threads at once.
+    check(unsafe {
+        (api().Run)(
+            session.ptr().cast_mut(),
+            ptr::null(),
+            names.inputs().as_ptr(),
+            inputs.as_ptr().cast(),
+            inputs.len(),
+            names.outputs().as_ptr(),
+            outputs.len(),
+            outputs.as_mut_ptr(),
+        )
+    })
+}

@@ -1,0 +1,139 @@
+//! The weights of a model on a GPU: once, for all lanes, segments and sizes of batches.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+
+use downbeat_core::tensor::DataType;
+use prost::Message;
+
+use super::super::cut;
+use super::super::value::Value;
+use super::gpu::{DeviceMemoryInfo, Gpu};
+use crate::cuda::{DeviceMemory, Stream, WEIGHT_ALIGNMENT};
+use crate::onnx;
+use crate::onnx::proto::{ModelProto, WeightProto};
+
+/// Bytes that are copied to the device at once.
+const CHUNK: usize = 1 << 24;
+
+/// Where each weight is in the file, and what it is.
+struct Place {
+    name: String,
+    datatype: DataType,
+    shape: Vec<usize>,
+    file_offset: u64,
+    len: usize,
+}
+
+/// Weights in the memory of a GPU, as values that sessions share.
+#[derive(Default)]
+pub(super) struct Weights {
+    /// By name. They do not own their memory.
+    values: BTreeMap<String, Value>,
+    bytes: usize,
+    _memory: Option<DeviceMemory>,
+}
+
+impl Weights {
+    /// Copies the weights that the model in `folder` keeps in its file of weights. Small ones, and integers, which are shapes as a rule and are wanted on the host,
+    /// stay in the model and are each session's own.
+    pub(super) fn load(gpu: &Arc<Gpu>, model: &ModelProto, folder: &Path) -> Result<Weights, String> {
+        let places = places(model)?;
+        let aligned = |len: usize| len.next_multiple_of(WEIGHT_ALIGNMENT);
+        let bytes: usize = places.iter().map(|place| aligned(place.len)).sum();
+        // On the stand-in the host's kernels take the weights from the file, as on the CPU.
+        if bytes == 0 || gpu.stands_in {
+            return Ok(Weights::default());
+        }
+        let memory = DeviceMemory::new(&gpu.device, bytes, &format!("weights of {} MiB", bytes >> 20));
+        let memory = memory.map_err(|e| too_large(gpu, bytes, &e.to_string()))?;
+        let stream = Stream::new(&gpu.device).map_err(|e| e.to_string())?;
+        let info = DeviceMemoryInfo::new(gpu)?;
+        let path = folder.join(cut::WEIGHTS);
+        let mut file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mut values = BTreeMap::new();
+        let mut offset = 0;
+        for place in places {
+            copy(gpu, &stream, &memory, offset, &mut file, &place)?;
+            let address = memory.address() + offset as u64;
+            let value = Value::of_device(info.as_raw(), address, place.len, &place.shape, place.datatype)?;
+            offset += aligned(place.len);
+            values.insert(place.name, value);
+        }
+        Ok(Weights { values, bytes, _memory: Some(memory) })
+    }
+
+    /// By name.
+    pub(super) fn values(&self) -> &BTreeMap<String, Value> {
+        &self.values
+    }
+
+    /// How much of the device's memory they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Copies a weight, by pinned memory and in pieces.
+fn copy(
+    gpu: &Gpu,
+    stream: &Arc<Stream>,
+    memory: &DeviceMemory,
+    offset: usize,
+    file: &mut File,
+    place: &Place,
+) -> Result<(), String> {
+    use crate::buffer::Lent;
+    file.seek(SeekFrom::Start(place.file_offset)).map_err(|e| format!("the weights cannot be read: {e}"))?;
+    let mut done = 0;
+    while done < place.len {
+        let len = CHUNK.min(place.len - done);
+        let mut piece = gpu.pinned.take(len).map_err(|e| e.to_string())?;
+        file.read_exact(piece.bytes_mut()).map_err(|e| format!("the weights cannot be read: {e}"))?;
+        // SAFETY: the piece is kept until the copy is over, or has failed.
+        let copied = unsafe { memory.upload(stream, offset + done, piece.bytes()) }.and_then(|()| stream.finish());
+        copied.map_err(|e| e.to_string())?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// The weights that are shared.
+fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
+    let mut places = Vec::new();
+    for bytes in model.graph.iter().flat_map(|graph| &graph.initializer) {
+        let weight = WeightProto::decode(bytes.clone()).map_err(|e| format!("a weight cannot be read: {e}"))?;
+        let entry = |key: &str| weight.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
+        if entry("location") != Some(cut::WEIGHTS) {
+            continue;
+        }
+        let datatype = onnx::datatype(i64::from(weight.data_type));
+        let Some((datatype, size)) = datatype.and_then(|d| Some((d, d.size()?))) else { continue };
+        if !matches!(datatype, DataType::Fp32 | DataType::Fp16 | DataType::Bf16 | DataType::Fp64) {
+            continue;
+        }
+        let shape: Option<Vec<usize>> = weight.dims.iter().map(|d| usize::try_from(*d).ok()).collect();
+        let number = |key: &str| entry(key).map_or(Some(0), |text| text.parse::<u64>().ok());
+        let place = shape.and_then(|shape| {
+            let len = crate::tensor::elements(&shape)?.checked_mul(size)?;
+            let file_offset = number("offset")?;
+            Some(Place { name: weight.name.clone(), datatype, shape, file_offset, len })
+        });
+        places.push(place.ok_or_else(|| format!("weight '{}' has a size or place that cannot be", weight.name))?);
+    }
+    Ok(places)
+}
+
+fn too_large(gpu: &Gpu, bytes: usize, said: &str) -> String {
+    let free = gpu.device.free_memory().unwrap_or(0);
+    format!(
+        "its weights take {} MiB, and GPU {} has {} of {} MiB free. Serve fewer or smaller models on it, or use a larger GPU ({said})",
+        bytes >> 20,
+        gpu.device.ordinal(),
+        free >> 20,
+        gpu.device.memory() >> 20
+    )
+}

@@ -1,0 +1,42 @@
+//! The engine on GPUs, on the stand-in of the driver (`crates/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
+//! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
+
+mod faults;
+mod lanes;
+mod partitions;
+mod rings;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cuda_stand_in::StandIn;
+use downbeat_engine::{CudaOptions, Cut, Engine, Lane, LoadOptions, Model, OnnxruntimeCuda, State, Tensor};
+
+use crate::support::onnxruntime;
+
+/// The engine on so many GPUs of the stand-in, which is in the hands of this test; `None` without an onnxruntime library.
+fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
+    let library = onnxruntime()?;
+    let stand_in = StandIn::lock();
+    stand_in.set_devices(count, 132, 80 << 30);
+    init();
+    let devices: Vec<u32> = (0..count).collect();
+    let engine = library.on_gpus(&devices, &CudaOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    Some((stand_in, engine))
+}
+
+/// Initialises the driver, as the preflight does.
+fn init() {
+    cudarc::driver::result::init().unwrap_or_else(|e| panic!("{e}"));
+}
+
+fn load(engine: &OnnxruntimeCuda, path: &Path, cut: Cut) -> Arc<dyn Model> {
+    engine.load(&LoadOptions::new(path, 1).with_cut(cut)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Runs all segments.
+fn run(lane: &mut dyn Lane, segments: usize, tensors: Vec<Tensor>) -> Vec<Tensor> {
+    let mut state = State { tensors };
+    lane.run(0..segments, &mut state).unwrap_or_else(|e| panic!("{e}"));
+    state.tensors
+}

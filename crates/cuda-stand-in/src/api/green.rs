@@ -19,20 +19,30 @@ const IGNORE_COSCHEDULING: c_uint = 1;
 const CLUSTERS: c_uint = 2;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: c_uint = 1;
-/// The multiples in which a device of compute capability 9.0 is shared out, and its least share; 2 where the grain is ignored.
-const GRAIN: u32 = 8;
-const FINE_GRAIN: u32 = 2;
+/// The least share of a device of this compute capability, and what shares are multiples of (cuda.h, at
+/// `cuDevSmResourceSplitByCount`).
+fn grain(capability: (i32, i32)) -> (u32, u32) {
+    match capability.0 {
+        ..7 => (1, 1),
+        7 => (2, 2),
+        8 => (4, 2),
+        9.. => (8, 8),
+    }
+}
+
+/// Both of them where co-scheduling is ignored.
+const FINE_GRAIN: (u32, u32) = (2, 2);
 
 /// Marks resources of the stand-in, so that made-up ones are seen.
 const MARK: u32 = 0x5354_4e44;
 
 /// A range of multiprocessors as the API passes it around; which ones they are stands in the part that is the driver's own.
-fn resource(device: c_int, first: u32, count: u32) -> CUdevResource {
+fn resource(grain: (u32, u32), device: c_int, first: u32, count: u32, split: bool) -> CUdevResource {
     let mut padding = [0; 92];
-    for (at, value) in [MARK, device as u32, first].into_iter().enumerate() {
+    for (at, value) in [MARK, device as u32, first, split as u32].into_iter().enumerate() {
         padding[at * 4..at * 4 + 4].copy_from_slice(&value.to_ne_bytes());
     }
-    let sm = CUdevSmResource { smCount: count, minSmPartitionSize: GRAIN, smCoscheduledAlignment: GRAIN };
+    let sm = CUdevSmResource { smCount: count, minSmPartitionSize: grain.0, smCoscheduledAlignment: grain.1 };
     let mut share = CUdevResource_st__bindgen_ty_1 { _oversize: [0; 48] };
     share.sm = sm;
     CUdevResource {
@@ -42,8 +52,8 @@ fn resource(device: c_int, first: u32, count: u32) -> CUdevResource {
     }
 }
 
-/// The device, the first multiprocessor and the count of a resource.
-fn range(session: &mut Session, from: *const CUdevResource) -> Outcome<(c_int, u32, u32)> {
+/// The device, the first multiprocessor and the count of a resource; whether it comes out of a split.
+fn range(session: &mut Session, from: *const CUdevResource) -> Outcome<((c_int, u32, u32), bool)> {
     let resource = get(from)?;
     let word = |at: usize| {
         let mut bytes = [0; 4];
@@ -56,7 +66,7 @@ fn range(session: &mut Session, from: *const CUdevResource) -> Outcome<(c_int, u
     }
     // SAFETY: the mark says that `resource` above made it, which sets this field.
     let count = unsafe { resource.__bindgen_anon_1.sm.smCount };
-    Ok((word(1) as c_int, word(2), count))
+    Ok(((word(1) as c_int, word(2), count), word(3) != 0))
 }
 
 fn whole(session: &mut Session, to: *mut CUdevResource, device: CUdevice, kind: c_uint) -> Outcome {
@@ -64,14 +74,18 @@ fn whole(session: &mut Session, to: *mut CUdevResource, device: CUdevice, kind: 
     if kind != MULTIPROCESSORS {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    put(to, resource(device, 0, count))
+    let grain = grain(session.device(device)?.config.capability);
+    put(to, resource(grain, device, 0, count, false))
 }
 
 /// The resource of a context: its share, or the whole device.
 fn of_context(session: &mut Session, handle: u64, to: *mut CUdevResource, kind: c_uint) -> Outcome {
     let found = session.contexts.get(&handle).map(|context| (context.device, context.partition));
     match found {
-        Some((device, Some((first, count)))) if kind == MULTIPROCESSORS => put(to, resource(device, first, count)),
+        Some((device, Some((first, count)))) if kind == MULTIPROCESSORS => {
+            let grain = grain(session.device(device)?.config.capability);
+            put(to, resource(grain, device, first, count, false))
+        }
         Some((device, _)) => whole(session, to, device, kind),
         None => session.wrong(CUDA_ERROR_INVALID_CONTEXT, format!("context {handle:#x} is used but not alive")),
     }
@@ -108,13 +122,18 @@ api! {
         flags: c_uint,
         least: c_uint,
     ) Init |session| {
-        let (device, first, count) = range(session, input)?;
+        let ((device, first, count), split) = range(session, input)?;
+        if split {
+            // As documented: only behind a green context of its own. The rest may be, though the documentation advises against it.
+            return session.wrong(CUDA_ERROR_INVALID_VALUE, "a resource that comes out of a split is split again");
+        }
         if flags & !(IGNORE_COSCHEDULING | CLUSTERS) != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let wanted = get(groups)?;
-        let grain = if flags & IGNORE_COSCHEDULING != 0 { FINE_GRAIN } else { GRAIN };
-        let size = least.max(1).checked_next_multiple_of(grain).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let whole = grain(session.device(device)?.config.capability);
+        let (smallest, multiple) = if flags & IGNORE_COSCHEDULING != 0 { FINE_GRAIN } else { whole };
+        let size = least.max(smallest).checked_next_multiple_of(multiple).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if size > count {
             return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
         }
@@ -122,10 +141,10 @@ api! {
         let made = if result.is_null() { count / size } else { wanted.min(count / size) };
         if !result.is_null() {
             for index in 0..made {
-                put(result.wrapping_add(index as usize), resource(device, first + index * size, size))?;
+                put(result.wrapping_add(index as usize), resource(whole, device, first + index * size, size, true))?;
             }
             if !rest.is_null() {
-                put(rest, resource(device, first + made * size, count - made * size))?;
+                put(rest, resource(whole, device, first + made * size, count - made * size, false))?;
             }
         }
         put(groups, made)
@@ -134,7 +153,7 @@ api! {
     cuDevResourceGenerateDesc(description: *mut CUdevResourceDesc, resources: *mut CUdevResource, count: c_uint) Init |session| {
         let mut parts = Vec::new();
         for index in 0..count as usize {
-            parts.push(range(session, resources.wrapping_add(index))?);
+            parts.push(range(session, resources.wrapping_add(index))?.0);
         }
         parts.sort_unstable();
         let Some((device, first, _)) = parts.first().copied() else { return Err(CUDA_ERROR_INVALID_VALUE) };

@@ -96,6 +96,11 @@ fn multiprocessors_are_shared_out_in_grains() {
     assert_eq!(split(&whole, 2, 60, 0), Ok((64, 2, 4)));
     assert_eq!(split(&whole, 80, 8, 0), Ok((8, 16, 4)));
     assert_eq!(split(&whole, 80, 1, 1), Ok((2, 66, 0)), "without co-scheduling");
+    let (mut part, mut rest, mut groups) = (whole, whole, 1);
+    cuda!(cuDevSmResourceSplitByCount(&mut part, &mut groups, &whole, &mut rest, 0, 64)).unwrap();
+    assert_eq!(split(&rest, 1, 8, 0), Ok((8, 1, 60)));
+    assert_eq!(split(&part, 1, 8, 0), Err(CUresult::CUDA_ERROR_INVALID_VALUE), "it comes out of a split");
+    program.stand_in.forget();
     assert_eq!(split(&whole, 1, 133, 0), Err(CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION));
     program.finish();
 }

@@ -28,8 +28,8 @@ pub struct Ready {
 pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUnavailable> {
     let driver = libcuda::driver()?;
     let gpus = choose(&driver, &options.devices)?;
-    if super::stands_in() {
-        // Kernels for the host are all that runs there.
+    if super::stands_in() && search.gpu_library(options.provider).is_err() {
+        // The kernels of any library for the host run there.
         let library =
             Onnxruntime::find(search)?.ok_or(CudaUnavailable::Engine("no onnxruntime library was found".into()))?;
         let library = library.library().to_owned();

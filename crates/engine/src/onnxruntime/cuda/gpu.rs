@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ort::{api, sys};
 
 use super::super::value::check;
-use crate::cuda::{self, CudaError, Device, Event, Partition, PartitionError, PinnedPool, Splitter, Stream};
+use crate::cuda::{CudaError, Device, Event, Partition, PartitionError, PinnedPool, Splitter, Stream};
 use crate::traits::{Place, Share};
 
 /// What all models on a GPU share.
@@ -18,8 +18,8 @@ pub(super) struct Gpu {
     pub pinned: Arc<PinnedPool>,
     /// What times on the device count from.
     pub epoch: Event,
-    /// Whether the driver is the stand-in of the tests, on which the library's kernels for the host run instead of those for the device.
-    pub stands_in: bool,
+    /// Whether the driver is the stand-in of the tests and the library's kernels for the host run there, as it has none for the device.
+    pub has_host_kernels: bool,
     partitions: Mutex<BTreeMap<u32, Pair>>,
 }
 
@@ -31,19 +31,13 @@ struct Pair {
 }
 
 impl Gpu {
-    pub(super) fn open(ordinal: u32) -> Result<Gpu, CudaError> {
+    pub(super) fn open(ordinal: u32, has_host_kernels: bool) -> Result<Gpu, CudaError> {
         let device = Device::open(ordinal)?;
         let epoch = Event::timed(&device)?;
         let stream = Stream::new(&device)?;
         stream.record(&epoch)?;
         epoch.wait()?;
-        Ok(Gpu {
-            pinned: PinnedPool::new(&device),
-            stands_in: cuda::stands_in(),
-            partitions: Mutex::default(),
-            device,
-            epoch,
-        })
+        Ok(Gpu { pinned: PinnedPool::new(&device), has_host_kernels, partitions: Mutex::default(), device, epoch })
     }
 
     /// A stream for a lane at this place.
@@ -112,8 +106,8 @@ unsafe impl Sync for DeviceMemoryInfo {}
 
 impl DeviceMemoryInfo {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, String> {
-        let name = if gpu.stands_in { c"Cpu" } else { c"Cuda" };
-        let id = if gpu.stands_in { 0 } else { c_int::try_from(gpu.device.ordinal()).unwrap_or(c_int::MAX) };
+        let name = if gpu.has_host_kernels { c"Cpu" } else { c"Cuda" };
+        let id = if gpu.has_host_kernels { 0 } else { c_int::try_from(gpu.device.ordinal()).unwrap_or(c_int::MAX) };
         let (kind, usage) = (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
         let mut info = ptr::null_mut();
         // SAFETY: the name is a C string; `info` is written if the call succeeds.

@@ -217,7 +217,7 @@ impl CudaLane {
         batch::check(&wiring.before, &tensors)?;
         let taken = wiring.takes.iter().map(|index| tensors.get(*index).ok_or("a tensor is missing between segments"));
         let taken = taken.collect::<Result<Vec<&Tensor>, _>>()?;
-        let made: Vec<Tensor> = if self.gpu.stands_in {
+        let made: Vec<Tensor> = if self.gpu.has_host_kernels {
             let at = |tensor: &&Tensor| {
                 let slice = tensor.data.device().ok_or("strings have no place on a device")?;
                 let (address, len) = (slice.address(), slice.len());

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 use ort::ep;
 
-use super::{Onnxruntime, Runtime, cut, reason, session};
+use super::{Onnxruntime, Runtime, cut, provider_file, reason, session};
 use crate::cuda::{self, CudaError, CudaOptions, CudaUnavailable, Provider, Ready, Stream};
 use crate::onnx;
 use crate::segment::Cut;
@@ -41,9 +41,6 @@ pub struct OnnxruntimeCuda {
 pub fn start(ready: Ready, options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
     let library = Onnxruntime::with_gpu_library(&ready.library, threads)?;
     let ordinals: Vec<u32> = ready.gpus.iter().map(|gpu| gpu.ordinal).collect();
-    if cuda::stands_in() {
-        tracing::warn!("the NVIDIA driver is the stand-in of the tests: kernels run on the CPU");
-    }
     let engine = library.on_gpus(&ordinals, options).map_err(|error| CudaUnavailable::Engine(error.to_string()))?;
     Ok(Arc::new(engine))
 }
@@ -54,7 +51,13 @@ impl OnnxruntimeCuda {
     /// # Errors
     /// If one of the GPUs is lost or out of memory.
     pub(super) fn new(runtime: Arc<Runtime>, devices: &[u32], options: &CudaOptions) -> Result<Self, CudaError> {
-        let gpus = devices.iter().map(|ordinal| Gpu::open(*ordinal).map(Arc::new)).collect::<Result<_, _>>()?;
+        let has_host_kernels =
+            cuda::stands_in() && !runtime.library.with_file_name(provider_file(options.provider)).exists();
+        if has_host_kernels {
+            tracing::warn!("the NVIDIA driver is the stand-in of the tests: kernels run on the CPU");
+        }
+        let open = |ordinal: &u32| Gpu::open(*ordinal, has_host_kernels).map(Arc::new);
+        let gpus = devices.iter().map(open).collect::<Result<_, _>>()?;
         Ok(OnnxruntimeCuda { runtime, gpus, options: options.clone() })
     }
 

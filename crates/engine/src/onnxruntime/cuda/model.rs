@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use ort::session::Session;
-use ort::session::builder::SessionBuilder;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::{AsPointer, api};
 use prost::Message;
 
@@ -51,6 +51,8 @@ impl SessionMaker {
             // What TensorRT compiles cannot be saved: lanes load the file itself.
             return { builder }.commit_from_file(&self.path);
         }
+        // What the highest level does beyond this is for the CPU, and the library warns that such a graph may not be saved for another machine.
+        let builder = builder.with_optimization_level(GraphOptimizationLevel::Level2)?;
         cut::optimise(builder, &self.path, self.folder.path())
     }
 
@@ -60,7 +62,7 @@ impl SessionMaker {
     }
 
     fn on_gpu(&self, builder: SessionBuilder, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
-        if gpu.stands_in {
+        if gpu.has_host_kernels {
             return Ok(builder);
         }
         // An arena of its own: what it gives back is used again in the order of its stream only.

@@ -45,7 +45,7 @@ impl Weights {
         let aligned = |len: usize| len.next_multiple_of(WEIGHT_ALIGNMENT);
         let bytes: usize = places.iter().map(|place| aligned(place.len)).sum();
         // On the stand-in the host's kernels take the weights from the file, as on the CPU.
-        if bytes == 0 || gpu.stands_in {
+        if bytes == 0 || gpu.has_host_kernels {
             return Ok(Weights::default());
         }
         let memory = DeviceMemory::new(&gpu.device, bytes, &format!("weights of {} MiB", bytes >> 20));

@@ -19,6 +19,8 @@ fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
     let library = onnxruntime()?;
     let stand_in = StandIn::lock();
     stand_in.set_devices(count, 132, 80 << 30);
+    // For kernels of the library that are made for a device and stand-ins of NVIDIA's other libraries, where those are loaded (tools/cuda_stand_ins).
+    stand_in.set_readable(true);
     init();
     let devices: Vec<u32> = (0..count).collect();
     let engine = library.on_gpus(&devices, &CudaOptions::default()).unwrap_or_else(|e| panic!("{e}"));

@@ -7,7 +7,7 @@ use crate::context::{Context, Device, DeviceConfig};
 use crate::fault::Faults;
 use crate::host_memory::HostMemory;
 use crate::memory::Memory;
-use crate::ordering::{Access, Clock};
+use crate::ordering::Access;
 use crate::result::{CUresult, Outcome};
 use crate::stream::{Event, Stream};
 use crate::trace::Work;
@@ -40,8 +40,7 @@ pub struct Machine {
     pub calls: BTreeMap<&'static str, u64>,
     pub trace: Vec<Work>,
     pub mistakes: Vec<String>,
-    /// What the host has waited for, and the accesses it has not waited for.
-    pub host_order: Clock,
+    /// The accesses that the host has not waited for.
     pub accesses: VecDeque<Access>,
     /// Virtual time of the host, nanoseconds: it goes on where the host waits.
     pub now: u64,
@@ -75,7 +74,6 @@ impl Machine {
             calls: BTreeMap::new(),
             trace: Vec::new(),
             mistakes: Vec::new(),
-            host_order: Clock::new(),
             accesses: VecDeque::new(),
             now: 0,
             random: None,

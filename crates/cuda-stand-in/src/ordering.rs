@@ -133,10 +133,9 @@ impl Machine {
         }
     }
 
-    /// The host has waited for this.
-    pub fn host_knows(&mut self, clock: &Clock) {
-        self.host_order.join(clock);
-        let (known, streams) = (&self.host_order, &self.streams);
+    /// The host has waited for this: whatever is enqueued from now on is ordered after it.
+    pub fn host_knows(&mut self, known: &Clock) {
+        let streams = &self.streams;
         self.accesses
             .retain(|access| !known.knows(access.stream, access.number) && streams.contains_key(&access.stream));
     }

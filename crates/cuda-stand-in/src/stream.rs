@@ -240,7 +240,6 @@ impl Machine {
         let stream = self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         stream.last += 1;
         let number = stream.last;
-        stream.order.join(&self.host_order);
         stream.order.reach(handle, number);
         self.check_order(handle, number, &what);
         self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.queue.push_back(Operation {

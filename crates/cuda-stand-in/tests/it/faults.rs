@@ -21,6 +21,7 @@ fn a_failed_kernel_fails_everything_after_it_until_a_reset() {
     kernel(lane, || panic!("nothing runs after it"));
     cuda!(cuEventRecord(done, lane)).unwrap();
     cuda!(cuStreamSynchronize(other)).unwrap();
+    StandIn::touch(other as u64, memory, 1, false).unwrap();
     assert_eq!(cuda!(cuEventSynchronize(done)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(allocate(1), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(cuda!(cuStreamSynchronize(other)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
@@ -30,6 +31,7 @@ fn a_failed_kernel_fails_everything_after_it_until_a_reset() {
     for stream in [lane, other] {
         assert_eq!(cuda!(cuStreamDestroy_v2(stream)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     }
+    assert_eq!(program.stand_in.leaks().len(), 1, "the context");
     cuda!(cuDevicePrimaryCtxRelease_v2(0)).unwrap();
     program.stand_in.assert_clean();
     cuda!(cuDevicePrimaryCtxReset_v2(0)).unwrap();

@@ -15,7 +15,7 @@ fn a_failed_kernel_fails_everything_after_it_until_a_reset() {
     let memory = allocate(1).unwrap();
     program.stand_in.fail_work(Some(lane as u64), 2, ILLEGAL_ADDRESS);
     kernel(other, || ());
-    StandIn::touch(lane as u64, memory, 1, true).unwrap();
+    StandIn::touch(lane as u64, memory, 1, false).unwrap();
     kernel(lane, || ());
     kernel(lane, || panic!("it fails instead"));
     kernel(lane, || panic!("nothing runs after it"));

@@ -5,6 +5,8 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -159,6 +161,7 @@ impl Places {
             let paths = self.find(component)?.into_iter();
             found.extend(paths.map(|path| FoundLibrary { component: component.name, path, advice: component.advice }));
         }
+        found.iter().try_for_each(FoundLibrary::check)?;
         Ok(found)
     }
 }
@@ -174,11 +177,23 @@ pub struct FoundLibrary {
 }
 
 impl FoundLibrary {
+    /// Makes sure that it is whole.
+    fn check(&self) -> Result<(), CudaUnavailable> {
+        if is_whole(&self.path) {
+            return Ok(());
+        }
+        let reason = format!("{} is cut short or no library", self.path.display());
+        Err(CudaUnavailable::Broken { name: self.component, reason, advice: self.advice })
+    }
+
     /// Loads it for good, so that who opens it by its name gets this one.
     pub(super) fn load(&self) -> Result<(), CudaUnavailable> {
         // SAFETY: runs the initialisers of a library that whoever runs this process installed to be run.
-        let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) }.map_err(|e| {
-            CudaUnavailable::Broken { name: self.component, reason: loader_words(&e), advice: self.advice }
+        let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) };
+        let library = library.map_err(|e| CudaUnavailable::Broken {
+            name: self.component,
+            reason: loader_words(&e),
+            advice: self.advice,
         })?;
         std::mem::forget(library);
         Ok(())
@@ -210,6 +225,22 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
         }
         packages
     }
+}
+
+/// Whether a file is as long as its 64-bit ELF header says. The loader does not look, and a process that loads a download cut short
+/// is killed.
+fn is_whole(path: &Path) -> bool {
+    let read = || {
+        let mut file = File::open(path).ok()?;
+        let mut header = [0; 64];
+        file.read_exact(&mut header).ok()?;
+        // The header of the sections, of which the last bytes of a library are part: e_shoff, e_shentsize, e_shnum.
+        let number = |at: usize| header.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes).map(u64::from);
+        let offset = u64::from_le_bytes(header.get(40..48)?.try_into().ok()?);
+        let end = offset.checked_add(number(58)? * number(60)?)?;
+        Some(header.starts_with(b"\x7fELF") && end <= file.metadata().ok()?.len())
+    };
+    read().unwrap_or(false)
 }
 
 /// Folders in a folder, by name.

@@ -154,6 +154,7 @@ impl CudaUnavailable {
             CudaUnavailable::Incomplete { name, folder, file, .. } => {
                 format!("{name} in {} is not whole: there is no {file}", folder.display())
             }
+            CudaUnavailable::Broken { name, reason, .. } => format!("{name} does not load: {reason}"),
             other => other.to_string(),
         }
     }

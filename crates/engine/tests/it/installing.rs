@@ -163,6 +163,13 @@ const NVIDIA_FILES: [&str; 14] = [
     "cudnn/lib/libcudnn_ops.so.9",
 ];
 
+/// As much of a library as is looked at: a header that promises nothing.
+const ELF: [u8; 64] = {
+    let mut header = [0; 64];
+    (header[0], header[1], header[2], header[3]) = (0x7f, b'E', b'L', b'F');
+    header
+};
+
 fn gpu_wheel(path: &Path, content: &[u8], requirements: &str) {
     let names = GPU_FILES.map(|name| format!("onnxruntime/capi/{name}"));
     let mut entries: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), content)).collect();
@@ -173,7 +180,7 @@ fn gpu_wheel(path: &Path, content: &[u8], requirements: &str) {
 
 fn nvidia_wheel(path: &Path, files: &[&str]) {
     let names: Vec<String> = files.iter().map(|name| format!("nvidia/{name}")).collect();
-    let mut entries: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"NVIDIA's"[..])).collect();
+    let mut entries: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &ELF[..])).collect();
     entries.push(("nvidia/cu13/lib/libcudart_static.a", b"not to be loaded"));
     wheel(path, CompressionMethod::Deflated, &entries);
 }
@@ -236,6 +243,8 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
 
     // What has become incomplete is.
     std::fs::remove_file(gpu.join("nvidia/libcudnn_ops.so.9")).expect("is there");
+    assert_eq!(install.run(&mut |_| {}).expect("installs").nvidia, Some(gpu.join("nvidia")));
+    std::fs::write(gpu.join("nvidia/libcufft.so.12"), &ELF[..63]).expect("writes");
     let done = install.run(&mut |_| {}).expect("installs");
     assert_eq!(done.nvidia, Some(gpu.join("nvidia")));
     assert_eq!(names(&gpu.join("nvidia")), libraries);

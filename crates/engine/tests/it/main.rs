@@ -10,6 +10,7 @@ mod gpu;
 mod installing;
 mod model;
 mod plans;
+mod preflight;
 mod segments;
 mod states;
 mod support;

@@ -48,6 +48,11 @@ impl DeviceMemory {
         self.address
     }
 
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Enqueues a copy of host memory to `offset`.
     ///
     /// # Safety

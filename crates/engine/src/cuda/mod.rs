@@ -4,6 +4,7 @@
 
 mod device;
 mod error;
+mod graph;
 mod libcuda;
 pub(crate) mod libraries;
 mod memory;
@@ -17,6 +18,7 @@ mod unavailable;
 
 pub use device::Device;
 pub use error::CudaError;
+pub(crate) use graph::Graph;
 pub use libcuda::{DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
 pub use libraries::FoundLibrary;
 pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};

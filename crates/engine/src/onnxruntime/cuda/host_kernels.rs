@@ -27,20 +27,20 @@ pub(super) struct At {
 }
 
 /// What a function in a stream runs.
-struct Call {
+pub(super) struct Call {
     session: Arc<SharedSessionInner>,
     names: Arc<Names>,
     inputs: Vec<At>,
     outputs: Vec<At>,
 }
 
-/// Enqueues a run. Its outputs are in memory of their own, whose sizes are found by a run on zeros.
+/// Enqueues a run. Its outputs are in memory of their own, whose sizes are found by a run on zeros. The call has to be kept until the run is over.
 pub(super) fn enqueue(
     session: &Arc<SharedSessionInner>,
     names: &Arc<Names>,
     stream: &Arc<Stream>,
     inputs: Vec<At>,
-) -> Result<Vec<(At, DeviceSlice)>, String> {
+) -> Result<(Vec<(At, DeviceSlice)>, Arc<Call>), String> {
     let memory = CpuMemory::new()?;
     let mut zeros: Vec<Tensor> = inputs
         .iter()
@@ -61,23 +61,19 @@ pub(super) fn enqueue(
         outputs.push((At { address: slice.address(), len, shape, datatype }, slice));
     }
     let ats = outputs.iter().map(|(at, _)| at.clone()).collect();
-    let call = Box::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats });
+    let call = Arc::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats });
     stream.device().bind().map_err(|e| e.to_string())?;
-    let argument = Box::into_raw(call).cast::<c_void>();
-    // SAFETY: the stream is alive; the function takes the box back.
+    let argument = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
+    // SAFETY: the stream is alive; the call is kept until the function has run, as the caller is told.
     let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
-    if enqueued.is_err() {
-        // SAFETY: refused, so that the function will not take it.
-        drop(unsafe { Box::from_raw(argument.cast::<Call>()) });
-    }
     stream.device().check("running a kernel", enqueued).map_err(|e| e.to_string())?;
-    Ok(outputs)
+    Ok((outputs, call))
 }
 
 /// What the stream calls.
 unsafe extern "C" fn function(argument: *mut c_void) {
-    // SAFETY: made by `enqueue`, and passed to one call of this function.
-    let call = unsafe { Box::from_raw(argument.cast::<Call>()) };
+    // SAFETY: made by `enqueue`, and kept by the lane until the stream is past this.
+    let call = unsafe { &*argument.cast::<Call>().cast_const() };
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run()));
     if let Err(reason) = ran.unwrap_or_else(|_| Err("it panicked".into())) {
         // As a kernel that fails has no words for its caller either.

@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
-use ort::session::SharedSessionInner;
 
 use super::super::session::{Source, take};
-use super::super::value::{CpuMemory, Value};
-use super::binding::Binding;
+use super::super::value::CpuMemory;
 use super::gpu::{DeviceMemoryInfo, Gpu};
-use super::host_kernels::{self, At};
+use super::host_kernels::Call;
 use super::model::Shared;
+use super::segment_session::{Ground, SegmentSession};
 use super::weights::Weights;
 use crate::batch;
 use crate::buffer::Lent;
@@ -25,12 +24,9 @@ use crate::traits::{Lane, RunError};
 /// A stream, and the sessions that enqueue there.
 pub(super) struct CudaLane {
     shared: Arc<Shared>,
-    gpu: Arc<Gpu>,
-    /// By segment; and by rows, where kernels are set up for a size.
-    sessions: Vec<BTreeMap<usize, Session>>,
+    /// By segment, and by what [`Shared::session_key`] says.
+    sessions: Vec<BTreeMap<usize, SegmentSession>>,
     weights: Arc<Weights>,
-    on_device: DeviceMemoryInfo,
-    on_host: CpuMemory,
     begin: Event,
     end: Event,
     has_run: bool,
@@ -38,25 +34,21 @@ pub(super) struct CudaLane {
     held: Vec<Held>,
     /// What it copies back, likewise.
     outputs: Vec<Output>,
-    stream: Arc<Stream>,
+    ground: Ground,
 }
 
-struct Session {
-    binding: Binding,
-    owner: Arc<SessionOwner>,
-}
-
-/// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
-struct SessionOwner {
-    session: Arc<SharedSessionInner>,
-    _weights: Arc<Weights>,
-    _stream: Arc<Stream>,
+/// A tensor between the segments of a launch.
+struct Between {
+    tensor: Tensor,
+    /// Whether it stays as it is when the lane runs again.
+    lasts: bool,
 }
 
 /// Only kept.
 enum Held {
     Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
     Pinned(#[expect(dead_code, reason = "only kept")] Pinned),
+    Call(#[expect(dead_code, reason = "only kept")] Arc<Call>),
 }
 
 /// An output on its way to the host, or there already.
@@ -75,17 +67,14 @@ impl CudaLane {
         let event = || Event::timed(&gpu.device).map_err(|e| e.to_string());
         let mut lane = CudaLane {
             sessions: shared.blueprints.iter().map(|_| BTreeMap::new()).collect(),
-            on_device: DeviceMemoryInfo::new(&gpu)?,
-            on_host: CpuMemory::new()?,
             begin: event()?,
             end: event()?,
             has_run: false,
             held: Vec::new(),
             outputs: Vec::new(),
+            ground: Ground { on_device: DeviceMemoryInfo::new(&gpu)?, on_host: CpuMemory::new()?, gpu, stream },
             shared,
-            gpu,
             weights,
-            stream,
         };
         // The others are made for the sizes that the lane is warmed with.
         for segment in 0..lane.sessions.len() {
@@ -105,18 +94,18 @@ impl CudaLane {
         if sessions.contains_key(&rows) {
             return Ok(());
         }
-        let session = self.shared.maker.session(&self.gpu, blueprint, Some(&self.weights), Some(&self.stream))?;
-        let binding = Binding::new(&session, &blueprint.names, blueprint.on_host.clone())?;
-        let owner =
-            SessionOwner { session: session.inner(), _weights: self.weights.clone(), _stream: self.stream.clone() };
-        sessions.insert(rows, Session { binding, owner: Arc::new(owner) });
+        let Ground { gpu, stream, .. } = &self.ground;
+        let session = self.shared.maker.session(gpu, blueprint, Some(&self.weights), Some(stream))?;
+        let tries_graph = rows > 0 && self.shared.may_record;
+        let session = SegmentSession::new(&session, blueprint, &self.weights, &self.ground, tries_graph)?;
+        sessions.insert(rows, session);
         Ok(())
     }
 
     /// Enqueues segments, and waits for their end.
     fn launch(&mut self, range: Range<usize>, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
-        self.gpu.device.bind().map_err(|e| e.to_string())?;
-        self.stream.record(&self.begin).map_err(|e| e.to_string())?;
+        self.ground.gpu.device.bind().map_err(|e| e.to_string())?;
+        self.ground.stream.record(&self.begin).map_err(|e| e.to_string())?;
         let shared = self.shared.clone();
         let Some(blueprints) = shared.blueprints.get(range.clone()) else {
             return Err(format!("there are {} segments, but {range:?} are asked for", shared.blueprints.len()));
@@ -134,14 +123,18 @@ impl CudaLane {
             tensors = self.enqueue(segment, tensors, filled)?;
         }
         if filled != rows {
-            tensors.iter_mut().try_for_each(|tensor| cut(tensor, rows))?;
+            tensors.iter_mut().try_for_each(|between| cut(&mut between.tensor, rows))?;
         }
-        if ends_here {
-            for tensor in std::mem::take(&mut tensors) {
-                self.copy_back(tensor)?;
+        let mut left = Vec::with_capacity(tensors.len());
+        for between in tensors {
+            match between {
+                Between { tensor, .. } if ends_here => self.copy_back(tensor)?,
+                Between { tensor, lasts: true } => left.push(tensor),
+                Between { tensor, lasts: false } => left.push(self.copy(tensor)?),
             }
         }
-        self.stream.record(&self.end).map_err(|e| e.to_string())?;
+        let mut tensors = left;
+        self.ground.stream.record(&self.end).map_err(|e| e.to_string())?;
         self.end.wait().map_err(|e| e.to_string())?;
         self.has_run = true;
         self.held.clear();
@@ -158,42 +151,42 @@ impl CudaLane {
     }
 
     /// The tensor on the device, with `filled` rows of which the first are its `rows`. Strings stay where they are.
-    fn bring(&mut self, mut tensor: Tensor, rows: usize, filled: usize) -> Result<Tensor, String> {
+    fn bring(&mut self, mut tensor: Tensor, rows: usize, filled: usize) -> Result<Between, String> {
         if tensor.datatype == DataType::Bytes {
-            return Ok(tensor);
+            return Ok(Between { tensor, lasts: true });
         }
         let words = |e: crate::cuda::CudaError| e.to_string();
         let len = tensor.data.len();
         let all = if filled == rows { len } else { len / rows.max(1) * filled };
         let taken = |stream: &Arc<Stream>| DeviceMemory::in_stream(stream, all, &format!("an input of {all} bytes"));
         if let Some(slice) = tensor.data.device() {
-            if !Arc::ptr_eq(slice.device(), &self.gpu.device) {
+            if !Arc::ptr_eq(slice.device(), &self.ground.gpu.device) {
                 return Err(format!(
                     "a tensor is on {:?}, and the lane on {:?}: this is a defect",
                     slice.device(),
-                    self.gpu.device
+                    self.ground.gpu.device
                 ));
             }
             self.held.push(Held::Slice(slice.clone()));
             if all == len && slice.is_aligned() {
-                slice.wait_in(&self.stream).map_err(words)?;
-                return Ok(tensor);
+                slice.wait_in(&self.ground.stream).map_err(words)?;
+                return Ok(Between { tensor, lasts: true });
             }
-            let memory = taken(&self.stream).map_err(words)?;
+            let memory = taken(&self.ground.stream).map_err(words)?;
             // SAFETY: the slice is held until the launch is over.
-            unsafe { memory.copy(&self.stream, 0, slice) }.map_err(words)?;
-            memory.zero(&self.stream, len).map_err(words)?;
+            unsafe { memory.copy(&self.ground.stream, 0, slice) }.map_err(words)?;
+            memory.zero(&self.ground.stream, len).map_err(words)?;
             tensor.data = Buffer::from_device(memory.into_slice());
         } else {
             batch::normalise_booleans(&mut tensor);
-            let mut staged = self.gpu.pinned.take(len).map_err(words)?;
+            let mut staged = self.ground.gpu.pinned.take(len).map_err(words)?;
             staged.bytes_mut().copy_from_slice(tensor.data.as_slice());
-            let memory = taken(&self.stream).map_err(words)?;
+            let memory = taken(&self.ground.stream).map_err(words)?;
             // SAFETY: the copy is held until the launch is over.
-            let copied = unsafe { memory.upload(&self.stream, 0, staged.bytes()) };
+            let copied = unsafe { memory.upload(&self.ground.stream, 0, staged.bytes()) };
             self.held.push(Held::Pinned(staged));
             copied.map_err(words)?;
-            memory.zero(&self.stream, len).map_err(words)?;
+            memory.zero(&self.ground.stream, len).map_err(words)?;
             tensor.data = Buffer::from_device(memory.into_slice());
         }
         if let Some(first) = tensor.shape.first_mut().filter(|_| filled != rows) {
@@ -201,65 +194,56 @@ impl CudaLane {
         }
         // Other segments of this launch may be over with it before it was read.
         self.held.extend(tensor.data.device().cloned().map(Held::Slice));
-        Ok(tensor)
+        Ok(Between { tensor, lasts: true })
+    }
+
+    /// A copy of a tensor on the device.
+    fn copy(&mut self, tensor: Tensor) -> Result<Tensor, String> {
+        let Some(slice) = tensor.data.device() else { return Ok(tensor) };
+        let words = |e: crate::cuda::CudaError| e.to_string();
+        let memory = DeviceMemory::in_stream(&self.ground.stream, slice.len(), "what is between two segments");
+        let memory = memory.map_err(words)?;
+        self.held.push(Held::Slice(slice.clone()));
+        // SAFETY: the slice is held until the launch is over.
+        unsafe { memory.copy(&self.ground.stream, 0, slice) }.map_err(words)?;
+        Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape, data: Buffer::from_device(memory.into_slice()) })
     }
 
     /// Enqueues a segment.
-    fn enqueue(&mut self, segment: usize, mut tensors: Vec<Tensor>, rows: usize) -> Result<Vec<Tensor>, String> {
+    fn enqueue(&mut self, segment: usize, tensors: Vec<Between>, rows: usize) -> Result<Vec<Between>, String> {
         let shared = self.shared.clone();
         let blueprint = shared.blueprints.get(segment).ok_or_else(|| format!("there is no segment {segment}"))?;
-        let key = if blueprint.has_plans { rows } else { 0 };
+        let key = shared.session_key(blueprint, rows);
         self.prepare(segment, key)?;
         let Some(session) = self.sessions.get_mut(segment).and_then(|sessions| sessions.get_mut(&key)) else {
             return Err(format!("segment {segment} has no session"));
         };
+        let (mut tensors, lasts): (Vec<Tensor>, Vec<bool>) =
+            tensors.into_iter().map(|between| (between.tensor, between.lasts)).unzip();
         let wiring = &blueprint.wiring;
         batch::check(&wiring.before, &tensors)?;
         let taken = wiring.takes.iter().map(|index| tensors.get(*index).ok_or("a tensor is missing between segments"));
         let taken = taken.collect::<Result<Vec<&Tensor>, _>>()?;
-        let made: Vec<Tensor> = if self.gpu.has_host_kernels {
-            let at = |tensor: &&Tensor| {
-                let slice = tensor.data.device().ok_or("strings have no place on a device")?;
-                let (address, len) = (slice.address(), slice.len());
-                Ok(At { address, len, shape: tensor.shape.clone(), datatype: tensor.datatype })
-            };
-            let inputs = taken.iter().map(at).collect::<Result<_, String>>()?;
-            let made = host_kernels::enqueue(&session.owner.session, &blueprint.names, &self.stream, inputs)?;
-            let tensor = |(at, slice): (At, DeviceSlice)| Tensor {
-                datatype: at.datatype,
-                shape: at.shape,
-                data: Buffer::from_device(slice),
-            };
-            made.into_iter().map(tensor).collect()
-        } else {
-            let mut dims = Vec::new();
-            let value = |tensor: &&Tensor| match tensor.data.device() {
-                Some(slice) => {
-                    let (info, shape) = (self.on_device.as_raw(), &tensor.shape);
-                    Value::of_device(info, slice.address(), slice.len(), shape, tensor.datatype)
-                }
-                None => Value::of_strings(tensor, &mut dims),
-            };
-            let inputs = taken.iter().map(value).collect::<Result<Vec<_>, _>>()?;
-            let values = session.binding.run(&inputs, &self.on_device, self.on_host.as_raw())?;
-            let tensor = |value: Value| output(value, &taken, &self.gpu, &session.owner);
-            values.into_iter().map(tensor).collect::<Result<_, _>>()?
-        };
-        let mut made: Vec<Option<Tensor>> = made.into_iter().map(Some).collect();
+        let made = session.enqueue(&self.ground, &taken)?;
+        self.held.extend(made.held.map(Held::Call));
+        let mut outputs: Vec<Option<Tensor>> = made.outputs.into_iter().map(Some).collect();
         let mut given = Vec::with_capacity(wiring.gives.len());
         for (spec, source) in &wiring.gives {
-            let tensor = match *source {
-                Source::Kept(index) => take(&mut tensors, index)?,
-                Source::Made(index) => made
-                    .get_mut(index)
-                    .and_then(Option::take)
-                    .ok_or_else(|| format!("the model gave no value for output '{}'", spec.name))?,
+            let between = match *source {
+                Source::Kept(index) => {
+                    Between { tensor: take(&mut tensors, index)?, lasts: lasts.get(index).is_none_or(|lasts| *lasts) }
+                }
+                Source::Made(index) => {
+                    let tensor = outputs.get_mut(index).and_then(Option::take);
+                    let tensor = tensor.ok_or_else(|| format!("the model gave no value for output '{}'", spec.name))?;
+                    Between { tensor, lasts: made.lasts }
+                }
             };
-            if tensor.datatype != spec.datatype {
-                let (name, expected, got) = (&spec.name, spec.datatype, tensor.datatype);
+            if between.tensor.datatype != spec.datatype {
+                let (name, expected, got) = (&spec.name, spec.datatype, between.tensor.datatype);
                 return Err(format!("output '{name}': expected datatype {expected}, got {got}"));
             }
-            given.push(tensor);
+            given.push(between);
         }
         Ok(given)
     }
@@ -270,9 +254,9 @@ impl CudaLane {
             self.outputs.push(Output::Here(tensor));
             return Ok(());
         };
-        let mut data = self.gpu.pinned.take(slice.len()).map_err(|e| e.to_string())?;
+        let mut data = self.ground.gpu.pinned.take(slice.len()).map_err(|e| e.to_string())?;
         // SAFETY: both are kept until the launch is over, and the copy is not looked at before.
-        let copied = unsafe { slice.download(&self.stream, data.bytes_mut()) };
+        let copied = unsafe { slice.download(&self.ground.stream, data.bytes_mut()) };
         self.held.push(Held::Slice(slice.clone()));
         self.outputs.push(Output::Copied { datatype: tensor.datatype, shape: tensor.shape, data });
         copied.map_err(|e| e.to_string())
@@ -280,7 +264,7 @@ impl CudaLane {
 
     /// Waits until nothing that was enqueued uses what is held, whatever came of it.
     fn settle(&mut self) {
-        let _ = self.stream.finish();
+        let _ = self.ground.stream.finish();
         self.held.clear();
         self.outputs.clear();
     }
@@ -293,20 +277,20 @@ impl CudaLane {
         shape: Vec<usize>,
     ) -> Result<Tensor, StateError> {
         let all: usize = tensors.clone().map(|tensor| tensor.data.len()).sum();
-        let memory = DeviceMemory::in_stream(&self.stream, all, &format!("a batch of {all} bytes"))?;
+        let memory = DeviceMemory::in_stream(&self.ground.stream, all, &format!("a batch of {all} bytes"))?;
         let mut offset = 0;
         for tensor in tensors {
             match tensor.data.device() {
                 Some(slice) => {
                     self.held.push(Held::Slice(slice.clone()));
                     // SAFETY: held until the next launch is over, which comes after the copy.
-                    unsafe { memory.copy(&self.stream, offset, slice)? };
+                    unsafe { memory.copy(&self.ground.stream, offset, slice)? };
                 }
                 None => {
-                    let mut staged = self.gpu.pinned.take(tensor.data.len())?;
+                    let mut staged = self.ground.gpu.pinned.take(tensor.data.len())?;
                     staged.bytes_mut().copy_from_slice(tensor.data.as_slice());
                     // SAFETY: as above.
-                    let copied = unsafe { memory.upload(&self.stream, offset, staged.bytes()) };
+                    let copied = unsafe { memory.upload(&self.ground.stream, offset, staged.bytes()) };
                     self.held.push(Held::Pinned(staged));
                     copied?;
                 }
@@ -332,7 +316,7 @@ impl Lane for CudaLane {
             }
             Err(reason) => {
                 self.settle();
-                Err(RunError { engine: self.shared.maker.engine(), reason: self.gpu.explain(reason) })
+                Err(RunError { engine: self.shared.maker.engine(), reason: self.ground.gpu.explain(reason) })
             }
         }
     }
@@ -360,7 +344,7 @@ impl Lane for CudaLane {
     }
 
     fn last_run(&self) -> Option<(Duration, Duration)> {
-        let since = |event: &Event| event.since(&self.gpu.epoch).ok();
+        let since = |event: &Event| event.since(&self.ground.gpu.epoch).ok();
         if self.has_run { Some((since(&self.begin)?, since(&self.end)?)) } else { None }
     }
 }
@@ -369,33 +353,9 @@ impl Drop for CudaLane {
     fn drop(&mut self) {
         self.settle();
         // Sessions give back what they have on the device of the calling thread.
-        let _ = self.gpu.device.bind();
+        let _ = self.ground.gpu.device.bind();
         self.sessions.clear();
     }
-}
-
-/// An output as it lies on the device. It keeps its session, or the input that it was handed through from.
-fn output(value: Value, inputs: &[&Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
-    let (datatype, shape) = value.describe()?;
-    let Some(size) = datatype.size() else {
-        return value.into_tensor(&owner.session, &[], false);
-    };
-    let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
-    let address = value.address()?.addr() as u64;
-    let inputs = inputs.iter().filter_map(|tensor| tensor.data.device());
-    for input in inputs {
-        if let Some(start) = address.checked_sub(input.address()).and_then(|start| usize::try_from(start).ok())
-            && start + len <= input.len()
-            && len > 0
-        {
-            return Ok(Tensor { datatype, shape, data: Buffer::from_device(input.part(start, start + len)) });
-        }
-    }
-    let owner = Arc::new((value, owner.clone()));
-    // SAFETY: bound to the device, so that it lies there, as long as its value, which the owner keeps; what the next run of the session gives lies elsewhere
-    // as long as this one is there.
-    let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
-    Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
 }
 
 /// Leaves the first `rows` rows.

@@ -11,6 +11,7 @@ mod gpu;
 mod host_kernels;
 mod lane;
 mod model;
+mod segment_session;
 mod weights;
 
 use std::path::PathBuf;

@@ -150,6 +150,8 @@ pub(super) struct Shared {
     pub blueprints: Vec<Blueprint>,
     /// Whether batches may be filled up with rows that nobody asked for: all inputs and outputs have the batch as their axis 0.
     pub may_fill: bool,
+    /// Whether launches may be recorded as graphs: nothing but the batch varies.
+    pub may_record: bool,
     gpus: Vec<OnGpu>,
 }
 
@@ -224,8 +226,11 @@ impl CudaModel {
         let is_batched =
             |spec: &TensorSpec| spec.dims.first().is_some_and(|d| *d < 0) && spec.datatype != DataType::Bytes;
         let may_fill = signature.inputs.iter().chain(&signature.outputs).all(is_batched);
+        let is_fixed = |spec: &TensorSpec| spec.dims.iter().skip(1).all(|d| *d >= 0);
+        let may_record =
+            maker.options.graphs && maker.options.provider == Provider::Cuda && signature.inputs.iter().all(is_fixed);
         let gpus = gpus.into_iter().map(|gpu| OnGpu { gpu, weights: Mutex::default() }).collect();
-        let shared = Arc::new(Shared { maker, signature, blueprints, may_fill, gpus });
+        let shared = Arc::new(Shared { maker, signature, blueprints, may_fill, may_record, gpus });
         let activations = (!infos.is_empty()).then_some(activations);
         Ok(CudaModel { shared, infos, activations })
     }
@@ -302,15 +307,24 @@ impl Model for CudaModel {
     }
 
     fn sizes_to_warm(&self, most: usize) -> Vec<usize> {
-        if self.shared.blueprints.iter().any(|blueprint| blueprint.has_plans) {
-            (1..=most).filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect()
-        } else {
-            Vec::new()
+        let has_plans = self.shared.blueprints.iter().any(|blueprint| blueprint.has_plans);
+        // The largest first, so that the memory that is taken for it serves the others.
+        match (has_plans, self.shared.may_record) {
+            (true, _) => (1..=most).rev().filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect(),
+            (false, true) => (1..=most).rev().filter(|rows| rows.is_power_of_two()).collect(),
+            (false, false) => Vec::new(),
         }
     }
 }
 
 impl Shared {
+    /// Under what a segment's session for batches of `rows` is kept; 0: one for all sizes.
+    pub(super) fn session_key(&self, blueprint: &Blueprint, rows: usize) -> usize {
+        // What is recorded is for one size; a session for each would take too much memory.
+        let is_recorded = self.may_record && rows.is_power_of_two();
+        if blueprint.has_plans || is_recorded { rows } else { 0 }
+    }
+
     /// How many rows a batch is filled up to where kernels are set up for each size: few enough sizes to have a session for each, and at most a third more
     /// rows.
     pub(super) fn filled(&self, rows: usize) -> usize {

@@ -1,0 +1,229 @@
+//! A segment on a lane: a session that enqueues in the lane's stream, and a graph of what it enqueues where that pays.
+
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use ort::session::{Session, SharedSessionInner};
+
+use super::super::session::Names;
+use super::super::value::{CpuMemory, Value};
+use super::binding::Binding;
+use super::gpu::{DeviceMemoryInfo, Gpu};
+use super::host_kernels::{self, At, Call};
+use super::model::Blueprint;
+use super::weights::Weights;
+use crate::cuda::{DeviceMemory, DeviceSlice, Event, Graph, Stream};
+use crate::tensor::{Buffer, Tensor};
+
+/// How much of the time without it a graph may take to be kept: what it saves has to be more than chance.
+const WORTH_GRAPH: f64 = 0.97;
+
+/// Where sessions of a lane run.
+pub(super) struct Ground {
+    pub gpu: Arc<Gpu>,
+    pub stream: Arc<Stream>,
+    pub on_device: DeviceMemoryInfo,
+    pub on_host: CpuMemory,
+}
+
+/// A session of a segment.
+pub(super) struct SegmentSession {
+    /// Before the session, whose memory it uses.
+    graph: Option<RecordedRun>,
+    binding: Binding,
+    names: Arc<Names>,
+    owner: Arc<SessionOwner>,
+    /// Whether a graph is still to be tried.
+    tries_graph: bool,
+}
+
+/// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
+pub(super) struct SessionOwner {
+    session: Arc<SharedSessionInner>,
+    _weights: Arc<Weights>,
+    _stream: Arc<Stream>,
+}
+
+/// A run that was recorded: its inputs and outputs are where they were then.
+struct RecordedRun {
+    graph: Graph,
+    inputs: Vec<DeviceMemory>,
+    /// Not used by anything else, nor is what the run has used in between: after it was recorded the session runs in no other way.
+    outputs: Vec<Tensor>,
+}
+
+/// What a run gives, once what is enqueued is over.
+pub(super) struct Made {
+    pub outputs: Vec<Tensor>,
+    /// Whether the outputs stay as they are when the session runs again.
+    pub lasts: bool,
+    /// To be kept until the launch is over.
+    pub held: Option<Arc<Call>>,
+}
+
+impl SegmentSession {
+    /// `tries_graph`: whether all runs will have inputs of the same shapes, so that they may be recorded.
+    pub(super) fn new(
+        session: &Session,
+        blueprint: &Blueprint,
+        weights: &Arc<Weights>,
+        ground: &Ground,
+        tries_graph: bool,
+    ) -> Result<SegmentSession, String> {
+        let owner =
+            SessionOwner { session: session.inner(), _weights: weights.clone(), _stream: ground.stream.clone() };
+        Ok(SegmentSession {
+            graph: None,
+            binding: Binding::new(session, &blueprint.names, blueprint.on_host.clone())?,
+            names: blueprint.names.clone(),
+            owner: Arc::new(owner),
+            tries_graph: tries_graph && !blueprint.on_host.contains(&true) && !ground.gpu.has_host_kernels,
+        })
+    }
+
+    /// Enqueues a run on inputs that stay until the launch is over.
+    pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+        if let Some(recorded) = &mut self.graph {
+            return recorded.enqueue(ground, inputs);
+        }
+        if ground.gpu.has_host_kernels {
+            return self.enqueue_on_host(ground, inputs);
+        }
+        if std::mem::take(&mut self.tries_graph) {
+            return self.try_graph(ground, inputs);
+        }
+        let outputs = self.run(ground, inputs)?;
+        Ok(Made { outputs, lasts: true, held: None })
+    }
+
+    fn run(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Vec<Tensor>, String> {
+        let mut dims = Vec::new();
+        let value = |tensor: &&Tensor| match tensor.data.device() {
+            Some(slice) => ground.value(slice.address(), slice.len(), tensor),
+            None => Value::of_strings(tensor, &mut dims),
+        };
+        let values = inputs.iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        let outputs = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
+        outputs.into_iter().map(|value| output(value, inputs, &ground.gpu, &self.owner)).collect()
+    }
+
+    fn enqueue_on_host(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+        let at = |tensor: &&Tensor| {
+            let slice = tensor.data.device().ok_or("strings have no place on a device")?;
+            let (address, len) = (slice.address(), slice.len());
+            Ok(At { address, len, shape: tensor.shape.clone(), datatype: tensor.datatype })
+        };
+        let inputs = inputs.iter().map(at).collect::<Result<_, String>>()?;
+        let (made, call) = host_kernels::enqueue(&self.owner.session, &self.names, &ground.stream, inputs)?;
+        let tensor = |(at, slice): (At, DeviceSlice)| {
+            let At { shape, datatype, .. } = at;
+            Tensor { datatype, shape, data: Buffer::from_device(slice) }
+        };
+        Ok(Made { outputs: made.into_iter().map(tensor).collect(), lasts: true, held: Some(call) })
+    }
+
+    /// The first run: twice as always, then recorded and twice from the record, which is kept if it is faster. Waits for each.
+    fn try_graph(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+        // What is taken and planned on the first one must not be in the record.
+        self.run(ground, inputs)?;
+        let (plain, outputs) = ground.time(|| self.run(ground, inputs))?;
+        let recorded = self.record(ground, inputs).and_then(|mut recorded| {
+            recorded.enqueue(ground, inputs)?;
+            let (took, _) = ground.time(|| recorded.enqueue(ground, inputs))?;
+            Ok((took, recorded))
+        });
+        match recorded {
+            Ok((took, recorded)) if took.as_secs_f64() < WORTH_GRAPH * plain.as_secs_f64() => {
+                tracing::debug!(%plain, %took, "a segment runs as a graph");
+                self.graph = Some(recorded);
+            }
+            Ok((took, _)) => tracing::debug!(%plain, %took, "a segment is no faster as a graph"),
+            Err(reason) => {
+                tracing::debug!(%reason, "a segment cannot be a graph");
+                // The device may have failed; else the plain outputs are as good as before.
+                ground.stream.finish().map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(Made { outputs, lasts: true, held: None })
+    }
+
+    fn record(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<RecordedRun, String> {
+        let memory = |tensor: &&Tensor| {
+            let len = tensor.data.len();
+            DeviceMemory::new(&ground.gpu.device, len, &format!("the input of a graph, of {len} bytes"))
+                .map_err(|e| e.to_string())
+        };
+        let memory = inputs.iter().map(memory).collect::<Result<Vec<_>, _>>()?;
+        let value =
+            |(memory, tensor): (&DeviceMemory, &&Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
+        let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
+        let (graph, made) = ground.stream.record_graph(|| {
+            let made = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
+            made.into_iter().map(|value| output(value, &[], &ground.gpu, &self.owner)).collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(RecordedRun { graph, inputs: memory, outputs: made })
+    }
+}
+
+impl RecordedRun {
+    fn enqueue(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+        for (memory, tensor) in self.inputs.iter().zip(inputs) {
+            let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
+            if slice.len() != memory.len() {
+                return Err("a batch has another shape than its graph: this is a defect".into());
+            }
+            // SAFETY: the input stays until the launch is over, as the caller says.
+            unsafe { memory.copy(&ground.stream, 0, slice) }.map_err(|error| error.to_string())?;
+        }
+        self.graph.launch(&ground.stream).map_err(|error| error.to_string())?;
+        Ok(Made { outputs: self.outputs.iter().filter_map(share).collect(), lasts: false, held: None })
+    }
+}
+
+impl Ground {
+    fn value(&self, address: u64, len: usize, like: &Tensor) -> Result<Value, String> {
+        Value::of_device(self.on_device.as_raw(), address, len, &like.shape, like.datatype)
+    }
+
+    /// What a run takes on the device; waits for it.
+    fn time<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Duration, T), String> {
+        let words = |error: crate::cuda::CudaError| error.to_string();
+        let (begin, end) =
+            (Event::timed(&self.gpu.device).map_err(words)?, Event::timed(&self.gpu.device).map_err(words)?);
+        self.stream.record(&begin).map_err(words)?;
+        let made = enqueue()?;
+        self.stream.record(&end).map_err(words)?;
+        end.wait().map_err(words)?;
+        Ok((end.since(&begin).map_err(words)?, made))
+    }
+}
+
+/// The same tensor, on the same memory of the device.
+fn share(tensor: &Tensor) -> Option<Tensor> {
+    let slice = tensor.data.device()?.clone();
+    Some(Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data: Buffer::from_device(slice) })
+}
+
+/// An output as it lies on the device. It keeps its session, or the input that it was handed through from.
+fn output(value: Value, inputs: &[&Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
+    let (datatype, shape) = value.describe()?;
+    let Some(size) = datatype.size() else {
+        return value.into_tensor(&owner.session, &[], false);
+    };
+    let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
+    let address = value.address()?.addr() as u64;
+    let inputs = inputs.iter().filter_map(|tensor| tensor.data.device());
+    for input in inputs {
+        if let Some(start) = address.checked_sub(input.address()).and_then(|start| usize::try_from(start).ok())
+            && start + len <= input.len()
+            && len > 0
+        {
+            return Ok(Tensor { datatype, shape, data: Buffer::from_device(input.part(start, start + len)) });
+        }
+    }
+    let owner = Arc::new((value, owner.clone()));
+    // SAFETY: bound to the device, so that it lies there, as long as its value, which the owner keeps; what the next run of the session gives lies elsewhere
+    // as long as this one is there.
+    let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
+    Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
+}

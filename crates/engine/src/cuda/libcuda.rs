@@ -21,6 +21,59 @@ pub const OLDEST_DRIVER: DriverVersion = DriverVersion(13_000);
 /// The oldest GPUs that the libraries of CUDA 13 have kernels for (Turing).
 pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
+/// The functions of the driver that the engine calls through the bindings, which panic where one is missing. A driver that is new enough has them all, and
+/// many more; what else is loaded under its name may not.
+pub const DRIVER_FUNCTIONS: &[&str] = &[
+    "cuCtxSetCurrent",
+    "cuDevResourceGenerateDesc",
+    "cuDevSmResourceSplitByCount",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetDevResource",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGreenCtxCreate",
+    "cuGreenCtxDestroy",
+    "cuGreenCtxStreamCreate",
+    "cuInit",
+    "cuLaunchHostFunc",
+    "cuMemAllocAsync",
+    "cuMemAlloc_v2",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemPoolSetAttribute",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
 /// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major plus 10 times the minor version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverVersion(pub i32);
@@ -149,6 +202,7 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     if version < OLDEST_DRIVER {
         return Err(CudaUnavailable::DriverTooOld { found: version });
     }
+    DRIVER_FUNCTIONS.iter().try_for_each(|name| function::<*const ()>(library, name).map(|_| ()))?;
     let mut count = 0;
     // SAFETY: as above.
     done(unsafe { get_count(&mut count) })?;
@@ -208,4 +262,68 @@ fn failure(library: &Library, status: c_int) -> CudaUnavailable {
     };
     let said = [word("cuGetErrorName"), word("cuGetErrorString")].into_iter().flatten().collect::<Vec<_>>().join(": ");
     CudaUnavailable::Driver { status, said, advice }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).expect("is there") {
+            let path = entry.expect("reads").path();
+            if path.is_dir() { sources(&path, into) } else { into.push(path) }
+        }
+    }
+
+    /// What the bindings' wrappers in use call: wrapper, function.
+    const WRAPPERS: &str = "
+        ctx::set_current cuCtxSetCurrent, device::get cuDeviceGet, device::get_attribute cuDeviceGetAttribute,
+        device::get_default_mem_pool cuDeviceGetDefaultMemPool, device::get_name cuDeviceGetName, device::total_mem cuDeviceTotalMem_v2,
+        event::destroy cuEventDestroy_v2, event::elapsed cuEventElapsedTime, event::query cuEventQuery, event::record cuEventRecord,
+        event::synchronize cuEventSynchronize, free_async cuMemFreeAsync, free_host cuMemFreeHost, free_sync cuMemFree_v2,
+        graph::destroy cuGraphDestroy, graph::exec_destroy cuGraphExecDestroy, graph::instantiate cuGraphInstantiateWithFlags,
+        graph::launch cuGraphLaunch, init cuInit, malloc_async cuMemAllocAsync, malloc_host cuMemHostAlloc, malloc_sync cuMemAlloc_v2,
+        mem_get_info cuMemGetInfo_v2, memcpy_dtod_async cuMemcpyDtoDAsync_v2, memcpy_dtoh_async cuMemcpyDtoHAsync_v2,
+        memcpy_dtoh_sync cuMemcpyDtoH_v2, memcpy_htod_async cuMemcpyHtoDAsync_v2, memset_d8_async cuMemsetD8Async, primary_ctx::release cuDevicePrimaryCtxRelease_v2,
+        primary_ctx::retain cuDevicePrimaryCtxRetain, stream::begin_capture cuStreamBeginCapture_v2, stream::create cuStreamCreate,
+        stream::destroy cuStreamDestroy_v2, stream::end_capture cuStreamEndCapture, stream::launch_host_function cuLaunchHostFunc,
+        stream::synchronize cuStreamSynchronize, stream::wait_event cuStreamWaitEvent";
+
+    #[test]
+    fn every_function_that_is_called_is_looked_for() {
+        let wrappers: BTreeMap<&str, &str> =
+            WRAPPERS.split(',').filter_map(|pair| pair.trim().split_once(' ')).collect();
+        let mut files = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda"), &mut files);
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/onnxruntime"), &mut files);
+        let mut called = 0;
+        for file in files.iter().filter(|file| !file.ends_with("libcuda.rs")) {
+            let text = std::fs::read_to_string(file).expect("reads");
+            let name_at = |rest: &str| -> String {
+                rest.chars().take_while(|c| c.is_alphanumeric() || matches!(c, '_' | ':')).collect()
+            };
+            let direct = text.split("sys::cu").skip(1).filter(|rest| rest.starts_with(char::is_uppercase));
+            let direct = direct.map(|rest| format!("cu{}", name_at(rest)));
+            let wrapped =
+                text.split("result::").skip(1).map(name_at).filter(|name| name.starts_with(char::is_lowercase));
+            let wrapped = wrapped.map(|name| wrappers.get(name.as_str()).map_or(name, ToString::to_string));
+            for name in direct.chain(wrapped) {
+                assert!(DRIVER_FUNCTIONS.contains(&name.as_str()), "{name} is called in {}", file.display());
+                called += 1;
+            }
+        }
+        assert!(called > DRIVER_FUNCTIONS.len() / 2, "the patterns find calls");
+    }
+
+    #[test]
+    fn the_names_are_a_drivers() {
+        let path = cuda_stand_in::library().expect("is built");
+        // SAFETY: it is made to be loaded.
+        let library = unsafe { Library::open(Some(&path), RTLD_NOW) }.expect("loads");
+        for name in DRIVER_FUNCTIONS {
+            assert!(function::<*const ()>(&library, name).is_ok(), "{name}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ mod unavailable;
 pub use device::Device;
 pub use error::CudaError;
 pub(crate) use graph::Graph;
-pub use libcuda::{DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
+pub use libcuda::{DRIVER_FUNCTIONS, DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
 pub use libraries::FoundLibrary;
 pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};
 pub use options::{CudaOptions, Missing, Provider, UnknownMissing, UnknownProvider};

@@ -37,7 +37,10 @@ pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUn
     }
     let library = search.gpu_library(options.provider)?;
     let libraries = search.nvidia_places(Some(&library)).libraries(options.provider)?;
-    libraries.iter().try_for_each(FoundLibrary::load)?;
+    for found in &libraries {
+        tracing::debug!(path = %found.path.display(), "loading {}", found.component);
+        found.load()?;
+    }
     Ok(Ready { driver: driver.version, gpus, library, libraries })
 }
 

@@ -82,7 +82,13 @@ fn driver(folder: &Path) -> PathBuf {
         }
         #[unsafe(no_mangle)] pub extern "C" fn cuGetErrorString(_: i32, s: *mut *const u8) -> i32 { unsafe { *s = c"told so".as_ptr().cast() }; 0 }
     "#;
-    library(source, &driver.join("libcuda.so.1"));
+    // What is only looked for and not called until an engine starts, which none does on it.
+    let lacking = cuda::DRIVER_FUNCTIONS.iter().filter(|name| !source.contains(&format!(" {name}(")));
+    let lacking = lacking.map(|name| format!("#[unsafe(no_mangle)] pub extern \"C\" fn {name}() -> i32 {{ 801 }}\n"));
+    library(&(source.to_owned() + &lacking.collect::<String>()), &driver.join("libcuda.so.1"));
+    // One that is no driver of CUDA 13, as its name would have it.
+    std::fs::create_dir_all(folder.join("lacking")).expect("creates");
+    library(source, &folder.join("lacking/libcuda.so.1"));
     driver
 }
 
@@ -221,6 +227,10 @@ fn drivers_that_do_not_work() {
     std::fs::copy(driver.join("libcuda.so.1"), driver.join("libcuda.so")).expect("copies");
     assert!(run("0", "13000").contains("not ready: libcuda.so and libcuda.so.1 are different libraries here"));
     std::fs::remove_file(driver.join("libcuda.so")).expect("is there");
+    let said = look(&folder.path().join("lacking"), &[("DOWNBEAT_TEST_CACHE", cache)]);
+    assert!(said.contains(
+        "not ready: the libcuda.so.1 that was loaded is no NVIDIA driver, or too old a one: it has no function cu"
+    ));
     library("", &driver.join("libcuda.so.1"));
     assert!(run("0", "13000").contains("is no NVIDIA driver, or too old a one: it has no function cuInit"));
 }

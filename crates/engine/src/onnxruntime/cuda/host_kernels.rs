@@ -26,6 +26,9 @@ pub(super) struct At {
     pub datatype: DataType,
 }
 
+/// An output, and what keeps its memory.
+pub(super) type Output = (At, DeviceSlice);
+
 /// What a function in a stream runs.
 pub(super) struct Call {
     session: Arc<SharedSessionInner>,
@@ -40,7 +43,7 @@ pub(super) fn enqueue(
     names: &Arc<Names>,
     stream: &Arc<Stream>,
     inputs: Vec<At>,
-) -> Result<(Vec<(At, DeviceSlice)>, Arc<Call>), String> {
+) -> Result<(Vec<Output>, Arc<Call>), String> {
     let memory = CpuMemory::new()?;
     let mut zeros: Vec<Tensor> = inputs
         .iter()

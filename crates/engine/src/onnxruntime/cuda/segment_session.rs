@@ -115,7 +115,7 @@ impl SegmentSession {
         };
         let inputs = inputs.iter().map(at).collect::<Result<_, String>>()?;
         let (made, call) = host_kernels::enqueue(&self.owner.session, &self.names, &ground.stream, inputs)?;
-        let tensor = |(at, slice): (At, DeviceSlice)| {
+        let tensor = |(at, slice): host_kernels::Output| {
             let At { shape, datatype, .. } = at;
             Tensor { datatype, shape, data: Buffer::from_device(slice) }
         };

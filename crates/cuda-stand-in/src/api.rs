@@ -29,6 +29,7 @@ macro_rules! api {
 mod copy;
 mod device;
 mod event;
+mod graph;
 mod green;
 mod mapping;
 mod memory;
@@ -42,6 +43,7 @@ pub fn symbol(name: &str) -> Option<*mut std::ffi::c_void> {
         copy::symbol,
         device::symbol,
         event::symbol,
+        graph::symbol,
         green::symbol,
         memory::symbol,
         mapping::symbol,

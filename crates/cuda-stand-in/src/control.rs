@@ -64,6 +64,11 @@ control! {
         lock().patience = asks;
     }
 
+    /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time.
+    stand_in_set_launch_time(nanoseconds: u64) {
+        lock().launch_time = nanoseconds;
+    }
+
     /// Sets whether the host may follow addresses of device memory allocated from now on.
     stand_in_set_readable(readable: bool) {
         lock().readable = readable;

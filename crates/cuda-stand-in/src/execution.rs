@@ -108,6 +108,10 @@ impl Session {
     }
 
     fn execute(&mut self, stream: u64, operation: Operation, start: u64) -> Outcome<Option<Work>> {
+        let start = match operation.what {
+            What::Kernel { .. } if !operation.in_graph => start + self.launch_time,
+            _ => start,
+        };
         let work = |kind, to, from, len, duration| {
             Ok(Some(Work { stream: 0, context: 0, to, from, len, start, end: start + duration, kind }))
         };

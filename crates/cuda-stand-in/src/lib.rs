@@ -11,6 +11,8 @@
 //! - **Errors of a device are sticky**: everything of its contexts fails afterwards.
 //! - **Work that touches the same memory and that nothing orders** is written down, also where it happened to go well; kernels say
 //!   with [`StandIn::touch`] what they touch.
+//! - **A stream that captures runs nothing.** What disturbs a capture fails as documented and spoils it; a graph is launched with the
+//!   addresses that it was recorded with, under the same checks each time.
 //! - Use of what was destroyed, double frees, leaks are written down: [`StandIn::mistakes`], [`StandIn::leaks`].
 //!
 //! Every piece of work has a duration in virtual time (see [`Work`]), so that a test can show what overlaps without a clock.
@@ -23,10 +25,12 @@
 
 mod address;
 mod api;
+mod capture;
 mod context;
 mod control;
 mod execution;
 mod fault;
+mod graph;
 mod host_memory;
 mod library;
 mod machine;

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex};
 
+use crate::capture::Capture;
 use crate::context::{Context, Device, DeviceConfig};
 use crate::fault::Faults;
+use crate::graph::{Executable, Graph};
 use crate::host_memory::HostMemory;
 use crate::memory::Memory;
 use crate::ordering::Access;
@@ -29,6 +31,9 @@ pub struct Machine {
     pub events: BTreeMap<u64, Event>,
     /// Descriptors of resources, each a range of multiprocessors of one device: (device, first, count).
     pub descriptors: BTreeMap<u64, (i32, u32, u32)>,
+    pub captures: BTreeMap<u64, Capture>,
+    pub graphs: BTreeMap<u64, Graph>,
+    pub executables: BTreeMap<u64, Executable>,
     pub memory: Memory,
     pub host: HostMemory,
     pub faults: Faults,
@@ -44,6 +49,8 @@ pub struct Machine {
     pub accesses: VecDeque<Access>,
     /// Virtual time of the host, nanoseconds: it goes on where the host waits.
     pub now: u64,
+    /// How long the host takes to give a kernel to a stream, nanoseconds of virtual time; those of a graph it need not give.
+    pub launch_time: u64,
     /// The random order's state: none while streams are lazy. A worker goes when the number of its order is no longer this one.
     pub random: Option<u64>,
     pub order: u64,
@@ -66,6 +73,9 @@ impl Machine {
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             descriptors: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            executables: BTreeMap::new(),
             memory: Memory::new(),
             host: HostMemory::new(),
             faults: Faults::new(),
@@ -76,6 +86,7 @@ impl Machine {
             mistakes: Vec::new(),
             accesses: VecDeque::new(),
             now: 0,
+            launch_time: 0,
             random: None,
             order: 0,
             next: 0,
@@ -135,6 +146,9 @@ impl Machine {
             }
         }
         leaks.extend(self.events.keys().map(|handle| format!("event {handle:#x}")));
+        leaks.extend(self.captures.keys().map(|handle| format!("capture {handle:#x} that was not ended")));
+        leaks.extend(self.graphs.keys().map(|handle| format!("graph {handle:#x}")));
+        leaks.extend(self.executables.keys().map(|handle| format!("executable graph {handle:#x}")));
         for (handle, context) in &self.contexts {
             match context.partition {
                 Some((first, count)) => {

@@ -36,6 +36,11 @@ impl Clock {
         *known = number.max(*known);
     }
 
+    /// How far a stream is known to have come.
+    pub fn at(&self, stream: u64) -> u64 {
+        self.0.get(&stream).copied().unwrap_or(0)
+    }
+
     /// Whether an operation of a stream is known to be over.
     pub fn knows(&self, stream: u64, number: u64) -> bool {
         self.0.get(&stream).is_some_and(|known| *known >= number)

@@ -70,9 +70,15 @@ pub fn enter(name: &'static str, needs: Needs, body: impl FnOnce(&mut Session) -
 }
 
 fn call(session: &mut Session, name: &str, needs: Needs, body: impl FnOnce(&mut Session) -> Outcome) -> Outcome {
-    session.faults.call(name)?;
+    if let Err(code) = session.faults.call(name) {
+        session.invalidate_own();
+        return Err(code);
+    }
     if needs != Needs::Nothing && !session.initialised {
         return session.wrong(CUresult::CUDA_ERROR_NOT_INITIALIZED, format!("{name} was called before cuInit"));
+    }
+    if needs != Needs::Nothing {
+        session.refuse_unsafe(name)?;
     }
     let mut failure = Ok(());
     if matches!(needs, Needs::Context | Needs::Release) {

@@ -69,6 +69,7 @@ functions! {
     set_devices: "stand_in_set_devices" fn(u32, u32, u64, i32, i32, *const c_char);
     set_version: "stand_in_set_version" fn(i32);
     set_patience: "stand_in_set_patience" fn(u32);
+    set_launch_time: "stand_in_set_launch_time" fn(u64);
     set_readable: "stand_in_set_readable" fn(bool);
     set_random: "stand_in_set_random" fn(u64);
     set_lazy: "stand_in_set_lazy" fn();
@@ -81,6 +82,7 @@ functions! {
     touch: "stand_in_touch" fn(*mut c_void, u64, u64, bool) -> u32;
     note: "stand_in_note" fn(*const c_char);
     launch: "cuLaunchHostFunc" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void) -> u32;
+    is_capturing: "cuStreamIsCapturing" fn(*mut c_void, *mut u32) -> u32;
     calls: "stand_in_calls" fn(*const c_char) -> u64;
     count: "stand_in_count" fn(u32) -> u64;
     trace: "stand_in_trace" fn(*mut Work, usize) -> usize;
@@ -161,6 +163,13 @@ impl StandIn {
     pub fn set_patience(&self, asks: u32) {
         // SAFETY: it has no conditions.
         unsafe { (self.functions.set_patience)(asks) };
+    }
+
+    /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time; 0 at first. Kernels of a graph begin without it, so that
+    /// a graph is faster from some time on, and slower where its program copies for it and this is 0.
+    pub fn set_launch_time(&self, nanoseconds: u64) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.set_launch_time)(nanoseconds) };
     }
 
     /// Sets whether the host may follow the addresses of device memory allocated from now on; false at first. For tests in which
@@ -282,11 +291,16 @@ impl StandIn {
     /// [`Self::mistakes`] tells.
     ///
     /// # Errors
-    /// The code of `cuLaunchHostFunc`.
+    /// The code of `cuLaunchHostFunc`; 801 (NOT_SUPPORTED) in a stream that captures, as it can be played only once.
     ///
     /// # Panics
     /// If the library is not loaded.
     pub fn kernel(stream: u64, body: impl FnOnce() + Send + 'static) -> Result<(), u32> {
+        let mut captures = 0;
+        // SAFETY: the driver checks the stream, and there is room for the answer.
+        if unsafe { (loaded().is_capturing)(stream as *mut c_void, &raw mut captures) } == 0 && captures != 0 {
+            return Err(801);
+        }
         let body: Box<Body> = Box::new(Box::new(body));
         let data = Box::into_raw(body);
         // SAFETY: the driver checks the stream, and calls the function at most once with the box.

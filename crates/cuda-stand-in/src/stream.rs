@@ -18,7 +18,7 @@ pub const NO_TIMING: u32 = 2;
 const ENDS: usize = 1024;
 
 /// Where an upload reads.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Source {
     /// Pinned memory, read when the copy runs.
     Pinned(usize),
@@ -27,7 +27,7 @@ pub enum Source {
 }
 
 /// What an operation does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum What {
     Upload {
         to: u64,
@@ -89,6 +89,8 @@ pub struct Operation {
     pub number: u64,
     /// The host's virtual time when it was enqueued, nanoseconds.
     pub enqueued: u64,
+    /// Whether it was given with a graph.
+    pub in_graph: bool,
     pub what: What,
 }
 
@@ -162,6 +164,8 @@ pub struct Event {
     pub flags: u32,
     /// The stream and the number of the operation it was recorded as last.
     pub record: Option<(u64, u64)>,
+    /// The capture it was recorded in last instead, and what is over there when it is.
+    pub captured: Option<(u64, Clock)>,
     /// What is over when that operation is.
     pub order: Clock,
     /// Virtual time of that operation once it has run, nanoseconds.
@@ -207,8 +211,20 @@ impl Machine {
         self.streams.get(&stream).is_none_or(|stream| stream.done >= number)
     }
 
-    /// Enqueues an operation and returns its number. The null stream and those that are not `NON_BLOCKING` wait for each other.
+    /// Enqueues an operation and returns its number. Where the stream captures it is only written down, and the number says nothing.
     pub fn enqueue(&mut self, handle: u64, what: What) -> Outcome<u64> {
+        if let Some(capture) = self.capture_of(handle) {
+            return self.capture(capture, handle, what).map(|()| 0);
+        }
+        self.wait_for_related(handle)?;
+        let number = self.append(handle, what, false)?;
+        CHANGED.notify_all();
+        Ok(number)
+    }
+
+    /// The null stream and those that are not `NON_BLOCKING` wait for each other.
+    pub fn wait_for_related(&mut self, handle: u64) -> Outcome {
+        self.refuse_null_stream(handle)?;
         let stream = self.streams.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let (own, context, flags) = (stream.own, stream.context, stream.flags);
         let related = |other: &Stream| other.context == context && other.flags & NON_BLOCKING == 0 && other.last > 0;
@@ -224,18 +240,17 @@ impl Machine {
         for (stream, number, order) in waits {
             self.enqueue_wait(handle, stream, number, &order)?;
         }
-        let number = self.append(handle, what)?;
-        CHANGED.notify_all();
-        Ok(number)
+        Ok(())
     }
 
     /// Makes a stream wait until another has run its operations up to a number, behind which `order` is over.
     pub fn enqueue_wait(&mut self, handle: u64, stream: u64, number: u64, order: &Clock) -> Outcome {
         self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.order.join(order);
-        self.append(handle, What::Wait { stream, number }).map(drop)
+        self.append(handle, What::Wait { stream, number }, false).map(drop)
     }
 
-    fn append(&mut self, handle: u64, what: What) -> Outcome<u64> {
+    /// Enqueues an operation, whatever other streams do.
+    pub fn append(&mut self, handle: u64, what: What, in_graph: bool) -> Outcome<u64> {
         let enqueued = self.now;
         let stream = self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         stream.last += 1;
@@ -245,6 +260,7 @@ impl Machine {
         self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.queue.push_back(Operation {
             number,
             enqueued,
+            in_graph,
             what,
         });
         Ok(number)

@@ -36,6 +36,12 @@ fn host_range(session: &mut Session, at: usize, len: usize, what: &str) -> Outco
     pinned
 }
 
+/// Copies of pageable memory are not recorded: nothing says what is there when the graph is launched.
+fn refuse_pageable(session: &mut Session, stream: CUstream) -> Outcome {
+    let stream = session.stream(stream as u64)?;
+    session.refuse_in_capture(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+}
+
 fn submit(session: &mut Session, stream: CUstream, what: What, returns: Returns) -> Outcome {
     let stream = session.stream(stream as u64)?;
     let number = session.enqueue(stream, what)?;
@@ -54,6 +60,7 @@ fn upload(session: &mut Session, to: u64, from: usize, len: usize, stream: CUstr
     let from = if host_range(session, from, len, "an upload reads")? {
         Source::Pinned(from)
     } else {
+        refuse_pageable(session, stream)?;
         *session.calls.entry("pageable upload").or_default() += 1;
         // SAFETY: the caller has promised `len` readable bytes here; they are read inside the call, as the driver stages pageable memory.
         Source::Staged(unsafe { std::slice::from_raw_parts(from as *const u8, len) }.to_vec())
@@ -70,6 +77,7 @@ fn download(session: &mut Session, to: usize, from: u64, len: usize, stream: CUs
     // The driver copies to pageable memory through a buffer of its own, and returns when it is done.
     let returns = if pinned { returns } else { Returns::WhenDone };
     if !pinned {
+        refuse_pageable(session, stream)?;
         *session.calls.entry("pageable download").or_default() += 1;
     }
     submit(session, stream, What::Download { to, pinned, from, len: len as u64 }, returns)

@@ -163,6 +163,7 @@ api! {
 
     cuCtxSynchronize() Context |session| {
         let device = session.device;
+        session.refuse_on_device(device)?;
         session.drive_device(device)
     }
 

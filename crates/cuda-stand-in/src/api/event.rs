@@ -10,6 +10,9 @@ use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::{Event, NO_TIMING, What};
 
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: an operation of its own in a graph, which the stand-in does not have.
+pub const EXTERNAL: c_uint = 1;
+
 fn record(session: &mut Session, event: CUevent, stream: CUstream) -> Outcome {
     let stream = session.stream(stream as u64)?;
     let device = session.streams.get(&stream).map(|stream| stream.device);
@@ -18,17 +21,22 @@ fn record(session: &mut Session, event: CUevent, stream: CUstream) -> Outcome {
         return session
             .wrong(CUDA_ERROR_INVALID_HANDLE, format!("event {handle:#x} is recorded on another device's stream"));
     }
+    if let Some(capture) = session.capture_of(stream) {
+        return session.capture_event(capture, stream, handle);
+    }
     let number = session.enqueue(stream, What::Record { event: handle })?;
     let order = session.streams.get(&stream).map(|stream| stream.order.clone()).unwrap_or_default();
     let event = session.event(handle)?;
     event.order = order;
-    (event.record, event.time, event.asked) = (Some((stream, number)), None, 0);
+    (event.record, event.captured) = (Some((stream, number)), None);
+    (event.time, event.asked) = (None, 0);
     Ok(())
 }
 
 fn elapsed(session: &mut Session, to: *mut f32, start: CUevent, end: CUevent) -> Outcome {
     let mut times = [0; 2];
     for (time, event) in times.iter_mut().zip([start, end]) {
+        session.refuse_captured(event as u64)?;
         let event = session.event(event as u64)?;
         if event.flags & NO_TIMING != 0 || event.record.is_none() {
             return Err(CUDA_ERROR_INVALID_HANDLE);
@@ -44,7 +52,8 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (handle, device) = (session.handle(), session.device);
-        session.events.insert(handle, Event { device, flags, record: None, order: Clock::new(), time: None, asked: 0 });
+        let order = Clock::new();
+        session.events.insert(handle, Event { device, flags, record: None, captured: None, order, time: None, asked: 0 });
         put(event, handle as CUevent)
     }
 
@@ -56,11 +65,16 @@ api! {
 
     cuEventRecord(event: CUevent, stream: CUstream) Context |session| { record(session, event, stream) }
 
-    cuEventRecordWithFlags(event: CUevent, stream: CUstream, _flags: c_uint) Context |session| {
+    cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) Context |session| {
+        if flags & EXTERNAL != 0 {
+            let stream = session.stream(stream as u64)?;
+            session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
+        }
         record(session, event, stream)
     }
 
     cuEventQuery(event: CUevent) Context |session| {
+        session.refuse_captured(event as u64)?;
         let (lazy, patience) = (session.random.is_none(), session.patience);
         let state = session.event(event as u64)?;
         let (Some((stream, number)), order) = (state.record, state.order.clone()) else { return Ok(()) };
@@ -75,6 +89,7 @@ api! {
     }
 
     cuEventSynchronize(event: CUevent) Context |session| {
+        session.refuse_captured(event as u64)?;
         let state = session.event(event as u64)?;
         match (state.record, state.order.clone()) {
             (Some((stream, number)), order) => session.drive(stream, number, &order),

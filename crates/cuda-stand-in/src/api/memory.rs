@@ -70,6 +70,7 @@ api! {
 
     cuMemAllocAsync(address: *mut CUdeviceptr, len: usize, stream: CUstream) Context |session| {
         let stream = session.stream(stream as u64)?;
+        session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
         let device = session.device;
         let start = session.allocate(device, len as u64)?;
         if let Some(region) = session.memory.regions.get_mut(&start) {
@@ -81,6 +82,7 @@ api! {
 
     cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) Context |session| {
         let stream = session.stream(stream as u64)?;
+        session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
         session.freeable(address, "cuMemFreeAsync")?;
         if let Some(region) = session.memory.regions.get_mut(&address) {
             region.leaving = true;

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUgreenCtx, CUhostFn, CUstream};
 
+use super::event::EXTERNAL;
 use super::put;
 use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
@@ -18,6 +19,14 @@ fn create(session: &mut Session, to: *mut CUstream, flags: c_uint, priority: c_i
     let stream = Stream::new(session.device, session.context, flags, priority.clamp(-5, 0), false);
     session.streams.insert(handle, stream);
     put(to, handle as CUstream)
+}
+
+/// A stream that the host may wait for.
+fn waitable(session: &mut Session, stream: CUstream) -> Outcome<u64> {
+    let handle = session.stream(stream as u64)?;
+    session.refuse_in_capture(handle, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
+    session.refuse_null_stream(handle)?;
+    Ok(handle)
 }
 
 /// What a stream that is alive says of itself.
@@ -35,6 +44,10 @@ api! {
 
     cuStreamDestroy_v2(handle: CUstream) Init |session| {
         let handle = handle as u64;
+        if let Some(capture) = session.capture_of(handle) {
+            session.invalidate(capture);
+            session.mistake(format!("stream {handle:#x} is destroyed while it captures"));
+        }
         match session.streams.get_mut(&handle) {
             Some(stream) if !stream.destroyed && !stream.own => {
                 // What was enqueued still runs when somebody waits for it.
@@ -50,13 +63,13 @@ api! {
     }
 
     cuStreamSynchronize(stream: CUstream) Context |session| {
-        let handle = session.stream(stream as u64)?;
+        let handle = waitable(session, stream)?;
         let (last, order) = tell(session, stream, |stream| (stream.last, stream.order.clone()))?;
         session.drive(handle, last, &order)
     }
 
     cuStreamQuery(stream: CUstream) Context |session| {
-        let handle = session.stream(stream as u64)?;
+        let handle = waitable(session, stream)?;
         let (lazy, patience) = (session.random.is_none(), session.patience);
         let Some(state) = session.streams.get_mut(&handle) else { return Err(CUDA_ERROR_INVALID_HANDLE) };
         if state.done < state.last {
@@ -70,8 +83,15 @@ api! {
         session.drive(handle, last, &order)
     }
 
-    cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) Context |session| {
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) Context |session| {
         let stream = session.stream(stream as u64)?;
+        if flags & EXTERNAL != 0 {
+            session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
+        }
+        if session.capture_wait(stream, event as u64)? {
+            return Ok(());
+        }
+        session.refuse_null_stream(stream)?;
         let state = session.event(event as u64)?;
         let order = state.order.clone();
         match state.record {
@@ -120,10 +140,5 @@ api! {
     cuStreamGetId(stream: CUstream, number: *mut c_ulonglong) Context |session| {
         let handle = session.stream(stream as u64)?;
         put(number, handle)
-    }
-
-    cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) Context |session| {
-        session.stream(stream as u64)?;
-        put(status, 0)
     }
 }

@@ -12,16 +12,7 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    cuStreamBeginCapture_v2
-    cuStreamEndCapture
-    cuStreamGetCaptureInfo_v3
-    cuThreadExchangeStreamCaptureMode
     cuGraphCreate
-    cuGraphDestroy
-    cuGraphInstantiateWithFlags
-    cuGraphUpload
-    cuGraphLaunch
-    cuGraphExecDestroy
     cuCtxCreate_v4
     cuCtxSetFlags
     cuCtxGetLimit

@@ -4,6 +4,7 @@
 
 mod device;
 mod faults;
+mod graphs;
 mod memory;
 mod ordering;
 mod program;

@@ -1,0 +1,112 @@
+//! Stream capture and graphs.
+
+use std::ffi::{c_uint, c_ulonglong, c_void};
+
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstream};
+
+use super::{get, put};
+use crate::capture::{self, Mode};
+use crate::result::{CUresult::*, Outcome};
+use crate::session::Session;
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`, `..._ACTIVE`, `..._INVALIDATED`.
+const NONE: c_uint = 0;
+const ACTIVE: c_uint = 1;
+const INVALIDATED: c_uint = 2;
+
+/// The status of a stream, and the number of its capture.
+fn status(session: &mut Session, stream: CUstream) -> Outcome<(c_uint, u64)> {
+    let stream = session.stream(stream as u64)?;
+    // As documented: the null stream cannot tell while one that it would wait for captures.
+    session.refuse_null_stream(stream)?;
+    let Some(id) = session.capture_of(stream) else { return Ok((NONE, 0)) };
+    let is_invalidated = session.captures.get(&id).is_some_and(|capture| capture.is_invalidated);
+    Ok((if is_invalidated { INVALIDATED } else { ACTIVE }, id))
+}
+
+/// Writes a result where the caller asked for it, if it did.
+fn put_if_asked<T>(to: *mut T, value: T) -> Outcome {
+    if to.is_null() { Ok(()) } else { put(to, value) }
+}
+
+api! {
+    cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) Context |session| {
+        let (stream, mode) = (session.stream(stream as u64)?, Mode::from_number(mode)?);
+        session.begin_capture(stream, mode)
+    }
+
+    cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) Release |session| {
+        let ended = session.end_capture(stream as u64);
+        // As documented, there is no graph where it fails.
+        put(graph, std::ptr::null_mut())?;
+        let ended = ended?;
+        let handle = session.handle();
+        session.graphs.insert(handle, ended);
+        put(graph, handle as CUgraph)
+    }
+
+    cuStreamIsCapturing(stream: CUstream, to: *mut c_uint) Context |session| {
+        let (status, _) = status(session, stream)?;
+        put(to, status)
+    }
+
+    cuStreamGetCaptureInfo_v3(
+        stream: CUstream,
+        to: *mut c_uint,
+        id: *mut c_ulonglong,
+        graph: *mut CUgraph,
+        dependencies: *mut *const c_void,
+        edges: *mut *const c_void,
+        count: *mut usize,
+    ) Context |session| {
+        // The stand-in has no nodes that could be told of.
+        if !graph.is_null() || !dependencies.is_null() || !edges.is_null() || !count.is_null() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let (status, capture) = status(session, stream)?;
+        put_if_asked(id, capture)?;
+        put(to, status)
+    }
+
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) Init |_session| {
+        let before = capture::exchange_mode(Mode::from_number(get(mode)?)?);
+        put(mode, before as c_uint)
+    }
+
+    cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) Context |session| {
+        if flags & !15 != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = session.instantiate(graph as u64)?;
+        put(executable, handle as CUgraphExec)
+    }
+
+    cuGraphUpload(executable: CUgraphExec, stream: CUstream) Context |session| {
+        session.executable(executable as u64)?;
+        let stream = session.stream(stream as u64)?;
+        session.refuse_in_capture(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    cuGraphLaunch(executable: CUgraphExec, stream: CUstream) Context |session| {
+        let stream = session.stream(stream as u64)?;
+        session.launch_graph(executable as u64, stream)
+    }
+
+    cuGraphDestroy(graph: CUgraph) Init |session| {
+        let handle = graph as u64;
+        match session.graphs.remove(&handle) {
+            Some(_) => Ok(()),
+            None => session.wrong(
+                CUDA_ERROR_INVALID_VALUE,
+                format!("graph {handle:#x} is destroyed but not alive (destroyed twice?)"),
+            ),
+        }
+    }
+
+    cuGraphExecDestroy(executable: CUgraphExec) Init |session| {
+        // A launch of it that is under way goes on, as in the programming guide's example of user objects.
+        let device = session.executable(executable as u64)?.graph.device;
+        session.executables.remove(&(executable as u64));
+        session.device(device)?.failed.map_or(Ok(()), |(code, _)| Err(code))
+    }
+}

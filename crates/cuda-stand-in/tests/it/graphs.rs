@@ -1,0 +1,410 @@
+//! Stream capture and graphs.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cuda_stand_in::{Count, StandIn};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
+
+use crate::program::{Program, allocate, bytes, cuda, download, event, free_pinned, kernel, pinned, stream, upload};
+
+const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+const THREAD_LOCAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
+
+fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
+    cuda!(cuStreamBeginCapture_v2(stream, mode)).unwrap();
+}
+
+fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
+    let mut graph = ptr::dangling_mut();
+    let ended = cuda!(cuStreamEndCapture(stream, &mut graph));
+    assert_eq!(graph.is_null(), ended.is_err());
+    ended.map(|()| graph)
+}
+
+/// Makes a graph ready to be launched, and destroys it itself.
+fn ready(graph: CUgraph) -> CUgraphExec {
+    let mut executable = ptr::null_mut();
+    cuda!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)).unwrap();
+    cuda!(cuGraphDestroy(graph)).unwrap();
+    executable
+}
+
+fn destroy(streams: &[CUstream]) {
+    for stream in streams {
+        cuda!(cuStreamDestroy_v2(*stream)).unwrap();
+    }
+}
+
+/// Plays a kernel that may run again and again: doubles the byte at an address.
+unsafe extern "C" fn double(address: *mut c_void) {
+    let byte = &mut bytes(address as u64, 1)[0];
+    *byte = byte.wrapping_mul(2);
+}
+
+fn enqueue_double(stream: CUstream, address: u64) -> Result<(), CUresult> {
+    cuda!(cuLaunchHostFunc(stream, Some(double), address as *mut c_void))
+}
+
+#[test]
+fn each_launch_runs_what_was_recorded() {
+    for mode in MODES {
+        let program = Program::start();
+        let (lane, other) = (stream(), stream());
+        let (input, output) = (pinned(&[3]), pinned(&[0]));
+        let memory = allocate(1).unwrap();
+        let before = program.stand_in.count(Count::Waiting);
+        begin(lane, mode);
+        let mut status = cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        cuda!(cuStreamIsCapturing(lane, &mut status)).unwrap();
+        assert_eq!(status as u32, 1);
+        upload(memory, input, lane).unwrap();
+        enqueue_double(lane, memory).unwrap();
+        download(output, memory, lane).unwrap();
+        // What other streams are given runs meanwhile.
+        kernel(other, || ());
+        cuda!(cuStreamSynchronize(other)).unwrap();
+        let executable = ready(end(lane).unwrap());
+        cuda!(cuStreamSynchronize(lane)).unwrap();
+        assert_eq!(
+            (output[0], program.stand_in.count(Count::Waiting)),
+            (0, before),
+            "nothing runs while it is recorded"
+        );
+        cuda!(cuGraphUpload(executable, lane)).unwrap();
+        program.stand_in.forget();
+        for (number, value) in [(1, 3), (2, 50)] {
+            input[0] = value;
+            cuda!(cuGraphLaunch(executable, lane)).unwrap();
+            assert_ne!(output[0], 2 * value, "{mode:?}: it runs when waited for");
+            cuda!(cuStreamSynchronize(lane)).unwrap();
+            assert_eq!((output[0], program.stand_in.trace().len()), (2 * value, 3 * number), "{mode:?}");
+        }
+        // A launch that is under way goes on.
+        input[0] = 7;
+        cuda!(cuGraphLaunch(executable, lane)).unwrap();
+        cuda!(cuGraphExecDestroy(executable)).unwrap();
+        cuda!(cuStreamSynchronize(lane)).unwrap();
+        assert_eq!((output[0], program.stand_in.calls("cuGraphLaunch")), (14, 3));
+        cuda!(cuMemFree_v2(memory)).unwrap();
+        free_pinned(input);
+        free_pinned(output);
+        destroy(&[lane, other]);
+        program.finish();
+    }
+}
+
+/// What is called while a stream records.
+type Call<'a> = &'a dyn Fn() -> Result<(), CUresult>;
+
+#[test]
+fn what_disturbs_a_capture_fails_and_spoils_it() {
+    use CUresult::*;
+    let program = Program::start();
+    let (lane, other, marked) = (stream(), stream(), event());
+    let memory = allocate(8).unwrap();
+    let pageable = [0; 8];
+    // Some call, the code of it where everything is forbidden, and that of it where as little as possible is.
+    let forbidden: [(&str, CUresult, Result<(), CUresult>, Call<'_>); 11] = [
+        (
+            "waits for the stream",
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            &|| cuda!(cuStreamSynchronize(lane)),
+        ),
+        ("asks the stream", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED), &|| {
+            cuda!(cuStreamQuery(lane))
+        }),
+        (
+            "waits for the device",
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            &|| cuda!(cuCtxSynchronize()),
+        ),
+        ("waits for its event", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Err(CUDA_ERROR_CAPTURED_EVENT), &|| {
+            cuda!(cuEventRecord(marked, lane)).unwrap();
+            cuda!(cuEventSynchronize(marked))
+        }),
+        ("asks its event", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Err(CUDA_ERROR_CAPTURED_EVENT), &|| {
+            cuda!(cuEventRecord(marked, lane)).unwrap();
+            cuda!(cuEventQuery(marked))
+        }),
+        ("takes memory", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Ok(()), &|| cuda!(cuMemFree_v2(allocate(8)?))),
+        ("pins memory", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Ok(()), &|| {
+            let mut start = ptr::null_mut();
+            cuda!(cuMemHostAlloc(&mut start, 8, 0))?;
+            cuda!(cuMemFreeHost(start))
+        }),
+        ("takes memory in the stream", CUDA_ERROR_NOT_SUPPORTED, Err(CUDA_ERROR_NOT_SUPPORTED), &|| {
+            let mut address = 0;
+            cuda!(cuMemAllocAsync(&mut address, 8, lane))
+        }),
+        ("frees memory in the stream", CUDA_ERROR_NOT_SUPPORTED, Err(CUDA_ERROR_NOT_SUPPORTED), &|| {
+            cuda!(cuMemFreeAsync(memory, lane))
+        }),
+        (
+            "reads pageable memory",
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            &|| upload(memory, &pageable, lane),
+        ),
+        (
+            "waits for what is not captured",
+            CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+            Err(CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+            &|| {
+                cuda!(cuEventRecord(marked, other)).unwrap();
+                cuda!(cuStreamWaitEvent(lane, marked, 0))
+            },
+        ),
+    ];
+    for (what, strict, relaxed, call) in forbidden {
+        for mode in MODES {
+            begin(lane, mode);
+            let expected = if mode == RELAXED { relaxed } else { Err(strict) };
+            assert_eq!(call(), expected, "{what}, {mode:?}");
+            let ended = end(lane);
+            match expected {
+                Ok(()) => cuda!(cuGraphDestroy(ended.unwrap())).unwrap(),
+                Err(_) => assert_eq!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED), "{what}, {mode:?}"),
+            }
+            // The stream and the event are as before.
+            cuda!(cuEventRecord(marked, lane)).unwrap();
+            cuda!(cuEventSynchronize(marked)).unwrap();
+        }
+    }
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    cuda!(cuEventDestroy_v2(marked)).unwrap();
+    destroy(&[lane, other]);
+    program.finish();
+}
+
+#[test]
+fn the_mode_says_whose_calls_disturb() {
+    use CUresult::*;
+    let program = Program::start();
+    let lane = stream();
+    let context = program.context as usize;
+    // What another thread gets, the mode of that thread being as given.
+    let beside = |thread_mode: CUstreamCaptureMode| {
+        std::thread::scope(|scope| {
+            let run = move || {
+                cuda!(cuCtxSetCurrent(context as _)).unwrap();
+                let mut mode = thread_mode;
+                cuda!(cuThreadExchangeStreamCaptureMode(&mut mode)).unwrap();
+                assert_eq!(mode, GLOBAL, "what a thread has at first");
+                cuda!(cuMemFree_v2(allocate(8)?))
+            };
+            scope.spawn(run).join().unwrap()
+        })
+    };
+    for (mode, thread_mode, allowed) in [
+        (GLOBAL, GLOBAL, false),
+        (GLOBAL, THREAD_LOCAL, true),
+        (GLOBAL, RELAXED, true),
+        (THREAD_LOCAL, GLOBAL, true),
+        (RELAXED, GLOBAL, true),
+    ] {
+        begin(lane, mode);
+        assert_eq!(beside(thread_mode).is_ok(), allowed, "{mode:?}, {thread_mode:?}");
+        assert_eq!(end(lane).map(|graph| cuda!(cuGraphDestroy(graph)).unwrap()).is_ok(), allowed);
+    }
+    // A thread that says that it knows what it does may do so while it captures.
+    begin(lane, GLOBAL);
+    let mut mode = RELAXED;
+    cuda!(cuThreadExchangeStreamCaptureMode(&mut mode)).unwrap();
+    cuda!(cuMemFree_v2(allocate(8).unwrap())).unwrap();
+    cuda!(cuThreadExchangeStreamCaptureMode(&mut mode)).unwrap();
+    cuda!(cuGraphDestroy(end(lane).unwrap())).unwrap();
+    // Another thread may end only what is relaxed.
+    for (mode, ended) in [(GLOBAL, Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)), (RELAXED, Ok(()))] {
+        begin(lane, mode);
+        let at = lane as usize;
+        let run = move || {
+            cuda!(cuCtxSetCurrent(context as _)).unwrap();
+            end(at as CUstream).map(|graph| cuda!(cuGraphDestroy(graph)).unwrap())
+        };
+        assert_eq!(std::thread::spawn(run).join().unwrap(), ended);
+        assert!(end(lane).is_err(), "spoilt, or ended before");
+    }
+    destroy(&[lane]);
+    program.finish();
+}
+
+#[test]
+fn captures_begin_and_end_once_and_not_in_the_null_stream() {
+    use CUresult::*;
+    let program = Program::start();
+    let lane = stream();
+    let mut blocking = ptr::null_mut();
+    cuda!(cuStreamCreate(&mut blocking, 0)).unwrap();
+    let null = ptr::null_mut();
+    assert_eq!(cuda!(cuStreamBeginCapture_v2(null, RELAXED)), Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+    assert_eq!(end(lane), Err(CUDA_ERROR_ILLEGAL_STATE));
+    begin(lane, RELAXED);
+    assert_eq!(cuda!(cuStreamBeginCapture_v2(lane, RELAXED)), Err(CUDA_ERROR_ILLEGAL_STATE));
+    assert_eq!(end(lane), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    // The null stream waits for blocking streams alone.
+    let memory = allocate(1).unwrap();
+    for (stream, on_null) in [(lane, Ok(())), (blocking, Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT))] {
+        begin(stream, RELAXED);
+        assert_eq!(enqueue_double(null, memory), on_null);
+        assert_eq!(end(stream).map(|graph| cuda!(cuGraphDestroy(graph)).unwrap()).is_ok(), on_null.is_ok());
+    }
+    cuda!(cuStreamSynchronize(null)).unwrap();
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    destroy(&[lane, blocking]);
+    program.finish();
+}
+
+#[test]
+fn streams_join_a_capture_and_have_to_be_joined() {
+    use CUresult::*;
+    let program = Program::start();
+    let (lane, side, third) = (stream(), stream(), stream());
+    let (fork, join) = (event(), event());
+    let memory = allocate(1).unwrap();
+    let branch = |joins: bool| {
+        begin(lane, THREAD_LOCAL);
+        cuda!(cuMemsetD8Async(memory, 1, 1, lane)).unwrap();
+        cuda!(cuEventRecord(fork, lane)).unwrap();
+        cuda!(cuStreamWaitEvent(side, fork, 0)).unwrap();
+        enqueue_double(side, memory).unwrap();
+        cuda!(cuEventRecord(join, side)).unwrap();
+        if joins {
+            cuda!(cuStreamWaitEvent(lane, join, 0)).unwrap();
+        }
+        enqueue_double(lane, memory).unwrap();
+        end(lane)
+    };
+    assert_eq!(branch(false), Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
+    let executable = ready(branch(true).unwrap());
+    cuda!(cuGraphLaunch(executable, third)).unwrap();
+    cuda!(cuStreamSynchronize(third)).unwrap();
+    assert_eq!(bytes(memory, 1)[0], 4);
+    cuda!(cuGraphExecDestroy(executable)).unwrap();
+    // The events belong to a capture that is over.
+    assert_eq!(cuda!(cuEventQuery(join)), Err(CUDA_ERROR_CAPTURED_EVENT));
+    assert_eq!(cuda!(cuStreamWaitEvent(third, join, 0)), Err(CUDA_ERROR_CAPTURED_EVENT));
+    // Ended in a stream that only joined; two captures do not become one.
+    begin(lane, THREAD_LOCAL);
+    cuda!(cuEventRecord(fork, lane)).unwrap();
+    cuda!(cuStreamWaitEvent(side, fork, 0)).unwrap();
+    begin(third, THREAD_LOCAL);
+    assert_eq!(cuda!(cuStreamWaitEvent(third, fork, 0)), Err(CUDA_ERROR_STREAM_CAPTURE_MERGE));
+    assert_eq!(end(third), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(enqueue_double(side, memory), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(end(side), Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
+    assert_eq!(end(lane), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    for event in [fork, join] {
+        cuda!(cuEventDestroy_v2(event)).unwrap();
+    }
+    destroy(&[lane, side, third]);
+    program.finish();
+}
+
+/// A graph of one kernel that writes a byte.
+fn writer(lane: CUstream, memory: u64) -> CUgraphExec {
+    begin(lane, THREAD_LOCAL);
+    StandIn::touch(lane as u64, memory, 1, true).unwrap();
+    enqueue_double(lane, memory).unwrap();
+    ready(end(lane).unwrap())
+}
+
+#[test]
+fn each_launch_is_checked_for_its_order() {
+    let program = Program::start();
+    let (lane, other) = (stream(), stream());
+    let memory = allocate(1).unwrap();
+    cuda!(cuMemsetD8Async(memory, 1, 1, lane)).unwrap();
+    let (first, second) = (writer(lane, memory), writer(lane, memory));
+    // Launches of one graph are in order, wherever they are.
+    for stream in [lane, other, lane] {
+        cuda!(cuGraphLaunch(first, stream)).unwrap();
+    }
+    assert_eq!(program.stand_in.mistakes(), Vec::<String>::new());
+    for round in 1..=2 {
+        cuda!(cuGraphLaunch(second, other)).unwrap();
+        assert_eq!(program.stand_in.mistakes().len(), round, "{:?}", program.stand_in.mistakes());
+        cuda!(cuCtxSynchronize()).unwrap();
+        cuda!(cuGraphLaunch(first, lane)).unwrap();
+    }
+    program.stand_in.forget();
+    cuda!(cuCtxSynchronize()).unwrap();
+    assert_eq!(bytes(memory, 1)[0], 128);
+    for executable in [first, second] {
+        cuda!(cuGraphExecDestroy(executable)).unwrap();
+    }
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    destroy(&[lane, other]);
+    program.finish();
+}
+
+#[test]
+fn graphs_are_destroyed_once_and_not_used_afterwards() {
+    use CUresult::*;
+    let program = Program::start();
+    let lane = stream();
+    let memory = allocate(1).unwrap();
+    begin(lane, THREAD_LOCAL);
+    let graph = end(lane).unwrap();
+    let executable = writer(lane, memory);
+    let leaks = program.stand_in.leaks().join(", ");
+    assert!(leaks.contains("executable graph 0x") && leaks.contains(", graph 0x"), "{leaks}");
+    cuda!(cuGraphDestroy(graph)).unwrap();
+    cuda!(cuGraphExecDestroy(executable)).unwrap();
+    assert_eq!(cuda!(cuGraphDestroy(graph)), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(cuda!(cuGraphInstantiateWithFlags(&mut ptr::null_mut(), graph, 0)), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(cuda!(cuGraphLaunch(executable, lane)), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(cuda!(cuGraphExecDestroy(executable)), Err(CUDA_ERROR_INVALID_VALUE));
+    let mistakes = program.stand_in.mistakes();
+    assert!(mistakes.len() == 4 && mistakes.iter().all(|mistake| mistake.contains("destroyed")), "{mistakes:?}");
+    program.stand_in.forget();
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    destroy(&[lane]);
+    program.finish();
+}
+
+#[test]
+fn memory_of_a_graph_has_to_be_there_at_its_launch() {
+    let program = Program::start();
+    let lane = stream();
+    let memory = allocate(1).unwrap();
+    let executable = writer(lane, memory);
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    cuda!(cuGraphLaunch(executable, lane)).unwrap();
+    assert_eq!(cuda!(cuStreamSynchronize(lane)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    let mistakes = program.stand_in.mistakes();
+    assert!(mistakes.len() == 1 && mistakes[0].contains("no longer memory"), "{mistakes:?}");
+}
+
+#[test]
+fn kernels_of_a_graph_begin_without_the_host() {
+    let program = Program::start();
+    program.stand_in.set_launch_time(5_000);
+    let (lane, before, after) = (stream(), event(), event());
+    let memory = allocate(1).unwrap();
+    let executable = writer(lane, memory);
+    let time = |enqueue: Call<'_>| {
+        cuda!(cuEventRecord(before, lane)).unwrap();
+        enqueue().unwrap();
+        cuda!(cuEventRecord(after, lane)).unwrap();
+        cuda!(cuEventSynchronize(after)).unwrap();
+        let mut milliseconds = 0.0;
+        cuda!(cuEventElapsedTime_v2(&mut milliseconds, before, after)).unwrap();
+        milliseconds
+    };
+    cuda!(cuMemsetD8Async(memory, 1, 1, lane)).unwrap();
+    assert_eq!(time(&|| enqueue_double(lane, memory)), 0.015);
+    assert_eq!(time(&|| cuda!(cuGraphLaunch(executable, lane))), 0.01);
+    cuda!(cuGraphExecDestroy(executable)).unwrap();
+    for event in [before, after] {
+        cuda!(cuEventDestroy_v2(event)).unwrap();
+    }
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    destroy(&[lane]);
+    program.finish();
+}

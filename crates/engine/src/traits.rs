@@ -121,6 +121,11 @@ pub trait Model: Send + Sync {
         RingMemory::new(slots, slot_bytes)
     }
 
+    /// Why nothing of it runs any more on a device, if that is so; cheap to ask.
+    fn lost(&self, _device: usize) -> Option<String> {
+        None
+    }
+
     /// The sizes of batches that a lane has to have run once before they are fast, of those up to `most`; only the first run is slow where there are none.
     fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
         Vec::new()

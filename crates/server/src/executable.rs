@@ -10,6 +10,7 @@ use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
+use crate::error::ServiceError;
 use crate::lanes::LaneGroup;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::plan::{BatchPlan, ShapeKey};
@@ -98,6 +99,22 @@ impl Executable {
     /// The engine's model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
+    }
+
+    /// Why it runs nowhere any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
+        let devices = self.group.as_ref().map_or(self.lanes.len(), LaneGroup::devices);
+        let first = self.model.lost(0)?;
+        (1..devices).all(|device| self.model.lost(device).is_some()).then_some(first)
+    }
+
+    /// What a client is told of a request that failed on a device for `reason`.
+    pub fn failure(&self, device: usize, reason: &str) -> ServiceError {
+        let name = &self.name;
+        match self.model.lost(device) {
+            Some(lost) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
+            None => ServiceError::Internal(format!("model '{name}' failed on this request: {reason}")),
+        }
     }
 
     /// The lane of a device; `None` if the version was loaded before the device joined.

@@ -522,7 +522,9 @@ impl Service for Registry {
         self.started.load(Ordering::Acquire)
             && self.wanted.iter().all(|name| {
                 // What a client unloaded is not missing.
-                self.serving.get(name).is_some()
+                self.serving
+                    .get(name)
+                    .is_some_and(|served| served.versions.values().all(|version| version.lost().is_none()))
                     || self
                         .entries
                         .lock()
@@ -536,7 +538,11 @@ impl Service for Registry {
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
-        !self.serving.is_draining() && self.serving.get(name).is_some_and(|served| served.version(version).is_ok())
+        !self.serving.is_draining()
+            && self
+                .serving
+                .get(name)
+                .is_some_and(|served| served.version(version).is_ok_and(|version| version.lost().is_none()))
     }
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {

@@ -181,6 +181,9 @@ impl Serving {
             return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
         }
         let executable = served.version(&request.model_version)?;
+        if let Some(lost) = executable.lost() {
+            return Err(ServiceError::Unavailable(format!("model '{}': {lost}", executable.name)));
+        }
         let wanted = wanted_outputs(executable, &request)?;
         let admitted = executable.plan.admit(&mut request)?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;

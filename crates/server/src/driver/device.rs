@@ -1,6 +1,8 @@
 //! A device of the driver: a thread that runs one batch at a time.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
 use downbeat_driver::{Cluster, Place};
@@ -10,7 +12,6 @@ use super::desk::Floor;
 use super::job::Job;
 use crate::clock::Clock;
 use crate::engine_run;
-use crate::error::ServiceError;
 use crate::executable::Executable;
 use crate::handoff::Handoff;
 use crate::metrics::{DeviceMetrics, Reason};
@@ -32,14 +33,25 @@ pub struct DeviceSlot {
     id: DeviceId,
     index: usize,
     metrics: DeviceMetrics,
+    /// How many devices the scheduler has.
+    in_service: Arc<AtomicUsize>,
     /// The scheduler dispatches to free devices only.
     next: Handoff<Launch>,
 }
 
 impl DeviceSlot {
     /// An empty slot.
-    pub fn new(id: DeviceId, index: usize, metrics: DeviceMetrics) -> Self {
-        DeviceSlot { id, index, metrics, next: Handoff::default() }
+    pub fn new(id: DeviceId, index: usize, metrics: DeviceMetrics, in_service: Arc<AtomicUsize>) -> Self {
+        DeviceSlot { id, index, metrics, in_service, next: Handoff::default() }
+    }
+
+    /// Takes the device out of service, unless it is the last: that one goes on, to answer with errors what is queued.
+    fn retire(&self, cluster: &Cluster<Floor>) {
+        let fewer = |devices: usize| (devices > 1).then(|| devices - 1);
+        if self.in_service.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok() {
+            tracing::error!(device = self.index, "the device is lost and out of service");
+            cluster.remove_device(self.id);
+        }
     }
 
     /// The device's number, from 0.
@@ -67,25 +79,37 @@ pub fn work(slot: &DeviceSlot, cluster: &Cluster<Floor>) {
         let batch = launch.batch;
         // The requests of a batch that ends in a panic are told so: their replies are dropped.
         let run = std::panic::catch_unwind(AssertUnwindSafe(|| run(slot.index, launch, &clock)));
-        let refined = run.unwrap_or_else(|_| {
+        let ran = run.unwrap_or_else(|_| {
             tracing::error!(device = slot.index, "a batch ended in a panic: this is a defect");
-            None
+            Ran::default()
         });
         slot.metrics.end(clock.now().since(begin));
-        if let Some((queue, profile)) = refined {
+        if let Some((queue, profile)) = ran.refined {
             cluster.set_profile(queue, profile);
         }
         cluster.complete(slot.id, batch);
+        if ran.device_lost {
+            slot.retire(cluster);
+        }
     }
 }
 
-/// Runs a batch and answers its requests; gives the queue's new profile when there is one.
-fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyProfile)> {
+/// What came of a batch, for the scheduler.
+#[derive(Default)]
+struct Ran {
+    /// The queue's new profile, when there is one.
+    refined: Option<(Place, LatencyProfile)>,
+    /// Whether nothing will run on the device any more.
+    device_lost: bool,
+}
+
+/// Runs a batch and answers its requests.
+fn run(device: usize, launch: Launch, clock: &Clock) -> Ran {
     let begin = clock.now();
     let mut jobs = launch.jobs;
     // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
     jobs.retain(|job| !job.call.reply.is_closed());
-    let first = jobs.first()?;
+    let Some(first) = jobs.first() else { return Ran::default() };
     let executable = first.call.executable.clone();
     let queue = first.queue.clone();
     let rows: Vec<u32> = jobs.iter().map(|job| job.call.admitted.rows).collect();
@@ -101,7 +125,7 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
         Err(reason) => {
             tracing::error!(model = %executable.name, version = %executable.version, batch = total, %reason, "batch failed");
             answer_alone(device, &executable, jobs, reason, clock);
-            return None;
+            return Ran { device_lost: executable.model().lost(device).is_some(), ..Ran::default() };
         }
     };
     let phases = Phases {
@@ -131,7 +155,7 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Option<(Place, LatencyPr
         // A client that left meanwhile has been computed for; there is nobody to tell.
         let _ = job.call.reply.send(Ok(outputs));
     }
-    refined.map(|profile| (queue.place, profile))
+    Ran { refined: refined.map(|profile| (queue.place, profile)), device_lost: false }
 }
 
 /// Does something on the model's lane on a device.
@@ -164,8 +188,7 @@ fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: 
                 let _ = job.call.reply.send(Ok(outputs));
             }
             Err(reason) => {
-                let message = format!("model '{}' failed on this request: {reason}", executable.name);
-                job.call.fail(Reason::Engine, ServiceError::Internal(message), now);
+                job.call.fail(Reason::Engine, executable.failure(device, &reason), now);
             }
         }
     }

@@ -12,7 +12,7 @@ mod device;
 mod job;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
 use downbeat_core::{DeviceId, Duration, RequestId};
@@ -54,9 +54,12 @@ impl Driver {
         metrics: &Metrics,
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
-        let slots: Vec<_> = (0..devices)
-            .map(|index| Arc::new(DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index))))
-            .collect();
+        let in_service = Arc::new(AtomicUsize::new(devices));
+        let slot = |index| {
+            let slot = DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index), in_service.clone());
+            Arc::new(slot)
+        };
+        let slots: Vec<_> = (0..devices).map(slot).collect();
         let floor = Floor { clock, devices: slots.clone() };
         let desks = (0..shards.clamp(1, MAX_SHARDS)).map(|_| Desk::default()).collect();
         let log = log.map(Arc::new);

@@ -67,13 +67,20 @@ impl LaneGroup {
         padding.length(plan, request).map_err(ServiceError::InvalidArgument)
     }
 
-    /// Hands a request of `length` to the device with the fewest outstanding items, the first of those. The answer comes through the call's `reply`,
+    /// Hands a request of `length` to the device with the fewest outstanding items of those that work, the first of those. The answer comes through the call's `reply`,
     /// always. Dropping the ticket cancels the request.
     pub fn submit(&self, call: Call, length: u32) -> Ticket {
         let (executable, arrival) = (call.executable.clone(), call.arrival);
-        let runtime = self.runtimes.iter().min_by_key(|runtime| runtime.outstanding()).unwrap_or(&self.runtimes[0]);
+        let works = |runtime: &&Arc<Runtime>| executable.model().lost(runtime.device()).is_none();
+        let working = self.runtimes.iter().filter(works);
+        let runtime = working.min_by_key(|runtime| runtime.outstanding()).unwrap_or(&self.runtimes[0]);
         let request = runtime.submit(call, length);
         Ticket::new(Decider::Device(runtime.clone()), executable, request, arrival)
+    }
+
+    /// How many devices there are.
+    pub fn devices(&self) -> usize {
+        self.runtimes.len()
     }
 
     /// Items that wait for a launch, all devices.

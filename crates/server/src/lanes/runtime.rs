@@ -270,8 +270,8 @@ impl Runtime {
         }
         for (entry, reason) in failed {
             self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
-            let message = format!("model '{}' failed on this request: {reason}", self.model);
-            entry.call.fail(Reason::Engine, ServiceError::Internal(message), now);
+            let failure = entry.call.executable.failure(self.device, &reason);
+            entry.call.fail(Reason::Engine, failure, now);
         }
     }
 

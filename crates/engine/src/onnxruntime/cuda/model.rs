@@ -306,6 +306,10 @@ impl Model for CudaModel {
         }
     }
 
+    fn lost(&self, device: usize) -> Option<String> {
+        self.shared.gpus.get(device)?.gpu.device.lost().map(ToString::to_string)
+    }
+
     fn sizes_to_warm(&self, most: usize) -> Vec<usize> {
         let has_plans = self.shared.blueprints.iter().any(|blueprint| blueprint.has_plans);
         // The largest first, so that the memory that is taken for it serves the others.

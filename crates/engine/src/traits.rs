@@ -23,11 +23,6 @@ pub trait Engine: Send + Sync {
     /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder; if it
     /// cannot be cut as `options.cut` says.
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
-
-    /// How many devices it uses, where that is settled: each is to be one executor.
-    fn devices(&self) -> Option<usize> {
-        None
-    }
 }
 
 /// Who an engine is.

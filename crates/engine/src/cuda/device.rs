@@ -137,6 +137,13 @@ impl Device {
         self.check("selecting it", unsafe { result::ctx::set_current(self.context) })
     }
 
+    /// Gives something back to the driver, in the ways out: also on a device that is lost, which may still take it, and without a word if it does not.
+    pub(super) fn release<T>(&self, give_back: impl FnOnce() -> Result<T, DriverError>) {
+        // SAFETY: the context lives as long as `self`.
+        let _ = unsafe { result::ctx::set_current(self.context) };
+        let _ = give_back();
+    }
+
     /// The driver's answer, with a device that is lost remembered as such.
     pub(crate) fn check<T>(&self, what: &str, answer: Result<T, DriverError>) -> Result<T, CudaError> {
         answer.map_err(|error| self.remember(CudaError::new(self.ordinal, what, error)))

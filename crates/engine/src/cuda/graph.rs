@@ -70,6 +70,6 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: made by `record_graph`, destroyed once; the driver keeps what still runs.
-        let _ = self.device.bind().map(|()| unsafe { result::graph::exec_destroy(self.raw) });
+        self.device.release(|| unsafe { result::graph::exec_destroy(self.raw) });
     }
 }

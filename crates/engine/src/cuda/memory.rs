@@ -103,7 +103,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: taken by this type, given back once. In a stream: after all that was enqueued there; elsewhere nothing uses it any more, as launches
         // keep what they use until they are over.
-        let _ = self.device.bind().map(|()| unsafe {
+        self.device.release(|| unsafe {
             match &self.stream {
                 Some(stream) => result::free_async(self.address, stream.raw()),
                 None => result::free_sync(self.address),

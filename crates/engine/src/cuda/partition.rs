@@ -87,7 +87,7 @@ impl Partition {
 impl Drop for Partition {
     fn drop(&mut self) {
         // SAFETY: made by `Splitter`, destroyed once; its streams keep it alive.
-        let _ = unsafe { self.device.bind().map(|()| sys::cuGreenCtxDestroy(self.context)) };
+        self.device.release(|| unsafe { sys::cuGreenCtxDestroy(self.context).result() });
     }
 }
 

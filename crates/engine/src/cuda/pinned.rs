@@ -44,7 +44,7 @@ unsafe impl Sync for Block {}
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: taken from the driver, given back once.
-        let _ = self.device.bind().map(|()| unsafe { result::free_host(self.start.as_ptr().cast::<c_void>()) });
+        self.device.release(|| unsafe { result::free_host(self.start.as_ptr().cast::<c_void>()) });
     }
 }
 
@@ -147,6 +147,6 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: registered by this type, unregistered once.
-        let _ = self.device.bind().map(|()| unsafe { sys::cuMemHostUnregister(self.start).result() });
+        self.device.release(|| unsafe { sys::cuMemHostUnregister(self.start).result() });
     }
 }

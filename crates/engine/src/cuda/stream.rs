@@ -98,7 +98,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by this type, destroyed once; what was enqueued still runs to its end.
-        let _ = unsafe { self.device.bind().map(|()| result::stream::destroy(self.raw)) };
+        self.device.release(|| unsafe { result::stream::destroy(self.raw) });
     }
 }
 
@@ -193,7 +193,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by this type, destroyed once; the driver keeps what it still needs of it.
-        let _ = unsafe { self.device.bind().map(|()| result::event::destroy(self.raw)) };
+        self.device.release(|| unsafe { result::event::destroy(self.raw) });
     }
 }
 

@@ -125,10 +125,6 @@ impl Engine for OnnxruntimeCuda {
         }
         Ok(Arc::new(self.load_cuda(options, gpu)?))
     }
-
-    fn devices(&self) -> Option<usize> {
-        Some(self.gpus.len())
-    }
 }
 
 /// The providers that run a session's operators, the first that can.

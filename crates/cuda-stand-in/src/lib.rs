@@ -18,8 +18,8 @@
 //! Every piece of work has a duration in virtual time (see [`Work`]), so that a test can show what overlaps without a clock.
 //!
 //! Another process finds it with `LD_LIBRARY_PATH` set to [`folder`]; there, `CUDA_STAND_IN_DEVICES` (a count),
-//! `CUDA_STAND_IN_MULTIPROCESSORS`, `CUDA_STAND_IN_MEMORY` (bytes), `CUDA_STAND_IN_READABLE` and `CUDA_STAND_IN_SEED` (for the
-//! random order) say what it finds.
+//! `CUDA_STAND_IN_MULTIPROCESSORS`, `CUDA_STAND_IN_MEMORY` (bytes), `CUDA_STAND_IN_READABLE`, `CUDA_STAND_IN_SEED` (for the
+//! random order) and `CUDA_STAND_IN_LAUNCH_TIME` (see [`StandIn::set_launch_time`]) say what it finds.
 //!
 //! A test depends on this crate, calls [`StandIn::lock`] and then uses `cudarc` as always.
 

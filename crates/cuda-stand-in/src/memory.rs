@@ -65,9 +65,10 @@ impl Memory {
         self.blocks.retain(|_, block| block.device != device);
     }
 
-    /// How many allocations and blocks of a device are alive.
+    /// How many allocations and blocks of a device the program has not given back; a stream may still have to come to where it did.
     pub fn count(&self, device: i32) -> usize {
-        self.regions.values().filter(|region| region.device == device && region.block.is_none()).count()
+        let is_kept = |region: &&Region| region.device == device && region.block.is_none() && !region.leaving;
+        self.regions.values().filter(is_kept).count()
             + self.blocks.values().filter(|block| block.device == device).count()
     }
 

@@ -47,6 +47,9 @@ pub fn lock() -> Session {
     if first {
         session.devices = DeviceConfig::from_environment().into_iter().map(Device::new).collect();
         session.readable = std::env::var_os("CUDA_STAND_IN_READABLE").is_some();
+        if let Some(time) = std::env::var("CUDA_STAND_IN_LAUNCH_TIME").ok().and_then(|time| time.parse().ok()) {
+            session.launch_time = time;
+        }
         if let Some(seed) = std::env::var("CUDA_STAND_IN_SEED").ok().and_then(|seed| seed.parse().ok()) {
             worker::start(&mut session, seed);
         }

@@ -16,6 +16,8 @@ mod ring;
 mod stream;
 mod unavailable;
 
+use cudarc::driver::sys::{CUresult, CUstream, culib};
+
 pub use device::Device;
 pub use error::CudaError;
 pub(crate) use graph::Graph;
@@ -47,8 +49,21 @@ pub(crate) fn view(address: u64) -> Result<u64, String> {
     if place.is_null() { Err(format!("{address:#x} is no address on the stand-in")) } else { Ok(place.addr() as u64) }
 }
 
+/// Tells the stand-in that the kernel enqueued next in a stream reads, or `writes`, these bytes, so that it checks what orders that with other work.
+///
+/// # Errors
+/// If they are no memory of its, or the driver is a real one.
+pub(crate) fn touch(stream: &Stream, address: u64, len: usize, writes: bool) -> Result<(), String> {
+    type Touch = unsafe extern "C" fn(CUstream, u64, u64, bool) -> CUresult;
+    // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type, and no other driver has it.
+    let touch = unsafe { culib().get::<Touch>(b"stand_in_touch\0") }.map_err(|_| "the driver is no stand-in")?;
+    // SAFETY: the stream is alive; any address may be given.
+    let answer = unsafe { touch(stream.raw(), address, len as u64, writes) };
+    stream.device().check("touching memory", answer.result()).map_err(|e| e.to_string())
+}
+
 /// What the stand-in has beside a driver's functions.
 fn stand_in_view() -> Option<unsafe extern "C" fn(u64) -> *mut std::ffi::c_void> {
     // SAFETY: a driver is loaded, as the callers say; in the stand-in the symbol has this type, and no other driver has it.
-    unsafe { cudarc::driver::sys::culib().get(b"stand_in_view\0").ok().map(|function| *function) }
+    unsafe { culib().get(b"stand_in_view\0").ok().map(|function| *function) }
 }

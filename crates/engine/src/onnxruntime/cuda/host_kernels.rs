@@ -37,8 +37,8 @@ pub(super) struct Call {
     outputs: Vec<At>,
 }
 
-/// Enqueues a run. Its outputs are in memory of their own, whose sizes are found by a run on zeros. The call has to be kept until the run is over.
-pub(super) fn enqueue(
+/// Gets a run ready. Its outputs are in memory of their own, whose sizes are found by a run on zeros.
+pub(super) fn prepare(
     session: &Arc<SharedSessionInner>,
     names: &Arc<Names>,
     stream: &Arc<Stream>,
@@ -64,18 +64,12 @@ pub(super) fn enqueue(
         outputs.push((At { address: slice.address(), len, shape, datatype }, slice));
     }
     let ats = outputs.iter().map(|(at, _)| at.clone()).collect();
-    let call = Arc::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats });
-    stream.device().bind().map_err(|e| e.to_string())?;
-    let argument = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
-    // SAFETY: the stream is alive; the call is kept until the function has run, as the caller is told.
-    let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
-    stream.device().check("running a kernel", enqueued).map_err(|e| e.to_string())?;
-    Ok((outputs, call))
+    Ok((outputs, Arc::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats })))
 }
 
 /// What the stream calls.
 unsafe extern "C" fn function(argument: *mut c_void) {
-    // SAFETY: made by `enqueue`, and kept by the lane until the stream is past this.
+    // SAFETY: given by `enqueue`, and kept until the stream is past this.
     let call = unsafe { &*argument.cast::<Call>().cast_const() };
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run()));
     if let Err(reason) = ran.unwrap_or_else(|_| Err("it panicked".into())) {
@@ -85,6 +79,18 @@ unsafe extern "C" fn function(argument: *mut c_void) {
 }
 
 impl Call {
+    /// Enqueues the run, or has it recorded: the call has to be kept until the run, or each launch of the record, is over.
+    pub(super) fn enqueue(self: &Arc<Self>, stream: &Stream) -> Result<(), String> {
+        stream.device().bind().map_err(|e| e.to_string())?;
+        for (ats, writes) in [(&self.inputs, false), (&self.outputs, true)] {
+            ats.iter().try_for_each(|at| cuda::touch(stream, at.address, at.len, writes))?;
+        }
+        let argument = Arc::as_ptr(self).cast_mut().cast::<c_void>();
+        // SAFETY: the stream is alive; the call is kept until the function has run, as the caller is told.
+        let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
+        stream.device().check("running a kernel", enqueued).map_err(|e| e.to_string())
+    }
+
     fn run(&self) -> Result<(), String> {
         let memory = CpuMemory::new()?;
         let values = |ats: &[At]| -> Result<Vec<Value>, String> {

@@ -50,6 +50,8 @@ struct RecordedRun {
     inputs: Vec<DeviceMemory>,
     /// Not used by anything else, nor is what the run has used in between: after it was recorded the session runs in no other way.
     outputs: Vec<Tensor>,
+    /// What the record calls, of the library's kernels for the host.
+    _call: Option<Arc<Call>>,
 }
 
 /// What a run gives, once what is enqueued is over.
@@ -77,7 +79,7 @@ impl SegmentSession {
             binding: Binding::new(session, &blueprint.names, blueprint.on_host.clone())?,
             names: blueprint.names.clone(),
             owner: Arc::new(owner),
-            tries_graph: tries_graph && !blueprint.on_host.contains(&true) && !ground.gpu.has_host_kernels,
+            tries_graph: tries_graph && !blueprint.on_host.contains(&true),
         })
     }
 
@@ -86,17 +88,22 @@ impl SegmentSession {
         if let Some(recorded) = &mut self.graph {
             return recorded.enqueue(ground, inputs);
         }
-        if ground.gpu.has_host_kernels {
-            return self.enqueue_on_host(ground, inputs);
-        }
         if std::mem::take(&mut self.tries_graph) {
             return self.try_graph(ground, inputs);
         }
-        let outputs = self.run(ground, inputs)?;
-        Ok(Made { outputs, lasts: true, held: None })
+        self.run(ground, inputs)
     }
 
-    fn run(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Vec<Tensor>, String> {
+    /// Enqueues a run, not recorded.
+    fn run(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+        if ground.gpu.has_host_kernels {
+            let address = |tensor: &&Tensor| Some(tensor.data.device()?.address());
+            let addresses = inputs.iter().map(address).collect::<Option<Vec<_>>>();
+            let addresses = addresses.ok_or("strings have no place on a device")?;
+            let (outputs, call) = self.prepare_on_host(ground, &addresses, inputs)?;
+            call.enqueue(&ground.stream)?;
+            return Ok(Made { outputs, lasts: true, held: Some(call) });
+        }
         let mut dims = Vec::new();
         let value = |tensor: &&Tensor| match tensor.data.device() {
             Some(slice) => ground.value(slice.address(), slice.len(), tensor),
@@ -104,31 +111,38 @@ impl SegmentSession {
         };
         let values = inputs.iter().map(value).collect::<Result<Vec<_>, _>>()?;
         let outputs = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
-        outputs.into_iter().map(|value| output(value, inputs, &ground.gpu, &self.owner)).collect()
+        let outputs = outputs.into_iter().map(|value| output(value, inputs, &ground.gpu, &self.owner));
+        Ok(Made { outputs: outputs.collect::<Result<_, _>>()?, lasts: true, held: None })
     }
 
-    fn enqueue_on_host(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
-        let at = |tensor: &&Tensor| {
-            let slice = tensor.data.device().ok_or("strings have no place on a device")?;
-            let (address, len) = (slice.address(), slice.len());
-            Ok(At { address, len, shape: tensor.shape.clone(), datatype: tensor.datatype })
+    /// Gets a run of the library's kernels for the host ready, on inputs at these addresses that are like `inputs`.
+    fn prepare_on_host(
+        &self,
+        ground: &Ground,
+        addresses: &[u64],
+        inputs: &[&Tensor],
+    ) -> Result<(Vec<Tensor>, Arc<Call>), String> {
+        let at = |(address, tensor): (&u64, &&Tensor)| {
+            let (len, shape) = (tensor.data.len(), tensor.shape.clone());
+            At { address: *address, len, shape, datatype: tensor.datatype }
         };
-        let inputs = inputs.iter().map(at).collect::<Result<_, String>>()?;
-        let (made, call) = host_kernels::enqueue(&self.owner.session, &self.names, &ground.stream, inputs)?;
-        let tensor = |(at, slice): host_kernels::Output| {
-            let At { shape, datatype, .. } = at;
-            Tensor { datatype, shape, data: Buffer::from_device(slice) }
+        let ats = addresses.iter().zip(inputs).map(at).collect();
+        let (made, call) = host_kernels::prepare(&self.owner.session, &self.names, &ground.stream, ats)?;
+        let tensor = |(At { shape, datatype, .. }, slice): host_kernels::Output| Tensor {
+            datatype,
+            shape,
+            data: Buffer::from_device(slice),
         };
-        Ok(Made { outputs: made.into_iter().map(tensor).collect(), lasts: true, held: Some(call) })
+        Ok((made.into_iter().map(tensor).collect(), call))
     }
 
     /// The first run: twice as always, then recorded and twice from the record, which is kept if it is faster. Waits for each.
     fn try_graph(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
         // What is taken and planned on the first one must not be in the record.
-        self.run(ground, inputs)?;
-        let (plain, outputs) = ground.time(|| self.run(ground, inputs))?;
+        ground.time(|| self.run(ground, inputs))?;
+        let (plain, made) = ground.time(|| self.run(ground, inputs))?;
         let recorded = self.record(ground, inputs).and_then(|mut recorded| {
-            recorded.enqueue(ground, inputs)?;
+            ground.time(|| recorded.enqueue(ground, inputs))?;
             let (took, _) = ground.time(|| recorded.enqueue(ground, inputs))?;
             Ok((took, recorded))
         });
@@ -144,7 +158,7 @@ impl SegmentSession {
                 ground.stream.finish().map_err(|error| error.to_string())?;
             }
         }
-        Ok(Made { outputs, lasts: true, held: None })
+        Ok(made)
     }
 
     fn record(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<RecordedRun, String> {
@@ -154,14 +168,21 @@ impl SegmentSession {
                 .map_err(|e| e.to_string())
         };
         let memory = inputs.iter().map(memory).collect::<Result<Vec<_>, _>>()?;
+        if ground.gpu.has_host_kernels {
+            // Memory is taken before: in a record it cannot be.
+            let addresses: Vec<u64> = memory.iter().map(DeviceMemory::address).collect();
+            let (outputs, call) = self.prepare_on_host(ground, &addresses, inputs)?;
+            let (graph, ()) = ground.stream.record_graph(|| call.enqueue(&ground.stream))?;
+            return Ok(RecordedRun { graph, inputs: memory, outputs, _call: Some(call) });
+        }
         let value =
             |(memory, tensor): (&DeviceMemory, &&Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
-        let (graph, made) = ground.stream.record_graph(|| {
+        let (graph, outputs) = ground.stream.record_graph(|| {
             let made = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
             made.into_iter().map(|value| output(value, &[], &ground.gpu, &self.owner)).collect::<Result<Vec<_>, _>>()
         })?;
-        Ok(RecordedRun { graph, inputs: memory, outputs: made })
+        Ok(RecordedRun { graph, inputs: memory, outputs, _call: None })
     }
 }
 
@@ -186,15 +207,19 @@ impl Ground {
     }
 
     /// What a run takes on the device; waits for it.
-    fn time<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Duration, T), String> {
+    fn time(&self, enqueue: impl FnOnce() -> Result<Made, String>) -> Result<(Duration, Made), String> {
         let words = |error: crate::cuda::CudaError| error.to_string();
         let (begin, end) =
             (Event::timed(&self.gpu.device).map_err(words)?, Event::timed(&self.gpu.device).map_err(words)?);
         self.stream.record(&begin).map_err(words)?;
-        let made = enqueue()?;
-        self.stream.record(&end).map_err(words)?;
-        end.wait().map_err(words)?;
-        Ok((end.since(&begin).map_err(words)?, made))
+        let made = enqueue();
+        let ended = self.stream.record(&end).and_then(|()| end.wait());
+        if made.is_err() || ended.is_err() {
+            // What was enqueued uses what goes now.
+            let _ = self.stream.finish();
+        }
+        ended.map_err(words)?;
+        Ok((end.since(&begin).map_err(words)?, made?))
     }
 }
 

@@ -2,6 +2,7 @@
 //! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
 
 mod faults;
+mod graphs;
 mod lanes;
 mod partitions;
 mod rings;
@@ -16,6 +17,11 @@ use crate::support::onnxruntime;
 
 /// The engine on so many GPUs of the stand-in, which is in the hands of this test; `None` without an onnxruntime library.
 fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
+    gpus_with(count, &CudaOptions::default())
+}
+
+/// As [`gpus`], with options.
+fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeCuda)> {
     let library = onnxruntime()?;
     let stand_in = StandIn::lock();
     stand_in.set_devices(count, 132, 80 << 30);
@@ -23,7 +29,7 @@ fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
     stand_in.set_readable(true);
     init();
     let devices: Vec<u32> = (0..count).collect();
-    let engine = library.on_gpus(&devices, &CudaOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let engine = library.on_gpus(&devices, options).unwrap_or_else(|e| panic!("{e}"));
     Some((stand_in, engine))
 }
 

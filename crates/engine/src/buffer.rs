@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use bytes::Bytes;
 
-use crate::cuda::{CudaError, DeviceSlice};
+use crate::cuda::{CudaError, DeviceSlice, Pinned};
 
 /// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
 /// widest vector load, so that every engine can use the memory in place.
@@ -26,6 +26,8 @@ enum Memory {
     Shared(Bytes),
     /// An engine's, and nobody else's.
     Lent(Box<dyn Lent>),
+    /// Host memory that a device copies from, and nobody else's.
+    Pinned(Pinned),
     /// On a device, and shared.
     Device(DeviceSlice),
 }
@@ -87,6 +89,17 @@ impl Buffer {
         Buffer { memory: Memory::Lent(lent) }
     }
 
+    /// An empty buffer in pinned memory, with room for as much as that has.
+    pub(crate) fn pinned(mut memory: Pinned) -> Self {
+        memory.set_len(0);
+        Buffer { memory: Memory::Pinned(memory) }
+    }
+
+    /// Whether a device copies from it by itself.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self.memory, Memory::Pinned(_))
+    }
+
     /// Takes memory of a device.
     pub(crate) fn from_device(slice: DeviceSlice) -> Self {
         Buffer { memory: Memory::Device(slice) }
@@ -129,6 +142,7 @@ impl Buffer {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
             Memory::Lent(lent) => Some(lent.bytes_mut()),
+            Memory::Pinned(pinned) => Some(pinned.bytes_mut()),
             Memory::Shared(_) | Memory::Device(_) => None,
         }
     }
@@ -140,6 +154,7 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.len,
             Memory::Shared(bytes) => bytes.len(),
             Memory::Lent(lent) => lent.bytes().len(),
+            Memory::Pinned(pinned) => pinned.bytes().len(),
             Memory::Device(slice) => slice.len(),
         }
     }
@@ -153,13 +168,29 @@ impl Buffer {
     /// Appends the bytes of one request.
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        self.owned(bytes.len()).extend(bytes);
+        match self.room_in_pinned(bytes.len()) {
+            Some(room) => room.copy_from_slice(bytes),
+            None => self.owned(bytes.len()).extend(bytes),
+        }
     }
 
     /// Makes the buffer `len` bytes long, new bytes being `value`.
     pub fn resize(&mut self, len: usize, value: u8) {
         let more = len.saturating_sub(self.len());
-        self.owned(more).resize(len, value);
+        match self.room_in_pinned(more) {
+            Some(room) if more > 0 => room.fill(value),
+            _ => self.owned(more).resize(len, value),
+        }
+    }
+
+    /// Makes pinned memory longer, if it is that and has room; gives what is new of it.
+    #[inline]
+    fn room_in_pinned(&mut self, more: usize) -> Option<&mut [u8]> {
+        let Memory::Pinned(pinned) = &mut self.memory else { return None };
+        let len = pinned.bytes().len();
+        let longer = len.checked_add(more).filter(|longer| *longer <= pinned.capacity())?;
+        pinned.set_len(longer);
+        pinned.bytes_mut().get_mut(len..)
     }
 
     /// The bytes written so far.
@@ -169,6 +200,7 @@ impl Buffer {
             Memory::Owned(aligned) => aligned.as_slice(),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => lent.bytes(),
+            Memory::Pinned(pinned) => pinned.bytes(),
             Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }
@@ -196,6 +228,7 @@ impl Buffer {
             Memory::Owned(aligned) => Bytes::from_owner(aligned),
             Memory::Shared(bytes) => bytes,
             Memory::Lent(lent) => Bytes::from_owner(LentBytes(lent)),
+            Memory::Pinned(pinned) => Bytes::from_owner(LentBytes(Box::new(pinned))),
             Memory::Device(_) => panic!("{ON_DEVICE}"),
         }
     }

@@ -11,6 +11,7 @@ use crate::activations::Activations;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::{State, StateError};
+use crate::tensor::Buffer;
 
 /// An engine: knows a model format and a kind of device.
 pub trait Engine: Send + Sync {
@@ -114,6 +115,11 @@ pub trait Model: Send + Sync {
         _longest: u32,
     ) -> Result<Arc<RingMemory>, RingMemoryError> {
         RingMemory::new(slots, slot_bytes)
+    }
+
+    /// An empty buffer with room for `bytes` bytes of an input, in memory that its lanes take inputs from without a copy on the host.
+    fn input_buffer(&self, bytes: usize) -> Buffer {
+        Buffer::with_capacity(bytes)
     }
 
     /// Why nothing of it runs any more on a device, if that is so; cheap to ask.

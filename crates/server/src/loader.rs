@@ -103,7 +103,10 @@ impl Loader {
         progress.step("reading", 0.0);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
         let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
         let most_threads = match self.options.threads {
+            // What does not run on a GPU is not worth a second thread.
+            _ if on_gpus => 1,
             0 => (most_threads(&self.options) / lanes::at_once(policy, &settings)).max(1),
             threads => threads,
         };
@@ -148,7 +151,7 @@ impl Loader {
             }
             warn_of_levels(definition, policy);
         }
-        let plan = Arc::new(plan);
+        let plan = Arc::new(if on_gpus { plan.for_model(model.clone()) } else { plan });
         progress.step("measuring", 0.2);
         let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
         let name = definition.name.clone();

@@ -1,8 +1,10 @@
 //! How requests of one model version are checked, joined into a batch, and separated again.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
-use downbeat_engine::{Buffer, State, Tensor};
+use downbeat_engine::{Buffer, Model, State, Tensor};
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
@@ -23,6 +25,17 @@ pub struct BatchPlan {
     /// Whether the first dimension of every tensor is the batch.
     batched: bool,
     max_batch: u32,
+    input_memory: InputMemory,
+}
+
+/// Where batches are assembled: in the memory that a model's lanes want, or in plain memory.
+#[derive(Default)]
+struct InputMemory(Option<Arc<dyn Model>>);
+
+impl std::fmt::Debug for InputMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "the engine's" } else { "plain" })
+    }
 }
 
 /// A request that fits its model.
@@ -70,7 +83,24 @@ impl BatchPlan {
     /// alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
-        BatchPlan { inputs, outputs, batched: max_batch > 0, max_batch: max_batch.max(1) }
+        BatchPlan {
+            inputs,
+            outputs,
+            batched: max_batch > 0,
+            max_batch: max_batch.max(1),
+            input_memory: InputMemory::default(),
+        }
+    }
+
+    /// The same, with batches in memory that suits the lanes of `model`.
+    #[must_use]
+    pub fn for_model(self, model: Arc<dyn Model>) -> Self {
+        BatchPlan { input_memory: InputMemory(Some(model)), ..self }
+    }
+
+    /// An empty buffer with room for `bytes` bytes of an input.
+    pub fn input_buffer(&self, bytes: usize) -> Buffer {
+        self.input_memory.0.as_ref().map_or_else(|| Buffer::with_capacity(bytes), |model| model.input_buffer(bytes))
     }
 
     /// The most items a batch may have.
@@ -292,7 +322,7 @@ impl BatchPlan {
         let mut at = 0;
         for (index, plan) in self.inputs.iter().enumerate() {
             let bytes: usize = members.clone().map(|m| m.inputs.get(index).map_or(0, Bytes::len)).sum();
-            let mut data = Buffer::with_capacity(bytes);
+            let mut data = self.input_buffer(bytes);
             for member in members.clone() {
                 data.extend_from_slice(member.inputs.get(index).map_or(&[], |b| b));
             }

@@ -94,6 +94,22 @@ pub(crate) struct Pinned {
     len: usize,
 }
 
+impl Pinned {
+    /// How many bytes its block has.
+    pub(crate) fn capacity(&self) -> usize {
+        self.block.as_ref().map_or(0, |block| block.size)
+    }
+
+    /// Makes it `len` bytes long, of which those that are new have any content.
+    ///
+    /// # Panics
+    /// If its block has fewer.
+    pub(crate) fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "as long as its block at most");
+        self.len = len;
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };

@@ -132,7 +132,7 @@ impl Padding {
                 });
                 continue;
             }
-            let mut data = Buffer::with_capacity(rows * item_bytes);
+            let mut data = plan.input_buffer(rows * item_bytes);
             for member in members.clone() {
                 let bytes = member.input(index);
                 let (chunk, padded) = chunks(&item, *axis, size, bytes.len(), member.rows);

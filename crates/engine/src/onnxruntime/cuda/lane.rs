@@ -16,7 +16,7 @@ use super::segment_session::{Ground, SegmentSession};
 use super::weights::Weights;
 use crate::batch;
 use crate::buffer::Lent;
-use crate::cuda::{DeviceMemory, DeviceSlice, Event, Pinned, Stream};
+use crate::cuda::{CudaError, DeviceMemory, DeviceSlice, Event, Pinned, Stream};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Lane, RunError};
@@ -47,7 +47,7 @@ struct Between {
 /// Only kept.
 enum Held {
     Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
-    Pinned(#[expect(dead_code, reason = "only kept")] Pinned),
+    Pinned(#[expect(dead_code, reason = "only kept")] Buffer),
     Call(#[expect(dead_code, reason = "only kept")] Arc<Call>),
 }
 
@@ -155,7 +155,7 @@ impl CudaLane {
         if tensor.datatype == DataType::Bytes {
             return Ok(Between { tensor, lasts: true });
         }
-        let words = |e: crate::cuda::CudaError| e.to_string();
+        let words = |e: CudaError| e.to_string();
         let len = tensor.data.len();
         let all = if filled == rows { len } else { len / rows.max(1) * filled };
         let taken = |stream: &Arc<Stream>| DeviceMemory::in_stream(stream, all, &format!("an input of {all} bytes"));
@@ -179,12 +179,11 @@ impl CudaLane {
             tensor.data = Buffer::from_device(memory.into_slice());
         } else {
             batch::normalise_booleans(&mut tensor);
-            let mut staged = self.ground.gpu.pinned.take(len).map_err(words)?;
-            staged.bytes_mut().copy_from_slice(tensor.data.as_slice());
+            let source = self.pinned(std::mem::take(&mut tensor.data)).map_err(words)?;
             let memory = taken(&self.ground.stream).map_err(words)?;
-            // SAFETY: the copy is held until the launch is over.
-            let copied = unsafe { memory.upload(&self.ground.stream, 0, staged.bytes()) };
-            self.held.push(Held::Pinned(staged));
+            // SAFETY: the source is held until the launch is over.
+            let copied = unsafe { memory.upload(&self.ground.stream, 0, source.as_slice()) };
+            self.held.push(Held::Pinned(source));
             copied.map_err(words)?;
             memory.zero(&self.ground.stream, len).map_err(words)?;
             tensor.data = Buffer::from_device(memory.into_slice());
@@ -197,10 +196,21 @@ impl CudaLane {
         Ok(Between { tensor, lasts: true })
     }
 
+    /// The bytes where the device copies from by itself.
+    fn pinned(&self, data: Buffer) -> Result<Buffer, CudaError> {
+        if data.is_pinned() { Ok(data) } else { self.pinned_copy(data.as_slice()) }
+    }
+
+    fn pinned_copy(&self, bytes: &[u8]) -> Result<Buffer, CudaError> {
+        let mut pinned = Buffer::pinned(self.ground.gpu.pinned.take(bytes.len())?);
+        pinned.extend_from_slice(bytes);
+        Ok(pinned)
+    }
+
     /// A copy of a tensor on the device.
     fn copy(&mut self, tensor: Tensor) -> Result<Tensor, String> {
         let Some(slice) = tensor.data.device() else { return Ok(tensor) };
-        let words = |e: crate::cuda::CudaError| e.to_string();
+        let words = |e: CudaError| e.to_string();
         let memory = DeviceMemory::in_stream(&self.ground.stream, slice.len(), "what is between two segments");
         let memory = memory.map_err(words)?;
         self.held.push(Held::Slice(slice.clone()));
@@ -287,11 +297,10 @@ impl CudaLane {
                     unsafe { memory.copy(&self.ground.stream, offset, slice)? };
                 }
                 None => {
-                    let mut staged = self.ground.gpu.pinned.take(tensor.data.len())?;
-                    staged.bytes_mut().copy_from_slice(tensor.data.as_slice());
+                    let source = self.pinned_copy(tensor.data.as_slice())?;
                     // SAFETY: as above.
-                    let copied = unsafe { memory.upload(&self.ground.stream, offset, staged.bytes()) };
-                    self.held.push(Held::Pinned(staged));
+                    let copied = unsafe { memory.upload(&self.ground.stream, offset, source.as_slice()) };
+                    self.held.push(Held::Pinned(source));
                     copied?;
                 }
             }

@@ -24,6 +24,7 @@ use crate::probe;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::SegmentInfo;
 use crate::state::State;
+use crate::tensor::Buffer;
 use crate::traits::{Lane, LoadError, Model, Place};
 
 /// Makes sessions of a model.
@@ -304,6 +305,12 @@ impl Model for CudaModel {
             Some(on) => RingMemory::on_device(slots, slot_bytes, &on.gpu.device, longest),
             None => RingMemory::new(slots, slot_bytes),
         }
+    }
+
+    fn input_buffer(&self, bytes: usize) -> Buffer {
+        // Any GPU copies from what one of them has pinned.
+        let pinned = self.shared.gpus.first().and_then(|on| on.gpu.pinned.take(bytes).ok());
+        pinned.map_or_else(|| Buffer::with_capacity(bytes), Buffer::pinned)
     }
 
     fn lost(&self, device: usize) -> Option<String> {

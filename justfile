@@ -22,6 +22,10 @@ lint:
 test *arguments:
     cargo test --workspace {{arguments}}
 
+# The engine's tests for GPUs with onnxruntime's own provider for them, without a GPU: on stand-ins of NVIDIA's libraries. Fetches 255 MB once.
+gpu-stand-ins *arguments:
+    tools/cuda_stand_ins/run.sh cargo test -p downbeat-engine --test it gpu:: {{arguments}}
+
 # The driver's shared places under loom, which tries every order of their steps.
 loom:
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p downbeat-driver --lib

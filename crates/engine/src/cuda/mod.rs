@@ -5,6 +5,7 @@
 mod device;
 mod error;
 mod graph;
+mod last_error;
 mod libcuda;
 pub(crate) mod libraries;
 mod memory;
@@ -21,6 +22,7 @@ use cudarc::driver::sys::{CUresult, CUstream, culib};
 pub use device::Device;
 pub use error::CudaError;
 pub(crate) use graph::Graph;
+pub(crate) use last_error::ForgetsLastError;
 pub use libcuda::{DRIVER_FUNCTIONS, DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
 pub use libraries::FoundLibrary;
 pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};

@@ -56,6 +56,8 @@ pub struct NodeProto {
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
+    #[prost(int64, tag = "3")]
+    pub i: i64,
     #[prost(message, optional, tag = "5")]
     pub t: Option<TensorProto>,
     #[prost(message, optional, tag = "6")]

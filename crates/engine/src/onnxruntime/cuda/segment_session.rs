@@ -12,7 +12,7 @@ use super::gpu::{DeviceMemoryInfo, Gpu};
 use super::host_kernels::{self, At, Call};
 use super::model::Blueprint;
 use super::weights::Weights;
-use crate::cuda::{DeviceMemory, DeviceSlice, Event, Graph, Stream};
+use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Graph, Stream};
 use crate::tensor::{Buffer, Tensor};
 
 /// How much of the time without it a graph may take to be kept: what it saves has to be more than chance.
@@ -40,6 +40,7 @@ pub(super) struct SegmentSession {
 /// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
 pub(super) struct SessionOwner {
     session: Arc<SharedSessionInner>,
+    _error: Option<ForgetsLastError>,
     _weights: Arc<Weights>,
     _stream: Arc<Stream>,
 }
@@ -72,8 +73,12 @@ impl SegmentSession {
         ground: &Ground,
         tries_graph: bool,
     ) -> Result<SegmentSession, String> {
-        let owner =
-            SessionOwner { session: session.inner(), _weights: weights.clone(), _stream: ground.stream.clone() };
+        let owner = SessionOwner {
+            session: session.inner(),
+            _error: (!ground.gpu.has_host_kernels).then_some(ForgetsLastError),
+            _weights: weights.clone(),
+            _stream: ground.stream.clone(),
+        };
         Ok(SegmentSession {
             graph: None,
             binding: Binding::new(session, &blueprint.names, blueprint.on_host.clone())?,
@@ -136,11 +141,13 @@ impl SegmentSession {
         Ok((made.into_iter().map(tensor).collect(), call))
     }
 
-    /// The first run: twice as always, then recorded and twice from the record, which is kept if it is faster. Waits for each.
+    /// The first run: three times as always, then recorded and twice from the record, which is kept if it is faster. Waits for each.
     fn try_graph(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
         // What is taken and planned on the first one must not be in the record.
         ground.time(|| self.run(ground, inputs))?;
         let (plain, made) = ground.time(|| self.run(ground, inputs))?;
+        // These outputs stay: where the library takes more memory for another run beside them, it is to do so now, as it cannot while a graph is recorded.
+        ground.time(|| self.run(ground, inputs))?;
         let recorded = self.record(ground, inputs).and_then(|mut recorded| {
             ground.time(|| recorded.enqueue(ground, inputs))?;
             let (took, _) = ground.time(|| recorded.enqueue(ground, inputs))?;

@@ -1,19 +1,22 @@
 //! The engine on GPUs, on the stand-in of the driver (`crates/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
 //! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
+//!
+//! Where the library has its CUDA provider beside it, that runs, on stand-ins of NVIDIA's other libraries: `just gpu-stand-ins`. Those compute perceptrons only.
 
 mod faults;
 mod graphs;
 mod lanes;
 mod partitions;
+mod provider;
 mod rings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cuda_stand_in::StandIn;
 use downbeat_engine::{CudaOptions, Cut, Engine, Lane, LoadOptions, Model, OnnxruntimeCuda, State, Tensor};
 
-use crate::support::onnxruntime;
+use crate::support::{example, onnxruntime};
 
 /// The engine on so many GPUs of the stand-in, which is in the hands of this test; `None` without an onnxruntime library.
 fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
@@ -31,6 +34,17 @@ fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeC
     let devices: Vec<u32> = (0..count).collect();
     let engine = library.on_gpus(&devices, options).unwrap_or_else(|e| panic!("{e}"));
     Some((stand_in, engine))
+}
+
+/// Whether onnxruntime's own kernels for GPUs run, and not those for the host.
+fn has_provider(engine: &OnnxruntimeCuda) -> bool {
+    let library = engine.info().library.expect("it is one");
+    library.with_file_name("libonnxruntime_providers_cuda.so").exists()
+}
+
+/// A model whose kernels are computed, and how many segments it can be cut into.
+fn to_cut(engine: &OnnxruntimeCuda) -> (PathBuf, usize) {
+    if has_provider(engine) { (example("digits"), 3) } else { (example("encoder"), 4) }
 }
 
 /// Initialises the driver, as the preflight does.

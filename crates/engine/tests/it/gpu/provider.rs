@@ -1,0 +1,327 @@
+//! onnxruntime's CUDA provider as it uses the driver: only where it is there (`just gpu-stand-ins`).
+
+use cuda_stand_in::{Count, Kind, StandIn};
+use downbeat_engine::{CudaOptions, Cut, Engine, LoadOptions, OnnxruntimeCuda, Place, Share, State};
+use libloading::os::unix::{Library, RTLD_LAZY};
+
+use super::{gpus, has_provider, load, run};
+use crate::model::{FLOAT, convolution, floats, folder, model, node, value, write};
+use crate::support::{Random, assert_close, copy, example, lane, load as load_on, onnxruntime};
+
+/// What a session may take for itself: the small weights that it does not share, rounded up to the grain of allocations.
+const OF_A_SESSION: u64 = 8 << 10;
+
+/// As [`gpus`], with what the stand-ins of the libraries tell; `None` without the provider.
+fn provider(count: u32) -> Option<(StandIn, OnnxruntimeCuda, Libraries)> {
+    let (stand_in, engine) = gpus(count)?;
+    if !has_provider(&engine) {
+        println!("skipped: onnxruntime's CUDA provider is not there; `just gpu-stand-ins` tests it");
+        return None;
+    }
+    // SAFETY: it is loaded already, or made to be.
+    let library = unsafe { Library::open(Some("libcudart.so.13"), RTLD_LAZY) }.unwrap_or_else(|e| panic!("{e}"));
+    Some((stand_in, engine, Libraries(library)))
+}
+
+/// The stand-ins of NVIDIA's libraries (tools/cuda_stand_ins).
+struct Libraries(Library);
+
+impl Libraries {
+    /// How often a function was called.
+    fn calls(&self, name: &str) -> i64 {
+        let name = std::ffi::CString::new(name).expect("a name");
+        // SAFETY: the symbol has this type, and the name lives until the call returns.
+        unsafe {
+            let calls = self.0.get::<unsafe extern "C" fn(*const i8) -> i64>(b"stand_ins_calls").expect("is there");
+            calls(name.as_ptr())
+        }
+    }
+
+    /// Makes the `nth` call of a function fail.
+    fn fail(&self, name: &str, nth: i64, code: i32) {
+        let name = std::ffi::CString::new(name).expect("a name");
+        // SAFETY: as above.
+        unsafe {
+            let fail = self.0.get::<unsafe extern "C" fn(*const i8, i64, i32)>(b"stand_ins_fail").expect("is there");
+            fail(name.as_ptr(), nth, code);
+        }
+    }
+}
+
+/// The calls of the driver that hold up the host until work is over, or take or give back memory of the device. The engine's own memory is the stream's.
+const STALLS: [&str; 9] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAllocHost_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoH_v2",
+];
+
+#[test]
+fn weights_are_on_a_device_once() {
+    let Some((stand_in, engine, libraries)) = provider(2) else { return };
+    let path = example("mlp");
+    let file = std::fs::metadata(&path).expect("is there").len();
+    for segments in [1, 2, 3] {
+        let model = load(&engine, &path, if segments == 1 { Cut::Whole } else { Cut::Stages(segments) });
+        let segments = model.segments() as u64;
+        let bytes = || stand_in.count(Count::Bytes);
+        let before = bytes();
+        let first = lane(&*model);
+        let of_first = bytes() - before;
+        assert!(of_first < file + file / 10 + segments * OF_A_SESSION, "{of_first} of {file} bytes");
+        assert!(of_first > file / 10 * 9, "{of_first} of {file} bytes: the weights are not there");
+        let copies = libraries.calls("cudaMemcpy");
+        let second = lane(&*model);
+        let of_second = bytes() - before - of_first;
+        assert!(of_second <= segments * OF_A_SESSION, "a second lane of {segments} segments takes {of_second} bytes");
+        let copies = libraries.calls("cudaMemcpy") - copies;
+        assert!(copies <= 4 * segments as i64, "{copies} copies for a second lane");
+        let elsewhere = model.lane_at(Place { device: 1, share: Share::Whole }).expect("there is memory");
+        let of_other = bytes() - before - of_first - of_second;
+        assert!(of_other.abs_diff(of_first) <= segments * OF_A_SESSION, "{of_other} and {of_first} bytes");
+        drop((first, elsewhere, second, model));
+        assert_eq!(bytes(), before, "{segments} segments");
+    }
+    drop(engine);
+    stand_in.assert_clean();
+}
+
+#[test]
+fn a_warm_launch_stalls_nothing() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    for cut in [Cut::Whole, Cut::Stages(3)] {
+        let model = load(&engine, &example("digits"), cut);
+        let segments = model.segments();
+        let mut lane = lane(&*model);
+        let mut random = Random::new("a_warm_launch");
+        let mut inputs = |rows| random.inputs(model.signature(), |_, _| rows);
+        for rows in (1..=6).rev() {
+            run(&mut *lane, segments, inputs(rows));
+            run(&mut *lane, segments, inputs(rows));
+        }
+        for rows in [6, 1, 3, 2, 3, 5, 4] {
+            let inputs = inputs(rows);
+            stand_in.forget();
+            let synchronised = libraries.calls("cudaStreamSynchronize");
+            run(&mut *lane, segments, inputs);
+            for stall in STALLS {
+                assert_eq!(stand_in.calls(stall), 0, "{stall} for {rows} rows in {segments} segments");
+            }
+            assert_eq!(libraries.calls("cudaStreamSynchronize"), synchronised);
+            let trace = stand_in.trace();
+            let kernels = trace.iter().filter(|work| work.kind == Kind::Kernel).count();
+            assert!(kernels >= 5, "{kernels} kernels");
+            assert!(trace.iter().all(|work| work.stream == trace[0].stream), "work in other streams: {trace:?}");
+        }
+        drop((lane, model));
+    }
+    drop(engine);
+    stand_in.assert_clean();
+}
+
+/// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
+#[test]
+fn batches_of_other_sizes_plan_nothing_anew() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    let folder = folder();
+    let weights: Vec<f32> = (0..512).map(|i| i as f32 / 512.0).collect();
+    let network = model(
+        vec![convolution("x", "w", "h"), node("Relu", &["h"], &["y"])],
+        vec![floats("w", &[32, 16, 1, 1], &weights)],
+        vec![value("x", FLOAT, &[-1, 16, 4, 4])],
+        vec![value("y", FLOAT, &[-1, 32, 4, 4])],
+    );
+    let model = load(&engine, &write(folder.path(), "conv.onnx", &network), Cut::Whole);
+    let mut lane = lane(&*model);
+    let mut random = Random::new("other_sizes");
+    let mut inputs = |rows| random.inputs(model.signature(), |_, _| rows);
+    let sizes = model.sizes_to_warm(8);
+    assert!(sizes.len() > 2, "{sizes:?}");
+    for rows in sizes {
+        run(&mut *lane, 1, inputs(rows));
+        run(&mut *lane, 1, inputs(rows));
+    }
+    let plans = libraries.calls("cudnn plan");
+    assert!(plans > 0);
+    let executed = libraries.calls("cudnnBackendExecute");
+    let allocated = stand_in.calls("cuMemAlloc_v2");
+    for rows in [1, 8, 2, 7, 3, 8, 1, 5, 4, 6] {
+        let outputs = run(&mut *lane, 1, inputs(rows));
+        assert_eq!(outputs[0].shape, [rows, 32, 4, 4]);
+    }
+    assert_eq!(libraries.calls("cudnnBackendExecute") - executed, 10, "the convolutions have run");
+    assert_eq!(libraries.calls("cudnn plan"), plans);
+    assert_eq!(stand_in.calls("cuMemAlloc_v2"), allocated);
+    drop((lane, model, engine));
+    assert_eq!(stand_in.leaks(), Vec::<String>::new());
+}
+
+#[test]
+fn memory_that_is_missing_is_said_and_nothing_else_fails() {
+    let Some((stand_in, engine, _libraries)) = provider(1) else { return };
+    let path = example("mlp");
+    let says =
+        |error: String| assert!(error.contains("GPU 0") && error.contains("Serve fewer or smaller models"), "{error}");
+    stand_in.fail_allocations_above(300_000);
+    says(engine.load(&LoadOptions::new(&path, 1)).err().expect("weights do not fit").to_string());
+    stand_in.fail_allocations_above(u64::MAX);
+    let model = load(&engine, &path, Cut::Whole);
+    let before = stand_in.count(Count::Bytes);
+    stand_in.fail_allocations_above(300_000);
+    says(model.lane().err().expect("weights do not fit").to_string());
+    assert_eq!(stand_in.count(Count::Bytes), before);
+    stand_in.fail_allocations_above(u64::MAX);
+    let mut lane = lane(&*model);
+    let mut random = Random::new("memory_that_is_missing");
+    let mut inputs = |rows| random.inputs(model.signature(), |_, _| rows);
+    let small = inputs(2);
+    let expected = run(&mut *lane, 1, copy(&small));
+    // The activations of the library: 128 numbers a row.
+    stand_in.fail_call("cuMemAlloc_v2", 1, 2);
+    let error = lane.run(0..1, &mut State { tensors: inputs(3000) }).expect_err("there is no memory").to_string();
+    assert!(error.contains("GPU 0 is out of memory"), "{error}");
+    says(error);
+    let again = run(&mut *lane, 1, small);
+    assert_eq!(again[0].data.as_slice(), expected[0].data.as_slice(), "the lane goes on");
+    run(&mut *lane, 1, inputs(3000));
+    drop((expected, again, lane, model, engine));
+    stand_in.assert_clean();
+}
+
+#[test]
+fn a_library_that_fails_is_quoted_and_the_lane_goes_on() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    let model = load(&engine, &example("digits"), Cut::Whole);
+    let mut lane = lane(&*model);
+    let inputs = Random::new("a_library_that_fails").inputs(model.signature(), |_, _| 2);
+    let expected = run(&mut *lane, 1, copy(&inputs));
+    // 98: cudaErrorInvalidDeviceFunction, 13: CUBLAS_STATUS_EXECUTION_FAILED.
+    for (name, code, words) in [("kernel", 98, "CUDA error"), ("cublasSgemm_v2", 13, "CUBLAS failure 13")] {
+        libraries.fail(name, 1, code);
+        let error = lane.run(0..1, &mut State { tensors: copy(&inputs) }).expect_err("it has failed").to_string();
+        assert!(error.contains(words) && !error.contains("lost"), "{error}");
+        let again = run(&mut *lane, 1, copy(&inputs));
+        assert_eq!(again[0].data.as_slice(), expected[0].data.as_slice());
+    }
+    drop((expected, lane, model, engine));
+    stand_in.assert_clean();
+}
+
+/// What is given back to a lost device leaves its error in the thread, where the next launch of the library would find it.
+#[test]
+fn a_lost_device_does_not_fail_launches_elsewhere() {
+    let Some((stand_in, engine, _libraries)) = provider(2) else { return };
+    let model = load(&engine, &example("digits"), Cut::Whole);
+    let at = |device| model.lane_at(Place { device, share: Share::Whole }).expect("there is memory");
+    let (mut first, mut second) = (at(0), at(1));
+    let inputs = Random::new("a_lost_device").inputs(model.signature(), |_, _| 2);
+    let expected = run(&mut *second, 1, copy(&inputs));
+    // In the middle of the kernels.
+    stand_in.fail_work(None, 4, 700);
+    let error = first.run(0..1, &mut State { tensors: copy(&inputs) }).expect_err("the device is lost").to_string();
+    assert!(error.contains("GPU 0 is lost"), "{error}");
+    drop(first);
+    let again = run(&mut *second, 1, inputs);
+    assert_eq!(again[0].data.as_slice(), expected[0].data.as_slice());
+}
+
+#[test]
+fn models_and_lanes_may_go_in_any_order() {
+    let Some((stand_in, engine, _libraries)) = provider(1) else { return };
+    let mut random = Random::new("any_order");
+    for order in 0..6 {
+        let (one, two) =
+            (load(&engine, &example("mlp"), Cut::Whole), load(&engine, &example("digits"), Cut::Stages(3)));
+        let mut lanes = [lane(&*one), lane(&*two), lane(&*two)];
+        let inputs = random.inputs(two.signature(), |_, _| 3);
+        let expected = run(&mut *lanes[1], two.segments(), copy(&inputs));
+        let mut between = State { tensors: inputs };
+        lanes[2].run(0..1, &mut between).expect("runs");
+        let mut things: Vec<Option<Box<dyn std::any::Any>>> =
+            vec![Some(Box::new(one.clone())), Some(Box::new(two.clone()))];
+        drop(one);
+        let segments = two.segments();
+        let [first, mut second, third] = lanes;
+        match order {
+            0 => drop((first, third)),
+            1 => drop((third, things[0].take(), first)),
+            2 => drop((things[0].take(), things[1].take(), third, first)),
+            3 => drop((third, things[1].take(), first, things[0].take())),
+            4 => drop((first, things[0].take(), third)),
+            _ => drop((things[1].take(), first, third, things[0].take())),
+        }
+        drop(two);
+        // What its lane has left on the device is still there.
+        second.run(1..segments, &mut between).unwrap_or_else(|e| panic!("{e}"));
+        assert_close(&format!("order {order}"), &expected, &between.tensors, 1e-6);
+        let outputs = between;
+        drop((second, things));
+        assert_close(&format!("order {order}"), &expected, &outputs.tensors, 1e-6);
+    }
+    assert_eq!(stand_in.count(Count::Bytes), 0);
+    drop(engine);
+    stand_in.assert_clean();
+}
+
+/// Half precision: products of the device's own kernels, and weights that are shared.
+#[test]
+fn halves_are_computed_on_the_device() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    const FLOAT16: i32 = 10;
+    let folder = folder();
+    // Numbers that halves hold: the sign and the exponent of 1, 1/2 or 1/4.
+    let mut weights = floats("w", &[64, 32], &[]);
+    weights.data_type = FLOAT16;
+    weights.raw_data =
+        (0..2048u16).flat_map(|i| (0x3400 + (i * 7 % 3) * 0x400 + (i % 2) * 0x8000).to_le_bytes()).collect();
+    let cast = |input: &str, output: &str, to: i64| {
+        let mut node = node("Cast", &[input], &[output]);
+        node.attribute =
+            vec![crate::model::AttributeProto { name: "to".into(), i: to, r#type: 2, ..Default::default() }];
+        node
+    };
+    let network = model(
+        vec![
+            cast("x", "a", i64::from(FLOAT16)),
+            node("Gemm", &["a", "w"], &["b"]),
+            node("Relu", &["b"], &["c"]),
+            cast("c", "y", i64::from(FLOAT)),
+        ],
+        vec![weights],
+        vec![value("x", FLOAT, &[-1, 64])],
+        vec![value("y", FLOAT, &[-1, 32])],
+    );
+    let path = write(folder.path(), "half.onnx", &network);
+    let host = load_on(&onnxruntime().expect("found before"), &path);
+    let model = load(&engine, &path, Cut::Whole);
+    let (mut here, mut there) = (lane(&*host), lane(&*model));
+    let products = libraries.calls("cublasGemmEx");
+    for rows in [1, 5] {
+        let inputs = Random::new("halves").inputs(model.signature(), |_, _| rows);
+        let expected = run(&mut *here, 1, copy(&inputs));
+        assert_close(&format!("{rows} rows"), &expected, &run(&mut *there, 1, inputs), 2e-2);
+    }
+    assert!(libraries.calls("cublasGemmEx") >= products + 2);
+    drop((there, model, engine));
+    stand_in.assert_clean();
+}
+
+#[test]
+fn memory_of_a_session_can_be_limited() {
+    let Some((_stand_in, _engine, _libraries)) = provider(1) else { return };
+    let options = CudaOptions { memory_limit: Some(1 << 20), ..CudaOptions::default() };
+    let engine = onnxruntime().expect("found before").on_gpus(&[0], &options).unwrap_or_else(|e| panic!("{e}"));
+    let model = load(&engine, &example("mlp"), Cut::Whole);
+    let mut lane = lane(&*model);
+    let mut random = Random::new("limited");
+    run(&mut *lane, 1, random.inputs(model.signature(), |_, _| 16));
+    let tensors = random.inputs(model.signature(), |_, _| 4096);
+    let error = lane.run(0..1, &mut State { tensors }).expect_err("above the limit").to_string();
+    assert!(error.contains("GPU 0 is out of memory") && error.contains("cuda.memory_limit_mb"), "{error}");
+    run(&mut *lane, 1, random.inputs(model.signature(), |_, _| 16));
+}

@@ -65,7 +65,7 @@ const char *cublasGetStatusString(int status) { return status ? "the function fa
 int cublasSgemm_v2(void **handle, int ta, int tb, int m, int n, int k, const float *alpha, const float *a, int lda, const float *b, int ldb,
                    const float *beta, float *c, int ldc) {
   int code = stand_ins_call("cublasSgemm_v2", "%dx%dx%d stream=%p", m, n, k, *handle);
-  struct product product = {ta, tb, m, n, k, lda, ldb, ldc, 0, *alpha, *beta, a, b, c};
+  struct product product = {ta, tb, m, n, k, lda, ldb, ldc, 0, 0, *alpha, *beta, a, b, c};
   return code ?: stand_ins_multiply(*handle, product) ? FAILED : 0;
 }
 int cublasGemmEx(void **handle, int ta, int tb, int m, int n, int k, const float *alpha, const void *a, int a_type, int lda, const void *b,
@@ -74,7 +74,7 @@ int cublasGemmEx(void **handle, int ta, int tb, int m, int n, int k, const float
   int code = stand_ins_call("cublasGemmEx", "%dx%dx%d types=%d,%d,%d,%d stream=%p", m, n, k, a_type, b_type, c_type, compute, *handle);
   if (code) return code;
   int computed = a_type == CUDA_R_16F && b_type == CUDA_R_16F && c_type == CUDA_R_16F && compute == CUBLAS_COMPUTE_32F;
-  struct product product = {ta, tb, m, n, k, lda, ldb, ldc, 1, computed ? *alpha : 0, computed ? *beta : 0, a, b, c};
+  struct product product = {ta, tb, m, n, k, lda, ldb, ldc, 1, 0, computed ? *alpha : 0, computed ? *beta : 0, a, b, c};
   return (computed ? stand_ins_multiply(*handle, product) : stand_ins_enqueue(*handle, nothing, NULL)) ? FAILED : 0;
 }
 #define ENQUEUE(name)                                                                                                                      \

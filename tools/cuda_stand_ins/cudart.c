@@ -200,7 +200,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   CALL("stream=%p event=%p", stream, event);
   return DRIVER(cuStreamWaitEvent(stream, event, flags));
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *to) { return *to = cudaStreamCaptureStatusNone, 0; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *to) {
+  return DRIVER(cuStreamIsCapturing(stream, (CUstreamCaptureStatus *)to));
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned flags) {
   CALL("flags=%u", flags);
   return DRIVER(cuEventCreate(to, flags));
@@ -240,6 +242,10 @@ static int check_device(void *stream) {
 }
 int stand_ins_enqueue(void *stream, void (*function)(void *), void *data) {
   return keep(check_device(stream) ?: cuLaunchHostFunc(stream, function, data));
+}
+int stand_ins_runs_once(void *stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return ensure() || cuStreamIsCapturing(stream, &status) || status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
 void stand_ins_touch(void *stream, const void *at, size_t len, int writes) {
   if (at && len && !ensure()) stand_in_touch(stream, D(at), len, writes);

@@ -58,11 +58,12 @@ struct launched {
   void (*run)(void **);
   long values[8];
   void *parameters[8];
+  int runs_once;
 };
 static void run(void *data) {
   struct launched *launched = data;
   launched->run(launched->parameters);
-  free(launched);
+  if (launched->runs_once) free(launched);
 }
 static void nothing(void *data) {}
 static cudaError_t launch(const void *handle, dim3 grid, void **parameters, void *stream) {
@@ -73,6 +74,7 @@ static cudaError_t launch(const void *handle, dim3 grid, void **parameters, void
   if (!kernel) return stand_ins_enqueue(stream, nothing, NULL);
   struct launched *launched = calloc(1, sizeof *launched);
   launched->run = kernel->run;
+  launched->runs_once = stand_ins_runs_once(stream);
   for (int i = 0; kernel->sizes[i]; i++) {
     memcpy(&launched->values[i], parameters[i], kernel->sizes[i] - '0');
     launched->parameters[i] = &launched->values[i];

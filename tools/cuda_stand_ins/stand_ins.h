@@ -12,6 +12,8 @@ int stand_ins_keep(int error);
 
 // Enqueues a function in a stream. What is not computed is enqueued too, as nothing: it takes its place in the order of the stream.
 int stand_ins_enqueue(void *stream, void (*function)(void *), void *data);
+// Whether what is enqueued runs once, and not as often as a graph that is being recorded: then its data may be freed by it.
+int stand_ins_runs_once(void *stream);
 // Says what the function enqueued next reads or writes, so that the driver finds what nothing orders.
 void stand_ins_touch(void *stream, const void *at, size_t len, int writes);
 
@@ -26,7 +28,7 @@ const struct kernel *stand_ins_kernel(const char *name);
 
 // C = alpha A B + beta C, column-major, as BLAS has it. `half`: elements of 16 bits in A, B and C.
 struct product {
-  int transposed_a, transposed_b, m, n, k, lda, ldb, ldc, half;
+  int transposed_a, transposed_b, m, n, k, lda, ldb, ldc, half, runs_once;
   float alpha, beta;
   const void *a, *b;
   void *c;

@@ -1,4 +1,4 @@
-// What libcudart.so.13 has and the driver that stands in has not: pools, graphs, libraries. The provider does not use them unasked.
+// What is not made here of libcudart.so.13: pools, graphs (whose calls are the engine's own, of the driver), libraries. The provider does not use them unasked.
 #include "stand_ins.h"
 
 // cudaErrorNotSupported; the parameters are not looked at.

@@ -161,6 +161,7 @@ impl SegmentSession {
             Ok((took, _)) => tracing::debug!(%plain, %took, "a segment is no faster as a graph"),
             Err(reason) => {
                 tracing::debug!(%reason, "a segment cannot be a graph");
+                drop(ForgetsLastError);
                 // The device may have failed; else the plain outputs are as good as before.
                 ground.stream.finish().map_err(|error| error.to_string())?;
             }

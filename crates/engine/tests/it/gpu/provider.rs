@@ -124,6 +124,35 @@ fn a_warm_launch_stalls_nothing() {
     stand_in.assert_clean();
 }
 
+/// Where launching takes long, batches of the sizes that are recorded are one launch a segment, and give the same answers.
+#[test]
+fn segments_run_as_graphs_where_that_is_faster() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    stand_in.set_launch_time(20_000);
+    for cut in [Cut::Whole, Cut::Stages(3)] {
+        let host = load_on(&onnxruntime().expect("found before"), &example("digits"));
+        let model = load(&engine, &example("digits"), cut);
+        let segments = model.segments();
+        let (mut on_host, mut lane) = (lane(&*host), lane(&*model));
+        let mut random = Random::new("graphs");
+        for (turn, rows) in [8, 4, 8, 4, 8, 3, 4].into_iter().enumerate() {
+            let inputs = random.inputs(model.signature(), |_, _| rows);
+            let expected = run(&mut *on_host, 1, copy(&inputs));
+            let kernels = libraries.calls("kernel");
+            stand_in.forget();
+            let got = run(&mut *lane, segments, inputs);
+            assert_close(&format!("{rows} rows in {segments} segments"), &expected, &got, 1e-5);
+            if turn >= 2 && rows != 3 {
+                assert_eq!(stand_in.calls("cuGraphLaunch"), segments as u64, "{rows} rows in {segments} segments");
+                assert_eq!(libraries.calls("kernel"), kernels, "kernels are launched one by one");
+            }
+        }
+        drop((lane, model));
+    }
+    drop(engine);
+    stand_in.assert_clean();
+}
+
 /// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
 #[test]
 fn batches_of_other_sizes_plan_nothing_anew() {

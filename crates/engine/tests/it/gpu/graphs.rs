@@ -71,6 +71,44 @@ fn graphs_give_the_answers_of_the_host() {
     }
 }
 
+/// What one thread records is not spoilt by what another does at the same time, which is the same here.
+#[test]
+fn lanes_record_beside_each_other() {
+    let Some((stand_in, engine)) = gpus(1) else { return };
+    stand_in.set_launch_time(SLOW_HOST);
+    let model = load(&engine, &example("mlp"), Cut::Stages(2));
+    let mut random = Random::new("record_beside_each_other");
+    // The load has timed segments, and recorded them.
+    stand_in.forget();
+    for _ in 0..8 {
+        let batches = [1, 2, 4, 8].map(|rows| inputs(&mut random, &model, rows));
+        let mut lanes = [lane(&*model), lane(&*model)];
+        let start = std::sync::Barrier::new(lanes.len());
+        std::thread::scope(|scope| {
+            for lane in &mut lanes {
+                let (start, batches) = (&start, &batches);
+                scope.spawn(move || {
+                    start.wait();
+                    batches.iter().for_each(|batch| drop(run(&mut **lane, 2, copy(batch))));
+                });
+            }
+        });
+        for lane in &mut lanes {
+            for batch in &batches {
+                let rows = batch[0].shape[0];
+                let outputs = run(&mut **lane, 2, copy(batch));
+                assert_close(&format!("{rows} rows"), &expected("mlp", batch), &outputs, TOLERANCE);
+            }
+        }
+    }
+    // By rounds, lanes, sizes and segments. Which are kept depends on what the other lane does to the time of the host.
+    let tried = 8 * 2 * 4 * 2;
+    assert_eq!(stand_in.calls("cuStreamBeginCapture_v2"), tried);
+    assert_eq!(stand_in.calls("cuGraphInstantiateWithFlags"), tried, "nothing spoilt a capture");
+    drop((model, engine));
+    stand_in.assert_clean();
+}
+
 /// The memory of a graph is written by each of its launches: what leaves the lane in between is a copy.
 #[test]
 fn what_is_between_two_segments_outlasts_the_next_launch() {

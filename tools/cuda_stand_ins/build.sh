@@ -25,4 +25,8 @@ build libcudart.so.13 "$here/calls.c" "$here/cudart.c" "$here/unsupported.c" "$h
 build libcublas.so.13 "$here/cublas.c" lib/libcudart.so.13
 build libcublasLt.so.13 -DLT "$here/cublas.c" lib/libcudart.so.13
 build libcudnn.so.9 "$here/cudnn.c" lib/libcudart.so.13
-build libcurand.so.10 -x c /dev/null
+# Those that the engine looks for at its start, of which nothing is used.
+for library in libcurand.so.10 libnvrtc.so.13 libcufft.so.12 libcudnn_graph.so.9 libcudnn_ops.so.9 libcudnn_cnn.so.9 libcudnn_adv.so.9 \
+    libcudnn_heuristic.so.9 libcudnn_engines_precompiled.so.9 libcudnn_engines_runtime_compiled.so.9; do
+    build "$library" -x c /dev/null
+done

@@ -1,24 +1,25 @@
 //! `downbeat profile`: how long a model's batches take on this machine.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_engine::{LoadOptions, Search};
-use downbeat_repository::ModelRepository;
+use downbeat_engine::{Cut, Search};
 use downbeat_server::clock::Clock;
 use downbeat_server::loader::PROFILED_LENGTH;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
-use downbeat_server::plan::BatchPlan;
 use downbeat_server::profiler::{self, Measurement};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::engine_command::engine_for;
 use crate::mix_report::MixReport;
+use crate::profile_pairs::{self, PairFlags};
 use crate::profile_report::ProfileReport;
+use crate::profile_shares::{self, ShareFlags};
+use crate::profiled_model::{ModelWanted, ProfiledModel};
 use crate::units;
 
 /// Measure how long batches of a model take, and print and plot it.
@@ -63,6 +64,10 @@ pub struct ProfileArgs {
     /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
+    #[command(flatten)]
+    shares: ShareFlags,
+    #[command(flatten)]
+    pairs: PairFlags,
 }
 
 /// Most items of all lanes that run at once while mixes are measured: there are as many threads.
@@ -70,9 +75,10 @@ const MOST_LANES: u32 = 64;
 
 /// A list that clap takes for one value.
 #[derive(Clone, Debug)]
-struct BatchSizes(Vec<u32>);
+pub struct BatchSizes(pub Vec<u32>);
 
-fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
+/// Reads a list of batch sizes.
+pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
     units::batch_sizes(text).map(BatchSizes)
 }
 
@@ -81,66 +87,64 @@ fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
 /// # Errors
 /// If the model cannot be loaded or run, or a file cannot be written.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
-    let largest_wanted = args.batch.as_ref().and_then(|b| b.0.last().copied()).unwrap_or(32);
-    // A model that does not say how far it batches is batched as far as is asked for.
-    let repository = ModelRepository::open(&args.repository)?.with_default_max_batch_size(largest_wanted);
-    let mut definition = repository.definition(&args.model, None)?;
-    for warning in &definition.warnings {
-        eprintln!("warning: {warning}");
-    }
-    let version = match args.model_version {
-        Some(version) => version,
-        None => definition.versions.last().map_or(1, |(version, _)| *version),
-    };
-    let Some(file) = definition.version_file(version).map(Path::to_owned) else {
-        let served: Vec<String> = definition.versions.iter().map(|(v, _)| v.to_string()).collect();
-        bail!("'{}' has no version {version} that is served (there is: {})", args.model, served.join(", "));
-    };
-    let engine = engine_for(definition.format, args.engine, &Search::from_env())?;
+    let batch = args.batch.as_ref().map(|sizes| &*sizes.0);
+    let largest = |sizes: Option<&[u32]>| sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
+    // Lanes side by side are what uses the cores where several run.
+    let has_company = args.worker_mix.is_some() || args.pairs.beside.is_some();
     let threads = match args.threads {
-        // Lanes side by side are what uses the cores then.
-        0 if args.worker_mix.is_some() => 1,
+        0 if has_company => 1,
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let model = engine.load(&LoadOptions::new(file, threads))?;
-    definition.complete(model.signature())?;
-    let max_batch = definition.batching.max_batch_size;
-    let sizes = match &args.batch {
-        Some(BatchSizes(sizes)) if largest_wanted <= max_batch.max(1) => sizes.clone(),
-        Some(_) if max_batch == 0 => bail!("'{}' has no batch dimension: only --batch 1 can be measured", args.model),
-        Some(_) => {
-            bail!("'{}' takes batches of up to {max_batch} (max_batch_size), {largest_wanted} is asked for", args.model)
-        }
-        None => profiler::default_sizes(max_batch),
+    let wanted = |name, version, sizes, cut| ModelWanted {
+        repository: &args.repository,
+        name,
+        version,
+        largest_batch: largest(sizes),
+        cut,
+        threads,
     };
-    let plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch);
-    let varying = plan.has_varying_shapes().then_some(args.length);
-    let subject = profiler::Subject { model: &*model, plan: &plan, varying: args.length, clock: Clock::start() };
-    let info = engine.info();
-    if let Some(BatchSizes(totals)) = &args.worker_mix {
-        let subject_text = format!(
-            "{} {} on {}, threads a run: {threads}{}",
-            info.name,
-            info.version,
-            info.device,
-            varying.map_or_else(String::new, |n| format!(", varying dimensions {n}"))
-        );
-        return measure_mixes(args, &subject, totals, max_batch, subject_text);
+    let cut = args.shares.segments.map_or(Cut::Whole, |segments| Cut::Stages(segments.into()));
+    let profiled = ProfiledModel::load(wanted(&args.model, args.model_version, batch, cut), |format| {
+        engine_for(format, args.engine, &Search::from_env())
+    })?;
+    if let Some(other) = &args.pairs.beside {
+        let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
+        let other = ProfiledModel::load(wanted(other, None, sizes, Cut::Whole), |format| {
+            if format == profiled.format {
+                return Ok(profiled.engine.clone());
+            }
+            engine_for(format, args.engine, &Search::from_env())
+        })?;
+        let report = profile_pairs::measure(&args.pairs, [&profiled, &other], batch, args.length, args.budget)?;
+        write!(std::io::stdout().lock(), "{}", report.table())?;
+        write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
+        return write(&args.html, &|| Ok(report.page()));
     }
+    if args.shares.shares.is_some() || args.shares.segments.is_some() {
+        let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget)?;
+        write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
+        return write(&args.html, &|| Ok(report.page()));
+    }
+    let subject = profiled.subject(args.length, Clock::start());
+    if let Some(BatchSizes(totals)) = &args.worker_mix {
+        return measure_mixes(args, &subject, totals, profiled.max_batch, profiled.conditions(args.length));
+    }
+    let sizes = profiled.sizes(batch, profiler::default_sizes)?;
+    let info = profiled.engine.info();
     let mut report = ProfileReport {
         model: args.model.clone(),
-        version,
+        version: profiled.version,
         engine: info.name.to_owned(),
         engine_version: info.version,
         device: info.device,
         threads,
-        length: varying,
+        length: profiled.length(args.length),
         measurements: Vec::new(),
     };
     let mut out = std::io::stdout().lock();
     write!(out, "{}", report.header())?;
-    let mut lane = model.lane()?;
+    let mut lane = profiled.model.lane()?;
     let mut broken = None;
     report.measurements = subject.measure(&mut *lane, &sizes, args.budget, |measurement: Measurement| {
         // A line as soon as it is known: large batches of large models take their time.
@@ -155,7 +159,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     }
     write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
     write(&args.html, &|| Ok(report.page()))?;
-    write(&args.emulated, &|| report.emulated_model(model.signature()))
+    write(&args.emulated, &|| report.emulated_model(profiled.model.signature()))
 }
 
 /// Writes a file that was asked for.

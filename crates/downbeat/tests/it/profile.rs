@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::command_line::{run, stderr, stdout};
+use crate::command_line::{downbeat, run, stderr, stdout};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
 
@@ -56,6 +56,95 @@ fn mixes_of_lanes_are_measured_and_the_best_are_written() {
 }
 
 #[test]
+fn segments_are_measured_by_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (file("s.json"), file("s.html"));
+    let output = profile(&["digits", "--segments", "2", "--batch", "1,8", "--json", &json, "--html", &page]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let table = stdout(&output);
+    assert!(table.contains("median and p95 are by the host's clock") && table.contains("batch 8"), "{table}");
+    assert!(!table.contains("knee"), "{table}");
+    let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let measurements = measured["measurements"].as_array().unwrap();
+    assert_eq!((measurements.len(), measured["segments"].as_array().unwrap().len()), (2, 2));
+    for m in measurements {
+        let segments: Vec<u64> = m["segments_ns"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert!(segments.len() == 2 && segments.iter().all(|ns| *ns > 0), "{m}");
+    }
+    assert!(fs::read_to_string(page).unwrap().contains("milliseconds an item"));
+}
+
+/// Abacus figure 3, on the CPU.
+#[test]
+fn two_models_are_measured_alone_and_at_the_same_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (file("p.json"), file("p.html"));
+    let arguments =
+        ["digits", "--beside", "mlp", "--batch", "1,4", "--beside-batch", "2", "--json", &json, "--html", &page];
+    let output = profile(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("digits (A) beside mlp (B), both on the whole device: rten"), "{output:?}");
+    let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let pairs = measured["pairs"].as_array().unwrap();
+    let batches: Vec<String> = pairs.iter().map(|pair| pair["batches"].to_string()).collect();
+    assert_eq!(batches, ["[1,2]", "[4,2]"]);
+    for pair in pairs {
+        for latencies in [&pair["alone"], &pair["together"]].into_iter().flat_map(|of| of.as_array().unwrap()) {
+            assert!(latencies["runs"].as_u64().unwrap() >= 2 && latencies["median_ns"].as_u64().unwrap() > 0, "{pair}");
+        }
+        assert!(pair["share_of_sequential"].as_f64().unwrap() > 0.0, "{pair}");
+    }
+    assert!(fs::read_to_string(page).unwrap().contains("Together against in turn"));
+}
+
+/// The command on the stand-in of the driver; `None` without an onnxruntime library. Times mean nothing there.
+fn on_stand_in(arguments: &[&str]) -> Option<std::process::Output> {
+    if !stdout(&run(&["engine", "list"])).lines().any(|line| line.starts_with("onnxruntime ")) {
+        assert!(std::env::var_os("DOWNBEAT_REQUIRE_ONNXRUNTIME").is_none(), "there is no onnxruntime library");
+        return None;
+    }
+    let mut all = vec!["profile", "--repository", EXAMPLES, "--engine", "cuda", "--budget", "0"];
+    all.extend(arguments);
+    let mut command = downbeat(&all);
+    command.env("LD_LIBRARY_PATH", cuda_stand_in::folder().unwrap());
+    command.env("CUDA_STAND_IN_MULTIPROCESSORS", "20").env("CUDA_STAND_IN_READABLE", "1");
+    Some(command.output().unwrap())
+}
+
+/// GSLICE figures 2 and 3: their axes.
+#[test]
+fn shares_of_a_gpu_are_measured_up_to_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, page) = (file("s.json"), file("s.html"));
+    let arguments = ["mlp", "--shares", "--segments", "2", "--batch", "1,4", "--json", &json, "--html", &page];
+    let Some(output) = on_stand_in(&arguments) else { return };
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let table = stdout(&output);
+    assert!(table.contains("20 compute units, given out in steps of ") && table.contains("knee for a batch of 4: "));
+    assert!(table.contains("by the device's clock"), "{table}");
+    let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let grain = measured["device"]["grain"].as_u64().unwrap();
+    let units: Vec<u64> =
+        measured["measurements"].as_array().unwrap().iter().map(|m| m["units"].as_u64().unwrap()).collect();
+    let shares = (1..).map(|n| n * grain).take_while(|units| *units < 20).chain([20]);
+    assert_eq!(units, shares.flat_map(|units| [units, units]).collect::<Vec<_>>());
+    assert!(fs::read_to_string(page).unwrap().contains("Latency by share of the device"));
+}
+
+#[test]
+fn a_pair_can_have_partitions_of_a_gpu() {
+    let arguments = ["mlp", "--beside", "digits", "--batch", "1", "--beside-batch", "1", "--split", "8"];
+    let Some(output) = on_stand_in(&arguments) else { return };
+    assert!(stdout(&output).contains("on 8 and 12 compute units of their own"), "{output:?}");
+    let Some(output) = on_stand_in(&["mlp", "--beside", "digits", "--split", "20"]) else { return };
+    assert!(stderr(&output).contains("--split 20: the GPU has 20 compute units in steps of "), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn what_cannot_be_measured_is_named() {
     let refuses = |arguments: &[&str], code: i32, expected: &str| {
         let output = profile(arguments);
@@ -68,6 +157,12 @@ fn what_cannot_be_measured_is_named() {
     refuses(&["digits", "--batch", "4..1"], 2, "'4..1' is empty; write the smaller size first");
     refuses(&["digits", "--worker-mix", "65"], 1, "65 items are too many: up to 64 lanes can be measured at once");
     refuses(&["digits", "--mixes", "m.toml"], 2, "--worker-mix");
+    let no_parts = "the engine rten cannot part its device (cpu): shares of compute units are for NVIDIA GPUs";
+    refuses(&["digits", "--shares"], 1, no_parts);
+    refuses(&["digits", "--beside", "mlp", "--split", "8"], 1, no_parts);
+    refuses(&["digits", "--beside", "nobody"], 1, "no model 'nobody' in");
+    refuses(&["digits", "--beside", "mlp", "--beside-batch", "9999"], 2, "'9999' is not a batch size");
+    refuses(&["digits", "--split", "8"], 2, "--beside");
     refuses(&["digits", "--model-version", "9"], 1, "'digits' has no version 9 that is served (there is: 1)");
     refuses(
         &["digits", "--json", "/nonexistent/p.json", "--batch", "1"],

@@ -1,0 +1,80 @@
+//! `downbeat profile --beside`: how long the batches of two models take at the same time.
+
+use anyhow::ensure;
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_server::clock::Clock;
+use downbeat_server::pair_profiler;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::pair_report::PairReport;
+use crate::profile_shares::device_units;
+use crate::profiled_model::{ProfiledModel, few_sizes};
+
+/// Flags of what is measured of pairs.
+#[derive(Args, Debug)]
+pub struct PairFlags {
+    /// Measure the model while this one runs at the same time, and each alone. One thread in each run, unless --threads says otherwise
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["worker_mix", "emulated", "shares", "segments"])]
+    pub beside: Option<String>,
+    /// Batch sizes of the other model [default: 1, 4 and 16, as far as it batches]
+    #[arg(long, value_name = "SIZES", value_parser = super::profile_command::batch_sizes, requires = "beside")]
+    pub beside_batch: Option<super::profile_command::BatchSizes>,
+    /// Give the model so many compute units of the GPU, and the other one the rest [default: both share all]
+    #[arg(long, value_name = "UNITS", requires = "beside", value_parser = clap::value_parser!(u32).range(1..))]
+    pub split: Option<u32>,
+}
+
+/// Sizes for the pairs: at most three, up to 16.
+fn sizes(max_batch: u32) -> Vec<u32> {
+    few_sizes(max_batch.min(16))
+}
+
+/// Measures all pairs of batch sizes.
+///
+/// # Errors
+/// If the device cannot be split so, or an engine cannot run its model.
+pub fn measure(
+    flags: &PairFlags,
+    models: [&ProfiledModel; 2],
+    batch: Option<&[u32]>,
+    length: i64,
+    budget: Duration,
+) -> anyhow::Result<PairReport> {
+    let [model, other] = models;
+    let firsts = model.sizes(batch, sizes)?;
+    let seconds = other.sizes(flags.beside_batch.as_ref().map(|sizes| &*sizes.0), sizes)?;
+    let device = device_units(&*model.engine);
+    let split = match flags.split {
+        Some(asked) => {
+            let device = device?;
+            let units = asked.next_multiple_of(device.grain);
+            ensure!(
+                units < device.units,
+                "--split {asked}: the GPU has {} compute units in steps of {}, of which some have to be left for '{}'",
+                device.units,
+                device.grain,
+                other.name
+            );
+            Some([units, device.units - units])
+        }
+        None => None,
+    };
+    let pairs: Vec<[u32; 2]> = firsts.iter().flat_map(|a| seconds.iter().map(|b| [*a, *b])).collect();
+    let bar = ProgressBar::new(pairs.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{pos:>4}/{len} pairs {bar:30} {msg}").map_err(anyhow::Error::msg)?);
+    let clock = Clock::start();
+    let subjects = [model.subject(length, clock), other.subject(length, clock)];
+    let found = pair_profiler::measure(subjects.each_ref(), &pairs, split.map(|units| units[0]), budget, |pair| {
+        bar.set_message(format!("{} beside {}: {:.2}", pair.batches[0], pair.batches[1], pair.share_of_sequential));
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    Ok(PairReport {
+        models: models.map(|model| model.name.clone()),
+        conditions: model.conditions(length),
+        device: device_units(&*model.engine).ok(),
+        split,
+        pairs: found?,
+    })
+}

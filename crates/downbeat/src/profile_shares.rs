@@ -1,0 +1,134 @@
+//! `downbeat profile --shares`, `--segments`: how long a model's segments take, by batch and by share of the device.
+
+use std::io::Write;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_engine::cuda::{Device, Splitter, survey};
+use downbeat_engine::{CudaOptions, Engine, Search, Share};
+use downbeat_server::clock::Clock;
+
+use crate::profiled_model::{ProfiledModel, few_sizes};
+use crate::share_report::{DeviceUnits, ShareReport};
+
+/// Flags of what is measured over shares and segments.
+#[derive(Args, Debug)]
+pub struct ShareFlags {
+    /// Measure latency over the share of the GPU's compute units too, and find the knee: on N shares of even steps
+    /// [default: on all that the GPU can be parted into]. Batch sizes: every second power of two, unless --batch says otherwise
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["worker_mix", "emulated"])]
+    pub shares: Option<u32>,
+    /// Cut the model into N segments of about equal time, and measure each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with_all = ["worker_mix", "emulated"])]
+    pub segments: Option<u16>,
+}
+
+/// The compute units of the first GPU that an engine uses.
+///
+/// # Errors
+/// If the engine is for the CPU, or the GPU cannot be parted.
+pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
+    let info = engine.info();
+    if !matches!(info.name, "cuda" | "tensorrt") {
+        bail!(
+            "the engine {} cannot part its device ({}): shares of compute units are for NVIDIA GPUs, with --engine cuda",
+            info.name,
+            info.device
+        );
+    }
+    let gpus = survey(&Search::from_env(), &CudaOptions::default()).driver?.gpus;
+    let gpu = gpus.iter().find(|gpu| info.device.ends_with(&gpu.name)).or(gpus.first()).context("there is no GPU")?;
+    let device = Device::open(gpu.ordinal)?;
+    let grain = Splitter::new(&device)?.grain();
+    Ok(DeviceUnits { units: device.compute_units(), grain: grain.max(1) })
+}
+
+impl DeviceUnits {
+    /// The shares to measure, ascending, the whole device being the last: all, or `wanted` in even steps.
+    pub fn shares(self, wanted: u32) -> Vec<(Option<u32>, Share)> {
+        let parts: Vec<u32> = (1..).map(|n| n * self.grain).take_while(|units| *units < self.units).collect();
+        let parts = match wanted {
+            0 => parts,
+            // The largest is the whole device.
+            wanted => {
+                let ideal = |n: u32| u64::from(self.units) * u64::from(n) / u64::from(wanted);
+                let near = |ideal: u64| parts.iter().copied().min_by_key(|units| u64::from(*units).abs_diff(ideal));
+                let mut chosen: Vec<u32> = (1..wanted).filter_map(|n| near(ideal(n))).collect();
+                chosen.dedup();
+                chosen
+            }
+        };
+        let whole = (Some(self.units), Share::Whole);
+        parts.into_iter().map(|units| (Some(units), Share::Units(units))).chain([whole]).collect()
+    }
+}
+
+/// Measures and prints; gives the report.
+///
+/// # Errors
+/// If the engine has no shares, or cannot run the model.
+pub fn measure(
+    flags: &ShareFlags,
+    profiled: &ProfiledModel,
+    batch: Option<&[u32]>,
+    length: i64,
+    budget: Duration,
+) -> anyhow::Result<ShareReport> {
+    let sizes = profiled.sizes(batch, few_sizes)?;
+    let (device, shares) = match flags.shares {
+        Some(wanted) => {
+            let device = device_units(&*profiled.engine)?;
+            (Some(device), device.shares(wanted))
+        }
+        None => match device_units(&*profiled.engine) {
+            Ok(device) => (Some(device), vec![(Some(device.units), Share::Whole)]),
+            Err(_) => (None, vec![(None, Share::Whole)]),
+        },
+    };
+    let mut report = ShareReport {
+        model: profiled.name.clone(),
+        version: profiled.version,
+        conditions: profiled.conditions(length),
+        device,
+        segments: profiled.model.segment_info().iter().map(|segment| segment.last.clone()).collect(),
+        knees: Vec::new(),
+        measurements: Vec::new(),
+    };
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", report.header())?;
+    let mut written = Ok(());
+    let subject = profiled.subject(length, Clock::start());
+    let measurements = subject.measure_shares(&shares, &sizes, budget, |measurement| {
+        if written.is_ok() {
+            written = write!(out, "{}", report.row(measurement)).and_then(|()| out.flush());
+        }
+    })?;
+    ensure!(!measurements.is_empty(), "'{}': a batch of one is too large to be measured", profiled.name);
+    report.complete(measurements);
+    match written.and_then(|()| write!(out, "{}", report.summary())) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(report),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_what_the_device_can_be_parted_into_and_the_whole() {
+        let units = |device: DeviceUnits, wanted| -> Vec<u32> {
+            device.shares(wanted).iter().filter_map(|(units, _)| *units).collect()
+        };
+        let device = DeviceUnits { units: 132, grain: 8 };
+        assert_eq!(units(device, 0).len(), 17);
+        assert_eq!(units(device, 0).first(), Some(&8));
+        assert_eq!(units(device, 4), [32, 64, 96, 132]);
+        assert_eq!(units(device, 1), [132]);
+        assert_eq!(units(device, 1000), units(device, 0));
+        assert_eq!(units(DeviceUnits { units: 6, grain: 8 }, 0), [6]);
+        assert_eq!(units(DeviceUnits { units: 6, grain: 8 }, 3), [6]);
+        assert_eq!(device.shares(2)[1].1, Share::Whole, "not a partition of all units");
+    }
+}

@@ -1,0 +1,142 @@
+//! A model of the repository, loaded to be measured.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::bail;
+use downbeat_engine::{Cut, Engine, LoadOptions, Model};
+use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_server::clock::Clock;
+use downbeat_server::plan::BatchPlan;
+use downbeat_server::profiler::Subject;
+
+use crate::units;
+
+/// Which model to load, and how.
+pub struct ModelWanted<'a> {
+    /// The model repository.
+    pub repository: &'a Path,
+    /// The model.
+    pub name: &'a str,
+    /// Its version; `None`: the latest that is served.
+    pub version: Option<u64>,
+    /// The largest batch to be measured: a model that does not say how far it batches is batched as far as this.
+    pub largest_batch: u32,
+    /// Where to cut it.
+    pub cut: Cut,
+    /// Threads inside one run; not 0.
+    pub threads: usize,
+}
+
+/// A model of the repository, loaded to be measured.
+pub struct ProfiledModel {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// What its file is.
+    pub format: ModelFormat,
+    /// What runs it.
+    pub engine: Arc<dyn Engine>,
+    /// Loaded.
+    pub model: Arc<dyn Model>,
+    /// How its batches are made.
+    pub plan: BatchPlan,
+    /// The largest batch; 0: it has no batch dimension.
+    pub max_batch: u32,
+    /// Threads inside one run.
+    pub threads: usize,
+}
+
+impl ProfiledModel {
+    /// Loads it with the engine that `engine` gives for its format.
+    ///
+    /// # Errors
+    /// If there is no such model or version, or the engine cannot run it.
+    pub fn load(
+        wanted: ModelWanted<'_>,
+        engine: impl FnOnce(ModelFormat) -> anyhow::Result<Arc<dyn Engine>>,
+    ) -> anyhow::Result<Self> {
+        let ModelWanted { repository, name, version, largest_batch, cut, threads } = wanted;
+        let repository = ModelRepository::open(repository)?.with_default_max_batch_size(largest_batch);
+        let mut definition = repository.definition(name, None)?;
+        for warning in &definition.warnings {
+            eprintln!("warning: {warning}");
+        }
+        let version = version.unwrap_or_else(|| definition.versions.last().map_or(1, |(version, _)| *version));
+        let Some(file) = definition.version_file(version).map(Path::to_owned) else {
+            let served: Vec<String> = definition.versions.iter().map(|(v, _)| v.to_string()).collect();
+            bail!("'{name}' has no version {version} that is served (there is: {})", served.join(", "));
+        };
+        let engine = engine(definition.format)?;
+        let model = engine.load(&LoadOptions::new(file, threads).with_cut(cut))?;
+        definition.complete(model.signature())?;
+        let max_batch = definition.batching.max_batch_size;
+        let plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch);
+        Ok(ProfiledModel {
+            name: name.to_owned(),
+            version,
+            format: definition.format,
+            engine,
+            model,
+            plan,
+            max_batch,
+            threads,
+        })
+    }
+
+    /// The batch sizes that were asked for, ascending, or else those of `default` for its largest batch.
+    ///
+    /// # Errors
+    /// If it does not take a size.
+    pub fn sizes(&self, asked: Option<&[u32]>, default: fn(u32) -> Vec<u32>) -> anyhow::Result<Vec<u32>> {
+        let Some(sizes) = asked else { return Ok(default(self.max_batch)) };
+        let (largest, max_batch) = (sizes.last().copied().unwrap_or(1), self.max_batch);
+        match max_batch {
+            _ if largest <= max_batch.max(1) => Ok(sizes.to_vec()),
+            0 => bail!("'{}' has no batch dimension: only --batch 1 can be measured", self.name),
+            _ => {
+                bail!("'{}' takes batches of up to {max_batch} (max_batch_size), {largest} is asked for", self.name)
+            }
+        }
+    }
+
+    /// To be timed, with dimensions that vary of this length.
+    pub fn subject(&self, varying: i64, clock: Clock) -> Subject<'_> {
+        Subject { model: &*self.model, plan: &self.plan, varying, clock }
+    }
+
+    /// The length of dimensions that vary, if it has any.
+    pub fn length(&self, asked: i64) -> Option<i64> {
+        self.plan.has_varying_shapes().then_some(asked)
+    }
+
+    /// Engine, device, threads and length in words.
+    pub fn conditions(&self, length: i64) -> String {
+        let info = self.engine.info();
+        let threads = units::threads(self.threads);
+        let length = self.length(length).map_or_else(String::new, |n| format!(", varying dimensions {n}"));
+        format!("{} {} on {}, {threads} a run{length}", info.name, info.version, info.device)
+    }
+}
+
+/// Every second power of two below `max_batch`, and `max_batch`: few sizes, for what is measured for many cases each.
+pub fn few_sizes(max_batch: u32) -> Vec<u32> {
+    let mut sizes: Vec<u32> =
+        (0..16).map(|exponent| 1 << (2 * exponent)).take_while(|size| *size < max_batch).collect();
+    sizes.push(max_batch.max(1));
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::few_sizes;
+
+    #[test]
+    fn few_sizes_reach_the_largest() {
+        assert_eq!(few_sizes(0), [1]);
+        assert_eq!(few_sizes(1), [1]);
+        assert_eq!(few_sizes(16), [1, 4, 16]);
+        assert_eq!(few_sizes(33), [1, 4, 16, 33]);
+    }
+}

@@ -1,0 +1,301 @@
+//! Latency over batch, share of the device and segment, as table and plots.
+
+use std::fmt::Write;
+
+use downbeat_plot::{Axis, Line, Scale, escape, groups, lines};
+use downbeat_server::share_profiler::{KNEE_TOLERANCE, ShareMeasurement, knee};
+use serde::{Deserialize, Serialize};
+
+use crate::units::in_millis;
+
+/// The compute units of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceUnits {
+    /// All of them.
+    pub units: u32,
+    /// The step in which they are given out.
+    pub grain: u32,
+}
+
+/// What was measured, and on what.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShareReport {
+    /// The model.
+    pub model: String,
+    /// Its version.
+    pub version: u64,
+    /// Engine, device, threads.
+    pub conditions: String,
+    /// The device's units, if it says.
+    pub device: Option<DeviceUnits>,
+    /// The last operator of each segment; empty if the model is whole.
+    pub segments: Vec<String>,
+    /// The knee of each batch size: the batch, and the units.
+    pub knees: Vec<(u32, u32)>,
+    /// By share, then by batch size, both ascending.
+    pub measurements: Vec<ShareMeasurement>,
+}
+
+fn throughput(m: &ShareMeasurement) -> f64 {
+    f64::from(m.batch) * 1e9 / m.median_ns.max(1) as f64
+}
+
+impl ShareReport {
+    /// Takes in what was measured.
+    pub fn complete(&mut self, measurements: Vec<ShareMeasurement>) {
+        self.measurements = measurements;
+        let knee_of = |batch: u32| {
+            let points: Vec<(u32, u64)> = self.of_batch(batch).filter_map(|m| Some((m.units?, m.median_ns))).collect();
+            Some((batch, knee(&points)?))
+        };
+        self.knees = self.batches().into_iter().filter_map(knee_of).collect();
+    }
+
+    fn of_batch(&self, batch: u32) -> impl Iterator<Item = &ShareMeasurement> {
+        self.measurements.iter().filter(move |m| m.batch == batch)
+    }
+
+    fn batches(&self) -> Vec<u32> {
+        let mut batches: Vec<u32> = self.measurements.iter().map(|m| m.batch).collect();
+        batches.sort_unstable();
+        batches.dedup();
+        batches
+    }
+
+    /// Those on the largest share.
+    fn on_whole(&self) -> impl Iterator<Item = &ShareMeasurement> {
+        let most = self.measurements.iter().map(|m| m.units).max();
+        self.measurements.iter().filter(move |m| Some(m.units) == most)
+    }
+
+    fn has_shares(&self) -> bool {
+        self.measurements.iter().any(|m| m.units != self.measurements[0].units)
+    }
+
+    /// Whose clock measured.
+    fn clock(&self) -> &'static str {
+        if !self.measurements.is_empty() && self.measurements.iter().all(|m| m.by_device) {
+            "by the device's clock: copies in and out included, the host's part not"
+        } else {
+            "by the host's clock"
+        }
+    }
+
+    /// The lines above the table.
+    pub fn header(&self) -> String {
+        let device = self.device.map_or_else(String::new, |device| {
+            format!("{} compute units, given out in steps of {}\n", device.units, device.grain)
+        });
+        format!(
+            "{} version {}: {}\n{device}\n{:>6} {:>7} {:>6} {:>12} {:>12} {:>12} {:>12} {:>6}\n",
+            self.model,
+            self.version,
+            self.conditions,
+            "units",
+            "share",
+            "batch",
+            "median ms",
+            "p95 ms",
+            "host ms",
+            "items/s",
+            "runs"
+        )
+    }
+
+    fn share(&self, units: Option<u32>) -> String {
+        match (units, self.device) {
+            (Some(units), Some(device)) => format!("{:.0}%", f64::from(units) * 100.0 / f64::from(device.units)),
+            _ => "all".to_owned(),
+        }
+    }
+
+    /// A line of the table.
+    pub fn row(&self, m: &ShareMeasurement) -> String {
+        format!(
+            "{:>6} {:>7} {:>6} {:>12.4} {:>12.4} {:>12.4} {:>12.1} {:>6}\n",
+            m.units.map_or_else(|| "-".to_owned(), |units| units.to_string()),
+            self.share(m.units),
+            m.batch,
+            in_millis(m.median_ns),
+            in_millis(m.p95_ns),
+            in_millis(m.host_ns),
+            throughput(m),
+            m.runs
+        )
+    }
+
+    /// What comes below the table: the knees, and the segments.
+    pub fn summary(&self) -> String {
+        let mut out = format!("\nmedian and p95 are {}\n", self.clock());
+        for (batch, units) in &self.knees {
+            let _ = writeln!(out, "knee for a batch of {batch}: {units} units ({})", self.share(Some(*units)));
+        }
+        if !self.knees.is_empty() {
+            out += &knee_rule();
+            out.push('\n');
+        }
+        if self.segments.len() > 1 {
+            let _ = write!(out, "\nmedian ms of each segment on the largest share\n{:>7}", "segment");
+            for m in self.on_whole() {
+                let _ = write!(out, " {:>10}", format!("batch {}", m.batch));
+            }
+            out.push('\n');
+            for (index, name) in self.segments.iter().enumerate() {
+                let _ = write!(out, "{:>7}", index + 1);
+                for m in self.on_whole() {
+                    let ns = m.segments_ns.get(index).copied().unwrap_or(0);
+                    let _ = write!(out, " {:>10.4}", in_millis(ns));
+                }
+                let _ = writeln!(out, "  until {name}");
+            }
+        }
+        out
+    }
+
+    /// The table and plots as one HTML page that needs nothing else.
+    pub fn page(&self) -> String {
+        let mut out =
+            format!("<p class=\"sub\">{}; {}</p><div class=\"plots\">", escape(&self.conditions), self.clock());
+        let named: Vec<(String, u32)> = self.batches().into_iter().map(|b| (format!("batch {b}"), b)).collect();
+        if self.has_shares() {
+            let by_share = |value: fn(&ShareMeasurement) -> f64| -> Vec<Line<'_>> {
+                let line = |(name, batch): &'_ (String, u32)| {
+                    let points = self.of_batch(*batch).filter_map(|m| Some((f64::from(m.units?), value(m)))).collect();
+                    (name.clone(), points)
+                };
+                let lines = named.iter().map(line);
+                lines.zip(&named).map(|((_, points), (name, _))| Line { name, points, stepped: false }).collect()
+            };
+            let units = Axis { label: "compute units", scale: Scale::Linear };
+            let latency = Axis { label: "milliseconds a batch", scale: Scale::Log };
+            let rate = Axis { label: "items a second", scale: Scale::Linear };
+            let latencies = by_share(|m| in_millis(m.median_ns));
+            out +=
+                &lines("Latency by share of the device", "As GSLICE figures 2b and 3b.", &units, &latency, &latencies);
+            let rates = by_share(throughput);
+            out += &lines("Throughput by share of the device", "As GSLICE figures 2a and 3a.", &units, &rate, &rates);
+            let knees: Vec<(f64, f64)> =
+                self.knees.iter().map(|(batch, units)| (f64::from(*batch), f64::from(*units))).collect();
+            out += &lines(
+                "Knee by batch size",
+                &knee_rule(),
+                &Axis { label: "batch size", scale: Scale::Log },
+                &Axis { label: "compute units", scale: Scale::Linear },
+                &[Line { name: "knee", points: knees, stepped: false }],
+            );
+        }
+        let points = |value: &dyn Fn(&ShareMeasurement) -> f64| -> Vec<(f64, f64)> {
+            self.on_whole().map(|m| (f64::from(m.batch), value(m))).collect()
+        };
+        out += &lines(
+            "Latency by batch size",
+            "On the largest share that was measured.",
+            &Axis { label: "batch size", scale: Scale::Linear },
+            &Axis { label: "milliseconds a batch", scale: Scale::Linear },
+            &[
+                Line { name: "median", points: points(&|m| in_millis(m.median_ns)), stepped: false },
+                Line { name: "p95", points: points(&|m| in_millis(m.p95_ns)), stepped: false },
+            ],
+        );
+        if self.segments.len() > 1 {
+            let names: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
+            let of = |index: usize| {
+                let value = |m: &ShareMeasurement| m.segments_ns.get(index).map_or(f64::NAN, |ns| in_millis(*ns));
+                let per_item = self.on_whole().map(|m| value(m) / f64::from(m.batch)).collect();
+                ((index + 1).to_string(), per_item)
+            };
+            let bars: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
+            let about = "What an item of a batch takes in each segment, on the largest share that was measured.";
+            out += &groups("Segments", about, "milliseconds an item", &names, &bars);
+        }
+        out += "</div><h2>Figures</h2>";
+        let mut rows = String::new();
+        for m in &self.measurements {
+            let _ = write!(
+                rows,
+                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
+                m.units.map_or_else(|| "-".to_owned(), |units| units.to_string()),
+                self.share(m.units),
+                m.batch,
+                in_millis(m.median_ns),
+                in_millis(m.p95_ns),
+                in_millis(m.host_ns),
+                throughput(m),
+                m.runs
+            );
+        }
+        let heads = ["units", "share", "batch", "median ms", "p95 ms", "host ms", "items/s", "runs"];
+        out += &downbeat_plot::table(&heads, &rows);
+        downbeat_plot::page(&format!("Shares and segments of {} version {}", self.model, self.version), &out)
+    }
+}
+
+fn knee_rule() -> String {
+    format!(
+        "knee: the smallest share from which on more units shorten the latency by less than {:.0}% in all (GSLICE 2.1.3: \"only a marginal improvement\")",
+        KNEE_TOLERANCE * 100.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> ShareReport {
+        let measurement = |units, batch, segments_ns: &[u64]| ShareMeasurement {
+            units: Some(units),
+            batch,
+            runs: 3,
+            median_ns: segments_ns.iter().sum(),
+            p95_ns: segments_ns.iter().sum(),
+            segments_ns: segments_ns.to_vec(),
+            host_ns: 9_000_000,
+            by_device: true,
+        };
+        let mut report = ShareReport {
+            model: "m<b>".to_owned(),
+            version: 1,
+            conditions: "cuda".to_owned(),
+            device: Some(DeviceUnits { units: 16, grain: 8 }),
+            segments: vec!["conv".to_owned(), "pool".to_owned()],
+            knees: Vec::new(),
+            measurements: Vec::new(),
+        };
+        report.complete(vec![
+            measurement(8, 1, &[1_000_000, 1_000_000]),
+            measurement(8, 4, &[8_000_000, 4_000_000]),
+            measurement(16, 1, &[1_000_000, 1_000_000]),
+            measurement(16, 4, &[4_000_000, 2_000_000]),
+        ]);
+        report
+    }
+
+    /// GSLICE §2.1.3: "with larger batch sizes, the knee shifts towards larger GPU%".
+    #[test]
+    fn each_batch_size_has_its_knee() {
+        let report = report();
+        assert_eq!(report.knees, [(1, 8), (4, 16)]);
+        let summary = report.summary();
+        assert!(summary.contains("knee for a batch of 1: 8 units (50%)\n"), "{summary}");
+        assert!(summary.contains("knee for a batch of 4: 16 units (100%)\n"), "{summary}");
+        assert!(summary.contains("by the device's clock"), "{summary}");
+    }
+
+    #[test]
+    fn segments_are_listed_on_the_largest_share() {
+        let summary = report().summary();
+        assert!(summary.contains("      1     1.0000     4.0000  until conv\n"), "{summary}");
+        assert!(summary.contains("      2     1.0000     2.0000  until pool\n"), "{summary}");
+    }
+
+    #[test]
+    fn the_page_is_complete_and_escaped() {
+        let page = report().page();
+        assert!(page.contains("m&lt;b&gt;") && !page.contains("m<b>"));
+        assert!(page.contains("Latency by share of the device") && page.contains("<td>8</td><td>50%</td><td>4</td>"));
+        assert!(page.contains("Segments") && page.ends_with("</html>\n"));
+        let mut single = report();
+        single.measurements.retain(|m| m.units == Some(16));
+        assert!(!single.page().contains("Latency by share"));
+    }
+}

@@ -7,6 +7,7 @@ mod emulation;
 mod files;
 mod finding;
 mod gpu;
+mod gpu_device;
 mod installing;
 mod model;
 mod plans;

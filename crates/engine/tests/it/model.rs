@@ -138,6 +138,8 @@ pub struct DimensionProto {
 
 /// `TensorProto.DataType.FLOAT`.
 pub const FLOAT: i32 = 1;
+/// `TensorProto.DataType.FLOAT16`.
+pub const FLOAT16: i32 = 10;
 
 /// A declared input or output; sizes below 0 vary.
 pub fn value(name: &str, elem_type: i32, dims: &[i64]) -> ValueInfoProto {
@@ -174,6 +176,13 @@ pub fn convolution(input: &str, weights: &str, output: &str) -> NodeProto {
     };
     let attribute = vec![ints("kernel_shape", &[1, 1]), ints("strides", &[1, 1]), ints("pads", &[0; 4])];
     NodeProto { attribute, ..node("Conv", &[input, weights], &[output]) }
+}
+
+/// A conversion of a tensor's elements.
+pub fn cast(input: &str, output: &str, to: i32) -> NodeProto {
+    const INT: i32 = 2;
+    let attribute = AttributeProto { name: "to".into(), i: to.into(), r#type: INT, ..AttributeProto::default() };
+    NodeProto { attribute: vec![attribute], ..node("Cast", &[input], &[output]) }
 }
 
 /// A model of one graph.

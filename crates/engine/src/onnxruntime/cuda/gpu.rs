@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ort::{api, sys};
 
@@ -21,6 +21,7 @@ pub(super) struct Gpu {
     /// Whether the driver is the stand-in of the tests and the library's kernels for the host run there, as it has none for the device.
     pub has_host_kernels: bool,
     partitions: Mutex<BTreeMap<u32, Pair>>,
+    turn: Mutex<()>,
 }
 
 /// A partition and what it leaves.
@@ -37,7 +38,20 @@ impl Gpu {
         let stream = Stream::new(&device)?;
         stream.record(&epoch)?;
         epoch.wait()?;
-        Ok(Gpu { pinned: PinnedPool::new(&device), has_host_kernels, partitions: Mutex::default(), device, epoch })
+        Ok(Gpu {
+            pinned: PinnedPool::new(&device),
+            has_host_kernels,
+            partitions: Mutex::default(),
+            turn: Mutex::default(),
+            device,
+            epoch,
+        })
+    }
+
+    /// The turn of making a session or recording a graph: the library waits for the whole device while it makes one, which neither may be done nor goes well
+    /// where a stream is recorded.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A stream for a lane at this place.

@@ -48,6 +48,7 @@ impl SessionMaker {
     /// Loads the whole model and saves it as the library optimised it for the GPU.
     pub(super) fn optimise(&self, gpu: &Gpu) -> ort::Result<Session> {
         let builder = self.on_gpu(self.runtime.builder(1, &self.inputs)?, gpu, None)?;
+        let _turn = gpu.turn();
         if self.options.provider == Provider::Tensorrt {
             // What TensorRT compiles cannot be saved: lanes load the file itself.
             return { builder }.commit_from_file(&self.path);
@@ -81,6 +82,7 @@ impl SessionMaker {
     ) -> Result<Session, String> {
         let error = |e: ort::Error| gpu.explain(e.message().to_owned());
         gpu.device.bind().map_err(|e| e.to_string())?;
+        let _turn = gpu.turn();
         let Some(model) = &segment.model else {
             let builder = self.runtime.builder(1, &self.inputs).and_then(|b| self.on_gpu(b, gpu, stream));
             return builder.and_then(|mut b| b.commit_from_file(&self.path)).map_err(error);

@@ -186,6 +186,7 @@ impl SegmentSession {
         let value =
             |(memory, tensor): (&DeviceMemory, &&Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
+        let _turn = ground.gpu.turn();
         let (graph, outputs) = ground.stream.record_graph(|| {
             let made = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
             made.into_iter().map(|value| output(value, &[], &ground.gpu, &self.owner)).collect::<Result<Vec<_>, _>>()

@@ -75,6 +75,8 @@ class Run:
         self.log = open(self.out / "logs.txt", "w")
         self.file = open(self.out / "gpu.jsonl", "w")
         self.environment = dict(os.environ, RUST_BACKTRACE="0", CARGO_MANIFEST_DIR=str(ROOT / "crates/engine"), PYTHONUNBUFFERED="1")
+        # The programs ask the python3 of the path for NVIDIA's libraries.
+        self.environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         library = self.work / "libonnxruntime.so.1.31.1"
         if library.exists():
             self.environment["ORT_DYLIB_PATH"] = str(library)
@@ -183,8 +185,12 @@ class Run:
             test = found[1].split("::")[-1] if found else None if text in ("failures:", "successes:") else test
             if test and not found and text.strip() and "DOWNBEAT_TEST_SEED" not in text and not text.startswith(("note:", "thread ")):
                 words.setdefault(test, []).append(text.strip())
+        # What many say is one row: the reason why none runs, mostly.
+        sayings = {}
         for test, texts in words.items():
-            self.row(step="tests", what=f"{test}, said", note="; ".join(texts)[:600])
+            sayings.setdefault("; ".join(texts)[:600], []).append(test)
+        for text, tests in sayings.items():
+            self.row(step="tests", what=f"{tests[0]}{f' and {len(tests) - 1} more' if tests[1:] else ''}, said", note=text)
 
     def throughput(self, name, batches, segments):
         [small] = self.names(name)

@@ -1,5 +1,6 @@
 //! The `downbeat` command: parse, resolve, call.
 
+mod calibration_file;
 mod client;
 mod config_check;
 mod cuda_layer;

@@ -14,6 +14,7 @@ use downbeat_server::options::EngineChoice;
 use downbeat_server::profiler::{self, Measurement};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::calibration_file;
 use crate::engine_command::engine_for;
 use crate::mix_report::MixReport;
 use crate::profile_pairs::{self, PairFlags};
@@ -64,6 +65,10 @@ pub struct ProfileArgs {
     /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
+    /// Write what was measured, with --shares, --segments or --beside or else of the whole model, into a calibration for `downbeat simulate device`; a file
+    /// that is there is added to
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["worker_mix", "emulated"])]
+    save: Option<PathBuf>,
     #[command(flatten)]
     shares: ShareFlags,
     #[command(flatten)]
@@ -109,6 +114,9 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         engine_for(format, args.engine, &Search::from_env())
     })?;
     if let Some(other) = &args.pairs.beside {
+        if let Some(file) = &args.save {
+            calibration_file::check_pairs(file, [&args.model, other], args.pairs.split)?;
+        }
         let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
         let other = ProfiledModel::load(wanted(other, None, sizes, Cut::Whole), |format| {
             if format == profiled.format {
@@ -119,12 +127,15 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         let report = profile_pairs::measure(&args.pairs, [&profiled, &other], batch, args.length, args.budget)?;
         write!(std::io::stdout().lock(), "{}", report.table())?;
         write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-        return write(&args.html, &|| Ok(report.page()));
+        write(&args.html, &|| Ok(report.page()))?;
+        return args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, &profiled, &report));
     }
-    if args.shares.shares.is_some() || args.shares.segments.is_some() {
+    if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
         let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget)?;
         write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-        return write(&args.html, &|| Ok(report.page()));
+        write(&args.html, &|| Ok(report.page()))?;
+        let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
+        return args.save.as_ref().map_or(Ok(()), save);
     }
     let subject = profiled.subject(args.length, Clock::start());
     if let Some(BatchSizes(totals)) = &args.worker_mix {

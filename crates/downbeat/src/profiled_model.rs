@@ -72,7 +72,8 @@ impl ProfiledModel {
         let model = engine.load(&LoadOptions::new(file, threads).with_cut(cut))?;
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
-        let plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch);
+        let plan =
+            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
         Ok(ProfiledModel {
             name: name.to_owned(),
             version,

@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
 use downbeat_sim::device::{
-    Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure, FigureOptions,
-    Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
+    CalibratedDevice, Calibration, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure,
+    FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
 };
 use downbeat_sim::{Arrivals, parallel};
 
@@ -25,9 +25,17 @@ use crate::simulate::print;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct DeviceArgs {
-    /// resnet50, resnet101, resnet152, vgg16, vgg19, inceptionv4, unet, linknet, bertbase or bertlarge.
+    /// resnet50, resnet101, resnet152, vgg16, vgg19, inceptionv4, unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
     #[arg(long, value_name = "NAME")]
-    model: Architecture,
+    model: String,
+
+    /// A device and models on it as `downbeat profile --save` measured them, in place of a platform.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["platform", "batch_overhead_ms"])]
+    calibration: Option<PathBuf>,
+
+    /// Compute units of that device that the model has [default: all].
+    #[arg(long, value_name = "N", requires = "calibration", value_parser = clap::value_parser!(u32).range(1..))]
+    units: Option<u32>,
 
     /// no-wait, opt-wait, static, n-ebird, e-ebird, zerobatch, delaybatch or dvabatch.
     #[arg(long, value_name = "NAME")]
@@ -145,6 +153,28 @@ fn write(file: &Path, page: &str) -> anyhow::Result<()> {
     std::fs::write(file, page).with_context(|| format!("--html {}", file.display()))
 }
 
+/// The model in one piece on its device, and what the device is called.
+fn emulated(args: &DeviceArgs, of_dvabatch: bool) -> anyhow::Result<(EmulatedModel, String)> {
+    if let Some(file) = &args.calibration {
+        let named = || format!("--calibration {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(named)?;
+        let calibration = Calibration::read(&text).with_context(named)?;
+        let model = calibration.model(&args.model, args.units).with_context(named)?;
+        let CalibratedDevice { name, units, .. } = calibration.device;
+        let device = match args.units {
+            Some(part) if part < units => format!("{part} of {units} units of {name}"),
+            _ => name,
+        };
+        return Ok((model, device));
+    }
+    let mut platform =
+        args.platform.unwrap_or(if of_dvabatch { Platform::TITAN_TENSORRT } else { Platform::TITAN_CUDNN });
+    if let Some(overhead) = args.batch_overhead_ms {
+        platform.batch_overhead = milliseconds("--batch-overhead-ms", overhead, 0.0)?;
+    }
+    Ok((EmulatedModel::new(args.model.parse()?, platform), platform.name.to_owned()))
+}
+
 /// Runs the simulation and prints what came of it.
 ///
 /// # Errors
@@ -153,22 +183,18 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     let policy: DevicePolicyName = args.policy.parse()?;
     let of_dvabatch =
         policy == DevicePolicyName::DvaBatch || ["zerobatch", "delaybatch"].contains(&args.policy.as_str());
-    let mut platform =
-        args.platform.unwrap_or(if of_dvabatch { Platform::TITAN_TENSORRT } else { Platform::TITAN_CUDNN });
-    if let Some(overhead) = args.batch_overhead_ms {
-        platform.batch_overhead = milliseconds("--batch-overhead-ms", overhead, 0.0)?;
-    }
+    let (model, device) = emulated(args, of_dvabatch)?;
     let staged = match policy {
-        DevicePolicyName::DvaBatch if args.model.has_length() => 2,
+        DevicePolicyName::DvaBatch if model.has_length() => 2,
         DevicePolicyName::DvaBatch => 4,
         _ => 1,
     };
-    let model = EmulatedModel::staged(args.model, platform, args.stages.unwrap_or(staged))?;
+    let model = model.cut(args.stages.unwrap_or(staged))?;
     let qos = milliseconds("--qos-ms", args.qos_ms, 0.001)?;
     let [from, to] = args.shown_ms[..] else { bail!("--shown-ms takes two numbers, such as 0,500") };
     let (from, to) = (milliseconds("--shown-ms", from, 0.0)?, milliseconds("--shown-ms", to, 0.0)?);
     let rate = args.rate.unwrap_or(1.0);
-    let lengths = args.model.has_length().then_some(args.lengths);
+    let lengths = model.has_length().then_some(args.lengths);
     let load = DeviceLoad { arrivals: args.arrivals, ..DeviceLoad::steady(rate, args.requests, lengths) };
     let mut simulation = DeviceSimulation::new(model, load, qos, args.seed);
     let mut tuning = Tuning::new(&simulation.model, args.max_batch.unwrap_or(if of_dvabatch { 64 } else { 32 }))?;
@@ -185,7 +211,7 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
         for (stages, peak, mean_ms) in tried {
             eprintln!("{stages:>3} stages: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best");
         }
-        simulation.model = EmulatedModel::staged(args.model, platform, stages)?;
+        simulation.model = simulation.model.cut(stages)?;
         tuning.profile = Tuning::new(&simulation.model, tuning.max_batch)?.profile;
     }
     if policy == DevicePolicyName::EEbird {
@@ -200,7 +226,7 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     }
     simulation.record = args.html.is_some();
     let report = simulation.run(tuning.policy(policy))?;
-    let title = format!("{} with {policy} at {:.1}/s on {}", args.model, simulation.load.rate, platform.name);
+    let title = format!("{} with {policy} at {:.1}/s on {}", args.model, simulation.load.rate, device);
     if let Some(file) = &args.html {
         write(file, &report.timeline(&title, from, to, qos))?;
     }

@@ -7,8 +7,11 @@ use serde::Serialize;
 use crate::plan::Admitted;
 use crate::profiler::{MOST_BYTES, Subject};
 
-/// Most runs that are timed for one batch size on one share.
+/// Most runs that are timed for one batch size on one share, and the fewest, however little time there is.
 const MOST_RUNS: usize = 100;
+const FEWEST_RUNS: usize = 3;
+/// Runs before them: the first allocates and plans, the second may be recorded to be repeated.
+const WARM_UP: usize = 2;
 
 /// One run of all segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,13 +120,12 @@ impl Subject<'_> {
                 let rows = vec![1; *batch as usize];
                 let left = end.since(self.clock.now()).as_nanos();
                 let until = self.clock.now() + Duration::from_nanos(left / (cells - found.len()) as u64);
-                // The first run of a size allocates and plans, and counts only where there is no time for another.
-                let mut runs = vec![self.run_timed(&mut *lane, &item, &rows)?];
-                while runs.len() <= MOST_RUNS && self.clock.now() < until {
-                    runs.push(self.run_timed(&mut *lane, &item, &rows)?);
+                for _ in 0..WARM_UP {
+                    self.run_timed(&mut *lane, &item, &rows)?;
                 }
-                if runs.len() > 1 {
-                    runs.remove(0);
+                let mut runs = Vec::new();
+                while runs.len() < FEWEST_RUNS || runs.len() < MOST_RUNS && self.clock.now() < until {
+                    runs.push(self.run_timed(&mut *lane, &item, &rows)?);
                 }
                 let measurement = summary(*units, *batch, &runs);
                 progress(&measurement);

@@ -99,6 +99,34 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
     assert!(fs::read_to_string(page).unwrap().contains("Together against in turn"));
 }
 
+#[test]
+fn what_was_saved_is_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("device.toml").to_str().unwrap().to_owned();
+    let output = profile(&["digits", "--beside", "mlp", "--batch", "1", "--beside-batch", "1", "--save", &file]);
+    assert!(stderr(&output).contains("device.toml has no model 'digits' yet: measure it first"), "{output:?}");
+    for model in ["digits", "mlp"] {
+        let output = profile(&[model, "--segments", "2", "--batch", "1,8", "--threads", "1", "--save", &file]);
+        assert!(stdout(&output).contains(&format!("{model}: 2 segments, off by at most ")), "{output:?}");
+    }
+    let output = profile(&["digits", "--beside", "mlp", "--batch", "1", "--beside-batch", "1", "--save", &file]);
+    assert!(stdout(&output).contains("pairs: slowdowns are off by "), "{output:?}");
+
+    let simulate = |more: &[&str]| {
+        let mut all = vec!["simulate", "device", "--calibration", &file, "--policy", "no-wait", "--rate", "5"];
+        all.extend(more);
+        run(&all)
+    };
+    let output = simulate(&["--model", "mlp", "--requests", "50"]);
+    assert!(stdout(&output).starts_with("mlp with no-wait at 5.0/s on cpu\n"), "{output:?}");
+    let output = simulate(&["--model", "resnet50"]);
+    assert!(stderr(&output).contains("it has no model 'resnet50'; there is: digits, mlp"), "{output:?}");
+    if let Some(output) = on_stand_in(&["mlp", "--batch", "1", "--save", &file]) {
+        assert!(stderr(&output).contains("it is of cpu with "), "{output:?}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
 /// The command on the stand-in of the driver; `None` without an onnxruntime library. Times mean nothing there.
 fn on_stand_in(arguments: &[&str]) -> Option<std::process::Output> {
     if !stdout(&run(&["engine", "list"])).lines().any(|line| line.starts_with("onnxruntime ")) {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use downbeat_core::device::LaneId;
 use downbeat_core::{Duration, Time};
+use serde::{Deserialize, Serialize};
 
 /// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to rounding.
 const PARTS: u64 = 1 << 16;
@@ -64,7 +65,8 @@ pub enum Completed {
 }
 
 /// How kernels share units that do not suffice for all.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// All slow down in the same proportion.
     Proportional,

@@ -29,14 +29,21 @@
 //!
 //! GSLICE's latencies are not explained by compute and memory: VGG-19 takes 20 ms and ResNet-50 4 ms more than a line through zero. That is in
 //! proportion to their weights, so it stands in the table as a slow reading of weights; what it really is the paper does not say.
+//!
+//! A device at hand is described by a [`Calibration`], which `downbeat profile --save` writes: a few constants for each segment of each model that was measured
+//! there ([`SegmentLaw`]), found by least squares, and two for the device, found from pairs of models.
+//!
 //! The column of DVABatch has no published latency of a model to be fitted to; only figure 5's shape.
 
 mod architecture;
 mod bert;
+mod calibration;
 mod contended;
 mod convolutional;
 mod figures;
+mod fit;
 mod launch_checker;
+mod measured;
 mod model;
 mod operator;
 mod platform;
@@ -47,9 +54,12 @@ mod simulation;
 mod workload;
 
 pub use architecture::{Architecture, UnknownArchitecture};
+pub use calibration::{BadCalibration, CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
 pub use figures::{Figure, FigureError, FigureOptions};
+pub use fit::{PairSample, Sample, fit_device, fit_segment, slowdowns};
 pub use launch_checker::LaunchChecker;
+pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::{BadModel, EmulatedModel};
 pub use operator::Operator;
 pub use platform::{Platform, UnknownPlatform};

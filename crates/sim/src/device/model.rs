@@ -5,16 +5,25 @@ use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile};
 
 use super::architecture::Architecture;
-use super::contended::{Kernel, Work};
+use super::contended::{DeviceLimits, Kernel, Work};
+use super::measured::MeasuredModel;
 use super::platform::Platform;
 
-/// A network on a platform, in stages of equal time.
+/// A network on a platform, or a measured model on its device, in stages of equal time.
 #[derive(Clone, Debug)]
 pub struct EmulatedModel {
-    architecture: Architecture,
-    platform: Platform,
+    source: Source,
     /// First operator of each segment, and one past the last.
     boundaries: Vec<usize>,
+}
+
+/// Where the kernels of a launch come from.
+#[derive(Clone, Debug)]
+enum Source {
+    /// The operators of a network of the papers.
+    Network(Architecture, Platform),
+    /// What was measured.
+    Measured(MeasuredModel),
 }
 
 /// Why a model cannot be emulated as asked.
@@ -24,7 +33,7 @@ pub enum BadModel {
     #[error("{model} has {operators} operators: it can be cut into 1 to {operators} stages, not {stages}")]
     Stages {
         /// The model.
-        model: Architecture,
+        model: String,
         /// What was asked for.
         stages: usize,
         /// Its operators.
@@ -45,7 +54,13 @@ impl EmulatedModel {
     /// The model in one piece.
     pub fn new(architecture: Architecture, platform: Platform) -> Self {
         let operators = architecture.operators(platform.fused, 1).len();
-        EmulatedModel { architecture, platform, boundaries: vec![0, operators] }
+        EmulatedModel { source: Source::Network(architecture, platform), boundaries: vec![0, operators] }
+    }
+
+    /// A measured model in one piece, on its device.
+    pub fn measured(model: MeasuredModel) -> Self {
+        let kernels = model.kernels(1).len();
+        EmulatedModel { source: Source::Measured(model), boundaries: vec![0, kernels] }
     }
 
     /// The model cut into `stages` stages that take as equal times as its operators allow, for a batch of 32.
@@ -53,19 +68,70 @@ impl EmulatedModel {
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
     pub fn staged(architecture: Architecture, platform: Platform, stages: usize) -> Result<Self, BadModel> {
-        let mut model = EmulatedModel::new(architecture, platform);
-        model.boundaries = model.segments(stages)?;
-        Ok(model)
+        EmulatedModel::new(architecture, platform).cut(stages)
     }
 
-    /// The network.
-    pub fn architecture(&self) -> Architecture {
-        self.architecture
+    /// The same model cut into `stages` stages.
+    ///
+    /// # Errors
+    /// As [`Self::staged`].
+    pub fn cut(&self, stages: usize) -> Result<Self, BadModel> {
+        Ok(EmulatedModel { source: self.source.clone(), boundaries: self.segments(stages)? })
     }
 
-    /// What it runs on.
-    pub fn platform(&self) -> &Platform {
-        &self.platform
+    /// The network of the papers that it is, if it is one.
+    pub fn architecture(&self) -> Option<Architecture> {
+        match &self.source {
+            Source::Network(architecture, _) => Some(*architecture),
+            Source::Measured(_) => None,
+        }
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        match &self.source {
+            Source::Network(architecture, _) => architecture.name(),
+            Source::Measured(model) => &model.name,
+        }
+    }
+
+    /// Whether its requests have a length.
+    pub fn has_length(&self) -> bool {
+        self.architecture().is_some_and(Architecture::has_length)
+    }
+
+    /// Bytes of an item's input and output.
+    pub fn item_bytes(&self, length: u32) -> (u64, u64) {
+        match &self.source {
+            Source::Network(architecture, _) => architecture.item_bytes(length),
+            Source::Measured(model) => model.item_bytes,
+        }
+    }
+
+    /// What its device offers to launches together.
+    pub fn limits(&self) -> DeviceLimits {
+        match &self.source {
+            Source::Network(_, platform) => platform.limits(),
+            Source::Measured(model) => model.limits,
+        }
+    }
+
+    /// What the host spends on joining a batch's inputs of so many bytes, and the serving system on the batch. Both are in the times of a measured model.
+    pub fn gather(&self, bytes: u64) -> Duration {
+        match &self.source {
+            Source::Network(_, platform) => {
+                platform.batch_overhead + Duration::from_secs_f64(bytes as f64 * platform.gather_nanos_per_byte * 1e-9)
+            }
+            Source::Measured(_) => Duration::ZERO,
+        }
+    }
+
+    /// What a launch costs the host before its first kernel.
+    fn launch_overhead(&self) -> Duration {
+        match &self.source {
+            Source::Network(_, platform) => platform.launch_overhead,
+            Source::Measured(model) => model.launch_overhead,
+        }
     }
 
     /// How many segments it is cut into.
@@ -83,7 +149,7 @@ impl EmulatedModel {
             self.all_kernels(rows, length).iter().map(|kernel| (kernel.issue + kernel.run).as_nanos()).collect();
         let operators = times.len();
         if stages == 0 || stages > operators {
-            return Err(BadModel::Stages { model: self.architecture, stages, operators });
+            return Err(BadModel::Stages { model: self.name().to_owned(), stages, operators });
         }
         let total: u64 = times.iter().sum();
         let (mut boundaries, mut passed) = (vec![0], 0);
@@ -111,7 +177,7 @@ impl EmulatedModel {
     pub fn work(&self, segments: SegmentRange, rows: u32, length: u32) -> Work {
         let range = self.boundaries[usize::from(segments.first)]..self.boundaries[usize::from(segments.end)];
         let kernels = self.all_kernels(rows, length)[range].to_vec();
-        Work { overhead: self.platform.launch_overhead, kernels }
+        Work { overhead: self.launch_overhead(), kernels }
     }
 
     /// What each segment takes alone, for up to `max_batch` items padded to each of `lengths`; an offline measurement's result.
@@ -125,8 +191,7 @@ impl EmulatedModel {
                 let kernels = self.all_kernels(rows, *length);
                 for (segment, range) in self.boundaries.windows(2).enumerate() {
                     let alone = kernels[range[0]..range[1]].iter();
-                    let alone =
-                        alone.fold(self.platform.launch_overhead, |sum, kernel| sum + kernel.issue + kernel.run);
+                    let alone = alone.fold(self.launch_overhead(), |sum, kernel| sum + kernel.issue + kernel.run);
                     points[segment][index].push((rows, alone));
                 }
             }
@@ -138,7 +203,12 @@ impl EmulatedModel {
     }
 
     fn all_kernels(&self, rows: u32, length: u32) -> Vec<Kernel> {
-        let operators = self.architecture.operators(self.platform.fused, length);
-        operators.iter().map(|operator| self.platform.kernel(operator, rows)).collect()
+        match &self.source {
+            Source::Network(architecture, platform) => {
+                let operators = architecture.operators(platform.fused, length);
+                operators.iter().map(|operator| platform.kernel(operator, rows)).collect()
+            }
+            Source::Measured(model) => model.kernels(rows),
+        }
     }
 }

@@ -115,9 +115,9 @@ pub struct Diversity {
 
 impl Diversity {
     /// What the paper does for a network (§8.1): lengths for BERT, which settles the load too, operators for U-Net and LinkNet.
-    pub fn of(architecture: Architecture) -> Self {
-        let by_length = architecture.has_length();
-        let by_operator = matches!(architecture, Architecture::UNet | Architecture::LinkNet);
+    pub fn of(model: &EmulatedModel) -> Self {
+        let by_length = model.has_length();
+        let by_operator = matches!(model.architecture(), Some(Architecture::UNet | Architecture::LinkNet));
         Diversity {
             pairs: 2,
             by_length,
@@ -144,10 +144,10 @@ impl Tuning {
     /// # Errors
     /// If `max_batch` is 0.
     pub fn new(model: &EmulatedModel, max_batch: u32) -> Result<Self, BadModel> {
-        let lengths: &[u32] = if model.architecture().has_length() { &LENGTHS } else { &[0] };
+        let lengths: &[u32] = if model.has_length() { &LENGTHS } else { &[0] };
         let profile = model.profile(lengths, max_batch)?;
         let window = Duration::from_secs_f64(profile.total(max_batch, 64).as_secs_f64() * WINDOW);
-        let diversity = Diversity::of(model.architecture());
+        let diversity = Diversity::of(model);
         Ok(Tuning { profile, max_batch, window, mixes: Vec::new(), diversity })
     }
 

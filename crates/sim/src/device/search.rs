@@ -25,7 +25,7 @@ pub struct MeasuredMix {
 /// What the batches of a mix take when all start at once on a device that is theirs (E²bird §7.3.1, figure 12).
 pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
     let sizes: Vec<u32> = mix.sizes().collect();
-    let mut device = ContendedDevice::new(model.platform().limits(), sizes.len());
+    let mut device = ContendedDevice::new(model.limits(), sizes.len());
     for (lane, size) in sizes.iter().enumerate() {
         let work = model.work(SegmentRange::new(0, model.segment_count()), *size, 64);
         device.launch(Time::ZERO, LaneId(lane as u32), u64::from(*size), work);
@@ -99,7 +99,7 @@ pub fn peak(
     };
     let model = &simulation.model;
     // More than the device can do if every segment is run: a large batch of short requests with everything else for nothing.
-    let limit = 256.0 / model.time(256, if model.architecture().has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
+    let limit = 256.0 / model.time(256, if model.has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
     // Where some requests leave early, more is held than that: hence the widening.
     Bounds { low: limit / 2.0, high: limit, least: limit * LEAST, widening: 2.0, precision: PRECISION }.highest(trial)
 }
@@ -141,7 +141,7 @@ pub type TriedStages = (usize, f64, f64);
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
 pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), SearchFailure> {
     let cut = |stages: usize| -> Result<_, SearchFailure> {
-        let model = EmulatedModel::staged(simulation.model.architecture(), *simulation.model.platform(), stages)?;
+        let model = simulation.model.cut(stages)?;
         let profile = Tuning::new(&model, tuning.max_batch)?.profile;
         Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
     };

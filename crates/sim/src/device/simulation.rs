@@ -167,7 +167,7 @@ impl<'a> World<'a> {
         let model = &simulation.model;
         World {
             simulation,
-            device: ContendedDevice::new(model.platform().limits(), policy.lanes().len()),
+            device: ContendedDevice::new(model.limits(), policy.lanes().len()),
             checker: LaunchChecker::new(simulation.seed, model.segment_count(), &*policy),
             policy,
             report: DeviceReport::default(),
@@ -249,7 +249,7 @@ impl<'a> World<'a> {
     }
 
     fn item_bytes(&self, length: u32) -> (u64, u64) {
-        self.simulation.model.architecture().item_bytes(length)
+        self.simulation.model.item_bytes(length)
     }
 
     fn copy(&mut self, now: Time, direction: Direction, token: u64, bytes: u64) {
@@ -274,8 +274,7 @@ impl<'a> World<'a> {
         let (lane, id) = (launch.lane, launch.id);
         let (step, work) = if host {
             let bytes = self.item_bytes(launch.length).0 * u64::from(launch.computed_rows);
-            let gather = Duration::from_secs_f64(bytes as f64 * model.platform().gather_nanos_per_byte * 1e-9);
-            (Step::Gather, Work { overhead: model.platform().batch_overhead + gather, kernels: Vec::new() })
+            (Step::Gather, Work { overhead: model.gather(bytes), kernels: Vec::new() })
         } else {
             (Step::Compute, self.work(launch.segments, &launch))
         };
@@ -382,7 +381,7 @@ impl<'a> World<'a> {
     fn finish(mut self, now: Time) -> DeviceReport {
         let lanes = self.policy.lanes().iter().map(|lane| format!("≤{}", lane.max_rows));
         self.report.rows = lanes.chain(["in".to_owned(), "out".to_owned()]).collect();
-        let units = f64::from(self.simulation.model.platform().units);
+        let units = f64::from(self.simulation.model.limits().units);
         let unit_nanos = self.device.used_unit_nanos() as f64;
         self.report.utilisation = unit_nanos / (units * now.as_nanos().max(1) as f64);
         self.report.most_slots = self.policy.stats().most_occupied;

@@ -120,7 +120,7 @@ fn a_lane_runs_one_launch_at_a_time() {
 fn a_model_alone_takes_exactly_its_time() {
     for architecture in Architecture::ALL {
         let model = EmulatedModel::new(architecture, Platform::TITAN_CUDNN);
-        let mut device = ContendedDevice::new(model.platform().limits(), 1);
+        let mut device = ContendedDevice::new(model.limits(), 1);
         device.launch(at(5), LaneId(0), 0, model.work(SegmentRange::new(0, 1), 3, 17));
         let done = drain(&mut device);
         assert_eq!(launch_ends(&done), [(0, 5 + model.time(3, 17).as_nanos())], "{architecture}");

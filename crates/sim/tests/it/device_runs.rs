@@ -88,7 +88,7 @@ proptest! {
     ) {
         let architecture = if bert { Architecture::BertBase } else { Architecture::ResNet50 };
         let (mut simulation, mut tuning) = simulation(architecture, rate, 120, seed);
-        simulation.model = EmulatedModel::staged(architecture, *simulation.model.platform(), stages).unwrap();
+        simulation.model = simulation.model.cut(stages).unwrap();
         tuning.profile = Tuning::new(&simulation.model, 16).unwrap().profile;
         simulation.exits = vec![(1, exits)];
         simulation.cancelled = cancelled;

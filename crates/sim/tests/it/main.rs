@@ -10,6 +10,7 @@ mod device_calibration;
 mod device_checker;
 mod device_contention;
 mod device_figures;
+mod device_measured;
 mod device_runs;
 mod experiments;
 mod measuring;

@@ -7,6 +7,7 @@ use std::fmt;
 
 use downbeat_plot::{STYLE, escape};
 
+use super::architecture::Architecture;
 use super::model::BadModel;
 use super::policy::{DevicePolicyName, Tuning};
 use super::search::{Peak, peak};
@@ -147,7 +148,7 @@ fn each<J: Sync, R: Send>(
 
 /// The highest rate that a policy holds.
 fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, FigureError> {
-    let model = simulation.model.architecture().name();
+    let model = simulation.model.architecture().map_or("measured", Architecture::name);
     peak(simulation, &|| tuning.policy(policy))?.ok_or(FigureError::NoPeak { model, policy: policy.name() })
 }
 

@@ -1,0 +1,182 @@
+//! From measured times to the constants of a [`SegmentLaw`] and of a device.
+
+use downbeat_core::device::LaneId;
+use downbeat_core::{Duration, Time};
+
+use super::contended::{Completed, ContendedDevice, DeviceLimits, Kernel, Sharing, Work};
+use super::measured::SegmentLaw;
+
+/// What a batch took on a share of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Items.
+    pub batch: u32,
+    /// Compute units that it could use.
+    pub units: u32,
+    /// What it took, microseconds.
+    pub time_us: f64,
+}
+
+/// Steps of the search for the two constants that the time does not depend on linearly, for each.
+const STEPS: u32 = 24;
+/// Times that the search is narrowed.
+const NARROWED: u32 = 10;
+
+/// The law that fits best, and its largest error as a share of a measured time. `None` without a positive time.
+///
+/// For given `units_per_item` and `most_units` the law is linear in the other two, which least squares of the relative errors gives in closed form; those two
+/// are searched on a grid that is narrowed around the best. Where measurements leave a constant open, more units are in use rather than fewer.
+pub fn fit_segment(samples: &[Sample]) -> Option<(SegmentLaw, f64)> {
+    let samples: Vec<Sample> = samples.iter().copied().filter(|s| s.time_us > 0.0 && s.time_us.is_finite()).collect();
+    let most = f64::from(samples.iter().map(|s| s.units).max()?).max(1.0);
+    let largest = f64::from(samples.iter().map(|s| s.batch).max()?).max(1.0);
+    // By logarithms.
+    let mut per_item = ((1.0 / largest).ln(), most.ln());
+    let mut units = (0.0, most.ln());
+    let limits = (per_item, units);
+    let mut best: Option<(f64, SegmentLaw)> = None;
+    for _ in 0..=NARROWED {
+        for units_per_item in steps(per_item) {
+            for most_units in steps(units) {
+                let law = linear(&samples, units_per_item, most_units);
+                let error = squares(&law, &samples);
+                // What is no better than by rounding is no better.
+                if best.as_ref().is_none_or(|(least, _)| error < least * (1.0 - 1e-9) - 1e-18) {
+                    best = Some((error, law));
+                }
+            }
+        }
+        let (_, law) = best.as_ref()?;
+        per_item = narrowed(per_item, law.units_per_item.ln(), limits.0);
+        units = narrowed(units, law.most_units.ln(), limits.1);
+    }
+    let (error, mut law) = best?;
+    // What is open is taken to be large.
+    for (units_per_item, most_units) in [(most, most), (law.units_per_item, most), (most, law.most_units)] {
+        let larger = linear(&samples, units_per_item, most_units);
+        if squares(&larger, &samples) <= error * 1.001 + 1e-9 {
+            law = larger;
+            break;
+        }
+    }
+    let worst = samples.iter().map(|s| relative(&law, s).abs()).fold(0.0, f64::max);
+    Some((law, worst))
+}
+
+/// The sum of the squares of the relative errors.
+fn squares(law: &SegmentLaw, samples: &[Sample]) -> f64 {
+    samples.iter().map(|sample| relative(law, sample).powi(2)).sum()
+}
+
+fn relative(law: &SegmentLaw, sample: &Sample) -> f64 {
+    law.time_us(sample.batch, sample.units) / sample.time_us - 1.0
+}
+
+/// From the largest value down.
+fn steps((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
+    (0..=STEPS).map(move |step| (high - (high - low) * f64::from(step) / f64::from(STEPS)).exp())
+}
+
+/// A range of a third of the width around `middle`.
+fn narrowed((low, high): (f64, f64), middle: f64, limits: (f64, f64)) -> (f64, f64) {
+    let half = (high - low) / 6.0;
+    ((middle - half).max(limits.0), (middle + half).min(limits.1))
+}
+
+/// `fixed_us` and `work_us` by least squares of the relative errors, neither below 0.
+fn linear(samples: &[Sample], units_per_item: f64, most_units: f64) -> SegmentLaw {
+    let law = SegmentLaw { fixed_us: 0.0, work_us: 0.0, units_per_item, most_units };
+    // fixed * f + work * w = 1 for each sample.
+    let (mut ff, mut fw, mut ww, mut f, mut w) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for sample in samples {
+        let fixed = 1.0 / sample.time_us;
+        let work = f64::from(sample.batch) / law.units(sample.batch, sample.units) / sample.time_us;
+        (ff, fw, ww, f, w) = (ff + fixed * fixed, fw + fixed * work, ww + work * work, f + fixed, w + work);
+    }
+    let determinant = ff * ww - fw * fw;
+    let both =
+        (determinant > ff * ww * 1e-12).then(|| ((f * ww - w * fw) / determinant, (w * ff - f * fw) / determinant));
+    let (fixed_us, work_us) = match both {
+        Some((fixed, work)) if fixed >= 0.0 && work >= 0.0 => (fixed, work),
+        Some((_, work)) if work < 0.0 => (f / ff, 0.0),
+        _ => (0.0, w / ww),
+    };
+    SegmentLaw { fixed_us, work_us, ..law }
+}
+
+/// Two batches that ran at the same time, each one after another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PairSample {
+    /// What each has to do.
+    pub kernels: [Vec<Kernel>; 2],
+    /// How many times as long as alone each took.
+    pub slowdowns: [f64; 2],
+}
+
+/// Largest crowding that is looked for, thousandths.
+const MOST_CROWDING: u32 = 2000;
+/// Steps of the search, coarse and fine, thousandths.
+const COARSE: u32 = 100;
+const FINE: u32 = 5;
+
+/// How the device shares its units, and by how many thousandths a launch more lengthens issuing, so that pairs slow down as measured; with
+/// the root of the mean square of the logarithms of what slowdowns are off by. `None` without pairs.
+pub fn fit_device(limits: DeviceLimits, pairs: &[PairSample]) -> Option<(DeviceLimits, f64)> {
+    if pairs.is_empty() {
+        return None;
+    }
+    let mut best: Option<(f64, DeviceLimits)> = None;
+    let mut attempt = |sharing, crowding_permille| {
+        let limits = DeviceLimits { sharing, crowding_permille, ..limits };
+        let off = |pair: &PairSample| -> f64 {
+            let found = slowdowns(limits, &pair.kernels);
+            found.iter().zip(pair.slowdowns).map(|(found, measured)| (found / measured.max(1e-3)).ln().powi(2)).sum()
+        };
+        let error = pairs.iter().map(off).sum::<f64>() / (2 * pairs.len()) as f64;
+        if best.is_none_or(|(least, _)| error < least - 1e-12) {
+            best = Some((error, limits));
+        }
+        best
+    };
+    let mut middle = limits;
+    for sharing in [Sharing::InOrder, Sharing::Proportional] {
+        for crowding in (0..=MOST_CROWDING).step_by(COARSE as usize) {
+            middle = attempt(sharing, crowding).map_or(middle, |(_, limits)| limits);
+        }
+    }
+    let around = middle.crowding_permille.saturating_sub(COARSE)..=middle.crowding_permille + COARSE;
+    for crowding in around.step_by(FINE as usize) {
+        attempt(middle.sharing, crowding);
+    }
+    best.map(|(error, limits)| (limits, error.sqrt()))
+}
+
+/// Runs of the slower of two while slowdowns are found out, and most of the faster.
+const RUNS: usize = 4;
+const MOST_RUNS: usize = 400;
+
+/// How many times as long as alone each takes while the other runs one batch after another.
+pub fn slowdowns(limits: DeviceLimits, kernels: &[Vec<Kernel>; 2]) -> [f64; 2] {
+    let works = kernels.each_ref().map(|kernels| Work { overhead: Duration::ZERO, kernels: kernels.clone() });
+    let alone = works.each_ref().map(|work| work.alone().as_secs_f64().max(1e-9));
+    let mut device = ContendedDevice::new(limits, 2);
+    let mut began = [Time::ZERO; 2];
+    let mut times: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+    for (lane, work) in works.iter().enumerate() {
+        device.launch(Time::ZERO, LaneId(lane as u32), 0, work.clone());
+    }
+    while times.iter().any(|times| times.len() < RUNS) && times.iter().all(|times| times.len() < MOST_RUNS) {
+        let Some(now) = device.next_event() else { break };
+        for completed in device.advance(now) {
+            let Completed::Launch { lane, .. } = completed else { continue };
+            let index = lane.0 as usize;
+            times[index].push(now.since(began[index]).as_secs_f64());
+            began[index] = now;
+            device.launch(now, lane, 0, works[index].clone());
+        }
+    }
+    [0, 1].map(|index| {
+        let mean = times[index].iter().sum::<f64>() / times[index].len() as f64;
+        if mean.is_nan() { 1.0 } else { mean / alone[index] }
+    })
+}

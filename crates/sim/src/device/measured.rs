@@ -1,0 +1,90 @@
+//! A model as a calibration describes it: a few constants for each segment, found by measuring.
+
+use downbeat_core::Duration;
+use serde::{Deserialize, Serialize};
+
+use super::contended::{DeviceLimits, Kernel};
+
+/// What a segment takes alone on `units` compute units, in microseconds:
+///
+/// ```text
+/// fixed_us + work_us * batch / min(units_per_item * batch, most_units, units)     with at least 1 unit
+/// ```
+///
+/// An item keeps so many units busy, so that a larger batch is free until the units are all in use, and more units are of no use to a small
+/// batch: the knee (GSLICE §2.1.3). What cannot be expressed: operators of one segment that prefer different numbers of units (cut the model into more
+/// segments), steps of whole waves, a memory that saturates at a number of units that depends on the batch, and copies that overlap computing (they are
+/// in the measured times).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentLaw {
+    /// What it takes whatever the batch: issuing kernels, reading weights. Microseconds.
+    pub fixed_us: f64,
+    /// What one item takes on one unit, microseconds.
+    pub work_us: f64,
+    /// The units that one item keeps busy.
+    pub units_per_item: f64,
+    /// The most units that are of use.
+    pub most_units: f64,
+}
+
+/// Kernels that a segment is taken to consist of: launches change hands between kernels only.
+const KERNELS: u64 = 8;
+
+impl SegmentLaw {
+    /// The units that a batch uses of `units`.
+    pub fn units(&self, batch: u32, units: u32) -> f64 {
+        (self.units_per_item * f64::from(batch)).min(self.most_units).min(f64::from(units)).max(1.0)
+    }
+
+    /// What a batch takes alone on `units` units, microseconds.
+    pub fn time_us(&self, batch: u32, units: u32) -> f64 {
+        self.fixed_us + self.work_us * f64::from(batch) / self.units(batch, units)
+    }
+
+    /// It as work for a device of `units` units.
+    pub fn kernels(&self, batch: u32, units: u32) -> impl Iterator<Item = Kernel> {
+        let used = self.units(batch, units);
+        let (issue, run) = (self.fixed_us * 1e3, self.work_us * 1e3 * f64::from(batch) / used);
+        // The parts add up to the whole, to the nanosecond.
+        let part = |whole: f64, index: u64| {
+            let until = |index: u64| (whole.round() as u64).saturating_mul(index) / KERNELS;
+            Duration::from_nanos(until(index + 1) - until(index))
+        };
+        let units = (used.ceil() as u32).clamp(1, units);
+        (0..KERNELS).map(move |index| Kernel { issue: part(issue, index), run: part(run, index), units })
+    }
+
+    /// Whether it is of positive, finite numbers.
+    pub(super) fn is_sound(&self) -> bool {
+        let SegmentLaw { fixed_us, work_us, units_per_item, most_units } = *self;
+        let most = 86_400e6;
+        (0.0..=most).contains(&fixed_us)
+            && (0.0..=most).contains(&work_us)
+            && units_per_item > 0.0
+            && units_per_item.is_finite()
+            && (1.0..=1e9).contains(&most_units)
+    }
+}
+
+/// A measured model on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredModel {
+    /// Its name.
+    pub name: String,
+    /// In order; at least one.
+    pub segments: Vec<SegmentLaw>,
+    /// Bytes of an item's inputs and outputs.
+    pub item_bytes: (u64, u64),
+    /// What a launch costs the host.
+    pub launch_overhead: Duration,
+    /// What the device offers.
+    pub limits: DeviceLimits,
+}
+
+impl MeasuredModel {
+    /// All kernels of a batch.
+    pub fn kernels(&self, batch: u32) -> Vec<Kernel> {
+        self.segments.iter().flat_map(|segment| segment.kernels(batch.max(1), self.limits.units)).collect()
+    }
+}

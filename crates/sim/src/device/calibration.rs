@@ -7,6 +7,7 @@
 //! grain = 8
 //! sharing = "in-order"      # or "proportional"
 //! crowding_permille = 38
+//! issue_share = 1.0         # how much of the fixed times is issuing, which launches do one at a time
 //!
 //! [[model]]
 //! name = "resnet50"
@@ -61,6 +62,8 @@ pub struct CalibratedDevice {
     pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
+    /// How much of the fixed times is issuing, which launches do one at a time; from 0 to 1.
+    pub issue_share: f64,
     /// What slowdowns of the pairs are off by with these, as the root of the mean square of their logarithms, if pairs were measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pair_error: Option<f64>,
@@ -168,6 +171,7 @@ impl Calibration {
             grain: grain.max(1),
             sharing: Sharing::InOrder,
             crowding_permille: 0,
+            issue_share: 1.0,
             pair_error: None,
         };
         Calibration { device, models: Vec::new(), pairs: Vec::new() }
@@ -182,6 +186,9 @@ impl Calibration {
         let wrong = |what: String| Err(BadCalibration::Format(what));
         if !(1..=MOST_UNITS).contains(&calibration.device.units) {
             return wrong(format!("device.units is {}; expected 1 to {MOST_UNITS}", calibration.device.units));
+        }
+        if !(0.0..=1.0).contains(&calibration.device.issue_share) {
+            return wrong(format!("device.issue_share is {}; expected 0 to 1", calibration.device.issue_share));
         }
         for model in &calibration.models {
             if model.segments.is_empty() || !model.segments.iter().all(SegmentLaw::is_sound) {
@@ -261,17 +268,22 @@ impl Calibration {
             model.segments = laws;
         }
         let samples: Vec<PairSample> = self.pairs.iter().filter_map(|pair| self.pair_sample(pair)).collect();
-        if let Some((limits, error)) = fit_device(self.limits(), &samples) {
-            (self.device.sharing, self.device.crowding_permille) = (limits.sharing, limits.crowding_permille);
-            self.device.pair_error = Some(error);
+        if let Some(fit) = fit_device(self.limits(), &samples) {
+            let DeviceLimits { sharing, crowding_permille, .. } = fit.limits;
+            (self.device.sharing, self.device.crowding_permille) = (sharing, crowding_permille);
+            (self.device.issue_share, self.device.pair_error) = (fit.issue_share, Some(fit.error));
         }
         Ok(())
     }
 
     fn pair_sample(&self, pair: &CalibratedPair) -> Option<PairSample> {
-        let kernels = |index: usize| Some(self.measured(&pair.models[index]).ok()?.kernels(pair.batches[index]));
+        let segments = |index: usize| Some(self.measured(&pair.models[index]).ok()?.segments);
         let slowdown = |index: usize| pair.together_us[index] / pair.alone_us[index].max(1e-3);
-        Some(PairSample { kernels: [kernels(0)?, kernels(1)?], slowdowns: [slowdown(0), slowdown(1)] })
+        Some(PairSample {
+            segments: [segments(0)?, segments(1)?],
+            batches: pair.batches,
+            slowdowns: [slowdown(0), slowdown(1)],
+        })
     }
 
     fn limits(&self) -> DeviceLimits {
@@ -295,6 +307,7 @@ impl Calibration {
             item_bytes: (model.input_bytes, model.output_bytes),
             launch_overhead: Duration::from_secs_f64(model.launch_overhead_us * 1e-6),
             limits: self.limits(),
+            issue_share: self.device.issue_share,
         })
     }
 

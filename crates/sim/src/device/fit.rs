@@ -107,48 +107,73 @@ fn linear(samples: &[Sample], units_per_item: f64, most_units: f64) -> SegmentLa
 /// Two batches that ran at the same time, each one after another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PairSample {
-    /// What each has to do.
-    pub kernels: [Vec<Kernel>; 2],
+    /// The segments of each.
+    pub segments: [Vec<SegmentLaw>; 2],
+    /// The items of each.
+    pub batches: [u32; 2],
     /// How many times as long as alone each took.
     pub slowdowns: [f64; 2],
 }
 
 /// Largest crowding that is looked for, thousandths.
-const MOST_CROWDING: u32 = 2000;
+const MOST_CROWDING: u32 = 1000;
 /// Steps of the search, coarse and fine, thousandths.
 const COARSE: u32 = 100;
 const FINE: u32 = 5;
 
-/// How the device shares its units, and by how many thousandths a launch more lengthens issuing, so that pairs slow down as measured; with
-/// the root of the mean square of the logarithms of what slowdowns are off by. `None` without pairs.
-pub fn fit_device(limits: DeviceLimits, pairs: &[PairSample]) -> Option<(DeviceLimits, f64)> {
+/// Shares of the fixed times that issuing is tried to be.
+const ISSUE_SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
+
+/// What pairs tell of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceFit {
+    /// How it shares its units, and by how many thousandths a launch more lengthens issuing.
+    pub limits: DeviceLimits,
+    /// How much of the fixed times is issuing, which launches do one at a time.
+    pub issue_share: f64,
+    /// The root of the mean square of the logarithms of what slowdowns are off by.
+    pub error: f64,
+}
+
+/// What makes pairs slow down as measured, found by trying; `None` without pairs.
+pub fn fit_device(limits: DeviceLimits, pairs: &[PairSample]) -> Option<DeviceFit> {
     if pairs.is_empty() {
         return None;
     }
-    let mut best: Option<(f64, DeviceLimits)> = None;
-    let mut attempt = |sharing, crowding_permille| {
+    let mut best: Option<DeviceFit> = None;
+    let mut attempt = |sharing, issue_share, crowding_permille| {
         let limits = DeviceLimits { sharing, crowding_permille, ..limits };
         let off = |pair: &PairSample| -> f64 {
-            let found = slowdowns(limits, &pair.kernels);
+            let kernels = [0, 1].map(|index| {
+                let laws = pair.segments[index].iter();
+                laws.flat_map(|law| law.kernels(pair.batches[index], limits.units, issue_share)).collect()
+            });
+            let found = slowdowns(limits, &kernels);
             found.iter().zip(pair.slowdowns).map(|(found, measured)| (found / measured.max(1e-3)).ln().powi(2)).sum()
         };
-        let error = pairs.iter().map(off).sum::<f64>() / (2 * pairs.len()) as f64;
-        if best.is_none_or(|(least, _)| error < least - 1e-12) {
-            best = Some((error, limits));
+        let error = (pairs.iter().map(off).sum::<f64>() / (2 * pairs.len()) as f64).sqrt();
+        if best.is_none_or(|fit| error < fit.error - 1e-9) {
+            best = Some(DeviceFit { limits, issue_share, error });
         }
-        best
+        error
     };
-    let mut middle = limits;
     for sharing in [Sharing::InOrder, Sharing::Proportional] {
-        for crowding in (0..=MOST_CROWDING).step_by(COARSE as usize) {
-            middle = attempt(sharing, crowding).map_or(middle, |(_, limits)| limits);
+        for issue_share in ISSUE_SHARES {
+            // Where nothing is issued, crowding changes nothing.
+            let most = if issue_share > 0.0 { MOST_CROWDING } else { 0 };
+            let (mut least, mut middle) = (f64::INFINITY, 0);
+            for crowding in (0..=most).step_by(COARSE as usize) {
+                let error = attempt(sharing, issue_share, crowding);
+                if error < least {
+                    (least, middle) = (error, crowding);
+                }
+            }
+            for crowding in (middle.saturating_sub(COARSE)..=(middle + COARSE).min(most)).step_by(FINE as usize) {
+                attempt(sharing, issue_share, crowding);
+            }
         }
     }
-    let around = middle.crowding_permille.saturating_sub(COARSE)..=middle.crowding_permille + COARSE;
-    for crowding in around.step_by(FINE as usize) {
-        attempt(middle.sharing, crowding);
-    }
-    best.map(|(error, limits)| (limits, error.sqrt()))
+    best
 }
 
 /// Runs of the slower of two while slowdowns are found out, and most of the faster.

@@ -28,7 +28,7 @@ pub struct SegmentLaw {
     pub most_units: f64,
 }
 
-/// Kernels that a segment is taken to consist of: launches change hands between kernels only.
+/// Kernels that a segment is taken to consist of, each after a part of the fixed time: launches change hands between kernels only.
 const KERNELS: u64 = 8;
 
 impl SegmentLaw {
@@ -42,17 +42,21 @@ impl SegmentLaw {
         self.fixed_us + self.work_us * f64::from(batch) / self.units(batch, units)
     }
 
-    /// It as work for a device of `units` units.
-    pub fn kernels(&self, batch: u32, units: u32) -> impl Iterator<Item = Kernel> {
+    /// It as work for a device of `units` units. `issue_share` of the fixed time is issuing, which launches do one at a time; the rest keeps one unit busy.
+    pub fn kernels(&self, batch: u32, units: u32, issue_share: f64) -> impl Iterator<Item = Kernel> {
         let used = self.units(batch, units);
-        let (issue, run) = (self.fixed_us * 1e3, self.work_us * 1e3 * f64::from(batch) / used);
+        let (issue, run) = (self.fixed_us * 1e3 * issue_share, self.work_us * 1e3 * f64::from(batch) / used);
+        let rest = self.fixed_us * 1e3 - issue;
         // The parts add up to the whole, to the nanosecond.
         let part = |whole: f64, index: u64| {
             let until = |index: u64| (whole.round() as u64).saturating_mul(index) / KERNELS;
             Duration::from_nanos(until(index + 1) - until(index))
         };
         let units = (used.ceil() as u32).clamp(1, units);
-        (0..KERNELS).map(move |index| Kernel { issue: part(issue, index), run: part(run, index), units })
+        (0..KERNELS).flat_map(move |index| {
+            let fixed = Kernel { issue: part(issue, index), run: part(rest, index), units: 1 };
+            [fixed, Kernel { issue: Duration::ZERO, run: part(run, index), units }]
+        })
     }
 
     /// Whether it is of positive, finite numbers.
@@ -80,11 +84,16 @@ pub struct MeasuredModel {
     pub launch_overhead: Duration,
     /// What the device offers.
     pub limits: DeviceLimits,
+    /// How much of the fixed times is issuing, from 0 to 1.
+    pub issue_share: f64,
 }
 
 impl MeasuredModel {
     /// All kernels of a batch.
     pub fn kernels(&self, batch: u32) -> Vec<Kernel> {
-        self.segments.iter().flat_map(|segment| segment.kernels(batch.max(1), self.limits.units)).collect()
+        self.segments
+            .iter()
+            .flat_map(|segment| segment.kernels(batch.max(1), self.limits.units, self.issue_share))
+            .collect()
     }
 }

@@ -31,7 +31,7 @@
 //! proportion to their weights, so it stands in the table as a slow reading of weights; what it really is the paper does not say.
 //!
 //! A device at hand is described by a [`Calibration`], which `downbeat profile --save` writes: a few constants for each segment of each model that was measured
-//! there ([`SegmentLaw`]), found by least squares, and two for the device, found from pairs of models.
+//! there ([`SegmentLaw`]), found by least squares, and three for the device, found from pairs of models.
 //!
 //! The column of DVABatch has no published latency of a model to be fitted to; only figure 5's shape.
 
@@ -57,7 +57,7 @@ pub use architecture::{Architecture, UnknownArchitecture};
 pub use calibration::{BadCalibration, CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
 pub use figures::{Figure, FigureError, FigureOptions};
-pub use fit::{PairSample, Sample, fit_device, fit_segment, slowdowns};
+pub use fit::{DeviceFit, PairSample, Sample, fit_device, fit_segment, slowdowns};
 pub use launch_checker::LaunchChecker;
 pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::{BadModel, EmulatedModel};

@@ -71,8 +71,9 @@ fn constants_that_no_measurement_shows_are_taken_to_be_large() {
 }
 
 /// What pairs of `calibration` take on a device with this sharing and crowding.
-fn with_pairs(calibration: &mut Calibration, sharing: Sharing, crowding_permille: u32) {
+fn with_pairs(calibration: &mut Calibration, sharing: Sharing, crowding_permille: u32, issue_share: f64) {
     calibration.fit().unwrap();
+    calibration.device.issue_share = issue_share;
     for batches in [[1, 1], [1, 8], [8, 1], [4, 16]] {
         let of = |name: &str, batch: u32| {
             let model = calibration.model(name, None).unwrap();
@@ -94,14 +95,16 @@ fn with_pairs(calibration: &mut Calibration, sharing: Sharing, crowding_permille
 /// The search's step is 5 thousandths.
 #[test]
 fn sharing_and_crowding_are_found_again_from_pairs() {
-    for (sharing, crowding) in [(Sharing::InOrder, 40), (Sharing::Proportional, 260), (Sharing::InOrder, 0)] {
+    for (sharing, crowding, issue_share) in
+        [(Sharing::InOrder, 40, 1.0), (Sharing::Proportional, 260, 0.5), (Sharing::InOrder, 0, 0.0)]
+    {
         let mut calibration = Calibration::new("emulated", UNITS, 8);
         calibration.put_model(model("a", &[law(300.0, 8_000.0, 20.0, 132.0)]));
         calibration.put_model(model("b", &[law(150.0, 20_000.0, 30.0, 132.0)]));
-        with_pairs(&mut calibration, sharing, crowding);
+        with_pairs(&mut calibration, sharing, crowding, issue_share);
         calibration.fit().unwrap();
         let device = &calibration.device;
-        assert_eq!(device.sharing, sharing);
+        assert_eq!((device.sharing, device.issue_share), (sharing, issue_share));
         assert!(device.crowding_permille.abs_diff(crowding) <= 5, "{device:?}, known: {crowding}");
         assert!(device.pair_error.unwrap() < 0.01, "{device:?}");
     }
@@ -146,7 +149,7 @@ fn a_file_is_read_as_it_was_written() {
     let mut calibration = Calibration::new("NVIDIA \"H200\"", UNITS, 8);
     calibration.put_model(model("a", &[law(300.0, 8_000.0, 20.0, 132.0), law(100.0, 900.0, 3.0, 64.0)]));
     calibration.put_model(model("b", &[law(150.0, 20_000.0, 30.0, 132.0)]));
-    with_pairs(&mut calibration, Sharing::InOrder, 40);
+    with_pairs(&mut calibration, Sharing::InOrder, 40, 1.0);
     calibration.fit().unwrap();
     let text = calibration.write().unwrap();
     assert_eq!(Calibration::read(&text).unwrap(), calibration, "{text}");
@@ -165,7 +168,9 @@ fn what_is_no_calibration_is_refused() {
     };
     refuses("", "missing field `device`");
     let device = |units: u32| {
-        format!("[device]\nname = \"g\"\nunits = {units}\ngrain = 8\nsharing = \"in-order\"\ncrowding_permille = 0\n")
+        format!(
+            "[device]\nname = \"g\"\nunits = {units}\ngrain = 8\nsharing = \"in-order\"\ncrowding_permille = 0\nissue_share = 1.0\n"
+        )
     };
     refuses(&device(0), "device.units is 0; expected 1 to 65536");
     let model = |segment: &str| {

@@ -189,7 +189,7 @@ impl Machine {
         if !capture.streams.iter().all(is_joined) {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
         }
-        Ok(Graph { device: capture.device, operations: capture.recorded })
+        Ok(self.graph_of(capture.device, capture.recorded))
     }
 
     /// The capture, if something may still be recorded in it.

@@ -1,15 +1,21 @@
 //! Graphs: what was recorded, and is enqueued again as often as wanted.
 
+use std::collections::BTreeMap;
+
+use cudarc::driver::sys::{CUDA_MEMCPY3D, CUgraphNodeType, CUmemorytype};
+
 use crate::machine::{CHANGED, Machine};
 use crate::ordering::Clock;
 use crate::result::{CUresult::*, Outcome};
-use crate::stream::What;
+use crate::stream::{Source, What};
 
 /// What a capture has recorded.
 #[derive(Clone, Debug)]
 pub struct Graph {
     pub device: i32,
     pub operations: Vec<What>,
+    /// The place in `operations` that the handle of a node means; they are told in the order of the handles.
+    pub nodes: BTreeMap<u64, usize>,
 }
 
 /// A graph that can be launched.
@@ -20,7 +26,102 @@ pub struct Executable {
     launched: Option<(u64, u64, Clock)>,
 }
 
+impl What {
+    /// As what kind of node a graph shows it; what only the stand-in has is no node.
+    pub fn node_type(&self) -> Option<CUgraphNodeType> {
+        match self {
+            Self::Upload { .. } | Self::Download { .. } | Self::Copy { .. } => {
+                Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY)
+            }
+            Self::Set { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET),
+            Self::Kernel { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST),
+            Self::Wait { .. } | Self::Record { .. } | Self::Touch { .. } => None,
+            // Refused where a stream captures.
+            Self::Allocate { .. } | Self::Free { .. } => None,
+        }
+    }
+
+    /// What the parameters of a copy's node are; `None` where it is no copy.
+    pub fn copy_parameters(&self) -> Option<CUDA_MEMCPY3D> {
+        /// Where one end of a copy is.
+        enum End {
+            Host(usize),
+            Device(u64),
+        }
+        let (from, to, len) = match self {
+            Self::Upload { to, from: Source::Pinned(from), len } => (End::Host(*from), End::Device(*to), *len),
+            Self::Upload { to, from: Source::Staged(bytes), len } => {
+                (End::Host(bytes.as_ptr().addr()), End::Device(*to), *len)
+            }
+            Self::Download { to, from, len, .. } => (End::Device(*from), End::Host(*to), *len),
+            Self::Copy { to, from, len } => (End::Device(*from), End::Device(*to), *len),
+            _ => return None,
+        };
+        let parts = |end: &End| match end {
+            End::Host(at) => (CUmemorytype::CU_MEMORYTYPE_HOST, *at, 0),
+            End::Device(at) => (CUmemorytype::CU_MEMORYTYPE_DEVICE, 0, *at),
+        };
+        let ((from_type, from_host, from_device), (to_type, to_host, to_device)) = (parts(&from), parts(&to));
+        Some(CUDA_MEMCPY3D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcZ: 0,
+            srcLOD: 0,
+            srcMemoryType: from_type,
+            srcHost: from_host as *const _,
+            srcDevice: from_device,
+            srcArray: std::ptr::null_mut(),
+            reserved0: std::ptr::null_mut(),
+            srcPitch: 0,
+            srcHeight: 0,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstZ: 0,
+            dstLOD: 0,
+            dstMemoryType: to_type,
+            dstHost: to_host as *mut _,
+            dstDevice: to_device,
+            dstArray: std::ptr::null_mut(),
+            reserved1: std::ptr::null_mut(),
+            dstPitch: 0,
+            dstHeight: 0,
+            WidthInBytes: len as usize,
+            Height: 1,
+            Depth: 1,
+        })
+    }
+}
+
 impl Machine {
+    /// A graph of these operations, each with a node where the driver shows one.
+    pub fn graph_of(&mut self, device: i32, operations: Vec<What>) -> Graph {
+        let places = (0..operations.len()).filter(|place| operations[*place].node_type().is_some());
+        let nodes = places.map(|place| (self.handle(), place)).collect();
+        Graph { device, operations, nodes }
+    }
+
+    /// The handles of the nodes of a graph that is alive.
+    pub fn nodes(&mut self, graph: u64) -> Outcome<Vec<u64>> {
+        match self.graphs.get(&graph) {
+            Some(graph) => Ok(graph.nodes.keys().copied().collect()),
+            None => {
+                let fate = self.fate(graph);
+                self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{fate} graph {graph:#x} is asked for its nodes"))
+            }
+        }
+    }
+
+    /// What a node does. It is gone with its graph.
+    pub fn node(&mut self, handle: u64) -> Outcome<&What> {
+        let place = |(graph, found): (&u64, &Graph)| Some((*graph, *found.nodes.get(&handle)?));
+        let Some((graph, place)) = self.graphs.iter().find_map(place) else {
+            let fate = self.fate(handle);
+            return self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{fate} graph node {handle:#x} is used"));
+        };
+        let graph = self.graphs.get(&graph).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        graph.operations.get(place).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
     /// Makes a graph ready to be launched. As documented, it is a copy: the graph may be destroyed.
     pub fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
         let Some(graph) = self.graphs.get(&graph).cloned() else {

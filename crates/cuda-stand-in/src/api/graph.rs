@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_ulonglong, c_void};
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstream};
+use cudarc::driver::sys::{CUDA_MEMCPY3D, CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType, CUstream};
 
 use super::{get, put};
 use crate::capture::{self, Mode};
@@ -71,6 +71,29 @@ api! {
     cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) Init |_session| {
         let before = capture::exchange_mode(Mode::from_number(get(mode)?)?);
         put(mode, before as c_uint)
+    }
+
+    cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) Init |session| {
+        let found = session.nodes(graph as u64)?;
+        if nodes.is_null() {
+            return put(count, found.len());
+        }
+        // As documented: room that is left is set to null.
+        let room = get(count)?;
+        for index in 0..room {
+            put(nodes.wrapping_add(index), found.get(index).map_or(0, |node| *node) as CUgraphNode)?;
+        }
+        put(count, found.len().min(room))
+    }
+
+    cuGraphNodeGetType(node: CUgraphNode, to: *mut CUgraphNodeType) Init |session| {
+        let kind = session.node(node as u64)?.node_type().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        put(to, kind)
+    }
+
+    cuGraphMemcpyNodeGetParams(node: CUgraphNode, to: *mut CUDA_MEMCPY3D) Init |session| {
+        let parameters = session.node(node as u64)?.copy_parameters().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        put(to, parameters)
     }
 
     cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) Context |session| {

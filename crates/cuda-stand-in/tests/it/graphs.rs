@@ -9,15 +9,15 @@ use cudarc::driver::sys::{CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCapt
 use crate::program::{Program, allocate, bytes, cuda, download, event, free_pinned, kernel, pinned, stream, upload};
 
 const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-const THREAD_LOCAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+pub const THREAD_LOCAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 
-fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
+pub fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
     cuda!(cuStreamBeginCapture_v2(stream, mode)).unwrap();
 }
 
-fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
+pub fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
     let mut graph = ptr::dangling_mut();
     let ended = cuda!(cuStreamEndCapture(stream, &mut graph));
     assert_eq!(graph.is_null(), ended.is_err());
@@ -32,7 +32,7 @@ fn ready(graph: CUgraph) -> CUgraphExec {
     executable
 }
 
-fn destroy(streams: &[CUstream]) {
+pub fn destroy(streams: &[CUstream]) {
     for stream in streams {
         cuda!(cuStreamDestroy_v2(*stream)).unwrap();
     }
@@ -44,7 +44,7 @@ unsafe extern "C" fn double(address: *mut c_void) {
     *byte = byte.wrapping_mul(2);
 }
 
-fn enqueue_double(stream: CUstream, address: u64) -> Result<(), CUresult> {
+pub fn enqueue_double(stream: CUstream, address: u64) -> Result<(), CUresult> {
     cuda!(cuLaunchHostFunc(stream, Some(double), address as *mut c_void))
 }
 

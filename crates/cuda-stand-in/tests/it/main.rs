@@ -4,6 +4,7 @@
 
 mod device;
 mod faults;
+mod graph_nodes;
 mod graphs;
 mod memory;
 mod ordering;

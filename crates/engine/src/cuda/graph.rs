@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
+use super::graph_node::check_repeatable;
 use super::{CudaError, Device, Stream};
 
 /// Work that was recorded, to be enqueued as often as wanted, with the addresses that it had then.
@@ -16,11 +17,26 @@ pub(crate) struct Graph {
 // SAFETY: a graph may be launched from any thread, by one at a time, which `launch` asks for.
 unsafe impl Send for Graph {}
 
+/// What was recorded, as the driver gave it.
+struct Recorded {
+    device: Arc<Device>,
+    raw: sys::CUgraph,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: given by the driver, destroyed once.
+            self.device.release(|| unsafe { result::graph::destroy(self.raw) });
+        }
+    }
+}
+
 impl Stream {
     /// Records what `enqueue` gives to this stream instead of running it. Only this thread may use the stream meanwhile; other streams go on.
     ///
     /// # Errors
-    /// In words: `enqueue` fails, or does what cannot be recorded, such as waiting or taking memory of the device.
+    /// In words: `enqueue` fails, or does what cannot be recorded or repeated, such as waiting, taking memory of the device, or copying from host memory.
     pub(crate) fn record_graph<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Graph, T), String> {
         let device = self.device();
         let words = |error: CudaError| error.to_string();
@@ -31,28 +47,17 @@ impl Stream {
         device.check("recording a graph", unsafe { result::stream::begin_capture(self.raw(), mode) }).map_err(words)?;
         let made = enqueue();
         // SAFETY: as above. Ended in any case: a stream that records runs nothing.
-        let graph = unsafe { result::stream::end_capture(self.raw()) };
-        let graph = match (made, device.check("recording a graph", graph)) {
-            (Ok(made), Ok(graph)) if !graph.is_null() => (graph, made),
-            (Ok(_), Ok(_)) => return Err("nothing was recorded".into()),
-            (Err(reason), recorded) => {
-                if let Ok(graph) = recorded
-                    && !graph.is_null()
-                {
-                    // SAFETY: given by the driver, destroyed once.
-                    let _ = unsafe { result::graph::destroy(graph) };
-                }
-                return Err(reason);
-            }
-            (Ok(_), Err(error)) => return Err(words(error)),
-        };
-        let (graph, made) = graph;
-        // SAFETY: given by the driver; not used after it was destroyed.
-        let raw = unsafe {
-            let raw = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
-            let _ = result::graph::destroy(graph);
-            raw
-        };
+        let ended = unsafe { result::stream::end_capture(self.raw()) };
+        let recorded = device.check("recording a graph", ended).map(|raw| Recorded { device: device.clone(), raw });
+        let made = made?;
+        let recorded = recorded.map_err(words)?;
+        if recorded.raw.is_null() {
+            return Err("nothing was recorded".into());
+        }
+        // SAFETY: it is alive.
+        unsafe { check_repeatable(recorded.raw, device) }?;
+        // SAFETY: as above; what is made of it does not need it any more.
+        let raw = unsafe { result::graph::instantiate(recorded.raw, CUgraphInstantiate_flags(0)) };
         let raw = device.check("making a graph", raw).map_err(words)?;
         Ok((Graph { device: device.clone(), raw }, made))
     }

@@ -38,14 +38,19 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuDriverGetVersion",
     "cuEventCreate",
     "cuEventDestroy_v2",
-    "cuEventElapsedTime",
+    "cuEventElapsedTime_v2",
     "cuEventQuery",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuGetErrorName",
+    "cuGetErrorString",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
+    "cuGraphGetNodes",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
+    "cuGraphMemcpyNodeGetParams",
+    "cuGraphNodeGetType",
     "cuGreenCtxCreate",
     "cuGreenCtxDestroy",
     "cuGreenCtxStreamCreate",
@@ -66,6 +71,7 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemsetD8Async",
+    "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
@@ -266,9 +272,12 @@ fn failure(library: &Library, status: c_int) -> CudaUnavailable {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use cudarc::driver::result;
 
     use super::*;
+    use crate::cuda::{Device, Event, Stream};
 
     fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(folder).expect("is there") {
@@ -281,7 +290,7 @@ mod tests {
     const WRAPPERS: &str = "
         ctx::set_current cuCtxSetCurrent, device::get cuDeviceGet, device::get_attribute cuDeviceGetAttribute,
         device::get_default_mem_pool cuDeviceGetDefaultMemPool, device::get_name cuDeviceGetName, device::total_mem cuDeviceTotalMem_v2,
-        event::destroy cuEventDestroy_v2, event::elapsed cuEventElapsedTime, event::query cuEventQuery, event::record cuEventRecord,
+        event::destroy cuEventDestroy_v2, event::elapsed cuEventElapsedTime_v2, event::query cuEventQuery, event::record cuEventRecord,
         event::synchronize cuEventSynchronize, free_async cuMemFreeAsync, free_host cuMemFreeHost, free_sync cuMemFree_v2,
         graph::destroy cuGraphDestroy, graph::exec_destroy cuGraphExecDestroy, graph::instantiate cuGraphInstantiateWithFlags,
         graph::launch cuGraphLaunch, init cuInit, malloc_async cuMemAllocAsync, malloc_host cuMemHostAlloc, malloc_sync cuMemAlloc_v2,
@@ -291,14 +300,17 @@ mod tests {
         stream::destroy cuStreamDestroy_v2, stream::end_capture cuStreamEndCapture, stream::launch_host_function cuLaunchHostFunc,
         stream::synchronize cuStreamSynchronize, stream::wait_event cuStreamWaitEvent";
 
+    /// Methods of the bindings' errors that call the driver: method, function.
+    const OF_ERRORS: [(&str, &str); 2] = [(".error_name()", "cuGetErrorName"), (".error_string()", "cuGetErrorString")];
+
     #[test]
-    fn every_function_that_is_called_is_looked_for() {
+    fn the_functions_that_are_called_are_those_that_are_looked_for() {
         let wrappers: BTreeMap<&str, &str> =
             WRAPPERS.split(',').filter_map(|pair| pair.trim().split_once(' ')).collect();
         let mut files = Vec::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda"), &mut files);
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/onnxruntime"), &mut files);
-        let mut called = 0;
+        let mut called = BTreeSet::new();
         for file in files.iter().filter(|file| !file.ends_with("libcuda.rs")) {
             let text = std::fs::read_to_string(file).expect("reads");
             let name_at = |rest: &str| -> String {
@@ -309,12 +321,38 @@ mod tests {
             let wrapped =
                 text.split("result::").skip(1).map(name_at).filter(|name| name.starts_with(char::is_lowercase));
             let wrapped = wrapped.map(|name| wrappers.get(name.as_str()).map_or(name, ToString::to_string));
-            for name in direct.chain(wrapped) {
+            let of_errors = OF_ERRORS.iter().filter(|(method, _)| text.contains(method));
+            let of_errors = of_errors.map(|(_, function)| (*function).to_owned());
+            for name in direct.chain(wrapped).chain(of_errors) {
                 assert!(DRIVER_FUNCTIONS.contains(&name.as_str()), "{name} is called in {}", file.display());
-                called += 1;
+                called.insert(name);
             }
         }
-        assert!(called > DRIVER_FUNCTIONS.len() / 2, "the patterns find calls");
+        let idle: Vec<_> = DRIVER_FUNCTIONS.iter().filter(|name| !called.contains(**name)).collect();
+        assert!(idle.is_empty(), "{idle:?} are not called");
+    }
+
+    /// What cannot be read in the sources here: which of two functions a wrapper calls, in the version of the bindings that is built.
+    #[test]
+    fn times_and_words_come_from_the_functions_that_are_looked_for() {
+        let stand_in = cuda_stand_in::StandIn::lock();
+        result::init().expect("the stand-in is loaded");
+        let device = Device::open(0).expect("it has one");
+        let stream = Stream::new(&device).expect("made");
+        let (begin, end) = (Event::timed(&device).expect("made"), Event::timed(&device).expect("made"));
+        assert!(end.since(&begin).is_err_and(|error| error.to_string().contains("CUDA_ERROR")), "not recorded");
+        for event in [&begin, &end] {
+            stream.record(event).and_then(|()| event.wait()).expect("recorded");
+        }
+        assert!(end.since(&begin).is_ok());
+        for (name, calls) in
+            [("cuEventElapsedTime_v2", 2), ("cuEventElapsedTime", 0), ("cuGetErrorName", 1), ("cuGetErrorString", 1)]
+        {
+            assert_eq!(stand_in.calls(name), calls, "{name}");
+            assert_eq!(DRIVER_FUNCTIONS.contains(&name), calls > 0, "{name}");
+        }
+        drop((begin, end, stream, device));
+        stand_in.assert_clean();
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod device;
 mod error;
 mod graph;
+mod graph_node;
 mod last_error;
 mod libcuda;
 pub(crate) mod libraries;

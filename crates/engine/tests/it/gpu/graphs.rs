@@ -157,6 +157,9 @@ fn a_segment_that_cannot_be_recorded_runs_as_before() {
     for (call, nth) in [
         ("cuLaunchHostFunc", 0),
         ("cuStreamBeginCapture_v2", 1),
+        ("cuGraphGetNodes", 1),
+        ("cuGraphGetNodes", 2),
+        ("cuGraphNodeGetType", 1),
         ("cuGraphInstantiateWithFlags", 1),
         ("cuGraphLaunch", 1),
         ("cuGraphLaunch", 2),

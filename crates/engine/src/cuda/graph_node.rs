@@ -1,0 +1,213 @@
+//! What a recorded graph is made of, looked at before it is used: not all that can be recorded may be repeated.
+
+use std::ffi::c_uint;
+use std::mem::MaybeUninit;
+
+use cudarc::driver::sys::{self, CUDA_MEMCPY3D, CUgraph, CUgraphNode, CUmemorytype};
+use cudarc::driver::sys::{CUgraphNodeType as Kind, CUpointer_attribute};
+
+use super::Device;
+
+/// Whether a graph that was recorded from a library's calls may be launched again and again: all that it does is on the device, in memory that
+/// stays. A library computes some values on the host while it runs, and copies them; the copy would be repeated from an address that is freed
+/// after the run.
+///
+/// Kernels are not looked into: one that reads host memory by itself is not found.
+///
+/// # Safety
+/// The graph is alive.
+///
+/// # Errors
+/// In words: what it does that cannot be repeated, or that it does nothing.
+pub(super) unsafe fn check_repeatable(graph: CUgraph, device: &Device) -> Result<(), String> {
+    // The stand-in's kernels are functions of the host.
+    let has_host_kernels = super::stands_in();
+    let mut does_something = false;
+    // SAFETY: as the caller says.
+    for node in unsafe { nodes(graph, device) }? {
+        let mut kind: c_uint = 0;
+        // SAFETY: the node is the graph's. Written as the number that it is in C: a newer driver knows more kinds than the enum, which must not hold them.
+        let told = unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) };
+        device.check("asking what a node of a graph is", told.result()).map_err(|e| e.to_string())?;
+        let is = |other: Kind| kind == other as c_uint;
+        if is(Kind::CU_GRAPH_NODE_TYPE_EMPTY) {
+            continue;
+        }
+        does_something = true;
+        if is(Kind::CU_GRAPH_NODE_TYPE_KERNEL) || is(Kind::CU_GRAPH_NODE_TYPE_MEMSET) {
+            continue;
+        }
+        if is(Kind::CU_GRAPH_NODE_TYPE_MEMCPY) {
+            // SAFETY: as above, and it is a copy.
+            unsafe { check_copy(node, device) }?;
+        } else if !(has_host_kernels && is(Kind::CU_GRAPH_NODE_TYPE_HOST)) {
+            return Err(format!("the segment {} while it runs, which a graph cannot repeat", deed(kind)));
+        }
+    }
+    if does_something { Ok(()) } else { Err("nothing was recorded".into()) }
+}
+
+/// # Safety
+/// The graph is alive.
+unsafe fn nodes(graph: CUgraph, device: &Device) -> Result<Vec<CUgraphNode>, String> {
+    let check = |answer: sys::CUresult| {
+        device.check("listing the nodes of a graph", answer.result()).map_err(|error| error.to_string())
+    };
+    let mut count = 0;
+    // SAFETY: as the caller says; without a list only their number is written.
+    check(unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) })?;
+    let mut nodes = vec![std::ptr::null_mut(); count];
+    // Room for none is refused.
+    if count > 0 {
+        // SAFETY: as above; the list has room for `count`.
+        check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) })?;
+        nodes.truncate(count);
+    }
+    Ok(nodes)
+}
+
+/// Refuses a copy from or to host memory.
+///
+/// # Safety
+/// The node is alive and a copy.
+unsafe fn check_copy(node: CUgraphNode, device: &Device) -> Result<(), String> {
+    // Read through pointers, as a whole it may hold kinds of memory that the enum does not have.
+    let mut copy = MaybeUninit::<CUDA_MEMCPY3D>::zeroed();
+    let to = copy.as_mut_ptr();
+    // SAFETY: as the caller says; there is room for the answer.
+    let told = unsafe { sys::cuGraphMemcpyNodeGetParams(node, to) };
+    device.check("asking what a graph copies", told.result()).map_err(|error| error.to_string())?;
+    // SAFETY: written by the call, or zero; numbers of any value are read, and the kinds as such.
+    let (source, target) = unsafe {
+        let (from_kind, to_kind) = (&raw const (*to).srcMemoryType, &raw const (*to).dstMemoryType);
+        ((from_kind.cast::<c_uint>().read(), (*to).srcDevice), (to_kind.cast::<c_uint>().read(), (*to).dstDevice))
+    };
+    for ((kind, address), word) in [(source, "from"), (target, "to")] {
+        if !is_on_device(kind, address) {
+            return Err(format!("the segment copies {word} host memory while it runs, which a graph cannot repeat"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an end of a copy is in the memory of a device, which the driver may leave to the address.
+fn is_on_device(kind: c_uint, address: sys::CUdeviceptr) -> bool {
+    const DEVICE: c_uint = CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
+    if kind != CUmemorytype::CU_MEMORYTYPE_UNIFIED as c_uint {
+        return kind == DEVICE || kind == CUmemorytype::CU_MEMORYTYPE_ARRAY as c_uint;
+    }
+    let mut found: c_uint = 0;
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    // SAFETY: any address may be asked about; there is room for the answer, a number.
+    let told = unsafe { sys::cuPointerGetAttribute((&raw mut found).cast(), attribute, address) };
+    // Host memory that the driver does not know is an error, which says nothing of the device.
+    told == sys::CUresult::CUDA_SUCCESS && found == DEVICE
+}
+
+/// What a node of a kind does that is not repeated.
+fn deed(kind: c_uint) -> String {
+    let is = |other: Kind| kind == other as c_uint;
+    if is(Kind::CU_GRAPH_NODE_TYPE_HOST) {
+        "calls a function of the host".into()
+    } else if is(Kind::CU_GRAPH_NODE_TYPE_MEM_ALLOC) || is(Kind::CU_GRAPH_NODE_TYPE_MEM_FREE) {
+        "takes or frees memory of the device".into()
+    } else if is(Kind::CU_GRAPH_NODE_TYPE_GRAPH) {
+        "launches a graph of its own".into()
+    } else {
+        format!("does what the driver numbers {kind} (CUgraphNodeType)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::Arc;
+
+    use cuda_stand_in::StandIn;
+    use cudarc::driver::{DriverError, result};
+
+    use super::*;
+    use crate::buffer::Lent;
+    use crate::cuda::{DeviceMemory, PinnedPool, Stream};
+
+    fn start() -> (StandIn, Arc<Device>, Arc<Stream>) {
+        let stand_in = StandIn::lock();
+        result::init().expect("the stand-in is loaded");
+        let device = Device::open(0).expect("it has one");
+        let stream = Stream::new(&device).expect("made");
+        (stand_in, device, stream)
+    }
+
+    unsafe extern "C" fn nothing(_: *mut c_void) {}
+
+    #[test]
+    fn copies_of_host_memory_are_refused() {
+        let (stand_in, device, stream) = start();
+        let memory = DeviceMemory::new(&device, 32, "a test").expect("taken");
+        let pool = PinnedPool::new(&device);
+        let mut pinned = pool.take(16).expect("taken");
+        let (from, to) = (memory.address(), memory.address() + 16);
+        let record = |what: &str, enqueue: &mut dyn FnMut() -> Result<(), DriverError>| {
+            let recorded = stream.record_graph(|| enqueue().map_err(|error| format!("{what}: {error}")));
+            recorded.map(|(mut graph, ())| {
+                graph.launch(&stream).expect("launched");
+                stream.finish().expect("runs");
+            })
+        };
+        // SAFETY: all memory outlives what is recorded, which is over when `record` returns.
+        unsafe {
+            let raw = stream.raw();
+            assert_eq!(record("a copy", &mut || result::memcpy_dtod_async(to, from, 16, raw)), Ok(()));
+            assert_eq!(record("a fill", &mut || result::memset_d8_async(from, 1, 16, raw)), Ok(()));
+            let upload = record("an upload", &mut || {
+                result::memset_d8_async(from, 1, 16, raw)?;
+                result::memcpy_htod_async(from, pinned.bytes(), raw)
+            });
+            let refused =
+                |word| format!("the segment copies {word} host memory while it runs, which a graph cannot repeat");
+            assert_eq!(upload, Err(refused("from")));
+            let download = record("a download", &mut || result::memcpy_dtoh_async(pinned.bytes_mut(), from, raw));
+            assert_eq!(download, Err(refused("to")));
+            // The kernels of the stand-in.
+            let kernel =
+                record("a kernel", &mut || result::stream::launch_host_function(raw, nothing, std::ptr::null_mut()));
+            assert_eq!(kernel, Ok(()));
+        }
+        assert_eq!(record("nothing", &mut || Ok(())), Err("nothing was recorded".into()));
+        assert_eq!(stand_in.calls("cuGraphInstantiateWithFlags"), 3, "what is refused is not made ready");
+        drop((pinned, pool, memory, stream, device));
+        stand_in.assert_clean();
+    }
+
+    #[test]
+    fn a_copy_may_leave_the_kind_of_memory_to_the_address() {
+        let (stand_in, device, stream) = start();
+        let memory = DeviceMemory::new(&device, 16, "a test").expect("taken");
+        let pool = PinnedPool::new(&device);
+        let pinned = pool.take(16).expect("taken");
+        let pageable = [0_u8; 16];
+        let [host, device_kind, array, unified] = [1, 2, 3, 4];
+        for (kind, address, on_device) in [
+            (host, 0, false),
+            (device_kind, memory.address(), true),
+            (array, 0, true),
+            (unified, memory.address(), true),
+            (unified, memory.address() + 15, true),
+            (unified, pinned.bytes().as_ptr().addr() as u64, false),
+            (unified, pageable.as_ptr().addr() as u64, false),
+            (0, memory.address(), false),
+            (5, memory.address(), false),
+        ] {
+            assert_eq!(is_on_device(kind, address), on_device, "{kind}, {address:#x}");
+        }
+        drop((pinned, pool, memory, stream, device));
+        stand_in.assert_clean();
+    }
+
+    #[test]
+    fn what_is_refused_is_said() {
+        for (kind, words) in [(3, "function"), (4, "graph"), (10, "memory"), (11, "memory"), (13, "13"), (99, "99")] {
+            assert!(deed(kind).contains(words), "{kind}");
+        }
+    }
+}

@@ -275,7 +275,7 @@ impl Lane for EmulatedLane {
         }
         let inputs = std::mem::take(&mut state.tensors);
         let Shared { signature, profile, parts } = &*self.shared;
-        let error = |reason| RunError { engine: NAME, reason };
+        let error = |reason| RunError::new(NAME, reason);
         if range.end > *parts {
             return Err(error(format!("there are {parts} segments, but {range:?} are asked for")));
         }

@@ -217,7 +217,7 @@ impl Lane for RtenLane {
                 state.tensors = outputs;
                 Ok(())
             }
-            Err(reason) => Err(RunError { engine: NAME, reason }),
+            Err(reason) => Err(RunError::new(NAME, reason)),
         }
     }
 }

@@ -127,6 +127,9 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// Says whether the first axis of all inputs and outputs is the batch, so that rows may be added to one and left out again. Not so before.
+    fn set_batched(&self, _is_batched: bool) {}
+
     /// The sizes of batches that a lane has to have run once before they are fast, of those up to `most`; only the first run is slow where there are none.
     fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
         Vec::new()
@@ -209,4 +212,13 @@ pub struct RunError {
     pub engine: &'static str,
     /// The engine's own words.
     pub reason: String,
+    /// Whether it is the device that cannot, whatever the batch: it is lost, or out of memory.
+    pub of_device: bool,
+}
+
+impl RunError {
+    /// A failure of this batch.
+    pub fn new(engine: &'static str, reason: impl Into<String>) -> RunError {
+        RunError { engine, reason: reason.into(), of_device: false }
+    }
 }

@@ -34,7 +34,7 @@ pub struct Executable {
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
     model: Arc<dyn Model>,
-    lanes: Vec<Mutex<Box<dyn Lane>>>,
+    lanes: Vec<Option<Mutex<Box<dyn Lane>>>>,
     waiting: AtomicU32,
     /// The devices that make its batches themselves; `None`: the scheduler does.
     group: Option<LaneGroup>,
@@ -66,9 +66,12 @@ impl Executable {
         metrics: ModelMetrics,
         queue_bound: u32,
     ) -> Result<Self, LoadError> {
-        let place = |device| EnginePlace { device, share: Share::Whole };
-        let lanes =
-            (0..devices).map(|device| model.lane_at(place(device)).map(Mutex::new)).collect::<Result<_, _>>()?;
+        let lane = |device| {
+            let works = model.lost(device).is_none();
+            let lane = works.then(|| model.lane_at(EnginePlace { device, share: Share::Whole }));
+            lane.transpose().map(|lane| lane.map(Mutex::new))
+        };
+        let lanes = (0..devices).map(lane).collect::<Result<_, _>>()?;
         Ok(Executable {
             name,
             version,
@@ -103,9 +106,13 @@ impl Executable {
 
     /// Why it runs nowhere any more, if that is so.
     pub fn lost(&self) -> Option<String> {
-        let devices = self.group.as_ref().map_or(self.lanes.len(), LaneGroup::devices);
         let first = self.model.lost(0)?;
-        (1..devices).all(|device| self.model.lost(device).is_some()).then_some(first)
+        let is_lost = |device| self.model.lost(device).is_some();
+        let all = match &self.group {
+            Some(group) => group.devices().all(is_lost),
+            None => (0..self.lanes.len()).all(is_lost),
+        };
+        all.then_some(first)
     }
 
     /// What a client is told of a request that failed on a device for `reason`.
@@ -119,7 +126,7 @@ impl Executable {
 
     /// The lane of a device; `None` if the version was loaded before the device joined.
     pub fn lane(&self, device: usize) -> Option<&Mutex<Box<dyn Lane>>> {
-        self.lanes.get(device)
+        self.lanes.get(device)?.as_ref()
     }
 
     /// The queue for requests of this shape, if there is one yet.

@@ -34,5 +34,6 @@ pub mod share_profiler;
 pub mod shared_memory;
 pub mod statistics;
 mod ticket;
+mod warm_up;
 
 pub use serve::serve;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_engine::{Cut, Engine, Lane, LoadError, LoadOptions, Model};
+use downbeat_engine::{Cut, Engine, LoadError, LoadOptions, Model};
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
@@ -19,10 +19,11 @@ use crate::executable::{Executable, Queue};
 use crate::lanes::{self, Occupancy, Padding};
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
-use crate::plan::{Admitted, BatchPlan, ShapeKey};
+use crate::plan::{BatchPlan, ShapeKey};
 use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
+use crate::warm_up::{self, Sample};
 
 /// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
 /// scaled, and learn their own latency in service.
@@ -31,8 +32,6 @@ pub const PROFILED_LENGTH: i64 = 32;
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// How much faster the largest batch has to be to be worth all the threads.
 const WORTH_SPEEDUP: f64 = 1.25;
-/// Largest inputs of the request that a model is warmed up with where its configuration names none, bytes.
-const LARGEST_WARM_UP: usize = 1 << 30;
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
@@ -151,6 +150,7 @@ impl Loader {
             }
             warn_of_levels(definition, policy);
         }
+        model.set_batched(plan.is_batched());
         let plan = Arc::new(if on_gpus { plan.for_model(model.clone()) } else { plan });
         progress.step("measuring", 0.2);
         let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
@@ -198,7 +198,8 @@ impl Loader {
                 log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
             };
             let samples = self.samples(definition, &executable)?;
-            let group = lanes::start(ground, padding, |lane, most| warm_up(&samples, &executable, lane, most))?;
+            let group =
+                lanes::start(ground, padding, |specs, lanes| warm_up::run_lanes(&samples, &executable, specs, lanes))?;
             return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, threads, begin)));
         }
         self.warm_up(definition, &executable)?;
@@ -413,7 +414,7 @@ impl Loader {
             samples.push(Sample { name: Some(sample.name.clone()), count: sample.count, request: admitted });
         }
         if samples.is_empty()
-            && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < LARGEST_WARM_UP)
+            && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < warm_up::LARGEST)
         {
             samples.push(Sample { name: None, count: 1, request: executable.plan.zeros(PROFILED_LENGTH) });
         }
@@ -424,41 +425,8 @@ impl Loader {
     fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
         let samples = self.samples(definition, executable)?;
         let mut lanes = (0..self.driver.devices()).filter_map(|device| executable.lane(device));
-        lanes.try_for_each(|lane| warm_up(&samples, executable, &mut **lane.lock(), executable.plan.max_batch()))
+        lanes.try_for_each(|lane| warm_up::run_whole(&samples, executable, &mut **lane.lock()))
     }
-}
-
-/// A request that a lane is warmed up with.
-struct Sample {
-    /// What the configuration calls it; `None`: zeros.
-    name: Option<String>,
-    count: u32,
-    request: Admitted,
-}
-
-/// Runs the samples on a lane, and batches of zeros of those sizes up to `most` that are slow the first time.
-fn warm_up(samples: &[Sample], executable: &Executable, lane: &mut dyn Lane, most: u32) -> anyhow::Result<()> {
-    let segments = executable.model().segments();
-    let item = executable.plan.zeros(PROFILED_LENGTH);
-    for size in executable.model().sizes_to_warm(most as usize) {
-        let mut state = executable.plan.assemble(std::iter::repeat_n(&item, size));
-        if let Err(error) = lane.run(0..segments, &mut state) {
-            // A model may refuse zeros; out of memory is better known now than in service.
-            tracing::warn!(model = %executable.name, size, %error, "a batch of zeros does not run");
-            break;
-        }
-    }
-    for Sample { name, count, request } in samples {
-        for _ in 0..*count {
-            let mut state = executable.plan.assemble(std::iter::once(request));
-            match (lane.run(0..segments, &mut state), name) {
-                (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
-                // A model may refuse zeros.
-                (Err(_), None) | (Ok(()), _) => {}
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Says what of a model's queue policies a device policy passes over.

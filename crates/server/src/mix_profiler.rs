@@ -62,7 +62,7 @@ pub fn measure(
     mut progress: impl FnMut(u32, &LaneMix),
 ) -> Result<Vec<(u32, Vec<MeasuredMix>)>, RunError> {
     let most = totals.iter().max().copied().unwrap_or(0);
-    let no_lane = |error: downbeat_engine::LoadError| RunError { engine: "mix profiler", reason: error.to_string() };
+    let no_lane = |error: downbeat_engine::LoadError| RunError::new("mix profiler", error.to_string());
     let lanes = (0..most).map(|_| subject.model.lane().map(Mutex::new).map_err(no_lane));
     let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, _>>()?;
     let item = subject.plan.zeros(subject.varying);
@@ -127,8 +127,7 @@ fn run_mix(
 ) -> Result<(), RunError> {
     let sizes: Vec<u32> = runs.mix.sizes().collect();
     let gate = RwLock::new(());
-    let refused =
-        |error: std::io::Error| RunError { engine: "mix profiler", reason: format!("no thread for a lane: {error}") };
+    let refused = |error: std::io::Error| RunError::new("mix profiler", format!("no thread for a lane: {error}"));
     let times: Vec<Result<(u32, u64), RunError>> = std::thread::scope(|scope| {
         // All begin when it opens; where a thread cannot be had, those that could go through and end.
         let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +144,7 @@ fn run_mix(
             })
             .collect();
         drop(closed);
-        let panicked = || RunError { engine: "mix profiler", reason: "the engine panicked".to_owned() };
+        let panicked = || RunError::new("mix profiler", "the engine panicked".to_owned());
         let joined = threads.into_iter().map(|thread| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Err(panicked())),
             Err(error) => Err(refused(error)),

@@ -64,7 +64,7 @@ impl Subject<'_> {
         let begin = self.clock.now();
         let mut state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
         lane.run(0..self.model.segments(), &mut state)?;
-        self.plan.separate(state, rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
+        self.plan.separate(state, rows).map_err(|reason| RunError::new("batch plan", reason))?;
         Ok(self.clock.now().since(begin))
     }
 
@@ -80,7 +80,7 @@ impl Subject<'_> {
         budget: Duration,
         mut progress: impl FnMut(Measurement),
     ) -> Result<Vec<Measurement>, RunError> {
-        let too_large = || RunError { engine: "profiler", reason: "one item is larger than 1 GiB".to_owned() };
+        let too_large = || RunError::new("profiler", "one item is larger than 1 GiB".to_owned());
         let item_bytes =
             self.plan.item_bytes(self.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
         let largest = MOST_BYTES / item_bytes.max(1);

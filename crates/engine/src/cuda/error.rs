@@ -65,7 +65,9 @@ fn is_final(code: CUresult) -> bool {
     matches!(
         code,
         E::CUDA_ERROR_DEVICE_UNAVAILABLE
-            | E::CUDA_ERROR_DEINITIALIZED
+            // What is said of a device that has fallen off the bus.
+            | E::CUDA_ERROR_UNKNOWN
+            | E::CUDA_ERROR_NO_DEVICE
             | E::CUDA_ERROR_ECC_UNCORRECTABLE
             | E::CUDA_ERROR_NVLINK_UNCORRECTABLE
             | E::CUDA_ERROR_CONTAINED

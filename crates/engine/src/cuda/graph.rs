@@ -43,11 +43,17 @@ impl Stream {
         device.bind().map_err(words)?;
         // What other threads do is not to fail because of it.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.begin_recording();
         // SAFETY: the stream is alive.
-        device.check("recording a graph", unsafe { result::stream::begin_capture(self.raw(), mode) }).map_err(words)?;
+        let begun = device.check("recording a graph", unsafe { result::stream::begin_capture(self.raw(), mode) });
+        if let Err(error) = begun {
+            self.end_recording();
+            return Err(words(error));
+        }
         let made = enqueue();
         // SAFETY: as above. Ended in any case: a stream that records runs nothing.
         let ended = unsafe { result::stream::end_capture(self.raw()) };
+        self.end_recording();
         let recorded = device.check("recording a graph", ended).map(|raw| Recorded { device: device.clone(), raw });
         let made = made?;
         let recorded = recorded.map_err(words)?;

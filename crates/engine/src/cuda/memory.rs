@@ -101,14 +101,11 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: taken by this type, given back once. In a stream: after all that was enqueued there; elsewhere nothing uses it any more, as launches
-        // keep what they use until they are over.
-        self.device.release(|| unsafe {
-            match &self.stream {
-                Some(stream) => result::free_async(self.address, stream.raw()),
-                None => result::free_sync(self.address),
-            }
-        });
+        match &self.stream {
+            Some(stream) => stream.free(self.address),
+            // SAFETY: taken by this type, given back once; nothing uses it any more, as launches keep what they use until they are over.
+            None => self.device.release(|| unsafe { result::free_sync(self.address) }),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::buffer::Lent;
 /// Smallest block, bytes.
 const SMALLEST: usize = 1 << 12;
 /// Most bytes that are kept for later, as the system cannot use them for anything else.
-const MOST_KEPT: usize = 1 << 28;
+const MOST_KEPT: usize = 1 << 30;
 
 /// Blocks of pinned memory, which are kept: pinning takes longer than most launches.
 pub(crate) struct PinnedPool {
@@ -55,7 +55,7 @@ impl PinnedPool {
 
     /// `len` bytes, of any content.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<Pinned, CudaError> {
-        let size = len.max(SMALLEST).next_power_of_two();
+        let size = class(len);
         let kept = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             let block = kept.blocks.get_mut(&size).and_then(Vec::pop);
@@ -84,6 +84,12 @@ impl PinnedPool {
             }
         }
     }
+}
+
+/// The size of the block for `len` bytes: few sizes, and at most a third more than is needed.
+fn class(len: usize) -> usize {
+    let power = len.max(SMALLEST).next_power_of_two();
+    if len.max(SMALLEST) <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
 /// Bytes of a [`PinnedPool`], given back when dropped.

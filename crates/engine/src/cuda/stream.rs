@@ -1,10 +1,10 @@
 //! Streams, and events in them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
 
 use cudarc::driver::result::{self, stream::StreamKind};
-use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUevent_wait_flags, CUresult};
 use downbeat_core::Duration;
 
 use super::partition::Partition;
@@ -19,6 +19,8 @@ pub struct Stream {
     raw: sys::CUstream,
     /// On whose compute units it runs; `None`: on all.
     partition: Option<Arc<Partition>>,
+    /// Memory that was given back while a graph was recorded; `None`: none is being recorded.
+    freed: Mutex<Option<Vec<CUdeviceptr>>>,
 }
 
 // SAFETY: a stream may be used from any thread; the driver synchronises its calls.
@@ -35,7 +37,7 @@ impl Stream {
         device.bind()?;
         // Not blocking: work on the process's default stream, a library's for example, is not waited for.
         let raw = device.check("making a stream", result::stream::create(StreamKind::NonBlocking))?;
-        Ok(Arc::new(Stream { device: device.clone(), raw, partition: None }))
+        Ok(Stream::of(device.clone(), raw, None))
     }
 
     /// A stream on the compute units of a partition.
@@ -45,7 +47,32 @@ impl Stream {
     pub fn in_partition(partition: &Arc<Partition>) -> Result<Arc<Stream>, CudaError> {
         let device = partition.device().clone();
         let raw = partition.stream()?;
-        Ok(Arc::new(Stream { device, raw, partition: Some(partition.clone()) }))
+        Ok(Stream::of(device, raw, Some(partition.clone())))
+    }
+
+    fn of(device: Arc<Device>, raw: sys::CUstream, partition: Option<Arc<Partition>>) -> Arc<Stream> {
+        Arc::new(Stream { device, raw, partition, freed: Mutex::default() })
+    }
+
+    /// Gives memory back in the order of the stream. Whoever drops a tensor may do so while the lane's thread records a graph, of which it is no part: then
+    /// after that.
+    pub(super) fn free(&self, address: CUdeviceptr) {
+        let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *freed {
+            Some(freed) => freed.push(address),
+            // SAFETY: taken in this stream, given back once, as the caller sees to.
+            None => self.device.release(|| unsafe { result::free_async(address, self.raw) }),
+        }
+    }
+
+    /// From now on memory is given back after [`Stream::end_recording`].
+    pub(super) fn begin_recording(&self) {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+    }
+
+    pub(super) fn end_recording(&self) {
+        let freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        freed.into_iter().flatten().for_each(|address| self.free(address));
     }
 
     /// Its device.

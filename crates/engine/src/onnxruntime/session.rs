@@ -220,7 +220,7 @@ impl Lane for SessionLane {
         let mut tensors = std::mem::take(&mut state.tensors);
         let Some(parts) = shared.parts.get(range.clone()) else {
             let reason = format!("there are {} segments, but {range:?} are asked for", shared.parts.len());
-            return Err(RunError { engine: NAME, reason });
+            return Err(RunError::new(NAME, reason));
         };
         for (part, index) in parts.iter().zip(range) {
             let between = index + 1 < shared.parts.len();
@@ -229,7 +229,7 @@ impl Lane for SessionLane {
             self.inputs.clear();
             match result {
                 Ok(outputs) => tensors = outputs,
-                Err(reason) => return Err(RunError { engine: NAME, reason }),
+                Err(reason) => return Err(RunError::new(NAME, reason)),
             }
         }
         state.tensors = tensors;

@@ -78,9 +78,9 @@ impl LaneGroup {
         Ticket::new(Decider::Device(runtime.clone()), executable, request, arrival)
     }
 
-    /// How many devices there are.
-    pub fn devices(&self) -> usize {
-        self.runtimes.len()
+    /// The devices.
+    pub fn devices(&self) -> impl Iterator<Item = usize> {
+        self.runtimes.iter().map(|runtime| runtime.device())
     }
 
     /// Items that wait for a launch, all devices.

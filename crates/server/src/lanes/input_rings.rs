@@ -106,6 +106,10 @@ impl InputRings {
                     }
                 }
             }
+            if ring.datatype == DataType::Bool {
+                // Engines read them as C++ `bool`, where any other value is undefined, and on a device nobody looks at them before.
+                slots.iter_mut().for_each(|value| *value = u8::from(*value != 0));
+            }
             slots.finish().is_ok()
         })
     }

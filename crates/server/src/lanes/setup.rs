@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    DevicePolicy as Policy, Elastic, ElasticOptions, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
-    WindowedOptions,
+    DevicePolicy as Policy, Elastic, ElasticOptions, LaneSpec, MixTable, SegmentProfile, Staged, StagedOptions,
+    Windowed, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
@@ -163,14 +163,14 @@ impl Drop for Started {
     }
 }
 
-/// Starts the lanes of a model version on every device, warm: `warm_up` is told the largest batch of each.
+/// Starts the lanes of a model version on every device that works, once `warm_up` has run them.
 ///
 /// # Errors
 /// Why the policy cannot have this model, in words with what to do.
 pub fn start(
     ground: Ground<'_>,
     padding: Option<Arc<Padding>>,
-    mut warm_up: impl FnMut(&mut dyn Lane, u32) -> anyhow::Result<()>,
+    mut warm_up: impl FnMut(&[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
     let mut started = Started(Vec::new());
     ensure!(
@@ -180,7 +180,8 @@ pub fn start(
     );
     let exit = |rule| Exit::new(ground.model, rule).map_err(anyhow::Error::msg);
     let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<anyhow::Result<_>>()?;
-    for (device, occupancy) in ground.devices.iter().enumerate() {
+    let works = |device: usize| ground.model.lost(device).is_none();
+    for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
         let (mut policy, rings) = policy(&ground, device, padding.as_deref())?;
         if let Some(file) = (ground.log)(device) {
             let head = DeviceLogHead {
@@ -192,12 +193,10 @@ pub fn start(
             };
             policy = Box::new(Logged::new(&head, policy, file));
         }
-        let mut engines = Vec::new();
-        for lane in policy.lanes() {
-            let mut engine = ground.model.lane_at(Place { device, share: Share::Whole })?;
-            warm_up(&mut *engine, lane.max_rows)?;
-            engines.push(engine);
-        }
+        let place = Place { device, share: Share::Whole };
+        let engines = policy.lanes().iter().map(|_| ground.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
+        let mut engines = engines?;
+        warm_up(policy.lanes(), &mut engines)?;
         started.0.push(Runtime::start(runtime::Setup {
             model: ground.name.to_owned(),
             device,
@@ -213,6 +212,7 @@ pub fn start(
             occupancy: occupancy.clone(),
         })?);
     }
+    ensure!(!started.0.is_empty(), "all devices are lost: {}", ground.model.lost(0).unwrap_or_default());
     Ok(LaneGroup::new(std::mem::take(&mut started.0), padding))
 }
 

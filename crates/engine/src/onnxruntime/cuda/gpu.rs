@@ -90,23 +90,32 @@ impl Gpu {
         Ok(pair)
     }
 
-    /// The library's words about a failure, or those about the device where it is lost, or without memory.
-    pub(super) fn explain(&self, words: String) -> String {
+    /// The library's words about a failure, or those about the device where it is lost, or without memory; and whether it is that.
+    pub(super) fn explain(&self, words: String) -> (String, bool) {
         if let Err(lost @ CudaError::Lost { .. }) = self.device.probe() {
-            return lost.to_string();
+            return (lost.to_string(), true);
         }
-        let is_memory = ["Failed to allocate memory", "out of memory", "CUDA failure 2:", "Available memory of"];
+        let is_memory = [
+            "Failed to allocate memory",
+            "out of memory",
+            "CUDA failure 2:",
+            "Available memory of",
+            "CUBLAS failure 3",
+            "ALLOCATION_FAILED",
+            "ALLOC_FAILED",
+        ];
         if is_memory.iter().any(|text| words.contains(text)) {
             let free =
                 self.device.free_memory().map_or_else(|_| String::new(), |free| format!(", {} MiB free", free >> 20));
-            return format!(
+            let words = format!(
                 "GPU {} is out of memory ({} MiB{free}). Serve fewer or smaller models on it, smaller batches, or set a larger cuda.memory_limit_mb if there \
                  is one. onnxruntime said: {words}",
                 self.device.ordinal(),
                 self.device.memory() >> 20
             );
+            return (words, true);
         }
-        words
+        (words, false)
     }
 }
 

@@ -21,6 +21,9 @@ use crate::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Lane, RunError};
 
+/// Sessions of a segment, at most.
+const MOST_SESSIONS: usize = 32;
+
 /// A stream, and the sessions that enqueue there.
 pub(super) struct CudaLane {
     shared: Arc<Shared>,
@@ -47,7 +50,7 @@ struct Between {
 /// Only kept.
 enum Held {
     Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
-    Pinned(#[expect(dead_code, reason = "only kept")] Buffer),
+    Host(#[expect(dead_code, reason = "only kept")] Buffer),
     Call(#[expect(dead_code, reason = "only kept")] Arc<Call>),
 }
 
@@ -94,6 +97,10 @@ impl CudaLane {
         if sessions.contains_key(&rows) {
             return Ok(());
         }
+        // Where the first axis is a length, any number may come.
+        if sessions.len() >= MOST_SESSIONS {
+            sessions.pop_last();
+        }
         let Ground { gpu, stream, .. } = &self.ground;
         let session = self.shared.maker.session(gpu, blueprint, Some(&self.weights), Some(stream))?;
         let tries_graph = rows > 0 && self.shared.may_record;
@@ -123,7 +130,7 @@ impl CudaLane {
             tensors = self.enqueue(segment, tensors, filled)?;
         }
         if filled != rows {
-            tensors.iter_mut().try_for_each(|between| cut(&mut between.tensor, rows))?;
+            tensors.iter_mut().try_for_each(|between| cut(&mut between.tensor, rows, filled))?;
         }
         let mut left = Vec::with_capacity(tensors.len());
         for between in tensors {
@@ -183,7 +190,7 @@ impl CudaLane {
             let memory = taken(&self.ground.stream).map_err(words)?;
             // SAFETY: the source is held until the launch is over.
             let copied = unsafe { memory.upload(&self.ground.stream, 0, source.as_slice()) };
-            self.held.push(Held::Pinned(source));
+            self.held.push(Held::Host(source));
             copied.map_err(words)?;
             memory.zero(&self.ground.stream, len).map_err(words)?;
             tensor.data = Buffer::from_device(memory.into_slice());
@@ -219,22 +226,49 @@ impl CudaLane {
         Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape, data: Buffer::from_device(memory.into_slice()) })
     }
 
+    /// The same tensor where a session wants it.
+    fn placed(&mut self, tensor: &Tensor, on_host: bool) -> Result<Tensor, String> {
+        let words = |e: CudaError| e.to_string();
+        let data = match (tensor.data.device(), on_host) {
+            (Some(slice), false) => Buffer::from_device(slice.clone()),
+            (Some(slice), true) => {
+                // What writes it may be under way.
+                self.ground.stream.finish().map_err(words)?;
+                Buffer::from(slice.fetch().map_err(words)?.as_slice())
+            }
+            (None, true) => Buffer::from(tensor.data.as_slice()),
+            (None, false) => {
+                let data = Buffer::from(tensor.data.as_slice());
+                let tensor = Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data };
+                return Ok(self.bring(tensor, 1, 1)?.tensor);
+            }
+        };
+        Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data })
+    }
+
     /// Enqueues a segment.
     fn enqueue(&mut self, segment: usize, tensors: Vec<Between>, rows: usize) -> Result<Vec<Between>, String> {
         let shared = self.shared.clone();
         let blueprint = shared.blueprints.get(segment).ok_or_else(|| format!("there is no segment {segment}"))?;
         let key = shared.session_key(blueprint, rows);
         self.prepare(segment, key)?;
-        let Some(session) = self.sessions.get_mut(segment).and_then(|sessions| sessions.get_mut(&key)) else {
-            return Err(format!("segment {segment} has no session"));
-        };
         let (mut tensors, lasts): (Vec<Tensor>, Vec<bool>) =
             tensors.into_iter().map(|between| (between.tensor, between.lasts)).unzip();
         let wiring = &blueprint.wiring;
         batch::check(&wiring.before, &tensors)?;
-        let taken = wiring.takes.iter().map(|index| tensors.get(*index).ok_or("a tensor is missing between segments"));
-        let taken = taken.collect::<Result<Vec<&Tensor>, _>>()?;
-        let made = session.enqueue(&self.ground, &taken)?;
+        let session = self.sessions.get(segment).and_then(|sessions| sessions.get(&key));
+        let on_host = session.map(|session| session.inputs_on_host().to_vec()).unwrap_or_default();
+        let mut inputs = Vec::with_capacity(wiring.takes.len());
+        for (index, on_host) in wiring.takes.iter().zip(on_host) {
+            let tensor = tensors.get(*index).ok_or("a tensor is missing between segments")?;
+            inputs.push(self.placed(tensor, on_host)?);
+        }
+        let Some(session) = self.sessions.get_mut(segment).and_then(|sessions| sessions.get_mut(&key)) else {
+            return Err(format!("segment {segment} has no session"));
+        };
+        let made = session.enqueue(&self.ground, &mut inputs)?;
+        let here = inputs.into_iter().filter(|input| input.data.device().is_none());
+        self.held.extend(here.map(|input| Held::Host(input.data)));
         self.held.extend(made.held.map(Held::Call));
         let mut outputs: Vec<Option<Tensor>> = made.outputs.into_iter().map(Some).collect();
         let mut given = Vec::with_capacity(wiring.gives.len());
@@ -300,7 +334,7 @@ impl CudaLane {
                     let source = self.pinned_copy(tensor.data.as_slice())?;
                     // SAFETY: as above.
                     let copied = unsafe { memory.upload(&self.ground.stream, offset, source.as_slice()) };
-                    self.held.push(Held::Pinned(source));
+                    self.held.push(Held::Host(source));
                     copied?;
                 }
             }
@@ -325,7 +359,8 @@ impl Lane for CudaLane {
             }
             Err(reason) => {
                 self.settle();
-                Err(RunError { engine: self.shared.maker.engine(), reason: self.ground.gpu.explain(reason) })
+                let (reason, of_device) = self.ground.gpu.explain(reason);
+                Err(RunError { engine: self.shared.maker.engine(), reason, of_device })
             }
         }
     }
@@ -353,8 +388,12 @@ impl Lane for CudaLane {
     }
 
     fn last_run(&self) -> Option<(Duration, Duration)> {
-        let since = |event: &Event| event.since(&self.ground.gpu.epoch).ok();
-        if self.has_run { Some((since(&self.begin)?, since(&self.end)?)) } else { None }
+        if !self.has_run {
+            return None;
+        }
+        // The driver's times are floats: fine over a launch, coarse over hours.
+        let begin = self.begin.since(&self.ground.gpu.epoch).ok()?;
+        Some((begin, begin + self.end.since(&self.begin).ok()?))
     }
 }
 
@@ -367,13 +406,22 @@ impl Drop for CudaLane {
     }
 }
 
-/// Leaves the first `rows` rows.
-fn cut(tensor: &mut Tensor, rows: usize) -> Result<(), String> {
-    let (Some(first), Some(slice)) = (tensor.shape.first_mut(), tensor.data.device()) else {
-        return Err("an output of a filled batch is not on the device: this is a defect".into());
+/// Leaves the first `rows` rows of `filled`.
+fn cut(tensor: &mut Tensor, rows: usize, filled: usize) -> Result<(), String> {
+    let shape = tensor.shape.clone();
+    let first = tensor.shape.first_mut().filter(|first| **first == filled);
+    let Some(first) = first else {
+        return Err(format!(
+            "a batch of {filled} rows gave a tensor of {shape:?}, whose first axis is not the batch. Set max_batch_size to 0 in the model's configuration"
+        ));
     };
-    let part = slice.part(0, slice.len() / (*first).max(1) * rows);
     *first = rows;
-    tensor.data = Buffer::from_device(part);
+    match tensor.data.device() {
+        Some(slice) => tensor.data = Buffer::from_device(slice.part(0, slice.len() / filled * rows)),
+        None => {
+            let len = tensor.data.len() / filled * rows;
+            tensor.data = std::mem::take(&mut tensor.data).split(&[len]).pop().unwrap_or_default();
+        }
+    }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod gpu;
 mod host_kernels;
 mod lane;
 mod model;
+mod placement;
 mod segment_session;
 mod weights;
 
@@ -66,12 +67,19 @@ impl OnnxruntimeCuda {
         self.options.provider.name()
     }
 
+    /// The library's version, with the options that change what a batch takes: stored profiles are for both.
+    fn version(&self) -> String {
+        let CudaOptions { tf32, graphs, .. } = self.options;
+        let option = |is: bool, name: &str| if is { String::new() } else { format!("-no-{name}") };
+        format!("{}{}{}", self.runtime.version, option(tf32, "tf32"), option(graphs, "graphs"))
+    }
+
     fn load_cuda(&self, options: &LoadOptions, gpu: &Arc<Gpu>) -> Result<model::CudaModel, LoadError> {
         let file = onnx::check(&options.path)?;
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: self.name(), reason };
         let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
-        let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())));
+        let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())).0);
         let maker = Arc::new(model::SessionMaker {
             runtime: self.runtime.clone(),
             options: self.options.clone(),
@@ -99,7 +107,7 @@ impl Engine for OnnxruntimeCuda {
         names.dedup();
         EngineInfo {
             name: self.name(),
-            version: self.runtime.version.clone(),
+            version: self.version(),
             device: match self.gpus.len() {
                 1 => names.join(", "),
                 count => format!("{count} of {}", names.join(", ")),
@@ -119,10 +127,12 @@ impl Engine for OnnxruntimeCuda {
                 "TensorRT compiles a model as a whole, it cannot be cut into stages. Use the engine cuda, or another device policy than staged",
             ));
         }
-        let gpu = self.gpus.first().ok_or_else(|| error("there is no GPU"))?;
-        if let Some(lost) = gpu.device.lost() {
-            return Err(error(&lost.to_string()));
-        }
+        let working = self.gpus.iter().find(|gpu| gpu.device.lost().is_none());
+        let gpu = match (working, self.gpus.first().and_then(|gpu| gpu.device.lost())) {
+            (Some(gpu), _) => gpu,
+            (None, Some(lost)) => return Err(error(&lost.to_string())),
+            (None, None) => return Err(error("there is no GPU")),
+        };
         Ok(Arc::new(self.load_cuda(options, gpu)?))
     }
 }
@@ -136,9 +146,8 @@ fn providers(options: &CudaOptions, gpu: &Gpu, stream: Option<&Stream>) -> Vec<e
         .with_tf32(options.tf32)
         .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
         // Trying every algorithm takes seconds for each size of batch.
-        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
-        // A launch less for each convolution.
-        .with_fuse_conv_bias(true);
+        // `fuse_conv_bias` stays off: the library clears what it adds on the process's default stream, with which ours is not ordered.
+        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
     if let Some(limit) = options.memory_limit {
         cuda = cuda.with_memory_limit(usize::try_from(limit).unwrap_or(usize::MAX));
     }

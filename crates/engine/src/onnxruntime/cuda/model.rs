@@ -1,6 +1,7 @@
 //! A model on the GPUs of the engine: its segments, its weights on each GPU, and the sessions that lanes make of them.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use downbeat_core::Duration;
@@ -80,7 +81,7 @@ impl SessionMaker {
         weights: Option<&Weights>,
         stream: Option<&Stream>,
     ) -> Result<Session, String> {
-        let error = |e: ort::Error| gpu.explain(e.message().to_owned());
+        let error = |e: ort::Error| gpu.explain(e.message().to_owned()).0;
         gpu.device.bind().map_err(|e| e.to_string())?;
         let _turn = gpu.turn();
         let Some(model) = &segment.model else {
@@ -121,7 +122,7 @@ impl Blueprint {
         let spec = |index: usize| wiring.gives.iter().find(|(_, source)| *source == Source::Made(index));
         let on_host = (0..outputs.len()).map(|index| spec(index).is_some_and(|(s, _)| s.datatype == DataType::Bytes));
         let on_host = on_host.collect();
-        let mut blueprint = Blueprint { model: None, weights: Vec::new(), names, wiring, on_host, has_plans: true };
+        let mut blueprint = Blueprint { model: None, weights: Vec::new(), names, wiring, on_host, has_plans: false };
         if model.is_empty() {
             return Ok(blueprint);
         }
@@ -151,8 +152,10 @@ pub(super) struct Shared {
     pub maker: Arc<SessionMaker>,
     pub signature: Signature,
     pub blueprints: Vec<Blueprint>,
-    /// Whether batches may be filled up with rows that nobody asked for: all inputs and outputs have the batch as their axis 0.
-    pub may_fill: bool,
+    /// Whether all inputs and outputs have a first axis that may be the batch.
+    may_be_batched: bool,
+    /// Whether it is, as whoever serves the model says.
+    is_batched: AtomicBool,
     /// Whether launches may be recorded as graphs: nothing but the batch varies.
     pub may_record: bool,
     gpus: Vec<OnGpu>,
@@ -228,12 +231,20 @@ impl CudaModel {
         let blueprints = segments.into_iter().map(Blueprint::new).collect::<Result<_, _>>()?;
         let is_batched =
             |spec: &TensorSpec| spec.dims.first().is_some_and(|d| *d < 0) && spec.datatype != DataType::Bytes;
-        let may_fill = signature.inputs.iter().chain(&signature.outputs).all(is_batched);
+        let may_be_batched = signature.inputs.iter().chain(&signature.outputs).all(is_batched);
         let is_fixed = |spec: &TensorSpec| spec.dims.iter().skip(1).all(|d| *d >= 0);
         let may_record =
             maker.options.graphs && maker.options.provider == Provider::Cuda && signature.inputs.iter().all(is_fixed);
         let gpus = gpus.into_iter().map(|gpu| OnGpu { gpu, weights: Mutex::default() }).collect();
-        let shared = Arc::new(Shared { maker, signature, blueprints, may_fill, may_record, gpus });
+        let shared = Arc::new(Shared {
+            maker,
+            signature,
+            blueprints,
+            may_be_batched,
+            is_batched: AtomicBool::new(false),
+            may_record,
+            gpus,
+        });
         let activations = (!infos.is_empty()).then_some(activations);
         Ok(CudaModel { shared, infos, activations })
     }
@@ -319,12 +330,19 @@ impl Model for CudaModel {
         self.shared.gpus.get(device)?.gpu.device.lost().map(ToString::to_string)
     }
 
+    fn set_batched(&self, is_batched: bool) {
+        self.shared.is_batched.store(is_batched, Ordering::Relaxed);
+    }
+
     fn sizes_to_warm(&self, most: usize) -> Vec<usize> {
         let has_plans = self.shared.blueprints.iter().any(|blueprint| blueprint.has_plans);
         // The largest first, so that the memory that is taken for it serves the others.
         match (has_plans, self.shared.may_record) {
             (true, _) => (1..=most).rev().filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect(),
-            (false, true) => (1..=most).rev().filter(|rows| rows.is_power_of_two()).collect(),
+            // The last one stands for the sizes that share a session.
+            (false, true) => {
+                (1..=most).rev().filter(|rows| rows.is_power_of_two()).chain((most > 2).then_some(3)).collect()
+            }
             (false, false) => Vec::new(),
         }
     }
@@ -341,7 +359,7 @@ impl Shared {
     /// How many rows a batch is filled up to where kernels are set up for each size: few enough sizes to have a session for each, and at most a third more
     /// rows.
     pub(super) fn filled(&self, rows: usize) -> usize {
-        if !self.may_fill {
+        if !self.may_be_batched || !self.is_batched.load(Ordering::Relaxed) {
             return rows;
         }
         let power = rows.next_power_of_two();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::Duration;
+use downbeat_core::tensor::DataType;
 use ort::session::{Session, SharedSessionInner};
 
 use super::super::session::Names;
@@ -11,6 +12,7 @@ use super::binding::Binding;
 use super::gpu::{DeviceMemoryInfo, Gpu};
 use super::host_kernels::{self, At, Call};
 use super::model::Blueprint;
+use super::placement;
 use super::weights::Weights;
 use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Graph, Stream};
 use crate::tensor::{Buffer, Tensor};
@@ -33,16 +35,34 @@ pub(super) struct SegmentSession {
     binding: Binding,
     names: Arc<Names>,
     owner: Arc<SessionOwner>,
+    /// Which inputs it wants on the host, strings among them, and which outputs it leaves there.
+    inputs_on_host: Vec<bool>,
+    outputs_on_host: Vec<bool>,
     /// Whether a graph is still to be tried.
     tries_graph: bool,
 }
 
 /// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
 pub(super) struct SessionOwner {
-    session: Arc<SharedSessionInner>,
+    /// Gone only while it is dropped.
+    session: Option<Arc<SharedSessionInner>>,
     _error: Option<ForgetsLastError>,
     _weights: Arc<Weights>,
-    _stream: Arc<Stream>,
+    stream: Arc<Stream>,
+}
+
+impl SessionOwner {
+    fn session(&self) -> Result<&Arc<SharedSessionInner>, String> {
+        self.session.as_ref().ok_or_else(|| "the session is gone: this is a defect".into())
+    }
+}
+
+impl Drop for SessionOwner {
+    fn drop(&mut self) {
+        // It gives back what it has on the device of the calling thread, which may be any.
+        let _ = self.stream.device().bind();
+        self.session = None;
+    }
 }
 
 /// A run that was recorded: its inputs and outputs are where they were then.
@@ -74,35 +94,49 @@ impl SegmentSession {
         tries_graph: bool,
     ) -> Result<SegmentSession, String> {
         let owner = SessionOwner {
-            session: session.inner(),
+            session: Some(session.inner()),
             _error: (!ground.gpu.has_host_kernels).then_some(ForgetsLastError),
             _weights: weights.clone(),
-            _stream: ground.stream.clone(),
+            stream: ground.stream.clone(),
         };
+        let (inputs_on_host, outputs_on_host) = if ground.gpu.has_host_kernels {
+            (vec![false; blueprint.names.inputs().len()], vec![false; blueprint.names.outputs().len()])
+        } else {
+            placement::of(session, blueprint)?
+        };
+        // What is copied from or to the host in a run would be, in a graph, at the addresses that it had when that was recorded.
+        let all_on_device = !inputs_on_host.iter().chain(&outputs_on_host).any(|on_host| *on_host);
         Ok(SegmentSession {
             graph: None,
-            binding: Binding::new(session, &blueprint.names, blueprint.on_host.clone())?,
+            binding: Binding::new(session, &blueprint.names, outputs_on_host.clone())?,
             names: blueprint.names.clone(),
             owner: Arc::new(owner),
-            tries_graph: tries_graph && !blueprint.on_host.contains(&true),
+            inputs_on_host,
+            outputs_on_host,
+            tries_graph: tries_graph && all_on_device,
         })
     }
 
-    /// Enqueues a run on inputs that stay until the launch is over.
-    pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+    /// Which inputs have to be on the host; the others on the device.
+    pub(super) fn inputs_on_host(&self) -> &[bool] {
+        &self.inputs_on_host
+    }
+
+    /// Enqueues a run on inputs that are where they are wanted, and stay there until the launch is over.
+    pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         if let Some(recorded) = &mut self.graph {
             return recorded.enqueue(ground, inputs);
         }
-        if std::mem::take(&mut self.tries_graph) {
+        if self.tries_graph {
             return self.try_graph(ground, inputs);
         }
         self.run(ground, inputs)
     }
 
     /// Enqueues a run, not recorded.
-    fn run(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+    fn run(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         if ground.gpu.has_host_kernels {
-            let address = |tensor: &&Tensor| Some(tensor.data.device()?.address());
+            let address = |tensor: &Tensor| Some(tensor.data.device()?.address());
             let addresses = inputs.iter().map(address).collect::<Option<Vec<_>>>();
             let addresses = addresses.ok_or("strings have no place on a device")?;
             let (outputs, call) = self.prepare_on_host(ground, &addresses, inputs)?;
@@ -110,14 +144,31 @@ impl SegmentSession {
             return Ok(Made { outputs, lasts: true, held: Some(call) });
         }
         let mut dims = Vec::new();
-        let value = |tensor: &&Tensor| match tensor.data.device() {
+        let value = |tensor: &mut Tensor| match tensor.data.device() {
             Some(slice) => ground.value(slice.address(), slice.len(), tensor),
-            None => Value::of_strings(tensor, &mut dims),
+            None if tensor.datatype == DataType::Bytes => Value::of_strings(tensor, &mut dims),
+            None => Value::of_memory(&ground.on_host, tensor, &mut dims),
         };
-        let values = inputs.iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        let values = inputs.iter_mut().map(value).collect::<Result<Vec<_>, _>>()?;
         let outputs = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
-        let outputs = outputs.into_iter().map(|value| output(value, inputs, &ground.gpu, &self.owner));
+        let outputs = outputs.into_iter().zip(&self.outputs_on_host).map(|(value, on_host)| {
+            if *on_host { self.output_on_host(value, inputs) } else { output(value, inputs, &ground.gpu, &self.owner) }
+        });
         Ok(Made { outputs: outputs.collect::<Result<_, _>>()?, lasts: true, held: None })
+    }
+
+    /// An output that the library has left on the host.
+    fn output_on_host(&self, value: Value, inputs: &[Tensor]) -> Result<Tensor, String> {
+        let mut tensor = value.into_tensor(self.owner.session()?, &[], false)?;
+        let range = tensor.data.as_slice().as_ptr_range();
+        let is_input = |input: &Tensor| {
+            input.data.device().is_none() && input.data.as_slice().as_ptr_range().contains(&range.start)
+        };
+        if inputs.iter().any(is_input) {
+            // Handed through: its memory is the input's.
+            tensor.data = Buffer::from(tensor.data.as_slice());
+        }
+        Ok(tensor)
     }
 
     /// Gets a run of the library's kernels for the host ready, on inputs at these addresses that are like `inputs`.
@@ -125,14 +176,14 @@ impl SegmentSession {
         &self,
         ground: &Ground,
         addresses: &[u64],
-        inputs: &[&Tensor],
+        inputs: &[Tensor],
     ) -> Result<(Vec<Tensor>, Arc<Call>), String> {
-        let at = |(address, tensor): (&u64, &&Tensor)| {
+        let at = |(address, tensor): (&u64, &Tensor)| {
             let (len, shape) = (tensor.data.len(), tensor.shape.clone());
             At { address: *address, len, shape, datatype: tensor.datatype }
         };
         let ats = addresses.iter().zip(inputs).map(at).collect();
-        let (made, call) = host_kernels::prepare(&self.owner.session, &self.names, &ground.stream, ats)?;
+        let (made, call) = host_kernels::prepare(self.owner.session()?, &self.names, &ground.stream, ats)?;
         let tensor = |(At { shape, datatype, .. }, slice): host_kernels::Output| Tensor {
             datatype,
             shape,
@@ -141,16 +192,17 @@ impl SegmentSession {
         Ok((made.into_iter().map(tensor).collect(), call))
     }
 
-    /// The first run: three times as always, then recorded and twice from the record, which is kept if it is faster. Waits for each.
-    fn try_graph(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+    /// The first run: some times as always, then recorded and as often from the record, which is kept if it is faster. Waits for each.
+    fn try_graph(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         // What is taken and planned on the first one must not be in the record.
-        ground.time(|| self.run(ground, inputs))?;
-        let (plain, made) = ground.time(|| self.run(ground, inputs))?;
-        // These outputs stay: where the library takes more memory for another run beside them, it is to do so now, as it cannot while a graph is recorded.
-        ground.time(|| self.run(ground, inputs))?;
+        let (_, made) = ground.time(|| self.run(ground, inputs))?;
+        // Its outputs stay: where the library takes more memory for another run beside them, it is to do so now, as it cannot while a graph is recorded.
+        let plain = ground.median(|| self.run(ground, inputs))?;
+        // Once, and not if the batch cannot run at all.
+        self.tries_graph = false;
         let recorded = self.record(ground, inputs).and_then(|mut recorded| {
             ground.time(|| recorded.enqueue(ground, inputs))?;
-            let (took, _) = ground.time(|| recorded.enqueue(ground, inputs))?;
+            let took = ground.median(|| recorded.enqueue(ground, inputs))?;
             Ok((took, recorded))
         });
         match recorded {
@@ -169,8 +221,8 @@ impl SegmentSession {
         Ok(made)
     }
 
-    fn record(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<RecordedRun, String> {
-        let memory = |tensor: &&Tensor| {
+    fn record(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<RecordedRun, String> {
+        let memory = |tensor: &Tensor| {
             let len = tensor.data.len();
             DeviceMemory::new(&ground.gpu.device, len, &format!("the input of a graph, of {len} bytes"))
                 .map_err(|e| e.to_string())
@@ -184,7 +236,7 @@ impl SegmentSession {
             return Ok(RecordedRun { graph, inputs: memory, outputs, _call: Some(call) });
         }
         let value =
-            |(memory, tensor): (&DeviceMemory, &&Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
+            |(memory, tensor): (&DeviceMemory, &Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
         let _turn = ground.gpu.turn();
         let (graph, outputs) = ground.stream.record_graph(|| {
@@ -196,7 +248,7 @@ impl SegmentSession {
 }
 
 impl RecordedRun {
-    fn enqueue(&mut self, ground: &Ground, inputs: &[&Tensor]) -> Result<Made, String> {
+    fn enqueue(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Made, String> {
         for (memory, tensor) in self.inputs.iter().zip(inputs) {
             let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
             if slice.len() != memory.len() {
@@ -213,6 +265,16 @@ impl RecordedRun {
 impl Ground {
     fn value(&self, address: u64, len: usize, like: &Tensor) -> Result<Value, String> {
         Value::of_device(self.on_device.as_raw(), address, len, &like.shape, like.datatype)
+    }
+
+    /// What a run takes on the device: the median of three.
+    fn median(&self, mut enqueue: impl FnMut() -> Result<Made, String>) -> Result<Duration, String> {
+        let mut times = [Duration::ZERO; 3];
+        for time in &mut times {
+            (*time, _) = self.time(&mut enqueue)?;
+        }
+        times.sort_unstable();
+        Ok(times[1])
     }
 
     /// What a run takes on the device; waits for it.
@@ -239,11 +301,9 @@ fn share(tensor: &Tensor) -> Option<Tensor> {
 }
 
 /// An output as it lies on the device. It keeps its session, or the input that it was handed through from.
-fn output(value: Value, inputs: &[&Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
+fn output(value: Value, inputs: &[Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
     let (datatype, shape) = value.describe()?;
-    let Some(size) = datatype.size() else {
-        return value.into_tensor(&owner.session, &[], false);
-    };
+    let size = datatype.size().ok_or("strings have no place on a device")?;
     let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
     let address = value.address()?.addr() as u64;
     let inputs = inputs.iter().filter_map(|tensor| tensor.data.device());

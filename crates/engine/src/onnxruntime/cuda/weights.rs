@@ -38,8 +38,8 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Copies the weights that the model in `folder` keeps in its file of weights. Small ones, and integers, which are shapes as a rule and are wanted on the host,
-    /// stay in the model and are each session's own.
+    /// Copies the weights that the model in `folder` keeps in its file of weights. Small ones, and 32 and 64-bit integers, which are shapes as a rule and are wanted
+    /// on the host, stay in the model and are each session's own.
     pub(super) fn load(gpu: &Arc<Gpu>, model: &ModelProto, folder: &Path) -> Result<Weights, String> {
         let places = places(model)?;
         let aligned = |len: usize| len.next_multiple_of(WEIGHT_ALIGNMENT);
@@ -112,7 +112,8 @@ fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
         }
         let datatype = onnx::datatype(i64::from(weight.data_type));
         let Some((datatype, size)) = datatype.and_then(|d| Some((d, d.size()?))) else { continue };
-        if !matches!(datatype, DataType::Fp32 | DataType::Fp16 | DataType::Bf16 | DataType::Fp64) {
+        // Shapes and indices, which operators want on the host.
+        if matches!(datatype, DataType::Int32 | DataType::Int64 | DataType::Bool) {
             continue;
         }
         let shape: Option<Vec<usize>> = weight.dims.iter().map(|d| usize::try_from(*d).ok()).collect();

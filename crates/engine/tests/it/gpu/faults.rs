@@ -46,8 +46,7 @@ fn a_device_that_fails_is_named_and_the_others_go_on() {
         fails(copy(&inputs));
         fails(copy(&inputs));
         assert!(model.lane_at(Place::default()).is_err_and(|e| e.to_string().contains("GPU 0 is lost")));
-        let error = engine_error(&engine);
-        assert!(error.contains("GPU 0 is lost"), "{error}");
+        assert_eq!(engine_error(&engine), "", "models are loaded on the other device");
         let again = run(&mut *second, 1, inputs);
         assert_eq!(again[0].data.as_slice(), expected[0].data.as_slice(), "the other device goes on");
     }

@@ -133,7 +133,7 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], budget: Duration) -> R
         drop(is_done);
         Ok(times)
     };
-    let failed = |reason: String| RunError { engine: "pair profiler", reason };
+    let failed = |reason: String| RunError::new("pair profiler", reason);
     let [first, second] = sides;
     std::thread::scope(|scope| {
         let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
@@ -159,7 +159,7 @@ pub fn measure(
     mut progress: impl FnMut(&PairMeasurement),
 ) -> Result<Vec<PairMeasurement>, RunError> {
     let side = |index: usize, share: Share| -> Result<Side<'_>, RunError> {
-        let no_lane = |error: LoadError| RunError { engine: "pair profiler", reason: error.to_string() };
+        let no_lane = |error: LoadError| RunError::new("pair profiler", error.to_string());
         let subject = subjects[index];
         let lane = subject.model.lane_at(Place { device: 0, share }).map_err(no_lane)?;
         Ok(Side { subject, lane, item: item(subject, &[])?.0 })

@@ -69,7 +69,7 @@ fn median(values: impl Iterator<Item = Duration>) -> u64 {
 
 /// An item of zeros, and the largest of these batch sizes whose inputs are small enough to be measured.
 pub(crate) fn item(subject: &Subject<'_>, sizes: &[u32]) -> Result<(Admitted, Vec<u32>), RunError> {
-    let too_large = || RunError { engine: "profiler", reason: "one item is larger than 1 GiB".to_owned() };
+    let too_large = || RunError::new("profiler", "one item is larger than 1 GiB".to_owned());
     let bytes = subject.plan.item_bytes(subject.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
     let largest = MOST_BYTES / bytes.max(1);
     let sizes = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
@@ -92,7 +92,7 @@ impl Subject<'_> {
                 None => self.clock.now().since(start),
             });
         }
-        self.plan.separate(state, rows).map_err(|reason| RunError { engine: "batch plan", reason })?;
+        self.plan.separate(state, rows).map_err(|reason| RunError::new("batch plan", reason))?;
         Ok(TimedRun { segments, host: self.clock.now().since(begin), by_device })
     }
 
@@ -113,8 +113,7 @@ impl Subject<'_> {
         let mut found = Vec::with_capacity(cells);
         let end = self.clock.now() + budget;
         for (units, share) in shares {
-            let no_lane =
-                |error: downbeat_engine::LoadError| RunError { engine: "profiler", reason: error.to_string() };
+            let no_lane = |error: downbeat_engine::LoadError| RunError::new("profiler", error.to_string());
             let mut lane = self.model.lane_at(Place { device: 0, share: *share }).map_err(no_lane)?;
             for batch in &sizes {
                 let rows = vec![1; *batch as usize];

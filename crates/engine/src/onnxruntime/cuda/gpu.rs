@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ort::{api, sys};
 
 use super::super::value::check;
-use crate::cuda::{CudaError, Device, Event, Partition, PartitionError, PinnedPool, Splitter, Stream};
+use crate::cuda::{
+    CudaError, Device, Event, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream,
+};
 use crate::traits::{Place, Share};
 
 /// What all models on a GPU share.
@@ -52,6 +54,15 @@ impl Gpu {
     /// where a stream is recorded.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes this the GPU of the calling thread, for the library too: what it left undone on another one is not to be found here.
+    pub(super) fn enter(&self) -> Result<(), CudaError> {
+        self.device.bind()?;
+        if !self.has_host_kernels {
+            drop(ForgetsLastError);
+        }
+        Ok(())
     }
 
     /// A stream for a lane at this place.

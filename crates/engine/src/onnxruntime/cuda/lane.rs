@@ -111,7 +111,7 @@ impl CudaLane {
 
     /// Enqueues segments, and waits for their end.
     fn launch(&mut self, range: Range<usize>, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
-        self.ground.gpu.device.bind().map_err(|e| e.to_string())?;
+        self.ground.gpu.enter().map_err(|e| e.to_string())?;
         self.ground.stream.record(&self.begin).map_err(|e| e.to_string())?;
         let shared = self.shared.clone();
         let Some(blueprints) = shared.blueprints.get(range.clone()) else {

@@ -87,6 +87,7 @@ impl OnnxruntimeCuda {
             path: options.path.clone(),
             folder,
         });
+        gpu.enter().map_err(|e| error(e.to_string()))?;
         let whole = maker.optimise(gpu).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&whole, output))?;
         drop(whole);

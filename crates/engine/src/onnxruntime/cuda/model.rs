@@ -82,7 +82,7 @@ impl SessionMaker {
         stream: Option<&Stream>,
     ) -> Result<Session, String> {
         let error = |e: ort::Error| gpu.explain(e.message().to_owned()).0;
-        gpu.device.bind().map_err(|e| e.to_string())?;
+        gpu.enter().map_err(|e| e.to_string())?;
         let _turn = gpu.turn();
         let Some(model) = &segment.model else {
             let builder = self.runtime.builder(1, &self.inputs).and_then(|b| self.on_gpu(b, gpu, stream));

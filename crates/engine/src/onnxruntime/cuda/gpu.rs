@@ -50,7 +50,7 @@ impl Gpu {
         })
     }
 
-    /// The turn of making a session or recording a graph: the library waits for the whole device while it makes one, which neither may be done nor goes well
+    /// The turn of making or dropping a session, or recording a graph: the library waits for the whole device while it does the former, which neither may be done nor goes well
     /// where a stream is recorded.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)

@@ -90,7 +90,10 @@ impl OnnxruntimeCuda {
         gpu.enter().map_err(|e| error(e.to_string()))?;
         let whole = maker.optimise(gpu).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&whole, output))?;
-        drop(whole);
+        {
+            let _turn = gpu.turn();
+            drop(whole);
+        }
         let plan = if options.cut == Cut::Whole {
             model::whole(&maker, &signature)
         } else {

@@ -48,7 +48,8 @@ pub(super) struct SessionOwner {
     session: Option<Arc<SharedSessionInner>>,
     _error: Option<ForgetsLastError>,
     _weights: Arc<Weights>,
-    stream: Arc<Stream>,
+    _stream: Arc<Stream>,
+    gpu: Arc<Gpu>,
 }
 
 impl SessionOwner {
@@ -59,8 +60,9 @@ impl SessionOwner {
 
 impl Drop for SessionOwner {
     fn drop(&mut self) {
-        // It gives back what it has on the device of the calling thread, which may be any.
-        let _ = self.stream.device().bind();
+        // It gives back what it has on the device of the calling thread, which may be any, and may wait for that.
+        let _ = self.gpu.enter();
+        let _turn = self.gpu.turn();
         self.session = None;
     }
 }
@@ -97,7 +99,8 @@ impl SegmentSession {
             session: Some(session.inner()),
             _error: (!ground.gpu.has_host_kernels).then_some(ForgetsLastError),
             _weights: weights.clone(),
-            stream: ground.stream.clone(),
+            _stream: ground.stream.clone(),
+            gpu: ground.gpu.clone(),
         };
         let (inputs_on_host, outputs_on_host) = if ground.gpu.has_host_kernels {
             (vec![false; blueprint.names.inputs().len()], vec![false; blueprint.names.outputs().len()])

@@ -14,7 +14,8 @@ use super::host_kernels::{self, At, Call};
 use super::model::Blueprint;
 use super::placement;
 use super::weights::Weights;
-use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Graph, Stream};
+use crate::buffer::Lent;
+use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Graph, Pinned, Stream};
 use crate::tensor::{Buffer, Tensor};
 
 /// How much of the time without it a graph may take to be kept: what it saves has to be more than chance.
@@ -206,6 +207,9 @@ impl SegmentSession {
         let recorded = self.record(ground, inputs).and_then(|mut recorded| {
             ground.time(|| recorded.enqueue(ground, inputs))?;
             let took = ground.median(|| recorded.enqueue(ground, inputs))?;
+            if !recorded.gives(ground, &made.outputs)? {
+                return Err("it gives other answers than what was recorded".into());
+            }
             Ok((took, recorded))
         });
         match recorded {
@@ -251,6 +255,16 @@ impl SegmentSession {
 }
 
 impl RecordedRun {
+    /// Whether its last run, which is over, gave just these outputs.
+    fn gives(&self, ground: &Ground, outputs: &[Tensor]) -> Result<bool, String> {
+        for (mine, other) in self.outputs.iter().zip(outputs) {
+            if mine.shape != other.shape || ground.bytes(mine)?.bytes() != ground.bytes(other)?.bytes() {
+                return Ok(false);
+            }
+        }
+        Ok(self.outputs.len() == outputs.len())
+    }
+
     fn enqueue(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Made, String> {
         for (memory, tensor) in self.inputs.iter().zip(inputs) {
             let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
@@ -266,6 +280,17 @@ impl RecordedRun {
 }
 
 impl Ground {
+    /// What is on the device; waits for it.
+    fn bytes(&self, tensor: &Tensor) -> Result<Pinned, String> {
+        let words = |error: crate::cuda::CudaError| error.to_string();
+        let slice = tensor.data.device().ok_or("an output of a graph is not on the device: this is a defect")?;
+        let mut bytes = self.gpu.pinned.take(slice.len()).map_err(words)?;
+        // SAFETY: neither is dropped before the copy is over, or has failed.
+        let copied = unsafe { slice.download(&self.stream, bytes.bytes_mut()) };
+        copied.and(self.stream.finish()).map_err(words)?;
+        Ok(bytes)
+    }
+
     fn value(&self, address: u64, len: usize, like: &Tensor) -> Result<Value, String> {
         Value::of_device(self.on_device.as_raw(), address, len, &like.shape, like.datatype)
     }

@@ -24,7 +24,7 @@ SMALL = {"resnet50": "widemlp", "bert": "exits", "vgg19": "widemlp", "resnet152"
 TORCH = ["--beside", f"python3 {ROOT}/tools/gpu_torch.py", "--beside", f"python3 {ROOT}/tools/gpu_torch.py --half"]
 # A limit of seconds, after which a step is ended.
 LIMITS = {"machine": 30, "first": 60, "tests": 110, "resnet50": 75, "bert": 75, "isolation": 35, "switch": 25, "shares": 30,
-          "elastic": 90, "staged": 90, "resnet152": 50, "vgg19": 50, "bertlarge": 60, "sharing": 60}
+          "calibration": 40, "elastic": 90, "staged": 90, "resnet152": 50, "vgg19": 50, "bertlarge": 60, "sharing": 60}
 
 
 def zoo_of(work):
@@ -221,6 +221,19 @@ class Run:
                    "--rounds", "1", "--duration", "2", "--server=--engine cuda", *flags, *more]
         self.run(step, [*command, *rates], LIMITS[step], line)
 
+    def calibration(self):
+        """What the simulator needs to speak of this GPU: `gpu.toml`, for `downbeat simulate device --calibration`."""
+        step, (one, other) = "calibration", self.names("resnet50", "bert")
+        if not self.wait_for(step, one, other):
+            return
+        profile = [self.work / "downbeat", "profile", "--engine", "cuda", "--repository", self.zoo, "--save", self.out / "gpu.toml"]
+        told = lambda text: self.row(step=step, what="", note=text.strip()) if text.strip() else None
+        limit = LIMITS[step] / 3
+        for model, length in ((one, "32"), (other, "128")):
+            self.run(step, [*profile, model, "--length", length, "--batch", self.batches("1,8,32"), "--shares", "4", "--segments", self.segments(4),
+                            "--budget", limit * 0.5], limit, told)
+        self.run(step, [*profile, one, "--beside", other, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5], limit, told)
+
     def steps(self):
         elastic = ['NO_Wait: policy="windowed"', 'OPT_Wait: policy="windowed", window_ms=5', 'N-Ebird: policy="elastic", mixes="naive"']
         staged = ['ZeroBatch: policy="windowed"', 'DelayBatch: policy="windowed", window_ms=5', 'DVABatch: policy="staged", stages=4']
@@ -234,6 +247,7 @@ class Run:
             "isolation": lambda: self.pair("isolation", ["resnet50", "vgg19"], "16"),
             "switch": lambda: self.pair("switch", ["resnet50", "bert"], "1"),
             "shares": lambda: self.pair("shares", ["resnet50"], "1,8,32"),
+            "calibration": self.calibration,
             "elastic": lambda: self.policies("elastic", "resnet50", low, elastic),
             "staged": lambda: self.policies("staged", "resnet50", low, staged),
             "bertlarge": lambda: self.throughput("bertlarge", "1,16,64", 1),

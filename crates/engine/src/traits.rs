@@ -167,8 +167,7 @@ pub trait Lane: Send {
     /// If the engine fails: shapes the model cannot take, out of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
 
-    /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] of this lane takes them; no other lane may: on a device
-    /// they may still be on their way there.
+    /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] takes them.
     ///
     /// # Errors
     /// As [`State::join`].

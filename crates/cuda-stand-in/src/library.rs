@@ -1,6 +1,8 @@
 //! Finding the built library and loading it in place of the driver.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -40,6 +42,25 @@ pub fn folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// Starts this program anew, with the same arguments and with the stand-in before the machine's driver: the loader reads the path at the start only.
+/// Gives the reason if that is not possible.
+fn run_again() -> Result<String, String> {
+    const AGAIN: &str = "CUDA_STAND_IN_RUN_AGAIN";
+    let folder = folder()?;
+    if std::env::var_os(AGAIN).is_some() {
+        return Ok(format!("{} comes first in LD_LIBRARY_PATH, and it was not taken from there", folder.display()));
+    }
+    let program = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
+    let mut path = folder.into_os_string();
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(rest);
+    }
+    let arguments = std::env::args_os().skip(1);
+    let error = Command::new(program).args(arguments).env("LD_LIBRARY_PATH", path).env(AGAIN, "1").exec();
+    Ok(format!("this program could not be started anew: {error}"))
+}
+
 /// Loads the stand-in so that whoever asks for the driver by its name gets it, and keeps it for the life of the process.
 pub fn load() -> Result<Library, String> {
     let path = library()?;
@@ -50,10 +71,7 @@ pub fn load() -> Result<Library, String> {
         let Ok(found) = (unsafe { Library::open(Some(name), RTLD_NOW) }) else { continue };
         // SAFETY: only its presence is asked for.
         if unsafe { found.get::<unsafe extern "C" fn()>(b"stand_in_reset\0") }.is_err() {
-            return Err(format!(
-                "{name} is a real driver here and would be used instead; run the test with LD_LIBRARY_PATH={}",
-                folder()?.display()
-            ));
+            return Err(format!("{name} is a real driver here, and is used instead: {}", run_again()?));
         }
     }
     Ok(loaded)

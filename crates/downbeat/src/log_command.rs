@@ -42,10 +42,23 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn show(file: &Path) -> anyhow::Result<()> {
     let bytes = bytes(file)?;
-    if bytes.starts_with(b"{") {
-        return show_device(file, &bytes);
+    let mut out = BufWriter::new(io::stdout().lock());
+    match write_log(file, &bytes, &mut out).and_then(|()| Ok(out.flush()?)) {
+        // Who reads has had enough, as `head` does.
+        Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => Ok(()),
+        result => result,
     }
-    let (machine, entries) = read(&bytes).with_context(|| file.display().to_string())?;
+}
+
+/// Writes the decision log in `bytes`, which are those of `file`, a line for each entry, up to the first that cannot be read.
+///
+/// # Errors
+/// If `bytes` are no decision log or a damaged one, or `out` takes no more.
+pub fn write_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Result<()> {
+    if bytes.starts_with(b"{") {
+        return write_device_log(file, bytes, out);
+    }
+    let (machine, entries) = read(bytes).with_context(|| file.display().to_string())?;
     let name = match machine {
         MachineKind::Scheduler => "scheduler".to_owned(),
         MachineKind::Shard { index, shards } => format!("shard {index} of {shards}"),
@@ -60,13 +73,13 @@ fn show(file: &Path) -> anyhow::Result<()> {
         }
         Ok(entry.line(now))
     });
-    print(std::iter::once(Ok(head)).chain(lines))
+    print(std::iter::once(Ok(head)).chain(lines), out)
 }
 
 /// The log of a device policy: a line of JSON for each event.
-fn show_device(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+fn write_device_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Result<()> {
     let lines = bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
-    print(lines.map(|(number, line)| {
+    let lines = lines.map(|(number, line)| {
         let place = || format!("{}:{}", file.display(), number + 1);
         // A model that was loaded again begins anew.
         Ok(match serde_json::from_slice::<DeviceLogHead>(line) {
@@ -76,23 +89,12 @@ fn show_device(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
             ),
             Err(_) => serde_json::from_slice::<DeviceRecord>(line).with_context(place)?.to_string(),
         })
-    }))
+    });
+    print(lines, out)
 }
 
-/// Prints lines, up to the first that cannot be read.
-fn print(lines: impl Iterator<Item = anyhow::Result<String>>) -> anyhow::Result<()> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    for line in lines {
-        match writeln!(out, "{}", line?) {
-            // Who reads has had enough, as `head` does.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            result => result?,
-        }
-    }
-    match out.flush() {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+fn print(mut lines: impl Iterator<Item = anyhow::Result<String>>, out: &mut impl Write) -> anyhow::Result<()> {
+    lines.try_for_each(|line| Ok(writeln!(out, "{}", line?)?))
 }
 
 fn play(file: &Path) -> anyhow::Result<bool> {

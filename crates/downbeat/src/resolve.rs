@@ -46,6 +46,14 @@ pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
     Ok(Resolved { options, file })
 }
 
+/// The options that the text of a `downbeat.toml` alone gives; its paths are taken as they are written.
+///
+/// # Errors
+/// If it is wrong, names no repository or contradicts itself.
+pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
+    merge(&[Layer::parse(text).map_err(anyhow::Error::msg)?])
+}
+
 /// The defaults with `layers` over them, the last on top.
 ///
 /// # Errors

@@ -1,0 +1,152 @@
+//! The `downbeat` command: parse, resolve, call. A library, so that its readers of files can be tried without a process.
+
+mod calibration_file;
+mod client;
+mod config_check;
+mod cuda_layer;
+mod device_layer;
+mod engine_command;
+mod infer;
+mod layer;
+mod log_command;
+mod mix_report;
+mod pair_report;
+mod picture;
+mod plan_command;
+mod plan_report;
+mod profile_command;
+mod profile_pairs;
+mod profile_report;
+mod profile_shares;
+mod profiled_model;
+mod resolve;
+mod serve_flags;
+mod share_report;
+mod simulate;
+mod simulate_device;
+mod slice_command;
+mod slice_report;
+mod timeline_command;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use downbeat_bench::scheduler::SchedulerArgs;
+use downbeat_server::options::LogFormat;
+
+pub use log_command::write_log;
+pub use resolve::options_of_text;
+
+/// Serve deep-learning models under latency SLOs.
+#[derive(Parser, Debug)]
+#[command(name = "downbeat", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Serve(Box<serve_flags::ServeFlags>),
+    Infer(infer::InferArgs),
+    Profile(profile_command::ProfileArgs),
+    Slice(slice_command::SliceArgs),
+    Plan(plan_command::PlanArgs),
+    Bench(Box<BenchArgs>),
+    Simulate(Box<simulate::SimulateArgs>),
+    #[command(subcommand)]
+    Engine(engine_command::EngineCommand),
+    #[command(subcommand)]
+    Config(config_check::ConfigCommand),
+    #[command(subcommand)]
+    Log(log_command::LogCommand),
+    Timeline(timeline_command::TimelineArgs),
+}
+
+#[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+    #[command(flatten)]
+    load: downbeat_bench::Args,
+}
+
+#[derive(Subcommand, Debug)]
+enum BenchCommand {
+    Scheduler(SchedulerArgs),
+}
+
+/// Exit status of a wrong command line, as clap's own.
+const USAGE: u8 = 2;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("downbeat: {}", one_paragraph(&failure.error));
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Why a command failed, and the exit status that says so.
+struct Failure {
+    error: anyhow::Error,
+    code: u8,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure { error: error.into(), code: 1 }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Serve(flags) => {
+            let usage = |error| Failure { error, code: USAGE };
+            let resolved = resolve::resolve(&flags, std::path::Path::new("")).map_err(usage)?;
+            if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
+                eprintln!("options from {}", file.display());
+            }
+            Ok(downbeat_server::serve(resolved.options).map(|()| ExitCode::SUCCESS)?)
+        }
+        Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Slice(args) => Ok(slice_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Bench(args) => match args.command {
+            Some(BenchCommand::Scheduler(args)) => {
+                Ok(downbeat_bench::scheduler::run(&args).map(|()| ExitCode::SUCCESS)?)
+            }
+            None => Ok(downbeat_bench::run(args.load)?),
+        },
+        Command::Simulate(args) => Ok(simulate::run(*args).map(|()| ExitCode::SUCCESS)?),
+        Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
+        Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+        Command::Config(command) => {
+            Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// An error with its causes. Parts that an outer message repeats are left out.
+fn one_paragraph(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let part = cause.to_string();
+        if text.contains(&part) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&part);
+    }
+    text
+}

@@ -25,6 +25,7 @@ const MAX_BYTES: u64 = 1 << 20;
 pub struct Layer {
     /// The model repository; in a file, relative to the file's folder.
     pub repository: Option<PathBuf>,
+    pub server_name: Option<String>,
     #[serde(default, deserialize_with = "named")]
     pub host: Option<IpAddr>,
     pub http_port: Option<Port>,

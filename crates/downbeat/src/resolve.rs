@@ -80,6 +80,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
                 to.clone_from(given);
             }
         }
+        over(&mut options.server_name, &layer.server_name);
         over(&mut options.host, &layer.host);
         over(&mut options.engine, &layer.engine);
         over(&mut options.threads, &layer.threads);
@@ -219,6 +220,7 @@ mod tests {
     fn a_file_can_say_everything() {
         let file = r#"
             repository = "models"
+            server_name = "triton"
             host = "127.0.0.1"
             http_port = 9000
             grpc_port = false
@@ -290,7 +292,7 @@ mod tests {
         let options = merged(file, &[]);
         let ms = Duration::from_millis;
         assert_eq!(options.repository, Path::new("models"));
-        assert_eq!(options.host.to_string(), "127.0.0.1");
+        assert_eq!((options.server_name.as_str(), options.host.to_string().as_str()), ("triton", "127.0.0.1"));
         assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
         assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Cuda, 2, 3));
         let cuda = CudaOptions {

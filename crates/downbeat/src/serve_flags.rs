@@ -29,6 +29,10 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
     pub config: Option<PathBuf>,
 
+    /// What the server is called in its metadata; clients of Triton may want triton [default: downbeat]
+    #[arg(long, alias = "id", value_name = "NAME", env = "DOWNBEAT_SERVER_NAME", help_heading = "Ports")]
+    pub server_name: Option<String>,
+
     /// Address to listen on [default: 0.0.0.0]
     #[arg(long, value_name = "ADDRESS", env = "DOWNBEAT_HOST", help_heading = "Ports")]
     pub host: Option<IpAddr>,
@@ -205,6 +209,7 @@ impl ServeFlags {
     pub fn layer(&self) -> Layer {
         let mut layer = Layer {
             repository: self.model_repository.clone().or_else(|| self.repository.clone()),
+            server_name: self.server_name.clone(),
             host: self.host,
             http_port: self.http_port,
             grpc_port: self.grpc_port,

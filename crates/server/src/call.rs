@@ -38,7 +38,7 @@ impl Call {
                     Reason::QueueFull,
                     ServiceError::QueueFull {
                         message: format!(
-                            "the queue of model '{model}' is full: it holds at most {bound}; try again later"
+                            "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
                         ),
                         retry_after: profile.latency(profile.max_batch()).saturating_mul(batches),
                     },
@@ -63,7 +63,7 @@ impl Call {
     /// Answers a request of more items than may wait at all.
     pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
         let message = format!(
-            "a request of {rows} items can never wait for model '{}': its queue holds at most {bound}",
+            "Exceeds maximum queue size: a request of {rows} items can never wait for model '{}', whose queue holds at most {bound}",
             self.executable.name
         );
         self.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
@@ -87,7 +87,7 @@ impl Call {
             DropReason::QueueTimeout => (
                 Reason::QueueTimeout,
                 ServiceError::DeadlineExceeded(format!(
-                    "the request waited {waited} in the queue of model '{model}', longer than its queue policy allows"
+                    "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
                 )),
             ),
             DropReason::ModelRemoved => {

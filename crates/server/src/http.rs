@@ -94,7 +94,7 @@ impl<S: Service> HttpState<S> {
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let limit = state.options().max_body_bytes;
     Router::new()
-        .route("/v2", get(metadata::server))
+        .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
         .route("/v2/health/live", get(health::live))
         .route("/v2/health/ready", get(health::ready::<S>))

@@ -15,11 +15,16 @@ pub use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 
 pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings, ExitRule};
 
+/// What the server is called unless it is told otherwise.
+pub const SERVER_NAME: &str = "downbeat";
+
 /// Everything the server can be told.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServerOptions {
     /// The model repository's folder.
     pub repository: PathBuf,
+    /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
+    pub server_name: String,
     /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
     pub host: IpAddr,
     /// HTTP port; 0: chosen by the operating system; `None`: no HTTP.
@@ -80,6 +85,7 @@ impl ServerOptions {
     pub fn new(repository: PathBuf) -> Self {
         ServerOptions {
             repository,
+            server_name: SERVER_NAME.to_owned(),
             host: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             http_port: Some(8000),
             grpc_port: Some(8001),

@@ -179,8 +179,8 @@ impl BatchPlan {
             let its_rows = self.check_input(model, plan, input)?;
             if *rows.get_or_insert(its_rows) != its_rows {
                 return Err(ServiceError::InvalidArgument(format!(
-                    "input '{}' of model '{model}' has batch dimension {its_rows}, another input has {}; all inputs of a \
-                     request must have the same",
+                    "input '{}' batch size does not match other inputs for '{model}': it is {its_rows}, that of another \
+                     input {}",
                     input.name,
                     rows.unwrap_or(its_rows),
                 )));
@@ -190,11 +190,7 @@ impl BatchPlan {
         }
         let rows = rows.unwrap_or(1);
         if rows > self.max_batch {
-            return Err(ServiceError::InvalidArgument(format!(
-                "the request has a batch dimension of {rows}, but model '{model}' takes at most {} in a batch; send \
-                 several requests",
-                self.max_batch
-            )));
+            return Err(self.too_many(model, u64::from(rows)));
         }
         Ok(Admitted { inputs, shapes, rows })
     }
@@ -204,7 +200,7 @@ impl BatchPlan {
         let spec = &binding.client;
         if input.datatype != spec.datatype {
             return Err(ServiceError::InvalidArgument(format!(
-                "input '{}' of model '{model}' has datatype {}, expected {}",
+                "inference input '{}' data-type is '{}', but model '{model}' expects '{}'",
                 spec.name, input.datatype, spec.datatype
             )));
         }
@@ -214,20 +210,20 @@ impl BatchPlan {
         let rows = if self.batched { input.shape.first().copied().unwrap_or(0) } else { 1 };
         if !fits || rows < 1 {
             return Err(ServiceError::InvalidArgument(format!(
-                "input '{}' of model '{model}' has shape {:?}, expected {:?}{}",
+                "unexpected shape for input '{}' for model '{model}'. Expected {}, got {}.{}",
                 spec.name,
-                input.shape,
-                spec.dims,
+                show(&spec.dims),
+                show(&input.shape),
                 if self.batched { " (-1: any size; the first dimension is the batch, at least 1)" } else { "" },
             )));
         }
         let elements = input.shape.iter().try_fold(1u64, |product, d| product.checked_mul(*d as u64));
         let wrong_size = |expected: String| {
             ServiceError::InvalidArgument(format!(
-                "input '{}' of model '{model}' has {} bytes of data, expected {expected} for shape {:?} of {}",
+                "input byte size mismatch for input '{}' for model '{model}'. Expected {expected}, got {} (shape {} of {})",
                 spec.name,
                 input.data.len(),
-                input.shape,
+                show(&input.shape),
                 spec.datatype
             ))
         };
@@ -244,30 +240,49 @@ impl BatchPlan {
             None => {
                 let counted = count_strings(&input.data);
                 if counted != Some(elements) {
-                    let found = counted.map_or("are cut off inside an element".to_owned(), |n| format!("hold {n}"));
+                    let found = counted.map_or("data that end inside an element".to_owned(), |n| n.to_string());
                     return Err(ServiceError::InvalidArgument(format!(
-                        "input '{}' of model '{model}': expected {elements} BYTES elements for shape {:?}, but the data \
-                         {found}; each element is its length as a little-endian 32-bit number, then its bytes",
-                        spec.name, input.shape
+                        "expected {elements} string elements for inference input '{}' for model '{model}', got {found} (shape {}; \
+                         each element is its length as a little-endian 32-bit number, then its bytes)",
+                        spec.name,
+                        show(&input.shape)
                     )));
                 }
             }
         }
-        u32::try_from(rows).map_err(|_| {
-            ServiceError::InvalidArgument(format!(
-                "the request has a batch dimension of {rows}, but model '{model}' takes at most {}",
-                self.max_batch
-            ))
-        })
+        u32::try_from(rows).map_err(|_| self.too_many(model, rows.unsigned_abs()))
+    }
+
+    fn too_many(&self, model: &str, rows: u64) -> ServiceError {
+        ServiceError::InvalidArgument(format!(
+            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests",
+            self.max_batch
+        ))
     }
 
     fn wrong_inputs(&self, model: &str, got: &[InferInput]) -> ServiceError {
-        let wanted: Vec<&str> = self.inputs.iter().map(|i| i.client.name.as_str()).collect();
-        let got_names: Vec<&str> = got.iter().map(|i| i.name.as_str()).collect();
+        let list = |names: &mut dyn Iterator<Item = &str>| {
+            let names: Vec<String> =
+                names.map(|name| format!("'{}'", name.chars().take(128).collect::<String>())).collect();
+            format!("[{}]", names.join(","))
+        };
+        let wanted = || self.inputs.iter().map(|i| i.client.name.as_str());
+        let got = || got.iter().map(|i| i.name.as_str());
+        if let Some(unknown) = got().find(|name| !wanted().any(|wanted| wanted == *name)) {
+            let hint = downbeat_repository::did_you_mean(unknown, wanted());
+            return ServiceError::InvalidArgument(format!(
+                "unexpected inference input '{}' for model '{model}'{hint}; its inputs are {}",
+                unknown.chars().take(128).collect::<String>(),
+                list(&mut wanted())
+            ));
+        }
+        let missing = list(&mut wanted().filter(|wanted| !got().any(|name| name == *wanted)));
         ServiceError::InvalidArgument(format!(
-            "model '{model}' takes the {} input(s) {wanted:?}, the request has {} input(s) {got_names:?}",
-            wanted.len(),
-            got_names.len(),
+            "expected {} inputs but got {} inputs for model '{model}'. Got input(s) {}, but missing required input(s) \
+             {missing}. Please provide all required input(s).",
+            self.inputs.len(),
+            got().count(),
+            list(&mut got()),
         ))
     }
 
@@ -394,6 +409,12 @@ impl BatchPlan {
     }
 }
 
+/// `[-1,3,224]`, as Triton writes sizes.
+fn show(dims: &[i64]) -> String {
+    let dims: Vec<String> = dims.iter().map(i64::to_string).collect();
+    format!("[{}]", dims.join(","))
+}
+
 /// The number of length-prefixed elements in `data`; `None` if it ends inside one.
 fn count_strings(mut data: &[u8]) -> Option<u64> {
     let mut count = 0;
@@ -471,38 +492,38 @@ mod tests {
     fn a_request_that_does_not_fit_is_told_what_was_expected() {
         type Change = fn(&mut Vec<InferInput>);
         let cases: [(Change, &str); 9] = [
-            (
-                |i| i[1].name = "y".into(),
-                "model 'm' takes the 2 input(s) [\"x\", \"text\"], the request has 2 input(s) [\"text\", \"y\"]",
-            ),
+            (|i| i[1].name = "y".into(), "unexpected inference input 'y' for model 'm'; its inputs are ['x','text']"),
             (
                 |i| i.truncate(1),
-                "model 'm' takes the 2 input(s) [\"x\", \"text\"], the request has 1 input(s) [\"text\"]",
+                "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['text'], but missing required input(s) ['x']. Please provide all required input(s).",
             ),
-            (|i| i[1].datatype = DataType::Fp32, "input 'x' of model 'm' has datatype FP32, expected INT16"),
+            (
+                |i| i[1].datatype = DataType::Fp32,
+                "inference input 'x' data-type is 'FP32', but model 'm' expects 'INT16'",
+            ),
             (
                 |i| i[1].shape = vec![2, 3],
-                "input 'x' of model 'm' has shape [2, 3], expected [-1, 2] (-1: any size; the first dimension is the batch, at least 1)",
+                "unexpected shape for input 'x' for model 'm'. Expected [-1,2], got [2,3]. (-1: any size; the first dimension is the batch, at least 1)",
             ),
             (
                 |i| i[1].shape = vec![0, 2],
-                "input 'x' of model 'm' has shape [0, 2], expected [-1, 2] (-1: any size; the first dimension is the batch, at least 1)",
+                "unexpected shape for input 'x' for model 'm'. Expected [-1,2], got [0,2]. (-1: any size; the first dimension is the batch, at least 1)",
             ),
             (
                 |i| i[1].data = vec![0; 7].into(),
-                "input 'x' of model 'm' has 7 bytes of data, expected 8 for shape [2, 2] of INT16",
+                "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 7 (shape [2,2] of INT16)",
             ),
             (
                 |i| i[0].shape = vec![1, 2],
-                "input 'text' of model 'm' has batch dimension 1, another input has 2; all inputs of a request must have the same",
+                "input 'text' batch size does not match other inputs for 'm': it is 1, that of another input 2",
             ),
             (
                 |i| i[0].data = vec![9, 0, 0, 0, 1].into(),
-                "input 'text' of model 'm': expected 2 BYTES elements for shape [2, 1], but the data are cut off inside an element; each element is its length as a little-endian 32-bit number, then its bytes",
+                "expected 2 string elements for inference input 'text' for model 'm', got data that end inside an element (shape [2,1]; each element is its length as a little-endian 32-bit number, then its bytes)",
             ),
             (
                 |i| i[0].shape = vec![i64::MAX, i64::MAX],
-                "input 'text' of model 'm' has 9 bytes of data, expected a shape with fewer elements for shape [9223372036854775807, 9223372036854775807] of BYTES",
+                "input byte size mismatch for input 'text' for model 'm'. Expected a shape with fewer elements, got 9 (shape [9223372036854775807,9223372036854775807] of BYTES)",
             ),
         ];
         for (change, message) in cases {
@@ -514,7 +535,7 @@ mod tests {
         let large =
             vec![input("text", DataType::Bytes, &[9, 0], vec![]), input("x", DataType::Int16, &[9, 2], vec![0; 36])];
         let error = plan().admit(&mut request(large)).unwrap_err();
-        assert!(error.to_string().contains("takes at most 8 in a batch"), "{error}");
+        assert!(error.to_string().contains("inference request batch-size must be <= 8 for 'm'"), "{error}");
         assert_eq!(plan().admit(&mut request(good())).unwrap().rows, 2);
     }
 

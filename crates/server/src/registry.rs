@@ -201,7 +201,11 @@ impl Registry {
             ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
         }
         if !is_there && overrides.files.is_empty() {
-            return Err(ServiceError::NotFound(unknown_model(name, &self.names()?)));
+            let unknown = unknown_model(name, &self.names()?);
+            return Err(ServiceError::NotFound(format!(
+                "failed to load '{}', failed to poll from model repository: {unknown}",
+                name.chars().take(128).collect::<String>()
+            )));
         }
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
@@ -241,7 +245,9 @@ impl Registry {
         overrides: LoadOverrides,
         progress: &dyn LoadProgress,
     ) -> Result<Loaded, LoadFailure> {
-        let invalid = |error: &dyn std::fmt::Display| ServiceError::InvalidArgument(format!("model '{name}': {error}"));
+        let invalid = |error: &dyn std::fmt::Display| {
+            ServiceError::InvalidArgument(format!("load failed for model '{name}': {error}"))
+        };
         for parameter in overrides.parameters.keys() {
             tracing::warn!(model = %name, %parameter, "load parameter is not known and ignored");
         }
@@ -250,7 +256,11 @@ impl Registry {
             None
         } else {
             if config.is_none() {
-                return Err(invalid(&"a load request with files needs a 'config' parameter beside them").into());
+                return Err(ServiceError::InvalidArgument(format!(
+                    "failed to load '{name}', failed to poll from model repository: a load request with files needs a 'config' \
+                     parameter beside them"
+                ))
+                .into());
             }
             Some(write_overlay(name, &overrides.files).map_err(|error| invalid(&error))?)
         };
@@ -439,7 +449,7 @@ impl Registry {
             // It became ready this very moment.
             .unwrap_or((Phase::Loading, String::new()));
         ServiceError::Unavailable(format!(
-            "model '{name}' is not ready: {}{}{reason}",
+            "Request for unknown model: '{name}' has no available versions: {}{}{reason}",
             phase.name(),
             if reason.is_empty() { "" } else { ": " }
         ))
@@ -512,6 +522,10 @@ async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 
 }
 
 impl Service for Registry {
+    fn name(&self) -> &str {
+        &self.options.server_name
+    }
+
     fn is_ready(&self) -> bool {
         if self.serving.is_draining() {
             return false;

@@ -15,6 +15,11 @@ use crate::lanes::Timeline;
 /// The server as its frontends see it. One implementation serves models; tests of the
 /// frontends have their own.
 pub trait Service: Send + Sync + 'static {
+    /// What the server is called in its metadata.
+    fn name(&self) -> &str {
+        crate::options::SERVER_NAME
+    }
+
     /// Whether every model that was asked for is ready, and the server does not drain.
     fn is_ready(&self) -> bool;
 

@@ -74,7 +74,7 @@ impl Served {
         found.ok_or_else(|| {
             let ready: Vec<String> = self.versions.keys().map(u64::to_string).collect();
             ServiceError::NotFound(format!(
-                "model '{name}' has no ready version {version}; ready: {}",
+                "Request for unknown model: '{name}' version {version} is not found; ready: {}",
                 if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
             ))
         })
@@ -178,7 +178,9 @@ impl Serving {
     pub async fn infer(&self, served: &Served, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         if self.is_draining() {
-            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
+            return Err(ServiceError::Unavailable(
+                "Server is stopping, scheduler for model has stopped accepting new inference requests".to_owned(),
+            ));
         }
         let executable = served.version(&request.model_version)?;
         if let Some(lost) = executable.lost() {
@@ -321,7 +323,7 @@ struct Limits {
 pub fn unknown_model(name: &str, known: &[String]) -> String {
     let hint = downbeat_repository::did_you_mean(name, known.iter().map(String::as_str));
     let shown: String = name.chars().take(128).collect();
-    format!("there is no model '{shown}'{hint} (the repository index lists the models)")
+    format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
 /// A guess at the profile of a shape, from the most similar shape that is known.
@@ -360,9 +362,9 @@ fn wanted_outputs(executable: &Executable, request: &InferRequest) -> Result<Opt
         let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
             let names: Vec<&str> = outputs.iter().map(|o| o.client.name.as_str()).collect();
             return Err(ServiceError::InvalidArgument(format!(
-                "model '{}' has no output '{}'; its outputs are {names:?}",
-                request.model_name,
-                output.name.chars().take(128).collect::<String>()
+                "unexpected inference output '{}' for model '{}'; its outputs are {names:?}",
+                output.name.chars().take(128).collect::<String>(),
+                request.model_name
             )));
         };
         if wanted.contains(&position) {

@@ -132,7 +132,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         _request: Request<pb::ServerMetadataRequest>,
     ) -> Result<Response<pb::ServerMetadataResponse>, Status> {
         Ok(Response::new(pb::ServerMetadataResponse {
-            name: "downbeat".into(),
+            name: self.service.name().into(),
             version: env!("CARGO_PKG_VERSION").into(),
             extensions: EXTENSIONS.map(str::to_owned).into(),
         }))

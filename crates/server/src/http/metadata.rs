@@ -14,9 +14,9 @@ use super::path::ModelPath;
 use crate::extension::EXTENSIONS;
 use crate::service::Service;
 
-pub(super) async fn server() -> HandlerResult {
+pub(super) async fn server<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     ok(&ServerMetadataBody {
-        name: "downbeat".to_owned(),
+        name: state.service().name().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         extensions: EXTENSIONS.map(str::to_owned).to_vec(),
     })

@@ -75,7 +75,7 @@ async fn a_full_queue_says_when_to_come_back() {
             answers.push(answer);
         };
         let ServiceError::QueueFull { message, retry_after } = error else { panic!("{policy}: {error:?}") };
-        assert_eq!(message, "the queue of model 'm' is full: it holds at most 2; try again later");
+        assert_eq!(message, "Exceeds maximum queue size: the queue of model 'm' holds at most 2; try again later");
         assert!(retry_after > downbeat_core::Duration::ZERO);
         assert!((3..8).contains(&answers.len()), "{policy}: {}", answers.len());
         for answer in answers {
@@ -210,7 +210,10 @@ async fn a_model_is_reloaded_without_a_gap_and_unloaded_after_its_last_answer() 
         assert!(running.is_finished(), "{policy}");
         running.await.unwrap().unwrap();
         let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
-        assert_eq!(error.to_string(), "model 'm' is not ready: UNAVAILABLE: unloaded");
+        assert_eq!(
+            error.to_string(),
+            "Request for unknown model: 'm' has no available versions: UNAVAILABLE: unloaded"
+        );
         assert_eq!(registry.timeline(ms(1_000)).unwrap().devices, []);
         assert!(!registry.metrics().unwrap().contains("downbeat_lanes{"), "its gauges are gone");
     }
@@ -354,7 +357,7 @@ async fn a_request_of_more_items_than_may_wait_is_told_so() {
         let error = registry.infer(request("m", 3, 4)).await.unwrap_err();
         assert!(matches!(error, ServiceError::InvalidArgument(_)), "{error:?}");
         assert!(
-            error.to_string().contains("3 items can never wait for model 'm': its queue holds at most 2"),
+            error.to_string().contains("Exceeds maximum queue size: a request of 3 items can never wait for model 'm', whose queue holds at most 2"),
             "{error}"
         );
         registry.infer(request("m", 2, 4)).await.unwrap();

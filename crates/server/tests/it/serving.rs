@@ -201,7 +201,7 @@ async fn the_bound_of_a_queue_is_exact_and_says_when_to_come_back() {
     let full = registry.infer(request("m", 1, 4)).await.unwrap_err();
     for error in [too_much, full] {
         let ServiceError::QueueFull { message, retry_after } = error else { panic!("{error:?}") };
-        assert_eq!(message, "the queue of model 'm' is full: it holds at most 3; try again later");
+        assert_eq!(message, "Exceeds maximum queue size: the queue of model 'm' holds at most 3; try again later");
         assert!(retry_after > downbeat_core::Duration::ZERO);
     }
     for answer in [running, two, one] {
@@ -433,7 +433,7 @@ async fn an_unloaded_model_answers_what_is_in_and_refuses_what_comes() {
     running.await.unwrap().unwrap();
     waiting.await.unwrap().unwrap();
     let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
-    assert_eq!(error.to_string(), "model 'm' is not ready: UNAVAILABLE: unloaded");
+    assert_eq!(error.to_string(), "Request for unknown model: 'm' has no available versions: UNAVAILABLE: unloaded");
     let states: Vec<_> = registry.repository_index(false).into_iter().map(|e| (e.name, e.state)).collect();
     assert_eq!(states, [("m".to_owned(), "UNAVAILABLE".to_owned()), ("other".to_owned(), "READY".to_owned())]);
     registry.infer(request("other", 1, 4)).await.unwrap();
@@ -454,7 +454,12 @@ async fn a_broken_model_does_not_keep_the_others_from_being_served() {
     registry.infer(request("good", 1, 4)).await.unwrap();
     assert!(!registry.is_ready(), "strict readiness: a model that was asked for is missing");
     let error = registry.infer(request("bad", 1, 4)).await.unwrap_err();
-    assert!(error.to_string().starts_with("model 'bad' is not ready: UNAVAILABLE"), "{error}");
+    assert!(
+        error.to_string().starts_with(
+            "Request for unknown model: 'bad' has no available versions: UNAVAILABLE: load failed for model 'bad'"
+        ),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -471,10 +476,10 @@ async fn unknown_names_say_what_there_is() {
         }
         registry.infer(request).await.unwrap_err().to_string()
     };
-    assert!(told("n", "", "").await.contains("there is no model 'n'"));
-    assert_eq!(told("m", "2", "").await, "model 'm' has no ready version 2; ready: 7");
+    assert!(told("n", "", "").await.starts_with("Request for unknown model: 'n' is not found"));
+    assert_eq!(told("m", "2", "").await, "Request for unknown model: 'm' version 2 is not found; ready: 7");
     assert_eq!(told("m", "two", "").await, "'two' is no version of model 'm': versions are positive numbers");
-    assert_eq!(told("m", "", "z").await, "model 'm' has no output 'z'; its outputs are [\"y\"]");
+    assert_eq!(told("m", "", "z").await, "unexpected inference output 'z' for model 'm'; its outputs are [\"y\"]");
     registry.infer(request("m", 1, 4)).await.unwrap();
 }
 

@@ -39,6 +39,10 @@ clients *arguments: (_venv "tests/clients/requirements.txt")
     cargo build --release -p downbeat
     {{venv}}/bin/python -m pytest tests/clients {{arguments}}
 
+# libFuzzer on each way to read bytes, or on those named, for `seconds` each. Needs cargo-fuzz (cargo install cargo-fuzz) and a C++ compiler.
+fuzz seconds="60" *targets:
+    fuzz/run.sh {{seconds}} {{targets}}
+
 # Write the example models again.
 examples: (_venv "tools/requirements.txt")
     {{venv}}/bin/python tools/make_examples.py

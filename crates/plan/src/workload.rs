@@ -293,6 +293,7 @@ impl Workload {
 
     /// The workload as a file that [`Workload::parse`] reads.
     pub fn to_toml(&self) -> String {
+        // Numbers as floats with a point or an exponent, also where they are whole: a whole one may be beyond TOML's integers.
         let mut text = String::new();
         let mib = |bytes: u64| bytes as f64 / MIB;
         // Writing to a string cannot fail.
@@ -301,27 +302,27 @@ impl Workload {
             let _ = writeln!(text, "devices = {devices}");
         }
         if let Some(memory) = self.device_memory {
-            let _ = writeln!(text, "device_memory_mib = {}", mib(memory));
+            let _ = writeln!(text, "device_memory_mib = {:?}", mib(memory));
         }
         if let Some(rate) = self.max_rate {
-            let _ = writeln!(text, "max_rate = {rate}");
+            let _ = writeln!(text, "max_rate = {rate:?}");
         }
-        let _ = writeln!(text, "memory_weight = {}", self.memory_weight);
+        let _ = writeln!(text, "memory_weight = {:?}", self.memory_weight);
         if let Some(cost) = self.max_disruption {
-            let _ = writeln!(text, "max_disruption = {cost}");
+            let _ = writeln!(text, "max_disruption = {cost:?}");
         }
         for model in &self.models {
             let name = toml::Value::from(model.name.clone());
-            let _ = writeln!(text, "\n[[models]]\nname = {name}\nrate = {}", model.rate);
-            let _ = writeln!(text, "memory_mib = {}", mib(model.memory));
-            let _ = writeln!(text, "dynamic_memory_mib = {}", mib(model.dynamic_memory));
-            let _ = writeln!(text, "load_cost = {}\nslo_ms = {}", model.load_cost, model.slo_ms);
+            let _ = writeln!(text, "\n[[models]]\nname = {name}\nrate = {:?}", model.rate);
+            let _ = writeln!(text, "memory_mib = {:?}", mib(model.memory));
+            let _ = writeln!(text, "dynamic_memory_mib = {:?}", mib(model.dynamic_memory));
+            let _ = writeln!(text, "load_cost = {:?}\nslo_ms = {:?}", model.load_cost, model.slo_ms);
             let _ = match &model.profile {
                 Profile::Linear { alpha_ms, beta_ms, max_batch: None } => {
-                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms}, beta_ms = {beta_ms} }}")
+                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms:?}, beta_ms = {beta_ms:?} }}")
                 }
                 Profile::Linear { alpha_ms, beta_ms, max_batch: Some(most) } => {
-                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms}, beta_ms = {beta_ms}, max_batch = {most} }}")
+                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms:?}, beta_ms = {beta_ms:?}, max_batch = {most} }}")
                 }
                 Profile::Points(points) => {
                     let points: Vec<String> = points.iter().map(|(b, l)| format!("[{b}, {l:?}]")).collect();

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# libFuzzer on the targets named, or on all, for so many seconds each: fuzz/run.sh SECONDS [TARGET...]. What it finds worth keeping goes to
+# target/fuzz/corpus, from where the next run goes on; bytes that end a target to target/fuzz/artifacts. seeds/ is only read.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=${1:-60}
+targets=("${@:2}")
+[ "${#targets[@]}" -gt 0 ] || mapfile -t targets < <(ls fuzz/seeds)
+
+# Sanitizers' flags are unstable; the stable compiler takes them with this.
+export RUSTC_BOOTSTRAP=1
+failed=()
+for target in "${targets[@]}"; do
+  printf '\n== %s (%d s)\n' "$target" "$seconds"
+  mkdir -p "target/fuzz/corpus/$target" "target/fuzz/artifacts/$target"
+  # A leak is looked for by the soak, in the whole server; here a frontend lives until the end.
+  cargo fuzz run "$target" --features libfuzzer --target-dir target/fuzz "target/fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+    -max_total_time="$seconds" -timeout=30 -rss_limit_mb=2048 -malloc_limit_mb=1024 -max_len=65536 -detect_leaks=0 -print_final_stats=1 \
+    -artifact_prefix="target/fuzz/artifacts/$target/" || failed+=("$target")
+done
+if [ "${#failed[@]}" -gt 0 ]; then
+  printf '\nfailed: %s\n' "${failed[*]}" >&2
+  exit 1
+fi

@@ -1,0 +1,211 @@
+//! Everything that reads what a peer or a file says, as functions of bytes. Whatever the bytes are, each returns: no panic, no end of
+//! the process, no wait without end; and what was read can be written and read again where there is a writer.
+//!
+//! `just fuzz` has libFuzzer look for bytes (`fuzz_targets/`), for a minute each; `tests/it` changes the files in `seeds/` at random,
+//! with the stable compiler and in seconds, whenever the workspace's tests run.
+
+mod connection;
+#[path = "../../crates/server/tests/it/support/memory_service.rs"]
+#[allow(dead_code, missing_docs, reason = "its knobs are for tests")]
+mod memory_service;
+mod model_folder;
+
+use std::path::Path;
+
+use bytes::Bytes;
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_protocol::{grpc, http, inference};
+use downbeat_server::lanes::DeviceRecord;
+use downbeat_server::profiler::{ProfileStore, StoredProfile, profile};
+use downbeat_sim::device::Calibration;
+use prost::Message;
+
+pub use connection::http_connection;
+pub use model_folder::{config_pbtxt, onnx};
+
+/// A way to read bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name: that of the function, of the program in `fuzz_targets/`, and of the folder in `seeds/`.
+    pub name: &'static str,
+    /// Reads.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: [Target; 11] = {
+    macro_rules! targets {
+        ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
+    }
+    targets![
+        http_connection,
+        http_infer,
+        http_management,
+        grpc_messages,
+        onnx,
+        config_pbtxt,
+        downbeat_toml,
+        decision_log,
+        calibration,
+        workload,
+        profile_cache
+    ]
+};
+
+/// The body of an inference request and of an answer, JSON alone or with tensors after it. The first two bytes are the length of the
+/// JSON (little-endian; 65535: no such header).
+///
+/// # Panics
+/// If what was read cannot be written, or reads otherwise then.
+pub fn http_infer(data: &[u8]) {
+    let Some((length, body)) = data.split_first_chunk() else { return };
+    let header_length = match u16::from_le_bytes(*length) {
+        u16::MAX => None,
+        length => Some(usize::from(length)),
+    };
+    let body = Bytes::copy_from_slice(body);
+    if let Ok((request, _)) = http::parse_request("m".into(), String::new(), body.clone(), header_length) {
+        let binary = http::write_request(&request, http::RequestForm::BINARY).expect("bytes take every tensor");
+        let again = http::parse_request("m".into(), String::new(), binary.bytes, binary.header_length);
+        let (mut again, _) = again.expect("what was read is written so that it can be read");
+        // It says how answers are wanted, which is no part of the request once read.
+        for (output, was) in again.outputs.iter_mut().zip(&request.outputs) {
+            output.parameters.clone_from(&was.parameters);
+        }
+        // NaN in a parameter is unlike itself.
+        assert_eq!(format!("{again:?}"), format!("{request:?}"));
+        let _ = http::write_request(&request, http::RequestForm::JSON);
+    }
+    if let Ok(response) = http::parse_response(body, header_length) {
+        for binary in [false, true] {
+            let _ = http::write_response(&response, &http::OutputForms::all(binary));
+        }
+    }
+}
+
+/// Bodies of everything but inference: requests that the server reads, answers that its clients read.
+pub fn http_management(data: &[u8]) {
+    let _ = serde_json::from_slice::<http::IndexRequest>(data);
+    let _ = serde_json::from_slice::<http::LoadRequest>(data);
+    let _ = serde_json::from_slice::<http::UnloadRequest>(data);
+    let _ = serde_json::from_slice::<http::RegisterRegionRequest>(data);
+    let _ = serde_json::from_slice::<http::ModelMetadataBody>(data);
+    let _ = serde_json::from_slice::<http::ServerMetadataBody>(data);
+    if let Ok(statistics) = http::statistics_from_json(data) {
+        let _ = http::statistics_to_json(statistics);
+    }
+}
+
+/// The protocol's messages and what is made of them.
+///
+/// # Panics
+/// If what was read does not come out of the wire as it went in.
+pub fn grpc_messages(data: &[u8]) {
+    let data = Bytes::copy_from_slice(data);
+    if let Ok(message) = inference::ModelInferRequest::decode(data.clone())
+        && let Ok(request) = grpc::request_from_message(message)
+    {
+        let again = grpc::request_from_message(grpc::request_to_message(request.clone()));
+        // NaN in a parameter is unlike itself.
+        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, grpc::MessageError>(&request)));
+    }
+    if let Ok(message) = inference::ModelInferResponse::decode(data.clone())
+        && let Ok(response) = grpc::response_from_message(message)
+    {
+        let again = grpc::response_from_message(grpc::response_to_message(response.clone()));
+        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, grpc::MessageError>(&response)));
+    }
+    let _ = inference::RepositoryModelLoadRequest::decode(data.clone());
+    let _ = inference::ModelConfigResponse::decode(data.clone())
+        .map(|response| response.config.map(|config| http::config_to_json(&config)));
+    let _ =
+        inference::ModelStatisticsResponse::decode(data).map(|response| http::statistics_to_json(response.model_stats));
+}
+
+/// `downbeat.toml`, to the options it gives.
+///
+/// # Panics
+/// If it is refused without a word.
+pub fn downbeat_toml(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Err(error) = downbeat::options_of_text(text) {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+/// A decision log, of a scheduler and of a device: shown, and played again.
+pub fn decision_log(data: &[u8]) {
+    let _ = downbeat::write_log(Path::new("log"), data, &mut std::io::sink());
+    let _ = downbeat_core::cluster::journal::replay(data);
+    let _ = serde_json::from_slice::<DeviceRecord>(data).map(|record| record.to_string());
+}
+
+/// Most measured points that are fitted here.
+const MOST_MEASURED: usize = 16;
+
+/// A calibration of the emulated device: read, fitted, written.
+///
+/// # Panics
+/// If what was written cannot be read.
+pub fn calibration(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(mut read) = Calibration::read(text) else { return };
+    for model in &read.models {
+        let _ = read.model(&model.name, Some(1));
+    }
+    if let Ok(written) = read.write() {
+        Calibration::read(&written).expect("what was read is written so that it can be read");
+    }
+    // What pairs tell is found by simulating them, which takes seconds and reads nothing.
+    read.pairs.clear();
+    let measured: usize = read.models.iter().map(|model| model.measured.len()).sum();
+    if measured <= MOST_MEASURED {
+        let _ = read.fit();
+    }
+}
+
+/// A workload of `downbeat plan`: read, written, and planned where it is small.
+///
+/// # Panics
+/// If what was written cannot be read.
+pub fn workload(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(workload) = downbeat_plan::Workload::parse(text) else { return };
+    let again = downbeat_plan::Workload::parse(&workload.to_toml());
+    again.expect("what was read is written so that it can be read");
+    if workload.models.len() * workload.sub_clusters <= 64 {
+        let problem = workload.problem();
+        let options = downbeat_plan::Options {
+            time_limit: Duration::from_millis(1),
+            seed: 0,
+            method: downbeat_plan::Method::Search,
+        };
+        // Time that passes with each look at the clock, so that the same bytes give the same.
+        let looks = std::cell::Cell::new(0);
+        let elapsed = || {
+            looks.set(looks.get() + 1);
+            Duration::from_micros(100 * looks.get())
+        };
+        let _ = downbeat_plan::plan(&problem, &options, &elapsed);
+    }
+}
+
+/// A stored profile, to the latencies that the scheduler takes from it.
+pub fn profile_cache(data: &[u8]) {
+    let Ok(folder) = tempfile::tempdir() else { return };
+    if std::fs::write(folder.path().join("key.json"), data).is_err() {
+        return;
+    }
+    let store = ProfileStore::new(Some(folder.path().to_owned()));
+    let Some(stored) = store.get::<StoredProfile>("key") else { return };
+    let Ok(profile) = profile(&stored.measurements) else { return };
+    read_latencies(&profile);
+}
+
+fn read_latencies(profile: &LatencyProfile) {
+    let most = profile.max_batch();
+    for batch in [0, 1, most / 2, most, u32::MAX] {
+        let _ = Time::ZERO + profile.latency(batch);
+        let _ = profile.largest_within(profile.latency(batch));
+    }
+}

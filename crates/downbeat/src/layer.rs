@@ -23,11 +23,19 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// The model repository; in a file, relative to the file's folder.
-    pub repository: Option<PathBuf>,
+    /// The model repositories; in a file, relative to the file's folder.
+    #[serde(default, deserialize_with = "one_or_more")]
+    pub repository: Option<Vec<PathBuf>>,
     pub server_name: Option<String>,
     #[serde(default, deserialize_with = "named")]
     pub host: Option<IpAddr>,
+    /// Where they are not `host`.
+    #[serde(default, deserialize_with = "named")]
+    pub http_address: Option<IpAddr>,
+    #[serde(default, deserialize_with = "named")]
+    pub grpc_address: Option<IpAddr>,
+    #[serde(default, deserialize_with = "named")]
+    pub metrics_address: Option<IpAddr>,
     pub http_port: Option<Port>,
     pub grpc_port: Option<Port>,
     pub metrics_port: Option<Port>,
@@ -51,6 +59,7 @@ pub struct Layer {
     /// In a file, relative to the file's folder.
     pub decision_log: Option<PathBuf>,
     pub strict_readiness: Option<bool>,
+    pub allow_empty: Option<bool>,
     pub auto_complete_config: Option<bool>,
     pub exit_on_error: Option<bool>,
     #[serde(default)]
@@ -230,6 +239,19 @@ pub(crate) fn named<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     text.parse().map(Some).map_err(D::Error::custom)
 }
 
+fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PathBuf>>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged, expecting = "a repository is the path of a folder, or a list of such paths")]
+    enum Written {
+        One(PathBuf),
+        More(Vec<PathBuf>),
+    }
+    Ok(Some(match Written::deserialize(deserializer)? {
+        Written::One(path) => vec![path],
+        Written::More(paths) => paths,
+    }))
+}
+
 pub(crate) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     units::millis(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
 }
@@ -266,9 +288,8 @@ impl Layer {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
         let mut layer = Layer::parse(&text).map_err(|e| anyhow!("{shown}:{e}"))?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        for inner in
-            [&mut layer.repository, &mut layer.profiling.cache_dir, &mut layer.decision_log].into_iter().flatten()
-        {
+        let others = [&mut layer.profiling.cache_dir, &mut layer.decision_log].into_iter().flatten();
+        for inner in layer.repository.iter_mut().flatten().chain(others) {
             *inner = folder.join(&*inner);
         }
         layer.device.relative_to(folder);

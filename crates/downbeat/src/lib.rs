@@ -27,6 +27,7 @@ mod simulate_device;
 mod slice_command;
 mod slice_report;
 mod timeline_command;
+mod triton_flags;
 mod units;
 
 use std::process::ExitCode;

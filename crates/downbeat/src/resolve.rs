@@ -35,14 +35,17 @@ pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
     let given = flags.layer();
     let file = match (&flags.config, &given.repository) {
         (Some(file), _) => Some(folder.join(file)),
-        (None, repository) => [Some(folder.to_owned()), repository.as_ref().map(|r| folder.join(r))]
-            .into_iter()
-            .flatten()
+        (None, repository) => std::iter::once(folder.to_owned())
+            .chain(repository.iter().flatten().map(|r| folder.join(r)))
             .map(|folder| folder.join(FILE_NAME))
             .find(|file| file.is_file()),
     };
     let from_file = file.as_deref().map(Layer::read).transpose()?.unwrap_or_default();
-    let options = merge(&[from_file, given])?;
+    let mut options = merge(&[from_file, given])?;
+    options.notices.extend(flags.triton.notice()?);
+    if flags.poll.is_some() && !matches!(options.model_control, ModelControl::Poll { .. }) {
+        options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
+    }
     Ok(Resolved { options, file })
 }
 
@@ -59,12 +62,13 @@ pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
 /// # Errors
 /// If there is no repository, or options contradict each other.
 pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
-    let Some(repository) = layers.iter().rev().find_map(|l| l.repository.clone()) else {
+    let repositories = layers.iter().rev().find_map(|l| l.repository.clone()).unwrap_or_default();
+    let Some(first) = repositories.first() else {
         bail!(
             "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
         );
     };
-    let mut options = ServerOptions::new(repository);
+    let mut options = ServerOptions { repositories: repositories.clone(), ..ServerOptions::new(first.clone()) };
     let (mut mode, mut load, mut poll) = (None, None, None);
     for layer in layers {
         let set = |to: &mut Option<u16>, port: Option<Port>| {
@@ -82,6 +86,9 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         }
         over(&mut options.server_name, &layer.server_name);
         over(&mut options.host, &layer.host);
+        options.http_address = layer.http_address.or(options.http_address);
+        options.grpc_address = layer.grpc_address.or(options.grpc_address);
+        options.metrics_address = layer.metrics_address.or(options.metrics_address);
         over(&mut options.engine, &layer.engine);
         over(&mut options.threads, &layer.threads);
         over(&mut options.devices, &layer.devices);
@@ -97,6 +104,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
             options.decision_log.clone_from(&layer.decision_log);
         }
         over(&mut options.strict_readiness, &layer.strict_readiness);
+        over(&mut options.allow_empty, &layer.allow_empty);
         over(&mut options.auto_complete_config, &layer.auto_complete_config);
         over(&mut options.exit_on_error, &layer.exit_on_error);
         over(&mut options.profiling.enabled, &layer.profiling.enabled);
@@ -134,9 +142,6 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
     check(&options)?;
     if load.is_some() && mode != ControlMode::Explicit {
         bail!("models to load (--load-model) are named only in mode explicit; the mode is {mode}");
-    }
-    if poll.is_some() && mode != ControlMode::Poll {
-        bail!("an interval of looking at the disk (--repository-poll-secs) needs mode poll; the mode is {mode}");
     }
     Ok(options)
 }
@@ -222,6 +227,9 @@ mod tests {
             repository = "models"
             server_name = "triton"
             host = "127.0.0.1"
+            http_address = "127.0.0.2"
+            grpc_address = "127.0.0.3"
+            metrics_address = "127.0.0.4"
             http_port = 9000
             grpc_port = false
             metrics_port = 0
@@ -238,6 +246,7 @@ mod tests {
             drain_timeout_s = 2
             decision_log = "decisions"
             strict_readiness = false
+            allow_empty = true
             auto_complete_config = false
             exit_on_error = true
             [cuda]
@@ -291,7 +300,7 @@ mod tests {
         "#;
         let options = merged(file, &[]);
         let ms = Duration::from_millis;
-        assert_eq!(options.repository, Path::new("models"));
+        assert_eq!(options.repositories, [Path::new("models")]);
         assert_eq!((options.server_name.as_str(), options.host.to_string().as_str()), ("triton", "127.0.0.1"));
         assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
         assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Cuda, 2, 3));
@@ -310,7 +319,11 @@ mod tests {
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
         assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
-        assert!(!options.strict_readiness && !options.auto_complete_config && options.exit_on_error);
+        let addresses = [options.http_address, options.grpc_address, options.metrics_address];
+        assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);
+        assert!(
+            !options.strict_readiness && options.allow_empty && !options.auto_complete_config && options.exit_on_error
+        );
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
         assert_eq!((options.device.policy, options.device.groups.len()), (DevicePolicy::Windowed, 1));
         let group = &options.device.groups[0];
@@ -381,7 +394,7 @@ mod tests {
         let file =
             "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";
         let options = merged(file, &["b", "--http-port", "off", "--slo-ms", "m=20", "--slo-ms", "n=30"]);
-        assert_eq!(options.repository, Path::new("b"));
+        assert_eq!(options.repositories, [Path::new("b")]);
         assert_eq!(options.http_port, None);
         assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
         assert_eq!(options.drop, Some(DropPolicy::Head));
@@ -397,7 +410,80 @@ mod tests {
         assert!(
             refused("", &["m", "--load-model", "a", "--model-control-mode", "none"]).contains("only in mode explicit")
         );
-        assert!(refused("", &["m", "--repository-poll-secs", "5"]).contains("needs mode poll"));
+    }
+
+    #[test]
+    fn flags_of_triton_mean_their_counterparts() {
+        let options = merged(
+            "",
+            &[
+                "--model-repository=a",
+                "--model-store=b",
+                "--id=triton",
+                "--http-address=localhost",
+                "--grpc-address=127.0.0.2",
+                "--allow-metrics=false",
+                "--allow-http=1",
+                "--http-port=9000",
+                "--log-verbose=1",
+                "--log-info=true",
+                "--log-format=ISO8601",
+                "--strict-model-config=true",
+                "--exit-on-error=true",
+                "--strict-readiness=false",
+                "--exit-timeout-secs=5",
+                "--model-control-mode=explicit",
+                "--load-model=x",
+                "--backend-config=onnxruntime,default-max-batch-size=7",
+            ],
+        );
+        assert_eq!(options.repositories, [Path::new("a"), Path::new("b")]);
+        assert_eq!(
+            (options.server_name.as_str(), options.http_port, options.metrics_port),
+            ("triton", Some(9000), None)
+        );
+        let addresses = [options.http_address, options.grpc_address, options.metrics_address];
+        assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.1", "127.0.0.2", "127.0.0.1"]);
+        assert_eq!((options.log.level.as_str(), options.log.format), ("debug", LogFormat::Text));
+        assert!(!options.auto_complete_config && options.exit_on_error && !options.strict_readiness);
+        assert_eq!((options.drain_timeout, options.default_max_batch_size), (Duration::from_millis(5_000), 7));
+        assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["x".into()] });
+        let level = |flags: &[&str]| merged("", &[&["m"], flags].concat()).log.level;
+        assert_eq!(level(&["--log-info=false"]), "warn");
+        assert_eq!(level(&["--log-info=0", "--log-warning=0", "--log-error=1"]), "error");
+        assert_eq!(level(&["--log-verbose=0", "--log-info=1"]), "info");
+        assert_eq!(level(&["--log-verbose=1", "--log-level", "warn"]), "warn");
+    }
+
+    #[test]
+    fn flags_of_triton_without_a_counterpart_are_named_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let given = [
+            "m",
+            "--http-thread-count=8",
+            "--trace-config",
+            "rate=1",
+            "--trace-config=level=TIMESTAMPS",
+            "--backend-config=tensorrt,x=1",
+            "--grpc-use-ssl=false",
+        ];
+        let resolved = resolve(&flags(&given), folder.path()).unwrap();
+        assert_eq!(
+            resolved.options.notices,
+            [
+                "passed over, as nothing here corresponds to them: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses them)"
+            ]
+        );
+        let refused =
+            |more: &str| resolve(&flags(&[&given[..], &[more]].concat()), folder.path()).unwrap_err().to_string();
+        assert!(
+            refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, ")
+        );
+        for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
+            assert!(refused(closes).contains("would leave open what it is to close"), "{closes}");
+        }
+        let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), folder.path()).unwrap();
+        assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
     }
 
     #[test]
@@ -483,7 +569,7 @@ mod tests {
         std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();
         let resolved = resolve(&flags(&[]), folder.path()).unwrap();
         assert_eq!(resolved.options.http_port, Some(2));
-        assert_eq!(resolved.options.repository, folder.path().join("models"));
+        assert_eq!(resolved.options.repositories, [folder.path().join("models")]);
 
         std::fs::write(folder.path().join("other.toml"), "http_port = 3").unwrap();
         let resolved = resolve(&flags(&["models", "--config", "other.toml"]), folder.path()).unwrap();

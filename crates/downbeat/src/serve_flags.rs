@@ -10,6 +10,7 @@ use downbeat_server::options::{CudaMissing, DevicePolicy, DispatchPolicy, DropPo
 use crate::cuda_layer::CudaLayer;
 use crate::device_layer::DeviceLayer;
 use crate::layer::{AutoscaleLayer, ControlMode, Layer, LogLayer, ModelControlLayer, ModelLayer, Port, ProfilingLayer};
+use crate::triton_flags::{self, TritonFlags};
 use crate::units;
 
 /// Serve the models of a repository.
@@ -17,13 +18,13 @@ use crate::units;
 /// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later wins.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ServeFlags {
-    /// Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt
+    /// Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt. The models of several are served together
     #[arg(value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
-    pub repository: Option<PathBuf>,
+    pub repository: Vec<PathBuf>,
 
-    /// The same as REPOSITORY, by Triton's name
-    #[arg(long = "model-repository", value_name = "REPOSITORY", hide = true)]
-    pub model_repository: Option<PathBuf>,
+    /// The same as REPOSITORY, by Triton's name; repeatable
+    #[arg(long = "model-repository", alias = "model-store", value_name = "REPOSITORY", hide = true)]
+    pub model_repository: Vec<PathBuf>,
 
     /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there is one
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
@@ -152,6 +153,13 @@ pub struct ServeFlags {
     )]
     pub strict_readiness: Option<bool>,
 
+    /// Be ready also while no model is served
+    #[arg(
+        long, value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", env = "DOWNBEAT_ALLOW_EMPTY", help_heading = "Models"
+    )]
+    pub allow_empty: Option<bool>,
+
     /// Do not measure latency profiles at load
     #[arg(long, help_heading = "Profiles")]
     pub no_profiling: bool,
@@ -179,12 +187,15 @@ pub struct ServeFlags {
     pub decision_log: Option<PathBuf>,
 
     /// Form of log lines: text or json [default: text]
-    #[arg(long, value_name = "FORMAT", env = "DOWNBEAT_LOG_FORMAT", help_heading = "Operation")]
+    #[arg(long, value_name = "FORMAT", value_parser = triton_flags::log_format, env = "DOWNBEAT_LOG_FORMAT", help_heading = "Operation")]
     pub log_format: Option<LogFormat>,
 
     /// error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug [default: info]
     #[arg(long, value_name = "LEVEL", env = "DOWNBEAT_LOG_LEVEL", help_heading = "Operation")]
     pub log_level: Option<String>,
+
+    #[command(flatten)]
+    pub triton: TritonFlags,
 }
 
 /// `--slo-ms`: of a model, or of all.
@@ -208,9 +219,12 @@ impl ServeFlags {
     /// What the flags give.
     pub fn layer(&self) -> Layer {
         let mut layer = Layer {
-            repository: self.model_repository.clone().or_else(|| self.repository.clone()),
+            repository: [&self.model_repository, &self.repository].into_iter().find(|given| !given.is_empty()).cloned(),
             server_name: self.server_name.clone(),
             host: self.host,
+            http_address: None,
+            grpc_address: None,
+            metrics_address: None,
             http_port: self.http_port,
             grpc_port: self.grpc_port,
             metrics_port: self.metrics_port,
@@ -227,6 +241,7 @@ impl ServeFlags {
             drain_timeout: self.drain_timeout,
             decision_log: self.decision_log.clone(),
             strict_readiness: self.strict_readiness,
+            allow_empty: self.allow_empty,
             auto_complete_config: self.disable_auto_complete_config.then_some(false),
             exit_on_error: self.exit_on_error,
             model_control: ModelControlLayer {
@@ -251,6 +266,7 @@ impl ServeFlags {
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             models: Default::default(),
         };
+        self.triton.apply(&mut layer);
         for ModelSlo { model, slo } in &self.slo {
             match model {
                 None => layer.slo = Some(*slo),

@@ -24,6 +24,7 @@ mod field_index;
 mod finding;
 pub mod names;
 pub mod policy;
+mod repositories;
 mod repository;
 mod warmup;
 
@@ -31,5 +32,6 @@ pub use batching::{Batching, Level, TimeoutAction};
 pub use binding::TensorBinding;
 pub use definition::{ModelDefinition, ModelFormat};
 pub use finding::{ConfigError, Finding, Position, did_you_mean, nearest};
+pub use repositories::ModelRepositories;
 pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};
 pub use warmup::{Warmup, WarmupData, WarmupInput};

@@ -61,6 +61,19 @@ pub enum RepositoryError {
         /// A name that is there and near, or nothing.
         hint: String,
     },
+    /// Two repositories have a folder of this name.
+    #[error(
+        "model appears in two or more repositories: '{name}' is in {one} and in {other}; remove or rename one of them",
+        one = one.display(), other = other.display()
+    )]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// One of the repositories.
+        one: PathBuf,
+        /// Another.
+        other: PathBuf,
+    },
     /// The model's folder or its configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -78,6 +91,12 @@ pub struct Scan {
 /// What the files of a model were when it was looked at: equal as long as nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fingerprint(BTreeMap<PathBuf, (u64, Option<SystemTime>)>);
+
+impl FromIterator<Fingerprint> for Fingerprint {
+    fn from_iter<I: IntoIterator<Item = Fingerprint>>(all: I) -> Self {
+        Fingerprint(all.into_iter().flat_map(|one| one.0).collect())
+    }
+}
 
 impl ModelRepository {
     /// The repository at `path`.
@@ -128,6 +147,16 @@ impl ModelRepository {
         &self.path
     }
 
+    /// The folder with symbolic links resolved.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether there is a model of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.model_dir(name).is_ok_and(|dir| looks_like_model(&dir))
+    }
+
     /// The models and what else is strange.
     ///
     /// # Errors
@@ -173,9 +202,37 @@ impl ModelRepository {
                 },
             }
         }
+        if scan.names.is_empty()
+            && let Some(message) = self.is_misplaced()
+        {
+            let file = self.path.display().to_string();
+            scan.warnings = vec![Finding { file, position: None, field: String::new(), message }];
+        }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(scan)
+    }
+
+    /// What the folder is if it is not a repository but a part of one, and which folder was probably meant.
+    fn is_misplaced(&self) -> Option<String> {
+        let entries = || fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let is_version = |path: &Path| path.file_name().and_then(|n| n.to_str()).and_then(version_number).is_some();
+        let above = |levels: usize| self.root.ancestors().nth(levels).unwrap_or(&self.root).display().to_string();
+        if self.root.join(CONFIG_FILE).is_file()
+            || entries().any(|e| is_version(&e.path()) && has_model_file(&e.path()))
+        {
+            return Some(format!(
+                "is the folder of one model, not a model repository; give the folder above it: {}",
+                above(1)
+            ));
+        }
+        if is_version(&self.root) && has_model_file(&self.root) {
+            return Some(format!(
+                "is the folder of one version of a model, not a model repository; give the folder two above it: {}",
+                above(2)
+            ));
+        }
+        None
     }
 
     /// Names of the models, sorted.
@@ -334,6 +391,10 @@ fn plain(file: &str, message: String) -> ConfigError {
 fn version_number(name: &str) -> Option<u64> {
     let digits = name.bytes().all(|b| b.is_ascii_digit()) && !name.starts_with('0');
     digits.then(|| name.parse().ok()).flatten()
+}
+
+fn has_model_file(dir: &Path) -> bool {
+    [ModelFormat::Onnx, ModelFormat::Emulated].iter().flat_map(|f| f.file_names()).any(|name| dir.join(name).exists())
 }
 
 fn looks_like_model(dir: &Path) -> bool {

@@ -21,12 +21,18 @@ pub const SERVER_NAME: &str = "downbeat";
 /// Everything the server can be told.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServerOptions {
-    /// The model repository's folder.
-    pub repository: PathBuf,
+    /// The folders of the model repositories: models of all of them are served.
+    pub repositories: Vec<PathBuf>,
     /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
     pub server_name: String,
     /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
     pub host: IpAddr,
+    /// Address of the HTTP port; `None`: `host`.
+    pub http_address: Option<IpAddr>,
+    /// Address of the gRPC port; `None`: `host`.
+    pub grpc_address: Option<IpAddr>,
+    /// Address of the metrics port; `None`: `host`.
+    pub metrics_address: Option<IpAddr>,
     /// HTTP port; 0: chosen by the operating system; `None`: no HTTP.
     pub http_port: Option<u16>,
     /// gRPC port; 0: chosen by the operating system; `None`: no gRPC.
@@ -66,6 +72,8 @@ pub struct ServerOptions {
     pub model_control: ModelControl,
     /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
     pub strict_readiness: bool,
+    /// Ready also while no model is served.
+    pub allow_empty: bool,
     /// Whether a model's configuration is completed from its file.
     pub auto_complete_config: bool,
     /// Stop at start if a model does not load, instead of serving the others.
@@ -78,15 +86,20 @@ pub struct ServerOptions {
     pub decision_log: Option<PathBuf>,
     /// What the server says about itself.
     pub log: LogOptions,
+    /// What was given and has no effect: a line of the log each, at the start.
+    pub notices: Vec<String>,
 }
 
 impl ServerOptions {
     /// The defaults, on a repository.
     pub fn new(repository: PathBuf) -> Self {
         ServerOptions {
-            repository,
+            repositories: vec![repository],
             server_name: SERVER_NAME.to_owned(),
             host: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            http_address: None,
+            grpc_address: None,
+            metrics_address: None,
             http_port: Some(8000),
             grpc_port: Some(8001),
             metrics_port: Some(8002),
@@ -106,12 +119,14 @@ impl ServerOptions {
             drain_timeout: Duration::from_millis(30_000),
             model_control: ModelControl::None,
             strict_readiness: true,
+            allow_empty: false,
             auto_complete_config: true,
             exit_on_error: false,
             profiling: ProfilingOptions::default(),
             autoscale: Some(AutoscaleOptions::default()),
             decision_log: None,
             log: LogOptions::default(),
+            notices: Vec::new(),
         }
     }
 

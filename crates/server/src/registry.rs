@@ -9,7 +9,7 @@ use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
-use downbeat_repository::{Fingerprint, ModelRepository};
+use downbeat_repository::{Fingerprint, ModelRepositories, ModelRepository};
 use parking_lot::Mutex;
 
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
@@ -84,7 +84,7 @@ type Overlay = tempfile::TempDir;
 #[derive(Clone)]
 pub struct Registry {
     options: Arc<ServerOptions>,
-    repository: ModelRepository,
+    repository: ModelRepositories,
     serving: Arc<Serving>,
     driver: Arc<Driver>,
     loader: Arc<Loader>,
@@ -97,14 +97,16 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The registry of the repository that the options name, with its engines and devices; nothing is loaded yet.
+    /// The registry of the repositories that the options name, with its engines and devices; nothing is loaded yet.
     ///
     /// # Errors
-    /// If the repository cannot be read, the engine is not there, or the decision log cannot be written.
+    /// If a repository cannot be read, the engine is not there, or the decision log cannot be written.
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
-        let repository = ModelRepository::open(&options.repository)?
-            .with_auto_complete(options.auto_complete_config)
-            .with_default_max_batch_size(options.default_max_batch_size);
+        let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
+            repository
+                .with_auto_complete(options.auto_complete_config)
+                .with_default_max_batch_size(options.default_max_batch_size)
+        });
         let scan = repository.scan()?;
         for warning in &scan.warnings {
             tracing::warn!("{warning}");
@@ -119,7 +121,7 @@ impl Registry {
             let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
             anyhow::bail!(
                 "[[device.groups]]: the repository {} has no model '{unknown}'{hint}",
-                options.repository.display()
+                shown(&options.repositories)
             );
         }
         let waiting = wanted
@@ -133,7 +135,8 @@ impl Registry {
         let engines = Engines::choose(&options)?;
         let devices = engines.devices(options.devices)?;
         let options = Arc::new(ServerOptions { devices, ..ServerOptions::clone(&options) });
-        let repository = repository.with_gpus(engines.gpus.iter().map(|gpu| gpu.ordinal).collect());
+        let gpus: Vec<u32> = engines.gpus.iter().map(|gpu| gpu.ordinal).collect();
+        let repository = repository.map(|repository| repository.with_gpus(gpus.clone()));
         let metrics = Arc::new(Metrics::new()?);
         let devices = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, devices)).transpose()?.map(Arc::new);
@@ -456,6 +459,11 @@ impl Registry {
     }
 }
 
+/// Folders, for a message.
+pub(crate) fn shown(folders: &[std::path::PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 impl Entry {
     fn set(&self, version: u64, phase: Phase, reason: String) {
         self.phases.lock().insert(version, (phase, reason));
@@ -532,6 +540,9 @@ impl Service for Registry {
         }
         if !self.options.strict_readiness {
             return true;
+        }
+        if !self.options.allow_empty && self.serving.is_empty() {
+            return false;
         }
         self.started.load(Ordering::Acquire)
             && self.wanted.iter().all(|name| {

@@ -1,7 +1,7 @@
 //! The server as a whole: ports, models, signals.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -14,7 +14,7 @@ use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
 use crate::loader::LoadProgress;
 use crate::options::{ModelControl, ServerOptions};
-use crate::registry::Registry;
+use crate::registry::{Registry, shown};
 use crate::service::LoadOverrides;
 use crate::shared_memory::SharedMemory;
 use crate::{grpc, http, logging, metrics_port};
@@ -25,6 +25,9 @@ use crate::{grpc, http, logging, metrics_port};
 /// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
 pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     logging::start(&options.log)?;
+    for notice in &options.notices {
+        tracing::warn!("{notice}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
     let (outcome, finished) = runtime.block_on(run(options))?;
     if !finished {
@@ -38,9 +41,11 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool)> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
-    let http = bind(&options, options.http_port, "HTTP", "--http-port").await?;
-    let grpc = bind(&options, options.grpc_port, "gRPC", "--grpc-port").await?;
-    let metrics_listener = bind(&options, options.metrics_port, "metrics", "--metrics-port").await?;
+    let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
+    let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port").await?;
+    let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port").await?;
+    let metrics_listener =
+        bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port").await?;
 
     let registry = Registry::open(options.clone())?;
     if let Some(folder) = &options.decision_log {
@@ -140,13 +145,13 @@ async fn wait_for(mut stopped: watch::Receiver<bool>) {
 }
 
 async fn bind(
-    options: &ServerOptions,
+    host: IpAddr,
     port: Option<u16>,
     what: &str,
     flag: &str,
 ) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Some(port) = port else { return Ok(None) };
-    let wanted = SocketAddr::new(options.host, port);
+    let wanted = SocketAddr::new(host, port);
     let listener = TcpListener::bind(wanted).await.with_context(|| {
         format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}")
     })?;
@@ -171,12 +176,28 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     }
     registry.set_started();
     let ready = names.len() - failed.len();
-    if failed.is_empty() {
-        tracing::info!(models = ready, repository = %options.repository.display(), "ready");
-        Ok(())
-    } else {
-        anyhow::bail!("{ready} of {} models are ready; not loaded: {}", names.len(), failed.join("; "))
+    let repository = shown(&options.repositories);
+    if !failed.is_empty() {
+        let otherwise = if options.exit_on_error {
+            "the server ends, as --exit-on-error asks"
+        } else {
+            "the others are served; with --exit-on-error true the server would end"
+        };
+        anyhow::bail!("{ready} of {} models are ready; not loaded: {}; {otherwise}", names.len(), failed.join("; "));
     }
+    if ready == 0 && options.strict_readiness && !options.allow_empty {
+        let why = match options.model_control {
+            ModelControl::Explicit { .. } => "the model control mode is explicit and no --load-model names one",
+            _ => "there is none in the repository",
+        };
+        tracing::warn!(
+            %repository,
+            "not ready: no model is served, as {why}; ready once one is loaded, or now with --allow-empty"
+        );
+        return Ok(());
+    }
+    tracing::info!(models = ready, %repository, "ready");
+    Ok(())
 }
 
 async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, every: std::time::Duration) {

@@ -134,6 +134,11 @@ impl Serving {
         self.models.read().values().cloned().collect()
     }
 
+    /// Whether no model is in service.
+    pub fn is_empty(&self) -> bool {
+        self.models.read().is_empty()
+    }
+
     /// Takes a model into service, in the place of what was served under its name; gives that back.
     pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
         let mut models = self.models.write();

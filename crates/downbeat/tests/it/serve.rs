@@ -159,10 +159,67 @@ fn a_failing_model_ends_the_server_if_asked_to() {
     let output = command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
-    assert!(
-        said.lines().last().unwrap().starts_with("downbeat: 0 of 1 models are ready; not loaded: digits: "),
-        "{said}"
-    );
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("downbeat: 0 of 1 models are ready; not loaded: digits: "), "{said}");
+    assert!(last.ends_with("; the server ends, as --exit-on-error asks"), "{said}");
+}
+
+#[test]
+fn a_server_without_a_model_says_why_it_is_not_ready() {
+    let folder = digits();
+    let empty = tempfile::tempdir().unwrap();
+    let not_ready = "not ready: no model is served";
+    for (repository, flags, why) in [
+        (empty.path().to_owned(), &[][..], "there is none in the repository"),
+        (folder.path().join("digits"), &[], "give the folder above it: "),
+        (folder.path().to_owned(), &["--model-control-mode=explicit"], "no --load-model names one"),
+    ] {
+        let server = Server::start(&repository, flags, not_ready);
+        assert!(server.said.contains(why), "{}", server.said);
+        assert_eq!(server.http("GET", "/v2/health/ready", "").0, 503, "{repository:?} {flags:?}");
+        assert_eq!(server.http("GET", "/v2/health/live", "").0, 200);
+    }
+    let server = Server::start(empty.path(), &["--allow-empty"], "\"message\":\"ready\",\"models\":0");
+    assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200);
+}
+
+#[test]
+fn a_command_line_of_triton_starts_the_server() {
+    let (one, two) = (digits(), tempfile::tempdir().unwrap());
+    copy(&Path::new(EXAMPLES).join("mlp"), &two.path().join("mlp"));
+    let second = format!("--model-repository={}", two.path().display());
+    let first = format!("--model-repository={}", one.path().display());
+    let flags = [
+        first.as_str(),
+        second.as_str(),
+        "--id=triton",
+        "--allow-grpc=false",
+        "--log-verbose=0",
+        "--log-info=1",
+        "--strict-readiness=true",
+        "--exit-on-error=true",
+        "--http-thread-count=8",
+        "--backend-directory=/opt/tritonserver/backends",
+        "--cuda-memory-pool-byte-size=0:0",
+        "--allow-gpu-metrics=false",
+        "--rate-limit=off",
+        "--trace-config=rate=0",
+    ];
+    // What is named by the flag counts, not the path beside it.
+    let server = Server::start(Path::new("/nonexistent"), &flags, "\"message\":\"ready\",\"models\":2");
+    let passed_over = server.said.lines().filter(|line| line.contains("passed over")).collect::<Vec<_>>();
+    assert_eq!(passed_over.len(), 1, "{}", server.said);
+    for flag in ["http-thread-count", "backend-directory", "cuda-memory-pool-byte-size", "rate-limit", "trace-config"] {
+        assert!(passed_over[0].contains(&format!("--{flag}")), "{}", server.said);
+    }
+    assert!(server.http("GET", "/v2", "").1.contains("\"name\":\"triton\""));
+    for model in ["digits", "mlp"] {
+        assert_eq!(server.http("GET", &format!("/v2/models/{model}/ready"), "").0, 200);
+    }
+    assert!(!server.said.contains("\"message\":\"gRPC\""), "{}", server.said);
+    let refused = run(&["serve", EXAMPLES, "--http-thread-count=8", "--strict-flags"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("without a counterpart here: --http-thread-count"), "{}", stderr(&refused));
 }
 
 #[test]

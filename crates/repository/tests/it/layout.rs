@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use downbeat_repository::{ModelFormat, ModelRepository, RepositoryError};
+use downbeat_repository::{ModelFormat, ModelRepositories, ModelRepository, RepositoryError};
 
 fn model(root: &Path, name: &str, files: &[&str]) {
     for file in files {
@@ -162,4 +162,58 @@ fn a_fingerprint_changes_with_the_files() {
     model(folder.path(), "m", &["2/model.onnx"]);
     assert_ne!(after, repository.fingerprint("m"));
     assert_eq!(repository.fingerprint("none"), repository.fingerprint("../m"));
+}
+
+#[test]
+fn a_folder_inside_a_repository_is_told_from_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    model(&root, "plain", &["1/model.onnx", "2/model.onnx"]);
+    model(&root, "configured", &["config.pbtxt", "1/model.onnx"]);
+    model(&root, "emulated", &["3/model.emulated.toml"]);
+    let told = |path: std::path::PathBuf| {
+        let scan = ModelRepository::open(path).unwrap().scan().unwrap();
+        assert!(scan.names.is_empty(), "{scan:?}");
+        scan.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for name in ["plain", "configured", "emulated"] {
+        let path = root.join(name).display().to_string();
+        let words = format!(
+            "{path}: is the folder of one model, not a model repository; give the folder above it: {}",
+            root.display()
+        );
+        assert_eq!(told(root.join(name)), [words]);
+    }
+    let words = told(root.join("plain/1"));
+    assert!(words[0].ends_with(&format!("give the folder two above it: {}", root.display())), "{words:?}");
+    assert_eq!(ModelRepository::open(&root).unwrap().scan().unwrap().warnings, []);
+    // Folders with numbers for names are models like others.
+    let numbers = tempfile::tempdir().unwrap();
+    model(numbers.path(), "7", &["1/model.onnx"]);
+    assert_eq!(ModelRepository::open(numbers.path()).unwrap().scan().unwrap().names, ["7"]);
+}
+
+#[test]
+fn several_repositories_are_one_and_a_model_in_two_is_in_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    model(&one, "a", &["1/model.onnx"]);
+    model(&one, "both", &["1/model.onnx"]);
+    model(&two, "b", &["1/model.onnx"]);
+    model(&two, "both", &["1/model.onnx"]);
+    let repositories = ModelRepositories::open(&[one.clone(), two.clone(), one.join("../one")]).unwrap();
+    assert_eq!(repositories.paths().collect::<Vec<_>>(), [&one, &two], "one that is named twice counts once");
+    assert_eq!(repositories.names().unwrap(), ["a", "b", "both"]);
+    assert!(repositories.definition("b", None).unwrap().dir.ends_with("two/b"));
+    assert!(repositories.definition("a", None).unwrap().dir.ends_with("one/a"));
+    assert_eq!(
+        repositories.definition("both", None).unwrap_err().to_string(),
+        format!(
+            "model appears in two or more repositories: 'both' is in {} and in {}; remove or rename one of them",
+            one.display(),
+            two.display()
+        )
+    );
+    assert!(matches!(repositories.definition("c", None), Err(RepositoryError::NotFound { .. })));
+    assert_ne!(repositories.fingerprint("b"), repositories.fingerprint("c"));
 }

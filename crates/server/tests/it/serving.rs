@@ -410,6 +410,46 @@ async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_servi
 }
 
 #[tokio::test]
+async fn a_server_without_a_model_is_not_ready_unless_it_may_be_empty() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "");
+    let explicit = |options: &mut ServerOptions| options.model_control = ModelControl::Explicit { load: Vec::new() };
+    let registry = models.serve(explicit).await;
+    assert!(!registry.is_ready(), "nothing is served");
+    registry.load("m", LoadOverrides::default()).await.unwrap();
+    assert!(registry.is_ready());
+    registry.unload("m").await.unwrap();
+    assert!(!registry.is_ready(), "nothing is served any more");
+    let may_be_empty = |options: &mut ServerOptions| {
+        explicit(options);
+        options.allow_empty = true;
+    };
+    assert!(models.serve(may_be_empty).await.is_ready());
+    assert!(!Models::new().serve(|_| {}).await.is_ready(), "an empty folder");
+}
+
+#[tokio::test]
+async fn a_model_in_two_repositories_is_refused_and_the_others_are_served() {
+    let (one, two) = (Models::new(), Models::new());
+    one.add("a", 1, (1.0, 1.0), 4, "");
+    one.add("both", 1, (1.0, 1.0), 4, "");
+    two.add("b", 1, (1.0, 1.0), 4, "");
+    two.add("both", 1, (1.0, 1.0), 4, "");
+    let options = ServerOptions { repositories: vec![one.path().to_owned(), two.path().to_owned()], ..one.options() };
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    assert_eq!(registry.wanted_at_start(), ["a", "b", "both"]);
+    for name in ["a", "b"] {
+        registry.load_model(name, LoadOverrides::default(), Arc::new(())).await.unwrap();
+        registry.infer(request(name, 1, 4)).await.unwrap();
+    }
+    let error = registry.load_model("both", LoadOverrides::default(), Arc::new(())).await.unwrap_err().to_string();
+    assert!(error.contains("model appears in two or more repositories"), "{error}");
+    assert!(error.contains(&one.path().display().to_string()) && error.contains(&two.path().display().to_string()));
+    registry.set_started();
+    assert!(!registry.is_ready(), "a model that was asked for is missing");
+}
+
+#[tokio::test]
 async fn loading_by_request_is_refused_unless_it_was_allowed_at_start() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "");

@@ -1,0 +1,102 @@
+//! Several model repositories that are served as one.
+
+use std::path::{Path, PathBuf};
+
+use crate::definition::ModelDefinition;
+use crate::repository::{Fingerprint, ModelRepository, RepositoryError, Scan};
+
+/// The model repositories of a server. A model is found in whichever of them it is in; one that is in two is in none.
+#[derive(Clone, Debug)]
+pub struct ModelRepositories(Vec<ModelRepository>);
+
+impl ModelRepositories {
+    /// The repositories at `paths`. One that is named twice, by whatever path, counts once.
+    ///
+    /// # Errors
+    /// If one of them is not a readable folder.
+    pub fn open(paths: &[PathBuf]) -> Result<Self, RepositoryError> {
+        let mut repositories: Vec<ModelRepository> = Vec::new();
+        for path in paths {
+            let repository = ModelRepository::open(path)?;
+            if repositories.iter().all(|known| known.root() != repository.root()) {
+                repositories.push(repository);
+            }
+        }
+        Ok(ModelRepositories(repositories))
+    }
+
+    /// The same repositories, each changed by `change`.
+    #[must_use]
+    pub fn map(self, change: impl Fn(ModelRepository) -> ModelRepository) -> Self {
+        ModelRepositories(self.0.into_iter().map(change).collect())
+    }
+
+    /// Another folder, read by the same rules: the files of a load request.
+    ///
+    /// # Errors
+    /// As [`ModelRepository::open`].
+    pub fn at(&self, path: impl Into<PathBuf>) -> Result<ModelRepository, RepositoryError> {
+        match self.0.first() {
+            Some(repository) => repository.at(path),
+            None => ModelRepository::open(path),
+        }
+    }
+
+    /// The folders, as they were given.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().map(ModelRepository::path)
+    }
+
+    /// The models of all repositories, each name once, and what else is strange.
+    ///
+    /// # Errors
+    /// If a folder cannot be read any more.
+    pub fn scan(&self) -> Result<Scan, RepositoryError> {
+        let mut all = Scan::default();
+        for repository in &self.0 {
+            let Scan { names, warnings } = repository.scan()?;
+            all.names.extend(names);
+            all.warnings.extend(warnings);
+        }
+        all.names.sort_unstable();
+        all.names.dedup();
+        Ok(all)
+    }
+
+    /// Names of the models, sorted.
+    ///
+    /// # Errors
+    /// As [`ModelRepositories::scan`].
+    pub fn names(&self) -> Result<Vec<String>, RepositoryError> {
+        self.scan().map(|scan| scan.names)
+    }
+
+    /// As [`ModelRepository::definition`], in the repository that has the model.
+    ///
+    /// # Errors
+    /// As there; if two repositories have it.
+    pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
+        self.of(name)?.definition(name, config)
+    }
+
+    /// As [`ModelRepository::fingerprint`], of all folders of that name.
+    pub fn fingerprint(&self, name: &str) -> Fingerprint {
+        self.0.iter().map(|repository| repository.fingerprint(name)).collect()
+    }
+
+    /// The repository that has a model, or the first if none has.
+    fn of(&self, name: &str) -> Result<&ModelRepository, RepositoryError> {
+        let mut having = self.0.iter().filter(|repository| repository.has(name));
+        match (having.next(), having.next(), self.0.first()) {
+            (Some(one), Some(other), _) => Err(RepositoryError::Ambiguous {
+                name: name.to_owned(),
+                one: one.path().to_owned(),
+                other: other.path().to_owned(),
+            }),
+            (Some(one), None, _) | (None, _, Some(one)) => Ok(one),
+            (None, _, None) => {
+                Err(RepositoryError::NotFound { name: name.to_owned(), path: PathBuf::new(), hint: String::new() })
+            }
+        }
+    }
+}

@@ -43,6 +43,11 @@ clients *arguments: (_venv "tests/clients/requirements.txt")
 fuzz seconds="60" *targets:
     fuzz/run.sh {{seconds}} {{targets}}
 
+# Good and bad requests, models loaded and unloaded, clients that go away, for ten minutes; judges memory, threads, files and answers.
+soak *arguments: (_venv "tests/clients/requirements.txt")
+    cargo build --release -p downbeat
+    {{venv}}/bin/python tests/clients/soak.py {{arguments}}
+
 # Write the example models again.
 examples: (_venv "tools/requirements.txt")
     {{venv}}/bin/python tools/make_examples.py

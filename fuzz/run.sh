@@ -10,6 +10,8 @@ targets=("${@:2}")
 
 # Sanitizers' flags are unstable; the stable compiler takes them with this.
 export RUSTC_BOOTSTRAP=1
+# Whole programs are not optimised for minutes to run for one.
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 failed=()
 for target in "${targets[@]}"; do
   printf '\n== %s (%d s)\n' "$target" "$seconds"

@@ -3,6 +3,7 @@ import contextlib
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -46,17 +47,22 @@ def environment(folder, engine="onnxruntime"):
 
 
 class Server:
-    """`downbeat serve` on free ports of the loopback interface."""
+    """`downbeat serve` on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}."""
 
-    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True):
+    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.repository = pathlib.Path(repository)
         self.log_path = folder / f"server-{self.http_port}.log"
         command = [str(binary), "serve", str(repository), "--host", "127.0.0.1", "--http-port", str(self.http_port),
                    "--grpc-port", str(self.grpc_port), "--metrics-port", str(self.metrics_port), "--engine", engine, *flags]
+
+        def limit():
+            for kind, most in (limits or {}).items():
+                resource.setrlimit(kind, (most, most))
+
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                            env=environment(folder, engine), cwd=folder)
+                                            env=environment(folder, engine), cwd=folder, preexec_fn=limit if limits else None)
         if wait:
             self.wait_ready()
 
@@ -101,6 +107,11 @@ class Server:
     def metric(self, name, **labels):
         """The sum of the samples of `name` whose labels include `labels`."""
         return sum(value for found, value in self.metrics().get(name, []) if labels.items() <= found.items())
+
+    def memory_mib(self, field="VmRSS"):
+        """What the process has in memory; with `VmHWM` the most it ever had."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(rf"{field}:\s+(\d+) kB", status).group(1)) // 1024
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)

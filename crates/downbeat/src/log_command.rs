@@ -76,19 +76,23 @@ pub fn write_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Res
     print(std::iter::once(Ok(head)).chain(lines), out)
 }
 
-/// The log of a device policy: a line of JSON for each event.
+/// The log of a device policy: a line of JSON for each event. A last line that was cut off, as when the server was killed, is left out.
 fn write_device_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Result<()> {
-    let lines = bytes.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
-    let lines = lines.map(|(number, line)| {
-        let place = || format!("{}:{}", file.display(), number + 1);
+    let lines =
+        bytes.split_inclusive(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    let lines = lines.filter_map(|(number, line)| {
         // A model that was loaded again begins anew.
-        Ok(match serde_json::from_slice::<DeviceLogHead>(line) {
-            Ok(DeviceLogHead { model, version, device, policy, lanes }) => format!(
-                "decision log of {model} {version} on device {device}, policy {policy}, {} lanes: milliseconds, what came in, -> what was decided",
-                lanes.len()
-            ),
-            Err(_) => serde_json::from_slice::<DeviceRecord>(line).with_context(place)?.to_string(),
-        })
+        if let Ok(DeviceLogHead { model, version, device, policy, lanes }) = serde_json::from_slice(line) {
+            let lanes = lanes.len();
+            return Some(Ok(format!(
+                "decision log of {model} {version} on device {device}, policy {policy}, {lanes} lanes: milliseconds, what came in, -> what was decided"
+            )));
+        }
+        match serde_json::from_slice::<DeviceRecord>(line) {
+            Ok(record) => Some(Ok(record.to_string())),
+            Err(error) if error.is_eof() && !line.ends_with(b"\n") => None,
+            Err(error) => Some(Err(error).with_context(|| format!("{}:{}", file.display(), number + 1))),
+        }
     });
     print(lines, out)
 }

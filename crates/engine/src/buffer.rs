@@ -1,6 +1,6 @@
 //! Memory that tensors live in.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error, realloc};
+use std::alloc::{Layout, alloc, dealloc, realloc};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -30,6 +30,14 @@ enum Memory {
     Pinned(Pinned),
     /// On a device, and shared.
     Device(DeviceSlice),
+}
+
+/// There is no memory for a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for a tensor of {bytes} bytes")]
+pub struct OutOfMemory {
+    /// What it takes.
+    pub bytes: usize,
 }
 
 /// What a buffer says whose bytes are asked for as if they were here.
@@ -66,17 +74,31 @@ impl Buffer {
     }
 
     /// An empty buffer with room for `capacity` bytes.
+    ///
+    /// # Panics
+    /// If there is no memory for it; where a file or a peer decides the size, use [`Buffer::try_with_capacity`].
     pub fn with_capacity(capacity: usize) -> Self {
+        Buffer::try_with_capacity(capacity).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// An empty buffer with room for `capacity` bytes: so many can be written without another allocation.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn try_with_capacity(capacity: usize) -> Result<Self, OutOfMemory> {
         let mut memory = Aligned::EMPTY;
-        memory.grow_to(capacity);
-        Buffer { memory: Memory::Owned(memory) }
+        memory.grow_to(capacity)?;
+        Ok(Buffer { memory: Memory::Owned(memory) })
     }
 
     /// A buffer of `len` zero bytes.
-    pub fn zeroed(len: usize) -> Self {
-        let mut buffer = Buffer::with_capacity(len);
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
+        let mut buffer = Buffer::try_with_capacity(len)?;
         buffer.resize(len, 0);
-        buffer
+        Ok(buffer)
     }
 
     /// Takes `bytes` as they are, without a copy; they may be unaligned, see [`Buffer::make_aligned`].
@@ -239,7 +261,7 @@ impl Buffer {
         if !matches!(self.memory, Memory::Owned(_)) {
             let bytes = self.as_slice();
             let mut copy = Aligned::EMPTY;
-            copy.grow_to(bytes.len().saturating_add(more));
+            copy.reserve(bytes.len().saturating_add(more));
             copy.extend(bytes);
             self.memory = Memory::Owned(copy);
         }
@@ -288,37 +310,38 @@ unsafe impl Sync for Aligned {}
 impl Aligned {
     const EMPTY: Aligned = Aligned { start: NonNull::<AlignedUnit>::dangling().cast(), len: 0, capacity: 0 };
 
-    fn layout(capacity: usize) -> Layout {
-        match Layout::from_size_align(capacity, ALIGNMENT) {
-            Ok(layout) => layout,
-            // As `Vec` does: more than isize::MAX bytes cannot exist, so no valid input leads here.
-            Err(_) => panic!("capacity overflow"),
-        }
+    /// The layout of what is allocated now; `None`: nothing is.
+    fn layout(&self) -> Option<Layout> {
+        Layout::from_size_align(self.capacity, ALIGNMENT).ok().filter(|layout| layout.size() > 0)
     }
 
     /// Makes room for exactly `capacity` bytes, if there is less.
-    fn grow_to(&mut self, capacity: usize) {
+    fn grow_to(&mut self, capacity: usize) -> Result<(), OutOfMemory> {
         if capacity <= self.capacity {
-            return;
+            return Ok(());
         }
-        let layout = Aligned::layout(capacity);
-        let start = if self.capacity == 0 {
+        let error = OutOfMemory { bytes: capacity };
+        let layout = Layout::from_size_align(capacity, ALIGNMENT).map_err(|_| error)?;
+        let start = match self.layout() {
             // SAFETY: `capacity` is greater than 0, so the layout is not empty.
-            unsafe { alloc(layout) }
-        } else {
-            // SAFETY: `start` was allocated with `layout(self.capacity)`, and `capacity` is a valid size above 0.
-            unsafe { realloc(self.start.as_ptr(), Aligned::layout(self.capacity), capacity) }
+            None => unsafe { alloc(layout) },
+            // SAFETY: `start` was allocated with this layout, and `capacity` is a valid size above 0.
+            Some(old) => unsafe { realloc(self.start.as_ptr(), old, capacity) },
         };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        self.start = start;
+        self.start = NonNull::new(start).ok_or(error)?;
         self.capacity = capacity;
+        Ok(())
     }
 
+    /// Without memory this panics, and does not abort as `Vec` does: a run of a batch that panics has failed, and nothing else has.
     #[inline]
     fn reserve(&mut self, more: usize) {
         let needed = self.len.saturating_add(more);
-        if needed > self.capacity {
-            self.grow_to(needed.max(self.capacity.saturating_mul(2)).max(ALIGNMENT));
+        if needed > self.capacity
+            && self.grow_to(needed.max(self.capacity.saturating_mul(2)).max(ALIGNMENT)).is_err()
+            && let Err(error) = self.grow_to(needed)
+        {
+            panic!("{error}");
         }
     }
 
@@ -360,9 +383,9 @@ impl AsRef<[u8]> for Aligned {
 
 impl Drop for Aligned {
     fn drop(&mut self) {
-        if self.capacity > 0 {
+        if let Some(layout) = self.layout() {
             // SAFETY: allocated with this layout, and freed once.
-            unsafe { dealloc(self.start.as_ptr(), Aligned::layout(self.capacity)) };
+            unsafe { dealloc(self.start.as_ptr(), layout) };
         }
     }
 }

@@ -302,9 +302,10 @@ fn zeros(spec: &TensorSpec, inputs: &[Tensor]) -> Result<Tensor, String> {
     let shape: Vec<usize> = spec.dims.iter().enumerate().map(size).collect();
     let bytes = elements(&shape).and_then(|n| n.checked_mul(spec.datatype.size().unwrap_or(4)));
     let bytes = bytes
-        .filter(|n| *n <= 1 << 32)
+        .filter(|n| *n <= 1 << 30)
         .ok_or_else(|| format!("output '{}': shape {shape:?} is too large", spec.name))?;
-    Ok(Tensor { datatype: spec.datatype, shape, data: Buffer::zeroed(bytes) })
+    let data = Buffer::zeroed(bytes).map_err(|error| format!("output '{}': {error}", spec.name))?;
+    Ok(Tensor { datatype: spec.datatype, shape, data })
 }
 
 /// Keeps the calling thread for `latency`, as a device would.

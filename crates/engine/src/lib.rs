@@ -28,5 +28,5 @@ pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
 pub use rten::Rten;
 pub use segment::{Cut, SegmentInfo};
 pub use state::{State, StateError};
-pub use tensor::{Buffer, Tensor};
+pub use tensor::{Buffer, OutOfMemory, Tensor};
 pub use traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};

@@ -86,9 +86,10 @@ impl Probe {
         let tensor = |spec: &TensorSpec| {
             let shape = shape(spec, batch, length);
             let size = spec.datatype.size().unwrap_or(4);
-            let count = elements(&shape).filter(|n| n.checked_mul(size).is_some_and(|bytes| bytes < 1 << 32));
+            let count = elements(&shape).filter(|n| n.checked_mul(size).is_some_and(|bytes| bytes <= 1 << 30));
             let count = count.ok_or_else(|| format!("input '{}': shape {shape:?} is too large to try", spec.name))?;
-            let mut data = Buffer::with_capacity(count * size);
+            let mut data =
+                Buffer::try_with_capacity(count * size).map_err(|e| format!("input '{}': {e}", spec.name))?;
             let number = self.number.to_le_bytes();
             let element: &[u8] = match spec.datatype {
                 DataType::Fp32 => &0.5f32.to_le_bytes(),

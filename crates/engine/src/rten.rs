@@ -1,18 +1,23 @@
 //! RTen, the embedded engine: pure Rust, nothing to install.
 
+mod complete;
 mod cut;
 mod value;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use prost::Message;
 use rten::{ModelOptions, NodeId, RunOptions, ThreadPool};
 
 use crate::activations::Activations;
 use crate::onnx::Checked;
+use crate::onnx::proto::ModelProto;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::Tensor;
@@ -113,6 +118,13 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
+        if let Some(completed) = completed(path)? {
+            for location in file.external_locations().collect::<BTreeSet<_>>() {
+                let data = std::fs::read(path.with_file_name(location)).map_err(|e| format!("'{location}': {e}"))?;
+                options.external_data(location, data);
+            }
+            return options.load(completed).map_err(|e| e.to_string());
+        }
         // By its path if its name says what it is: only then are external data found.
         if path.extension().is_some_and(|e| e == "onnx") {
             return options.load_file(path).map_err(|e| e.to_string());
@@ -121,6 +133,14 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
         options.load(bytes).map_err(|e| e.to_string())
     };
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
+}
+
+/// The model file with what RTen wants and it may leave out; `None`: it leaves nothing out.
+fn completed(path: &Path) -> Result<Option<Vec<u8>>, String> {
+    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    // What cannot be decoded is for RTen to say.
+    let Ok(mut model) = ModelProto::decode(Bytes::from(bytes)) else { return Ok(None) };
+    Ok(complete::complete(&mut model)?.then(|| model.encode_to_vec()))
 }
 
 /// Whether RTen opens external data at this location; a rule of its own, beyond that of ONNX.

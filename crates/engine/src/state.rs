@@ -2,7 +2,7 @@
 
 use downbeat_core::tensor::DataType;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, OutOfMemory};
 use crate::cuda::CudaError;
 use crate::strings;
 use crate::tensor::Tensor;
@@ -53,6 +53,9 @@ pub enum StateError {
         /// Sizes of a row in another.
         got: Vec<usize>,
     },
+    /// There is no memory for the joined batch.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     /// The bytes of a tensor are not what its shape says.
     #[error("tensor {tensor}: its bytes do not divide into {rows} rows")]
     Bytes {
@@ -122,11 +125,11 @@ impl State {
         }
         let tensors = joined.into_iter().enumerate().map(|(index, (datatype, shape))| {
             let all = || states.iter().filter_map(|s| s.tensors.get(index));
-            let mut data = Buffer::with_capacity(all().map(|t| t.data.len()).sum());
+            let mut data = Buffer::try_with_capacity(all().map(|t| t.data.len()).sum())?;
             all().for_each(|t| data.extend_from_slice(t.data.as_slice()));
-            Tensor { datatype, shape, data }
+            Ok(Tensor { datatype, shape, data })
         });
-        Ok(State { tensors: tensors.collect() })
+        Ok(State { tensors: tensors.collect::<Result<_, OutOfMemory>>()? })
     }
 
     /// Datatypes and shapes of the tensors that batches at the same place of one model give when joined.

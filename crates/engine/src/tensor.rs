@@ -2,7 +2,7 @@
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 
-pub use crate::buffer::{ALIGNMENT, Buffer};
+pub use crate::buffer::{ALIGNMENT, Buffer, OutOfMemory};
 
 /// A tensor: little-endian, row-major elements. `BYTES` elements are each preceded by their
 /// length as a little-endian `u32`, as in the protocol's binary form (see [`crate::strings`]).

@@ -11,7 +11,7 @@ use crate::activations::Activations;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::{State, StateError};
-use crate::tensor::Buffer;
+use crate::tensor::{Buffer, OutOfMemory};
 
 /// An engine: knows a model format and a kind of device.
 pub trait Engine: Send + Sync {
@@ -118,8 +118,11 @@ pub trait Model: Send + Sync {
     }
 
     /// An empty buffer with room for `bytes` bytes of an input, in memory that its lanes take inputs from without a copy on the host.
-    fn input_buffer(&self, bytes: usize) -> Buffer {
-        Buffer::with_capacity(bytes)
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        Buffer::try_with_capacity(bytes)
     }
 
     /// Why nothing of it runs any more on a device, if that is so; cheap to ask.
@@ -202,6 +205,15 @@ pub enum LoadError {
         /// What is wrong and what to do.
         reason: String,
     },
+}
+
+impl LoadError {
+    /// What is wrong and what to do, without the file and who says so.
+    pub fn into_reason(self) -> String {
+        match self {
+            LoadError::File { reason, .. } | LoadError::Model { reason, .. } => reason,
+        }
+    }
 }
 
 /// Why a run failed.

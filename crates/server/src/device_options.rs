@@ -106,6 +106,12 @@ impl ServerOptions {
         (policy.unwrap_or(self.device.policy), settings)
     }
 
+    /// Whether somebody chose a device policy for just this model: a group that names it, or its configuration. What a policy that was not cannot have
+    /// is served by the policy exclusive.
+    pub fn names_device_policy(&self, model: &str, configured: Option<DevicePolicy>) -> bool {
+        configured.is_some() || self.device.group(model).is_some()
+    }
+
     /// Whether the device policy and what is said about dispatching a model go together.
     ///
     /// # Errors

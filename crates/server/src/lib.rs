@@ -11,6 +11,7 @@ mod engines;
 pub mod error;
 pub mod executable;
 pub mod extension;
+mod fill;
 pub mod grpc;
 mod handoff;
 pub mod http;

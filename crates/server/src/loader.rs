@@ -16,9 +16,9 @@ use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::{Engines, most_threads};
 use crate::executable::{Executable, Queue};
-use crate::lanes::{self, Occupancy, Padding};
+use crate::lanes::{self, Occupancy, Padding, PolicyError};
 use crate::metrics::Metrics;
-use crate::options::ServerOptions;
+use crate::options::{DeviceSettings, ServerOptions};
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
 use crate::refiner::ProfileRefiner;
@@ -98,29 +98,70 @@ impl Loader {
         path: &Path,
         progress: &dyn LoadProgress,
     ) -> anyhow::Result<Arc<Executable>> {
+        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        if self.options.names_device_policy(&definition.name, definition.device) {
+            return self.load_by(policy, &settings, definition, version, path, progress);
+        }
+        let as_written = definition.clone();
+        let refused = match self.load_by(policy, &settings, definition, version, path, progress) {
+            Err(error) if error.is::<PolicyError>() => error,
+            loaded => return loaded,
+        };
+        *definition = as_written;
+        let exclusive = DevicePolicy::Exclusive;
+        let loaded = self.load_by(exclusive, &DeviceSettings::default(), definition, version, path, progress);
+        match loaded {
+            // Nor can it be served without: then why it is not served as it was asked for.
+            Err(error) if error.is::<PolicyError>() => Err(refused),
+            Ok(executable) => {
+                tracing::warn!(model = %definition.name, version, reason = %refused, "served by the policy exclusive instead");
+                Ok(executable)
+            }
+            failed => failed,
+        }
+    }
+
+    /// Loads a version for a device policy.
+    ///
+    /// # Errors
+    /// As [`Loader::load`]; a [`PolicyError`] if it is only this policy that cannot have the model.
+    fn load_by(
+        &self,
+        policy: DevicePolicy,
+        settings: &DeviceSettings,
+        definition: &mut ModelDefinition,
+        version: u64,
+        path: &Path,
+        progress: &dyn LoadProgress,
+    ) -> anyhow::Result<Arc<Executable>> {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
-        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        let refuses = |reason: String| PolicyError { policy, reason };
         let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
         let most_threads = match self.options.threads {
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => 1,
-            0 => (most_threads(&self.options) / lanes::at_once(policy, &settings)).max(1),
+            0 => (most_threads(&self.options) / lanes::at_once(policy, settings)).max(1),
             threads => threads,
         };
-        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(anyhow::Error::msg)?;
-        let (cut, is_asked) = lanes::cut(policy, &settings);
+        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
+        let (cut, is_asked) = lanes::cut(policy, settings);
         let mut source = Source { engine: &**engine, path, cut, key: OnceCell::new() };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
         }
         let mut model = match source.load(1) {
-            Err(error) if !is_asked => {
-                tracing::info!(model = %definition.name, %error, "runs as one stage");
+            Err(error) if source.cut != Cut::Whole => {
+                // What cannot be loaded whole either is for the engine to say.
                 source.cut = Cut::Whole;
-                source.load(1)?
+                let whole = source.load(1)?;
+                if is_asked {
+                    return Err(refuses(error.into_reason()).into());
+                }
+                tracing::info!(model = %definition.name, %error, "runs as one stage");
+                whole
             }
             loaded => loaded?,
         };
@@ -137,8 +178,9 @@ impl Loader {
         let routed = policy != DevicePolicy::Exclusive;
         let mut padding = None;
         if routed {
-            padding = lanes::padding(&plan, policy, &settings)?;
-            let largest = lanes::largest_request(policy, &settings, plan.max_batch())?;
+            padding = lanes::padding(&plan, policy, settings).map_err(|error| refuses(error.to_string()))?;
+            let largest = lanes::largest_request(policy, settings, plan.max_batch())
+                .map_err(|error| refuses(error.to_string()))?;
             if largest < plan.max_batch() {
                 tracing::info!(model = %definition.name, max_batch_size = largest, "the device policy's lanes take no larger batches");
                 definition.batching.max_batch_size = largest;
@@ -146,11 +188,15 @@ impl Loader {
                 plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), largest);
             }
             if let Some(padding) = &padding {
-                lanes::check_padding(&plan, padding, &*model)?;
+                lanes::check_padding(&plan, padding, &*model).map_err(|error| refuses(error.to_string()))?;
             }
             warn_of_levels(definition, policy);
         }
         model.set_batched(plan.is_batched());
+        // An emulated model answers whatever fits its inputs.
+        if model.profile().is_none() && definition.warmups.is_empty() {
+            warm_up::find_answer(&plan, &*model)?;
+        }
         let plan = Arc::new(if on_gpus { plan.for_model(model.clone()) } else { plan });
         progress.step("measuring", 0.2);
         let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
@@ -188,7 +234,7 @@ impl Loader {
                 profile,
                 segments,
                 policy,
-                settings: &settings,
+                settings,
                 queue_delay: definition.batching.max_queue_delay,
                 drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
                 queue_bound,
@@ -204,7 +250,7 @@ impl Loader {
         }
         self.warm_up(definition, &executable)?;
         let key = if executable.plan.has_varying_shapes() {
-            executable.plan.shape_key(&executable.plan.zeros(PROFILED_LENGTH))
+            executable.plan.shape_key_of(PROFILED_LENGTH)
         } else {
             ShapeKey::new()
         };
@@ -414,9 +460,9 @@ impl Loader {
             samples.push(Sample { name: Some(sample.name.clone()), count: sample.count, request: admitted });
         }
         if samples.is_empty()
-            && executable.plan.item_bytes(PROFILED_LENGTH).is_some_and(|bytes| bytes < warm_up::LARGEST)
+            && let Ok(request) = executable.plan.zeros(PROFILED_LENGTH)
         {
-            samples.push(Sample { name: None, count: 1, request: executable.plan.zeros(PROFILED_LENGTH) });
+            samples.push(Sample { name: None, count: 1, request });
         }
         Ok(samples)
     }

@@ -65,7 +65,7 @@ pub fn measure(
     let no_lane = |error: downbeat_engine::LoadError| RunError::new("mix profiler", error.to_string());
     let lanes = (0..most).map(|_| subject.model.lane().map(Mutex::new).map_err(no_lane));
     let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, _>>()?;
-    let item = subject.plan.zeros(subject.varying);
+    let item = subject.plan.zeros(subject.varying).map_err(|reason| RunError::new("batch plan", reason))?;
     // What the first run of each size allocates and plans is not measured.
     for (lane, size) in
         lanes.iter().zip((0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most)))

@@ -4,16 +4,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
-use downbeat_engine::{Buffer, Model, State, Tensor};
+use downbeat_engine::{Buffer, Model, OutOfMemory, State, Tensor};
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
 
 use crate::error::ServiceError;
+use crate::fill::Fill;
 
 /// The sizes of the dimensions that vary from request to request, the batch dimension excluded.
 /// Only requests with equal keys can share a batch.
 pub type ShapeKey = SmallVec<[i64; 4]>;
+
+/// Largest inputs of a batch of our own making, bytes: for what is tried and measured, no request was paid for.
+pub const LARGEST_TRIAL: usize = 1 << 30;
 
 /// What the requests of a model version look like on the wire, and what its engine wants instead.
 #[derive(Debug)]
@@ -99,8 +103,14 @@ impl BatchPlan {
     }
 
     /// An empty buffer with room for `bytes` bytes of an input.
-    pub fn input_buffer(&self, bytes: usize) -> Buffer {
-        self.input_memory.0.as_ref().map_or_else(|| Buffer::with_capacity(bytes), |model| model.input_buffer(bytes))
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
+        match &self.input_memory.0 {
+            None => Buffer::try_with_capacity(bytes),
+            Some(model) => model.input_buffer(bytes),
+        }
     }
 
     /// The most items a batch may have.
@@ -316,28 +326,68 @@ impl BatchPlan {
         })
     }
 
-    /// A request of one item of zeros, every varying dimension `varying` long (`BYTES`: empty strings). Look at
-    /// [`BatchPlan::item_bytes`] before.
-    pub fn zeros(&self, varying: i64) -> Admitted {
+    /// The key of requests whose varying dimensions are all `varying` long.
+    pub fn shape_key_of(&self, varying: i64) -> ShapeKey {
+        let dims = self.inputs.iter().flat_map(|input| self.item_dims(&input.client.dims));
+        dims.filter(|d| **d < 0).map(|_| varying).collect()
+    }
+
+    /// A request of one item of zeros, every varying dimension `varying` long (`BYTES`: empty strings).
+    ///
+    /// # Errors
+    /// In words, if it takes more than [`LARGEST_TRIAL`], or there is no memory for it.
+    pub fn zeros(&self, varying: i64) -> Result<Admitted, String> {
+        self.sample(Fill::Zeros, varying)
+    }
+
+    /// A request of one item of our own making, every varying dimension `varying` long.
+    ///
+    /// # Errors
+    /// As [`BatchPlan::zeros`].
+    pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
+        self.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
         let mut inputs = SmallVec::new();
         let mut shapes = SmallVec::new();
         for plan in &self.inputs {
             let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
             let elements = dims.clone().product::<i64>().max(0) as usize;
-            inputs.push(Bytes::from(vec![0u8; elements * plan.datatype().size().unwrap_or(4)]));
+            let bytes = elements * fill.size(plan.datatype());
+            let mut data = Buffer::try_with_capacity(bytes).map_err(|error| error.to_string())?;
+            fill.write(&plan.client.name, plan.datatype(), elements, &mut data);
+            inputs.push(data.into_bytes());
             shapes.extend(dims);
         }
-        Admitted { inputs, shapes, rows: 1 }
+        Ok(Admitted { inputs, shapes, rows: 1 })
+    }
+
+    /// Says that one item of this length is too large to be tried.
+    fn too_large(&self, varying: i64) -> String {
+        let shapes: Vec<String> = self
+            .inputs
+            .iter()
+            .map(|plan| {
+                let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+                format!("'{}' {:?}", plan.client.name, dims.collect::<Vec<_>>())
+            })
+            .collect();
+        let takes = self.item_bytes(varying).map_or("more than a machine has".to_owned(), |bytes| bytes.to_string());
+        format!(
+            "one item of its inputs takes {takes} bytes ({}), and at most {LARGEST_TRIAL} are taken for one",
+            shapes.join(", ")
+        )
     }
 
     /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.
-    pub fn assemble<'a>(&self, members: impl ExactSizeIterator<Item = &'a Admitted> + Clone) -> State {
+    ///
+    /// # Errors
+    /// In words, if there is no memory for it.
+    pub fn assemble<'a>(&self, members: impl ExactSizeIterator<Item = &'a Admitted> + Clone) -> Result<State, String> {
         let rows: usize = members.clone().map(|m| m.rows as usize).sum();
         let mut tensors = Vec::with_capacity(self.inputs.len());
         let mut at = 0;
         for (index, plan) in self.inputs.iter().enumerate() {
             let bytes: usize = members.clone().map(|m| m.inputs.get(index).map_or(0, Bytes::len)).sum();
-            let mut data = self.input_buffer(bytes);
+            let mut data = self.input_buffer(bytes).map_err(|error| error.to_string())?;
             for member in members.clone() {
                 data.extend_from_slice(member.inputs.get(index).map_or(&[], |b| b));
             }
@@ -355,7 +405,7 @@ impl BatchPlan {
             let shape = if plan.is_reshaped() { plan.model_shape(&shape).unwrap_or_else(|_| as_is()) } else { as_is() };
             tensors.push(Tensor { datatype: plan.datatype(), shape, data });
         }
-        State { tensors }
+        Ok(State { tensors })
     }
 
     /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch dimensions.
@@ -383,7 +433,9 @@ impl BatchPlan {
             } else {
                 tensor.shape.iter().skip(skip).map(|d| *d as i64).collect()
             };
-            let row_elements: usize = tensor.shape[skip..].iter().product();
+            let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));
+            let row_elements = row_elements
+                .ok_or_else(|| format!("output '{}' has shape {:?}: too large", plan.client.name, tensor.shape))?;
             let data = tensor.data.into_bytes();
             let mut begin = 0;
             for (member, its_rows) in members.iter_mut().zip(rows) {
@@ -573,7 +625,7 @@ mod tests {
                 })
                 .collect();
             let rows: Vec<u32> = admitted.iter().map(|a| a.rows).collect();
-            let state = plan.assemble(admitted.iter());
+            let state = plan.assemble(admitted.iter()).unwrap();
             prop_assert_eq!(&state.tensors[0].shape, &vec![rows.iter().sum::<u32>() as usize, 2]);
             let outputs = plan.separate(state, &rows).unwrap();
             for (given, got) in admitted.iter().zip(&outputs) {

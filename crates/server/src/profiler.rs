@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
-use crate::plan::{Admitted, BatchPlan};
+use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// Largest inputs of a batch that is timed, bytes. Larger batches are taken to go on as the measured ones.
-pub(crate) const MOST_BYTES: usize = 1 << 30;
+pub(crate) const MOST_BYTES: usize = LARGEST_TRIAL;
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 200;
 
@@ -62,7 +62,8 @@ impl Subject<'_> {
     /// 1 for each copy.
     pub(crate) fn run(&self, lane: &mut dyn Lane, item: &Admitted, rows: &[u32]) -> Result<Duration, RunError> {
         let begin = self.clock.now();
-        let mut state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
+        let state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
+        let mut state = state.map_err(|reason| RunError::new("batch plan", reason))?;
         lane.run(0..self.model.segments(), &mut state)?;
         self.plan.separate(state, rows).map_err(|reason| RunError::new("batch plan", reason))?;
         Ok(self.clock.now().since(begin))
@@ -80,12 +81,9 @@ impl Subject<'_> {
         budget: Duration,
         mut progress: impl FnMut(Measurement),
     ) -> Result<Vec<Measurement>, RunError> {
-        let too_large = || RunError::new("profiler", "one item is larger than 1 GiB".to_owned());
-        let item_bytes =
-            self.plan.item_bytes(self.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
-        let largest = MOST_BYTES / item_bytes.max(1);
+        let item = self.plan.zeros(self.varying).map_err(|reason| RunError::new("batch plan", reason))?;
+        let largest = MOST_BYTES / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1);
         let sizes: Vec<u32> = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
-        let item = self.plan.zeros(self.varying);
         let mut measurements: Vec<Measurement> = Vec::with_capacity(sizes.len());
         let end = self.clock.now() + budget;
         for (done, &batch) in sizes.iter().enumerate() {

@@ -108,7 +108,7 @@ impl SegmentSubject<'_> {
             (0..16).map(|n| 1 << (2 * n)).take_while(|size| *size < self.plan.max_batch()).collect();
         sizes.push(self.plan.max_batch());
         sizes.retain(|size| *size <= most_rows);
-        let item = self.plan.zeros(varying);
+        let item = self.plan.zeros(varying).ok()?;
         let mut found = vec![Vec::new(); self.model.segments()];
         let end = self.clock.now() + budget;
         for (done, rows) in sizes.iter().enumerate() {
@@ -119,7 +119,7 @@ impl SegmentSubject<'_> {
             // The first run of a size allocates and plans, and counts only where there is no time for another.
             for run in 0..=MOST_RUNS {
                 let mut begin = self.clock.now();
-                let mut state = self.plan.assemble(members.clone());
+                let mut state = self.plan.assemble(members.clone()).ok()?;
                 for (segment, times) in times.iter_mut().enumerate() {
                     lane.run(segment..segment + 1, &mut state).ok()?;
                     let now = self.clock.now();

@@ -73,14 +73,16 @@ pub(crate) fn item(subject: &Subject<'_>, sizes: &[u32]) -> Result<(Admitted, Ve
     let bytes = subject.plan.item_bytes(subject.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
     let largest = MOST_BYTES / bytes.max(1);
     let sizes = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
-    Ok((subject.plan.zeros(subject.varying), sizes))
+    let item = subject.plan.zeros(subject.varying).map_err(|reason| RunError::new("batch plan", reason))?;
+    Ok((item, sizes))
 }
 
 impl Subject<'_> {
     /// Runs a batch of copies of `item`, of one row each, segment by segment. `rows` has a 1 for each copy.
     pub(crate) fn run_timed(&self, lane: &mut dyn Lane, item: &Admitted, rows: &[u32]) -> Result<TimedRun, RunError> {
         let begin = self.clock.now();
-        let mut state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
+        let state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
+        let mut state = state.map_err(|reason| RunError::new("batch plan", reason))?;
         let (mut segments, mut by_device) = (Vec::with_capacity(self.model.segments()), true);
         for segment in 0..self.model.segments() {
             let start = self.clock.now();

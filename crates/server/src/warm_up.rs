@@ -1,14 +1,12 @@
 //! The first runs of lanes, before they are in service: what an engine takes and plans then, no client waits for.
 
 use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Lane, RunError, State};
+use downbeat_engine::{Lane, Model, RunError, State};
 
 use crate::executable::Executable;
+use crate::fill::Fill;
 use crate::loader::PROFILED_LENGTH;
-use crate::plan::Admitted;
-
-/// Largest inputs of a batch of zeros, bytes.
-pub const LARGEST: usize = 1 << 30;
+use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
@@ -72,20 +70,57 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     (at == segments).then_some(order)
 }
 
+/// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
+const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
+
+/// Looks for a request of our own making that the model answers, so that a model that can answer none is not taken for ready.
+///
+/// # Errors
+/// What it says to the first, if it answers none; if the device is lost or out of memory.
+pub fn find_answer(plan: &BatchPlan, model: &dyn Model) -> anyhow::Result<()> {
+    let mut lane = model.lane()?;
+    let mut first = None;
+    let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
+    for length in lengths {
+        for fill in Fill::ALL {
+            let answer = plan
+                .sample(fill, *length)
+                .and_then(|request| plan.assemble(std::iter::once(&request)))
+                .map_err(|reason| RunError::new("batch plan", reason))
+                .and_then(|mut state| {
+                    lane.run(0..model.segments(), &mut state)?;
+                    plan.separate(state, &[1]).map_err(|reason| RunError::new("batch plan", reason))
+                });
+            match answer {
+                Ok(_) => return Ok(()),
+                Err(error) if error.of_device => return Err(error.into()),
+                Err(error) => {
+                    tracing::debug!(?fill, length, %error, "the model does not answer");
+                    first.get_or_insert(error);
+                }
+            }
+        }
+    }
+    anyhow::bail!(
+        "the model answers none of the requests that it was tried with (zeros, ones, random numbers); to the first it says: {}. If it needs other \
+         inputs, give one in config.pbtxt (model_warmup), which is run instead",
+        first.map(|error| error.to_string()).unwrap_or_default()
+    )
+}
+
 /// Batches of zeros of those sizes up to `most` that are slow the first time, each twice: an engine may take memory once more on the second.
 fn run_sizes(
     executable: &Executable,
     most: u32,
     mut run: impl FnMut(&mut State) -> Result<(), RunError>,
 ) -> anyhow::Result<()> {
-    let item = executable.plan.zeros(PROFILED_LENGTH);
-    let bytes = executable.plan.item_bytes(PROFILED_LENGTH).unwrap_or(usize::MAX);
-    for size in executable.model().sizes_to_warm(most as usize) {
+    let sizes = executable.model().sizes_to_warm(most as usize);
+    let Some(bytes) = executable.plan.item_bytes(PROFILED_LENGTH).filter(|_| !sizes.is_empty()) else { return Ok(()) };
+    // Larger ones are slow the first time.
+    let Ok(item) = executable.plan.zeros(PROFILED_LENGTH) else { return Ok(()) };
+    for size in sizes.into_iter().filter(|size| bytes.saturating_mul(*size) <= LARGEST_TRIAL) {
         for _ in 0..2 {
-            if bytes.saturating_mul(size) > LARGEST {
-                continue;
-            }
-            let mut state = executable.plan.assemble(std::iter::repeat_n(&item, size));
+            let mut state = executable.plan.assemble(std::iter::repeat_n(&item, size)).map_err(anyhow::Error::msg)?;
             let Err(error) = run(&mut state) else { continue };
             anyhow::ensure!(
                 !error.of_device,
@@ -106,7 +141,7 @@ fn run_samples(
 ) -> anyhow::Result<()> {
     for Sample { name, count, request } in samples {
         for _ in 0..*count {
-            let mut state = executable.plan.assemble(std::iter::once(request));
+            let mut state = executable.plan.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
             match (run(&mut state), name) {
                 (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
                 (Err(error), None) if error.of_device => anyhow::bail!("{error}"),

@@ -52,6 +52,35 @@ pub(crate) struct NodeProto {
     pub overload: String,
 }
 
+/// An attribute, but for its graphs and strings.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct AttributeProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(float, optional, tag = "2")]
+    pub f: Option<f32>,
+    #[prost(int64, optional, tag = "3")]
+    pub i: Option<i64>,
+    #[prost(bytes = "bytes", optional, tag = "4")]
+    pub s: Option<Bytes>,
+    #[prost(bytes = "bytes", optional, tag = "5")]
+    pub t: Option<Bytes>,
+    #[prost(float, repeated, packed = "false", tag = "7")]
+    pub floats: Vec<f32>,
+    #[prost(int64, repeated, packed = "false", tag = "8")]
+    pub ints: Vec<i64>,
+    #[prost(int32, tag = "20")]
+    pub r#type: i32,
+}
+
+impl AttributeProto {
+    /// An attribute of integers.
+    pub fn ints(name: &str, ints: Vec<i64>) -> Self {
+        const INTS: i32 = 7;
+        AttributeProto { name: name.to_owned(), ints, r#type: INTS, ..AttributeProto::default() }
+    }
+}
+
 /// Of an attribute, the graphs.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributeGraphs {

@@ -249,16 +249,17 @@ impl Value {
             return Ok(Buffer::new());
         }
         let mut len = 0;
-        let mut offsets = vec![0usize; count];
+        let mut offsets = zeros::<usize>(count)?;
         let value = self.0.as_ptr();
         // SAFETY: a string tensor; `len` is written if the call succeeds.
         check(unsafe { (api().GetStringTensorDataLength)(value, &mut len) })?;
-        let mut content = vec![0u8; len];
+        let mut content = zeros::<u8>(len)?;
         // SAFETY: `content` and `offsets` have as much room as said.
         check(unsafe {
             (api().GetStringTensorContent)(value, content.as_mut_ptr().cast(), len, offsets.as_mut_ptr(), count)
         })?;
-        let mut buffer = Buffer::with_capacity(len + 4 * count);
+        let mut buffer =
+            Buffer::try_with_capacity(len.saturating_add(count.saturating_mul(4))).map_err(|e| e.to_string())?;
         let ends = offsets.iter().skip(1).copied().chain([len]);
         for (start, end) in offsets.iter().copied().zip(ends) {
             let string = content.get(start..end).ok_or("string offsets out of range")?;
@@ -266,6 +267,17 @@ impl Value {
         }
         Ok(buffer)
     }
+}
+
+/// So many zeros.
+///
+/// # Errors
+/// In words, if there is no memory for them.
+fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, String> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(count).map_err(|e| format!("{count} elements: {e}"))?;
+    zeros.resize(count, T::default());
+    Ok(zeros)
 }
 
 /// The bytes of a tensor that the library made; they live as long as its value, or as the session if they are a weight.

@@ -16,14 +16,14 @@ pub(super) fn value_of(tensor: &Tensor) -> Result<ValueOrView<'_>, String> {
         DataType::Int32 => view::<i32>(shape, bytes),
         DataType::Int8 => view::<i8>(shape, bytes),
         DataType::Uint8 => view::<u8>(shape, bytes),
-        DataType::Bool => owned(shape, bytes.iter().map(|b| i32::from(*b != 0)).collect()),
+        DataType::Bool => owned(shape, bytes.iter().map(|b| Ok(i32::from(*b != 0)))),
         DataType::Int64 => {
             let (chunks, _) = bytes.as_chunks::<8>();
             let narrow = |c: &[u8; 8]| {
                 let wide = i64::from_le_bytes(*c);
                 i32::try_from(wide).map_err(|_| format!("{wide} is out of range: rten computes INT64 with 32 bits"))
             };
-            owned(shape, chunks.iter().map(narrow).collect::<Result<_, _>>()?)
+            owned(shape, chunks.iter().map(narrow))
         }
         other => Err(format!("rten has no datatype {other}")),
     }
@@ -42,7 +42,15 @@ where
     ValueView::from_shape(shape, elements).map(ValueOrView::View).map_err(|e| e.to_string())
 }
 
-fn owned(shape: &[usize], elements: Vec<i32>) -> Result<ValueOrView<'static>, String> {
+fn owned(
+    shape: &[usize],
+    from: impl ExactSizeIterator<Item = Result<i32, String>>,
+) -> Result<ValueOrView<'static>, String> {
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(from.len()).map_err(|e| e.to_string())?;
+    for element in from {
+        elements.push(element?);
+    }
     Value::from_shape(shape, elements).map(ValueOrView::Value).map_err(|e| e.to_string())
 }
 
@@ -55,13 +63,13 @@ pub(super) fn tensor_of(value: Value, spec: &TensorSpec) -> Result<Tensor, Strin
         (Value::UInt8Tensor(t), DataType::Uint8) => Ok(plain(t, DataType::Uint8)),
         (Value::Int32Tensor(t), DataType::Int64) => {
             let (shape, elements) = parts(t);
-            let mut data = Buffer::with_capacity(elements.len() * 8);
+            let mut data = Buffer::try_with_capacity(elements.len() * 8).map_err(|e| e.to_string())?;
             elements.iter().for_each(|n| data.extend_from_slice(&i64::from(*n).to_le_bytes()));
             Ok(Tensor { datatype: DataType::Int64, shape, data })
         }
         (Value::Int32Tensor(t), DataType::Bool) => {
             let (shape, elements) = parts(t);
-            let mut data = Buffer::zeroed(elements.len());
+            let mut data = Buffer::zeroed(elements.len()).map_err(|e| e.to_string())?;
             data.as_mut_slice().iter_mut().zip(&elements).for_each(|(b, n)| *b = u8::from(*n != 0));
             Ok(Tensor { datatype: DataType::Bool, shape, data })
         }

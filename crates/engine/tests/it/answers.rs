@@ -5,11 +5,30 @@ use std::path::{Path, PathBuf};
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Buffer, Engine, LoadOptions, Tensor};
 
-use crate::model::{FLOAT, folder, identity, model, node, product, value, write};
+use crate::model::{self, FLOAT, NodeProto, folder, identity, node, product, value, write};
 use crate::support::{Random, as_floats, assert_close, copy, engines, example, floats, lane, load, onnxruntime, run};
 
 /// Where the examples and generated models agree, relative to their largest output.
 const TOLERANCE: f32 = 1e-3;
+
+/// ONNX lets a convolution leave out the size of its kernel, which its weight has, and a pool its strides.
+#[test]
+fn what_onnx_lets_a_file_leave_out_is_completed() {
+    let folder = folder();
+    let pool = NodeProto { attribute: vec![model::ints("kernel_shape", &[1, 1])], ..node("MaxPool", &["b"], &["y"]) };
+    let nodes = vec![node("Conv", &["x", "w"], &["a"]), node("ConvTranspose", &["a", "w"], &["b"]), pool];
+    let weights = model::floats("w", &[1, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let (input, output) = (value("x", FLOAT, &[-1, 1, 2, 2]), value("y", FLOAT, &[-1, 1, 2, 2]));
+    let made = model::model(nodes, vec![weights], vec![input], vec![output]);
+    for name in ["model.onnx", "model.bin"] {
+        let path = write(folder.path(), name, &made);
+        for engine in engines() {
+            let model = load(&*engine, &path);
+            let outputs = run(&mut *lane(&*model), vec![floats(&[1, 1, 2, 2], &[1.0; 4])]).expect("runs");
+            assert_eq!(as_floats(&outputs[0]), [10.0, 20.0, 30.0, 40.0], "{}", engine.info().name);
+        }
+    }
+}
 
 #[test]
 fn known_product() {
@@ -122,7 +141,7 @@ fn outputs_outlive_their_model() {
 #[test]
 fn outputs_that_are_inputs_or_weights() {
     let folder = folder();
-    let mut proto = model(
+    let mut proto = model::model(
         vec![node("Relu", &["x"], &["y"])],
         vec![crate::model::floats("w", &[2], &[3.0, 4.0])],
         vec![value("x", FLOAT, &[-1, 2])],

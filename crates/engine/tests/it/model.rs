@@ -165,15 +165,14 @@ pub fn node(op_type: &str, input: &[&str], output: &[&str]) -> NodeProto {
     NodeProto { op_type: op_type.into(), input: owned(input), output: owned(output), name, ..NodeProto::default() }
 }
 
+/// An attribute of integers.
+pub fn ints(name: &str, ints: &[i64]) -> AttributeProto {
+    const INTS: i32 = 7;
+    AttributeProto { name: name.into(), ints: ints.to_vec(), r#type: INTS, ..AttributeProto::default() }
+}
+
 /// A convolution with a kernel of one pixel.
 pub fn convolution(input: &str, weights: &str, output: &str) -> NodeProto {
-    const INTS: i32 = 7;
-    let ints = |name: &str, ints: &[i64]| AttributeProto {
-        name: name.into(),
-        ints: ints.to_vec(),
-        r#type: INTS,
-        ..AttributeProto::default()
-    };
     let attribute = vec![ints("kernel_shape", &[1, 1]), ints("strides", &[1, 1]), ints("pads", &[0; 4])];
     NodeProto { attribute, ..node("Conv", &[input, weights], &[output]) }
 }

@@ -116,7 +116,9 @@ fn run(device: usize, launch: Launch, clock: &Clock) -> Ran {
     let total: u32 = rows.iter().sum();
     let state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
     let assembled = clock.now();
-    let ran = on_lane(device, &executable, |lane| engine_run::run(lane, 0..executable.model().segments(), state));
+    let ran = state.and_then(|state| {
+        on_lane(device, &executable, |lane| engine_run::run(lane, 0..executable.model().segments(), state))
+    });
     let computed = clock.now();
     let answers = ran.and_then(|state| executable.plan.separate(state, &rows));
     let separated = clock.now();
@@ -178,7 +180,9 @@ fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: 
         } else {
             let (segments, rows) = (executable.model().segments(), job.call.admitted.rows);
             let state = executable.plan.assemble(std::iter::once(&job.call.admitted));
-            on_lane(device, executable, |lane| engine_run::run_alone(lane, segments, &executable.plan, state, rows))
+            state.and_then(|state| {
+                on_lane(device, executable, |lane| engine_run::run_alone(lane, segments, &executable.plan, state, rows))
+            })
         };
         let now = clock.now();
         match result {

@@ -35,4 +35,4 @@ pub use metrics::{LaneMetrics, LaneMetricsFamily};
 pub use occupancy::Occupancy;
 pub use padding::Padding;
 pub(crate) use runtime::Runtime;
-pub use setup::{Ground, at_once, check_padding, cut, largest_request, padding, start};
+pub use setup::{Ground, PolicyError, at_once, check_padding, cut, largest_request, padding, start};

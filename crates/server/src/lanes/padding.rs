@@ -1,7 +1,7 @@
 //! Requests of different lengths in one batch: inputs are padded with zeros, outputs cut back.
 
 use downbeat_core::tensor::DataType;
-use downbeat_engine::{Buffer, State, Tensor};
+use downbeat_engine::{Buffer, OutOfMemory, State, Tensor};
 use smallvec::SmallVec;
 
 use crate::plan::{Admitted, BatchPlan, OutputPart, Outputs};
@@ -107,24 +107,34 @@ impl Padding {
     }
 
     /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind them.
+    ///
+    /// # Errors
+    /// In words, if there is no memory for it.
     pub fn assemble<'a>(
         &self,
         plan: &BatchPlan,
         members: impl Iterator<Item = &'a Admitted> + Clone,
         length: u32,
         fill: u32,
-    ) -> State {
+    ) -> Result<State, String> {
         let rows: usize = members.clone().map(|member| member.rows as usize).sum::<usize>() + fill as usize;
         let mut tensors = Vec::with_capacity(self.inputs.len());
         for (index, (binding, axis)) in plan.inputs().iter().zip(&self.inputs).enumerate() {
             let item = padded_item(&binding.client.dims, *axis, length);
             let size = binding.datatype().size().unwrap_or(1);
-            let item_bytes = item.iter().product::<usize>() * size;
+            let bytes = item.iter().try_fold(size, |n, d| n.checked_mul(*d));
+            let bytes = bytes.and_then(|item_bytes| Some((item_bytes, item_bytes.checked_mul(rows)?)));
+            let (item_bytes, all_bytes) = bytes.ok_or_else(|| {
+                format!("input '{}': {rows} items of {item:?} are more than memory", binding.client.name)
+            })?;
+            let no_memory = |error: OutOfMemory| format!("input '{}': {error}", binding.client.name);
             if binding.datatype().size().is_none() {
                 // Strings do not vary in number: as they are, and empty ones.
-                let mut data = Buffer::with_capacity(members.clone().map(|member| member.input(index).len()).sum());
+                let len: usize = members.clone().map(|member| member.input(index).len()).sum();
+                let empty = (fill as usize).saturating_mul(item_bytes).saturating_mul(size_of::<u32>());
+                let mut data = Buffer::try_with_capacity(len.saturating_add(empty)).map_err(no_memory)?;
                 members.clone().for_each(|member| data.extend_from_slice(member.input(index)));
-                data.resize(data.len() + fill as usize * item_bytes * size_of::<u32>(), 0);
+                data.resize(len + empty, 0);
                 tensors.push(Tensor {
                     datatype: binding.datatype(),
                     shape: plan.engine_shape(index, rows, &item),
@@ -132,7 +142,7 @@ impl Padding {
                 });
                 continue;
             }
-            let mut data = plan.input_buffer(rows * item_bytes);
+            let mut data = plan.input_buffer(all_bytes).map_err(no_memory)?;
             for member in members.clone() {
                 let bytes = member.input(index);
                 let (chunk, padded) = chunks(&item, *axis, size, bytes.len(), member.rows);
@@ -145,10 +155,10 @@ impl Padding {
                     data.resize(data.len() + padded - chunk.len(), 0);
                 }
             }
-            data.resize(rows * item_bytes, 0);
+            data.resize(all_bytes, 0);
             tensors.push(Tensor { datatype: binding.datatype(), shape: plan.engine_shape(index, rows, &item), data });
         }
-        State { tensors }
+        Ok(State { tensors })
     }
 
     /// Writes input `index` of a request to `slots`, which have room for `length` in each row.
@@ -202,7 +212,9 @@ impl Padding {
             let data = if is_prefix {
                 part.data.slice(..bytes)
             } else {
-                let mut data = Vec::with_capacity(bytes);
+                let mut data = Vec::new();
+                data.try_reserve_exact(bytes)
+                    .map_err(|error| format!("output '{}' of {bytes} bytes: {error}", binding.client.name))?;
                 crop(&mut data, &part.data, &from, &to, unit);
                 data.into()
             };

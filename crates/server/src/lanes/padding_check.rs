@@ -27,13 +27,13 @@ pub fn check(
     let cannot =
         |reason| format!("the model cannot run the request of ones that tells whether it may be padded: {reason}");
     let (request, longer) = (ones(plan, padding, length), ones(plan, padding, padded));
-    let alone = run(padding.assemble(plan, std::iter::once(&request), length, 0)).map_err(cannot)?;
+    let alone = run(padding.assemble(plan, std::iter::once(&request), length, 0)?).map_err(cannot)?;
     let alone = plan.separate(alone, &[1]).map_err(cannot)?.pop().unwrap_or_default();
     // That what varies is the length shows where it does.
     let alone = padding.cut(plan, alone, length, length)?;
     // Where the model takes no batch of two, alone and padded.
     let both: &[&Admitted] = if plan.max_batch() > 1 { &[&request, &longer] } else { &[&request] };
-    let together = run(padding.assemble(plan, both.iter().copied(), padded, 0)).map_err(cannot)?;
+    let together = run(padding.assemble(plan, both.iter().copied(), padded, 0)?).map_err(cannot)?;
     let mut together = plan.separate(together, &vec![1; both.len()]).map_err(cannot)?;
     let beside = padding.cut(plan, together.swap_remove(0), length, padded)?;
     match difference(plan, &alone, &beside) {

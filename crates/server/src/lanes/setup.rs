@@ -34,6 +34,16 @@ const STAGES: usize = 4;
 /// Largest number of lanes.
 const MOST_LANES: usize = 256;
 
+/// Why a device policy cannot have a model that can be served otherwise.
+#[derive(Debug, thiserror::Error)]
+#[error("the device policy '{policy}' cannot have this model: {reason}")]
+pub struct PolicyError {
+    /// The policy.
+    pub policy: DevicePolicy,
+    /// What is in the way and what to do.
+    pub reason: String,
+}
+
 /// A loaded model, and what it is to run on.
 pub struct Ground<'a> {
     /// Model name.
@@ -166,23 +176,24 @@ impl Drop for Started {
 /// Starts the lanes of a model version on every device that works, once `warm_up` has run them.
 ///
 /// # Errors
-/// Why the policy cannot have this model, in words with what to do.
+/// A [`PolicyError`] if the policy cannot have this model; what `warm_up` says.
 pub fn start(
     ground: Ground<'_>,
     padding: Option<Arc<Padding>>,
     mut warm_up: impl FnMut(&[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
     let mut started = Started(Vec::new());
-    ensure!(
-        ground.settings.exits.is_empty() || ground.policy == DevicePolicy::Staged,
-        "exits: with the device policy '{}' a request runs through the whole model; use the policy staged",
-        ground.policy
-    );
-    let exit = |rule| Exit::new(ground.model, rule).map_err(anyhow::Error::msg);
-    let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<anyhow::Result<_>>()?;
+    let refuses = |reason: String| PolicyError { policy: ground.policy, reason };
+    if !ground.settings.exits.is_empty() && ground.policy != DevicePolicy::Staged {
+        let reason = "exits: a request runs through the whole model with it; use the policy staged";
+        bail!(refuses(reason.to_owned()));
+    }
+    let exit = |rule| Exit::new(ground.model, rule).map_err(refuses);
+    let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<Result<_, _>>()?;
     let works = |device: usize| ground.model.lost(device).is_none();
     for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
-        let (mut policy, rings) = policy(&ground, device, padding.as_deref())?;
+        let (mut policy, rings) =
+            policy(&ground, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
         if let Some(file) = (ground.log)(device) {
             let head = DeviceLogHead {
                 model: ground.name.to_owned(),

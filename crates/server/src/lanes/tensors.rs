@@ -49,12 +49,12 @@ impl BatchTensors {
         fill: u32,
     ) -> Result<State, String> {
         if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
-            return Ok(self.assemble(inputs.into_iter(), length, fill));
+            return self.assemble(inputs.into_iter(), length, fill);
         }
         let mut states = Vec::with_capacity(members.len() + 1);
         for member in members {
             states.push(match (&member.input, member.slots) {
-                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0),
+                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0)?,
                 (None, Some(slots)) => {
                     self.read(slots).ok_or("a slot of the input ring is in use: this is a defect")?
                 }
@@ -62,7 +62,7 @@ impl BatchTensors {
             });
         }
         if fill > 0 {
-            states.push(self.assemble(std::iter::empty(), length, fill));
+            states.push(self.assemble(std::iter::empty(), length, fill)?);
         }
         engine.join(states).map_err(|error| error.to_string())
     }
@@ -72,12 +72,12 @@ impl BatchTensors {
         inputs: impl ExactSizeIterator<Item = &'a Admitted> + Clone,
         length: u32,
         fill: u32,
-    ) -> State {
+    ) -> Result<State, String> {
         match &self.padding {
             Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
             None if fill == 0 => self.plan.assemble(inputs),
             None => {
-                let dummy = self.plan.zeros(1);
+                let dummy = self.plan.zeros(1)?;
                 let dummies = std::iter::repeat_n(&dummy, fill as usize);
                 let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
                 self.plan.assemble(all.into_iter())

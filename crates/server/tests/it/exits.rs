@@ -24,7 +24,7 @@ async fn serve(policy: DevicePolicy, exits: Vec<ExitRule>) -> Result<Registry, S
     options.profiling.enabled = false;
     let cut_at = if policy == DevicePolicy::Staged { vec!["early".to_owned()] } else { Vec::new() };
     let settings = DeviceSettings { exits, cut_at, ..DeviceSettings::default() };
-    options.device.groups = vec![DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }];
+    options.device.groups = vec![DeviceGroup { models: vec!["exits".to_owned()], policy: Some(policy), settings }];
     let registry = Registry::open(Arc::new(options)).unwrap();
     registry.load_model("exits", LoadOverrides::default(), Arc::new(())).await?;
     registry.set_started();

@@ -28,7 +28,7 @@ fn options(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> S
     options.threads = 1;
     options.profiling.enabled = false;
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
-    let models = vec!["*".to_owned()];
+    let models = models.iter().map(|name| (*name).to_owned()).collect();
     options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
     options
 }
@@ -44,6 +44,29 @@ async fn load(options: ServerOptions) -> Result<Registry, ServiceError> {
 
 pub async fn serve(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
     load(options(models, policy, settings)).await.unwrap()
+}
+
+/// A policy for all models is not one that every model can have.
+#[tokio::test]
+async fn what_a_policy_for_all_models_cannot_have_is_served_by_exclusive() {
+    for (policy, settings, digits) in [
+        (DevicePolicy::Windowed, DeviceSettings::default(), 1.0),
+        (DevicePolicy::Staged, DeviceSettings { stages: Some(1000), ..DeviceSettings::default() }, 0.0),
+    ] {
+        let mut options = options(&["encoder", "digits"], policy, settings);
+        options.device.groups[0].models = vec!["*".to_owned()];
+        let registry = load(options).await.unwrap();
+        let mut rng = Pcg64Mcg::seed_from_u64(1);
+        for model in ["encoder", "digits"] {
+            registry.infer(request(&mut rng, model)).await.unwrap();
+        }
+        assert_eq!(metric(&registry, "downbeat_lanes", "encoder"), 0.0, "{policy}");
+        assert_eq!(metric(&registry, "downbeat_lanes", "digits"), digits, "{policy}");
+    }
+    let mut options = options(&["encoder"], DevicePolicy::Elastic, DeviceSettings::default());
+    options.device.groups.clear();
+    options.device.policy = DevicePolicy::Elastic;
+    load(options).await.unwrap().infer(encoder_request(&[1, 2, 3])).await.unwrap();
 }
 
 async fn refused(model: &str, policy: DevicePolicy, settings: DeviceSettings) -> String {
@@ -304,6 +327,7 @@ async fn what_a_policy_cannot_do_is_said_at_load() {
     use DevicePolicy::*;
     let none = DeviceSettings::default;
     let error = refused("encoder", Windowed, none()).await;
+    assert!(error.contains("the device policy 'windowed' cannot have this model: requests vary"), "{error}");
     assert!(error.contains("requests vary in shape") && error.contains("give `pad = true`"), "{error}");
     let error = refused("encoder", Elastic, DeviceSettings { pad: true, ..none() }).await;
     assert!(error.contains("what varies has no slots in an input ring; give `pad = true` and `max_length`"), "{error}");
@@ -325,6 +349,8 @@ async fn what_a_policy_cannot_do_is_said_at_load() {
     assert!(error.contains("the lanes for a load of 1 (2) have none for one item"), "{error}");
     let error = refused("digits", Staged, DeviceSettings { stages: Some(1000), ..none() }).await;
     assert!(error.contains("cannot be cut into 1000 segments") && error.contains("Ask for at most"), "{error}");
+    assert!(error.contains("the device policy 'staged' cannot have this model"), "{error}");
+    assert!(!error.contains("cannot run this model"), "{error}");
     let error = refused("digits", Staged, DeviceSettings { cut_at: vec!["nowhere".to_owned()], ..none() }).await;
     assert!(error.contains("nowhere"), "{error}");
     let error = refused("digits", Staged, DeviceSettings { ring_slots: Some(8), ..none() }).await;

@@ -8,6 +8,10 @@ mod grpc;
 mod http;
 mod lane_limits;
 mod lanes;
+mod loading;
+#[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
+#[path = "../../../engine/tests/it/model.rs"]
+mod model;
 mod serving;
 mod shared_memory;
 mod support;

@@ -15,7 +15,7 @@ use ort::{AsPointer, api, sys};
 use super::super::session::Names;
 use super::super::value::{CpuMemory, Value, check};
 use crate::cuda::{self, DeviceMemory, DeviceSlice, Stream};
-use crate::tensor::{Buffer, Tensor};
+use crate::tensor::{Buffer, OutOfMemory, Tensor};
 
 /// A tensor in memory of the stand-in.
 #[derive(Clone)]
@@ -47,8 +47,9 @@ pub(super) fn prepare(
     let memory = CpuMemory::new()?;
     let mut zeros: Vec<Tensor> = inputs
         .iter()
-        .map(|at| Tensor { datatype: at.datatype, shape: at.shape.clone(), data: Buffer::zeroed(at.len) })
-        .collect();
+        .map(|at| Ok(Tensor { datatype: at.datatype, shape: at.shape.clone(), data: Buffer::zeroed(at.len)? }))
+        .collect::<Result<_, OutOfMemory>>()
+        .map_err(|e| e.to_string())?;
     let mut dims = Vec::new();
     let values = zeros.iter_mut().map(|tensor| Value::of_memory(&memory, tensor, &mut dims));
     let values = values.collect::<Result<Vec<_>, _>>()?;

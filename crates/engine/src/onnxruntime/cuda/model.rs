@@ -25,7 +25,7 @@ use crate::probe;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::SegmentInfo;
 use crate::state::State;
-use crate::tensor::Buffer;
+use crate::tensor::{Buffer, OutOfMemory};
 use crate::traits::{Lane, LoadError, Model, Place};
 
 /// Makes sessions of a model.
@@ -320,10 +320,10 @@ impl Model for CudaModel {
         }
     }
 
-    fn input_buffer(&self, bytes: usize) -> Buffer {
+    fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         // Any GPU copies from what one of them has pinned.
         let pinned = self.shared.gpus.first().and_then(|on| on.gpu.pinned.take(bytes).ok());
-        pinned.map_or_else(|| Buffer::with_capacity(bytes), Buffer::pinned)
+        pinned.map_or_else(|| Buffer::try_with_capacity(bytes), |pinned| Ok(Buffer::pinned(pinned)))
     }
 
     fn lost(&self, device: usize) -> Option<String> {

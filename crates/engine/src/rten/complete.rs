@@ -1,0 +1,82 @@
+//! Attributes that ONNX lets a file leave out and RTen does not: they are completed before RTen reads the file.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+
+use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, WeightProto};
+
+/// Completes a model, if there is anything to complete; says whether there was.
+///
+/// # Errors
+/// In words, if the file cannot be decoded.
+pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
+    let Some(graph) = &mut model.graph else { return Ok(false) };
+    let shapes = constant_shapes(graph)?;
+    let mut changed = false;
+    for node in &mut graph.node {
+        let Some(attribute) = missing(node, &shapes)? else { continue };
+        node.attribute.push(attribute.encode_to_vec().into());
+        changed = true;
+    }
+    Ok(changed)
+}
+
+/// What is to be added to an operator.
+fn missing(node: &NodeProto, shapes: &BTreeMap<String, Vec<i64>>) -> Result<Option<AttributeProto>, String> {
+    let weight = match node.op_type.as_str() {
+        _ if !standard(&node.domain) => return Ok(None),
+        "Conv" | "ConvTranspose" | "ConvInteger" => 1,
+        "QLinearConv" => 3,
+        "MaxPool" | "AveragePool" if attribute(node, "strides")?.is_none() => {
+            let axes = attribute(node, "kernel_shape")?.map_or(0, |kernel| kernel.ints.len());
+            return Ok((axes > 0).then(|| AttributeProto::ints("strides", vec![1; axes])));
+        }
+        _ => return Ok(None),
+    };
+    if attribute(node, "kernel_shape")?.is_some() {
+        return Ok(None);
+    }
+    // RTen takes the number of axes from it, and the sizes from the weight itself.
+    let shape = node.input.get(weight).and_then(|name| shapes.get(name)).and_then(|shape| shape.get(2..));
+    Ok(shape.map(|sizes| AttributeProto::ints("kernel_shape", sizes.to_vec())))
+}
+
+/// The shapes of weights and constants, and of what is made of them by operators that keep shapes.
+fn constant_shapes(graph: &GraphProto) -> Result<BTreeMap<String, Vec<i64>>, String> {
+    let mut shapes = BTreeMap::new();
+    for bytes in &graph.initializer {
+        let weight = WeightProto::decode(bytes.clone()).map_err(|e| format!("a weight cannot be read: {e}"))?;
+        shapes.insert(weight.name, weight.dims);
+    }
+    for node in &graph.node {
+        let (Some(output), true) = (node.output.first(), standard(&node.domain)) else { continue };
+        let shape = match node.op_type.as_str() {
+            "Identity" | "Cast" | "QuantizeLinear" | "DequantizeLinear" => {
+                node.input.first().and_then(|input| shapes.get(input)).cloned()
+            }
+            "Constant" => match attribute(node, "value")?.and_then(|value| value.t) {
+                Some(tensor) => WeightProto::decode(tensor).ok().map(|tensor| tensor.dims),
+                None => None,
+            },
+            _ => None,
+        };
+        shapes.extend(shape.map(|shape| (output.clone(), shape)));
+    }
+    Ok(shapes)
+}
+
+fn standard(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}
+
+fn attribute(node: &NodeProto, name: &str) -> Result<Option<AttributeProto>, String> {
+    for bytes in &node.attribute {
+        let attribute = AttributeProto::decode(bytes.clone())
+            .map_err(|e| format!("an attribute of operator '{}' cannot be read: {e}", node.name))?;
+        if attribute.name == name {
+            return Ok(Some(attribute));
+        }
+    }
+    Ok(None)
+}

@@ -48,7 +48,7 @@ def made(binary, tmp_path_factory):
     models.add_sub(repository)
     models.slow(repository)
     models.slow(repository, "bounded", dynamic_batching="dynamic_batching { default_queue_policy { max_queue_size: 4 } }")
-    with Server(binary, repository, folder) as server:
+    with Server(binary, repository, folder, "--shared-memory") as server:
         yield server
 
 

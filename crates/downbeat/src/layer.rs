@@ -54,6 +54,11 @@ pub struct Layer {
     pub default_max_batch_size: Option<u32>,
     #[serde(default, deserialize_with = "bytes")]
     pub max_body_bytes: Option<usize>,
+    #[serde(default, deserialize_with = "bytes")]
+    pub max_grpc_message_bytes: Option<usize>,
+    #[serde(default, deserialize_with = "bytes")]
+    pub max_in_flight_bytes: Option<usize>,
+    pub shared_memory: Option<bool>,
     #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
     pub drain_timeout: Option<Duration>,
     /// In a file, relative to the file's folder.

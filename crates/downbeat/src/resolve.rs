@@ -99,6 +99,9 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.max_queue_size, &layer.max_queue_size);
         over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
         over(&mut options.max_body_bytes, &layer.max_body_bytes);
+        over(&mut options.max_grpc_message_bytes, &layer.max_grpc_message_bytes);
+        options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
+        over(&mut options.shared_memory, &layer.shared_memory);
         over(&mut options.drain_timeout, &layer.drain_timeout);
         if layer.decision_log.is_some() {
             options.decision_log.clone_from(&layer.decision_log);
@@ -243,6 +246,9 @@ mod tests {
             max_queue_size = 7
             default_max_batch_size = 16
             max_body_bytes = "1M"
+            max_grpc_message_bytes = "3M"
+            max_in_flight_bytes = "1G"
+            shared_memory = true
             drain_timeout_s = 2
             decision_log = "decisions"
             strict_readiness = false
@@ -318,6 +324,9 @@ mod tests {
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
+        assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
+        assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
+        assert!(merged("", &["--shared-memory", "models"]).shared_memory);
         assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
         let addresses = [options.http_address, options.grpc_address, options.metrics_address];
         assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);

@@ -50,9 +50,25 @@ pub struct ServeFlags {
     #[arg(long, value_name = "PORT", env = "DOWNBEAT_METRICS_PORT", help_heading = "Ports")]
     pub metrics_port: Option<Port>,
 
-    /// Largest request body, such as 64M [default: 64M]
+    /// Largest request body over HTTP, such as 64M [default: 64M]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_BODY_BYTES", help_heading = "Ports")]
     pub max_body_bytes: Option<usize>,
+
+    /// Largest message over gRPC, such as 64M [default: 2147483647]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_GRPC_MESSAGE_BYTES", help_heading = "Ports")]
+    pub max_grpc_message_bytes: Option<usize>,
+
+    /// Most bytes that all requests in flight hold, with their answers [default: a quarter of the memory]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_IN_FLIGHT_BYTES", help_heading = "Ports")]
+    pub max_in_flight_bytes: Option<usize>,
+
+    /// Let clients register regions of this machine's shared memory
+    #[arg(
+        long, alias = "allow-client-shm", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+        env = "DOWNBEAT_SHARED_MEMORY", help_heading = "Ports"
+    )]
+    pub shared_memory: Option<bool>,
 
     /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
@@ -238,6 +254,9 @@ impl ServeFlags {
             max_queue_size: self.max_queue_size,
             default_max_batch_size: self.default_max_batch_size,
             max_body_bytes: self.max_body_bytes,
+            max_grpc_message_bytes: self.max_grpc_message_bytes,
+            max_in_flight_bytes: self.max_in_flight_bytes,
+            shared_memory: self.shared_memory,
             drain_timeout: self.drain_timeout,
             decision_log: self.decision_log.clone(),
             strict_readiness: self.strict_readiness,

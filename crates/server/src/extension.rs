@@ -1,6 +1,7 @@
 //! The protocol's extensions that work on the tensors of any frontend: shared memory and classification.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::tensor::DataType;
@@ -8,9 +9,11 @@ use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
 use half::{bf16, f16};
 
+use crate::budget::Reservation;
 use crate::error::ServiceError;
+use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::SharedMemory;
+use crate::shared_memory::{Client, SharedMemory};
 
 /// The extensions this server has, as the server metadata names them.
 pub const EXTENSIONS: [&str; 8] = [
@@ -31,23 +34,36 @@ const CLASSIFICATION: &str = "classification";
 /// Most bytes that the inputs of one request take from shared memory.
 const MOST_SHARED_BYTES: u64 = 1 << 30;
 
-/// Runs an inference with the extensions applied: what every frontend calls.
+/// Runs an inference of `client` with the extensions applied: what every frontend calls. `held` is what the request
+/// holds of the budget of bytes; what is copied for it is added.
 ///
 /// # Errors
-/// Those of [`resolve_inputs`], [`Service::infer`] and [`apply_outputs`].
+/// Those of [`resolve_inputs`], [`Service::check_inputs`], [`Service::infer`] and [`apply_outputs`]; `QueueFull` if the
+/// budget has no room for what would be copied from shared memory.
 pub async fn infer<S: Service>(
     service: &S,
-    memory: &SharedMemory,
-    mut request: InferRequest,
+    memory: &Arc<SharedMemory>,
+    client: Client,
+    request: InferRequest,
+    held: &mut Reservation,
 ) -> Result<InferResponse, ServiceError> {
-    resolve_inputs(memory, &mut request)?;
+    let shared_bytes = check_places(memory, client, &request)?;
     let mut extended = Vec::new();
     for output in &request.outputs {
         // Refused before the work, not after it.
-        if OutputExtension::of(output)?.is_some() {
-            extended.push(output.clone());
+        match OutputExtension::of(output)? {
+            None => continue,
+            Some(OutputExtension::Classes(_)) => {}
+            Some(OutputExtension::SharedMemory(place)) => memory
+                .check(client, place.region, place.offset, place.byte_size)
+                .map_err(|error| error.within(format_args!("output '{}'", output.name)))?,
         }
+        extended.push(output.clone());
     }
+    let request = match shared_bytes {
+        0 => request,
+        bytes => copy_inputs(service, memory, client, request, bytes, held).await?,
+    };
     if extended.is_empty() {
         return service.infer(request).await;
     }
@@ -56,21 +72,41 @@ pub async fn infer<S: Service>(
     let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
     let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
     let mut response = service.infer(request).await?;
-    let labels = |output: &str| {
-        extended.iter().zip(&names).find(|(e, _)| e.name == output).map(|(_, names)| names.clone()).unwrap_or_default()
-    };
-    apply_to(memory, labels, batched, &extended, &mut response.outputs)?;
-    Ok(response)
+    let memory = Arc::clone(memory);
+    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to a page.
+    let heavy = response.outputs.iter().map(|output| output.data.len()).sum::<usize>() >= offload::PARSE_FROM;
+    offload::run_if(heavy, move || {
+        let labels = |output: &str| {
+            let found = extended.iter().zip(&names).find(|(e, _)| e.name == output);
+            found.map(|(_, names)| names.clone()).unwrap_or_default()
+        };
+        apply_to(&memory, client, labels, batched, &extended, &mut response.outputs)?;
+        Ok(response)
+    })
+    .await?
 }
 
-/// Copies the inputs that are in shared memory into the request. Their parameters stay.
-///
-/// # Errors
-/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size are wrong; those of
-/// [`SharedMemory::read`].
-pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Result<(), ServiceError> {
+/// The request with the `bytes` of its inputs that are in shared memory copied into it.
+async fn copy_inputs<S: Service>(
+    service: &S,
+    memory: &Arc<SharedMemory>,
+    client: Client,
+    mut request: InferRequest,
+    bytes: u64,
+    held: &mut Reservation,
+) -> Result<InferRequest, ServiceError> {
+    // All that can be told from the request's few bytes comes before the many.
+    service.check_inputs(&request)?;
+    held.grow(bytes)?;
+    let memory = Arc::clone(memory);
+    let heavy = usize::try_from(bytes).unwrap_or(usize::MAX) >= offload::PARSE_FROM;
+    offload::run_if(heavy, move || resolve_inputs(&memory, client, &mut request).map(|()| request)).await?
+}
+
+/// Checks what the inputs say of their places in shared memory; gives the bytes they take together.
+fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<u64, ServiceError> {
     let mut total = 0u64;
-    for input in &mut request.inputs {
+    for input in &request.inputs {
         let Some(place) = Place::of("input", &input.name, &input.parameters)? else { continue };
         if !input.data.is_empty() {
             return Err(ServiceError::InvalidArgument(format!(
@@ -80,6 +116,9 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
             )));
         }
         check_byte_size(input, place.byte_size)?;
+        memory
+            .check(client, place.region, place.offset, place.byte_size)
+            .map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
         // A few bytes of request could else ask for copies of a large region without end.
         total = total.saturating_add(place.byte_size);
         if total > MOST_SHARED_BYTES {
@@ -87,7 +126,20 @@ pub fn resolve_inputs(memory: &SharedMemory, request: &mut InferRequest) -> Resu
                 "the inputs in shared memory are larger than {MOST_SHARED_BYTES} bytes together"
             )));
         }
-        let data = memory.read(place.region, place.offset, place.byte_size);
+    }
+    Ok(total)
+}
+
+/// Copies the inputs that are in `client`'s shared memory into the request. Their parameters stay.
+///
+/// # Errors
+/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size are wrong; those of
+/// [`SharedMemory::read`].
+pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut InferRequest) -> Result<(), ServiceError> {
+    check_places(memory, client, request)?;
+    for input in &mut request.inputs {
+        let Some(place) = Place::of("input", &input.name, &input.parameters)? else { continue };
+        let data = memory.read(client, place.region, place.offset, place.byte_size);
         input.data = data.map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
         check_data(input.datatype, &input.shape, &input.data)
             .map_err(|error| ServiceError::InvalidArgument(format!("input '{}': {error}", input.name)))?;
@@ -120,16 +172,18 @@ fn check_byte_size(input: &InferInput, byte_size: u64) -> Result<(), ServiceErro
 /// small; those of [`SharedMemory::write`].
 pub fn apply_outputs(
     memory: &SharedMemory,
+    client: Client,
     labels: impl Fn(&str) -> Vec<String>,
     batched: bool,
     requested: &[RequestedOutput],
     response: &mut InferResponse,
 ) -> Result<(), ServiceError> {
-    apply_to(memory, labels, batched, requested, &mut response.outputs)
+    apply_to(memory, client, labels, batched, requested, &mut response.outputs)
 }
 
 fn apply_to(
     memory: &SharedMemory,
+    client: Client,
     labels: impl Fn(&str) -> Vec<String>,
     batched: bool,
     requested: &[RequestedOutput],
@@ -140,7 +194,7 @@ fn apply_to(
         let Some(output) = outputs.iter_mut().find(|output| output.name == request.name) else { continue };
         match extension {
             OutputExtension::Classes(count) => classify(output, count, batched, &labels(&request.name))?,
-            OutputExtension::SharedMemory(place) => store(memory, &place, output)?,
+            OutputExtension::SharedMemory(place) => store(memory, client, &place, output)?,
         }
     }
     Ok(())
@@ -222,7 +276,12 @@ fn wrong_parameter(kind: &str, name: &str, key: &str, expected: &str, got: &Para
     ServiceError::InvalidArgument(format!("{kind} '{name}': '{key}' is {got}, expected {expected}"))
 }
 
-fn store(memory: &SharedMemory, place: &Place<'_>, output: &mut InferOutput) -> Result<(), ServiceError> {
+fn store(
+    memory: &SharedMemory,
+    client: Client,
+    place: &Place<'_>,
+    output: &mut InferOutput,
+) -> Result<(), ServiceError> {
     let size = output.data.len() as u64;
     if size > place.byte_size {
         return Err(ServiceError::InvalidArgument(format!(
@@ -231,7 +290,7 @@ fn store(memory: &SharedMemory, place: &Place<'_>, output: &mut InferOutput) -> 
         )));
     }
     memory
-        .write(place.region, place.offset, &output.data)
+        .write(client, place.region, place.offset, &output.data)
         .map_err(|error| error.within(format_args!("output '{}'", output.name)))?;
     output.data = Bytes::new();
     output.parameters.insert(REGION.into(), Parameter::String(place.region.to_owned()));

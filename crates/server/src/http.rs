@@ -23,20 +23,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
+use crate::budget::ByteBudget;
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 use answer::HttpError;
 pub use serve::serve;
 
 /// What the HTTP frontend can be told.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct HttpOptions {
     /// Largest request body in bytes, as sent and after decompression.
     pub max_body_bytes: usize,
+    /// What bodies and answers may hold of the memory, together with all other requests.
+    pub budget: Arc<ByteBudget>,
     /// How long a client may take to send the head of a request once it has begun, and how long it may pause while it
     /// sends a body. Connections without a request in progress may stay as long as they like.
     pub receive_timeout: Duration,
@@ -48,6 +50,7 @@ impl Default for HttpOptions {
     fn default() -> Self {
         HttpOptions {
             max_body_bytes: 64 << 20,
+            budget: ByteBudget::unbounded(),
             receive_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
         }
@@ -81,7 +84,7 @@ impl<S: Service> HttpState<S> {
         &self.shared.service
     }
 
-    fn memory(&self) -> &SharedMemory {
+    fn memory(&self) -> &Arc<SharedMemory> {
         &self.shared.memory
     }
 
@@ -92,7 +95,6 @@ impl<S: Service> HttpState<S> {
 
 /// The protocol as an axum router.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
-    let limit = state.options().max_body_bytes;
     Router::new()
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
@@ -116,7 +118,6 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .nest("/v2/cudasharedmemory", cuda_memory_routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(limit))
         .with_state(state)
 }
 

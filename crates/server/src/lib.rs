@@ -1,8 +1,10 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
 pub mod autoscale;
+pub mod budget;
 pub mod call;
 pub mod clock;
+mod compression;
 pub mod decision_log;
 mod device_options;
 pub mod driver;
@@ -18,9 +20,11 @@ pub mod http;
 pub mod lanes;
 pub mod loader;
 pub mod logging;
+mod memory;
 pub mod metrics;
 mod metrics_port;
 pub mod mix_profiler;
+mod offload;
 pub mod options;
 pub mod pair_profiler;
 pub mod plan;

@@ -11,6 +11,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
+use crate::budget::ByteBudget;
 use crate::lanes::LaneMetricsFamily;
 use crate::statistics::Phases;
 
@@ -125,6 +126,9 @@ pub struct Metrics {
     autoscale_idle_fraction: Gauge,
     decision_log_bytes: IntCounterVec,
     decision_log_ended: IntCounterVec,
+    in_flight_bytes: Gauge,
+    in_flight_bytes_limit: Gauge,
+    in_flight_bytes_refused: IntCounterVec,
     lanes: LaneMetricsFamily,
 }
 
@@ -266,6 +270,19 @@ impl Metrics {
                 "Files of the decision log that ended before the server did, because the disk was too slow or full",
                 &["file"],
             )?,
+            in_flight_bytes: single(
+                "downbeat_in_flight_bytes",
+                "Bytes that requests in flight hold, from their first byte to their answer's last",
+            )?,
+            in_flight_bytes_limit: single(
+                "downbeat_in_flight_bytes_limit",
+                "Bytes that requests in flight may hold (--max-in-flight-bytes)",
+            )?,
+            in_flight_bytes_refused: counter(
+                "downbeat_in_flight_bytes_refused_total",
+                "Requests refused because those in flight left no room for their bytes",
+                &[],
+            )?,
             device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
             lanes: LaneMetricsFamily::new(&registry)?,
             load_seconds,
@@ -367,6 +384,14 @@ impl Metrics {
         self.autoscale_change.set(advice.change as f64);
         self.autoscale_bad_rate.set(advice.bad_rate.unwrap_or(f64::NAN));
         self.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
+    }
+
+    /// Sets what requests in flight hold.
+    pub fn set_budget(&self, budget: &ByteBudget) {
+        self.in_flight_bytes.set(budget.in_flight() as f64);
+        self.in_flight_bytes_limit.set(budget.limit() as f64);
+        let refused = self.in_flight_bytes_refused.with_label_values::<&str>(&[]);
+        refused.inc_by(budget.refused().saturating_sub(refused.get()));
     }
 
     /// Everything in Prometheus' text format.

@@ -64,8 +64,15 @@ pub struct ServerOptions {
     pub max_queue_size: u32,
     /// Largest batch of a model without a configuration whose dimensions allow batches.
     pub default_max_batch_size: u32,
-    /// Largest request body, bytes.
+    /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
     pub max_body_bytes: usize,
+    /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one byte, as Triton.
+    pub max_grpc_message_bytes: usize,
+    /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
+    /// the memory this process may have.
+    pub max_in_flight_bytes: Option<usize>,
+    /// Whether clients may register regions of this machine's shared memory.
+    pub shared_memory: bool,
     /// How long a stopping server lets queued requests finish.
     pub drain_timeout: Duration,
     /// Which models are loaded, and when.
@@ -116,6 +123,9 @@ impl ServerOptions {
             max_queue_size: 4096,
             default_max_batch_size: 32,
             max_body_bytes: 64 << 20,
+            max_grpc_message_bytes: i32::MAX as usize,
+            max_in_flight_bytes: None,
+            shared_memory: false,
             drain_timeout: Duration::from_millis(30_000),
             model_control: ModelControl::None,
             strict_readiness: true,

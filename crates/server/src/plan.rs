@@ -64,6 +64,11 @@ impl Admitted {
         request
     }
 
+    /// Bytes of all inputs.
+    pub fn bytes(&self) -> u64 {
+        self.inputs.iter().map(|bytes| bytes.len() as u64).sum()
+    }
+
     /// The bytes of an input, by its place in the engine's order; none if there is no such input.
     pub fn input(&self, index: usize) -> &[u8] {
         self.inputs.get(index).map_or(&[], |bytes| bytes)
@@ -164,6 +169,25 @@ impl BatchPlan {
         dims.get(usize::from(self.batched)..).unwrap_or(&[])
     }
 
+    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their data, which may be
+    /// elsewhere still.
+    ///
+    /// # Errors
+    /// As [`BatchPlan::admit`].
+    pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        let model = &request.model_name;
+        for input in &request.inputs {
+            let Some(binding) = self.inputs.iter().find(|binding| binding.client.name == input.name) else {
+                return Err(self.wrong_inputs(model, &request.inputs));
+            };
+            let rows = self.check_shape(model, binding, input)?;
+            if rows > i64::from(self.max_batch) {
+                return Err(self.too_many(model, rows.unsigned_abs()));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks a request and takes its input bytes.
     ///
     /// # Errors
@@ -205,8 +229,8 @@ impl BatchPlan {
         Ok(Admitted { inputs, shapes, rows })
     }
 
-    /// Checks one input; gives its batch dimension.
-    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<u32, ServiceError> {
+    /// Checks datatype and shape of one input; gives its batch dimension.
+    fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<i64, ServiceError> {
         let spec = &binding.client;
         if input.datatype != spec.datatype {
             return Err(ServiceError::InvalidArgument(format!(
@@ -227,6 +251,13 @@ impl BatchPlan {
                 if self.batched { " (-1: any size; the first dimension is the batch, at least 1)" } else { "" },
             )));
         }
+        Ok(rows)
+    }
+
+    /// Checks one input; gives its batch dimension.
+    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<u32, ServiceError> {
+        let rows = self.check_shape(model, binding, input)?;
+        let spec = &binding.client;
         let elements = input.shape.iter().try_fold(1u64, |product, d| product.checked_mul(*d as u64));
         let wrong_size = |expected: String| {
             ServiceError::InvalidArgument(format!(

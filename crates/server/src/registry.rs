@@ -13,6 +13,7 @@ use downbeat_repository::{Fingerprint, ModelRepositories, ModelRepository};
 use parking_lot::Mutex;
 
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
+use crate::budget::ByteBudget;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::driver::Driver;
@@ -20,6 +21,7 @@ use crate::engines::Engines;
 use crate::error::ServiceError;
 use crate::lanes::{REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, ModelControl, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -89,6 +91,7 @@ pub struct Registry {
     driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
+    budget: Arc<ByteBudget>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
     started: Arc<AtomicBool>,
@@ -146,7 +149,9 @@ impl Registry {
         let driver = Driver::start(Clock::start(), options.devices, shards, &metrics, log)?;
         let driver = Arc::new(driver);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
-        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone()));
+        let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
+        let budget = ByteBudget::new(limit);
+        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone(), budget.clone()));
         Ok(Registry {
             options,
             repository,
@@ -154,6 +159,7 @@ impl Registry {
             serving,
             loader,
             metrics,
+            budget,
             autoscale,
             entries: Arc::new(Mutex::new(waiting)),
             started: Arc::default(),
@@ -171,6 +177,11 @@ impl Registry {
         Err(ServiceError::Unavailable(format!(
             "models are not {done} by request with --model-control-mode {mode}; start the server with explicit for that"
         )))
+    }
+
+    /// What all requests in flight may hold of the memory.
+    pub fn budget(&self) -> &Arc<ByteBudget> {
+        &self.budget
     }
 
     /// Who answers inferences.
@@ -430,6 +441,7 @@ impl Registry {
                 }
             }
         }
+        self.metrics.set_budget(&self.budget);
         self.metrics.render()
     }
 
@@ -579,6 +591,15 @@ impl Service for Registry {
             platform: served.definition.config.platform.clone(),
             signature,
         })
+    }
+
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.serving.check(&*self.served(name)?, version).map(|_| ())
+    }
+
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        let served = self.served(&request.model_name)?;
+        self.serving.check(&*served, &request.model_version)?.plan.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {

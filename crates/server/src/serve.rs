@@ -52,7 +52,8 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
         tracing::info!(folder = %folder.display(), "decision log: downbeat log show FILE, downbeat log replay FILE");
     }
     let service = Arc::new(registry.clone());
-    let shared_memory = Arc::new(SharedMemory::default());
+    let shared_memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
+    let shared_memory = Arc::new(shared_memory);
 
     let (stop, stopped) = watch::channel(false);
     let mut frontends = Vec::new();
@@ -60,6 +61,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
         tracing::info!(%address, "HTTP");
         let http_options = HttpOptions {
             max_body_bytes: options.max_body_bytes,
+            budget: registry.budget().clone(),
             drain_timeout: options.drain_timeout.into(),
             ..HttpOptions::default()
         };
@@ -69,7 +71,8 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
     if let Some((listener, address)) = grpc {
         tracing::info!(%address, "gRPC");
         let grpc_options = GrpcOptions {
-            max_message_bytes: options.max_body_bytes,
+            max_message_bytes: options.max_grpc_message_bytes,
+            budget: registry.budget().clone(),
             drain_timeout: options.drain_timeout,
             ..GrpcOptions::default()
         };

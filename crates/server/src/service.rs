@@ -32,6 +32,23 @@ pub trait Service: Send + Sync + 'static {
     /// `NotFound`, `Unavailable`.
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError>;
 
+    /// Whether a request for the model would be looked at now: what is told before its body is asked for.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.model_metadata(name, version).map(|_| ())
+    }
+
+    /// Checks names, datatypes, shapes and number of items of a request's inputs: what is told before data that is
+    /// elsewhere is copied.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`, `InvalidArgument`.
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        self.check_model(&request.model_name, &request.model_version)
+    }
+
     /// The completed configuration of a model.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use downbeat_core::profile::ProfileError;
+use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
@@ -12,14 +13,19 @@ use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
 use tokio::sync::{Notify, oneshot};
 
+use crate::budget::ByteBudget;
 use crate::call::Call;
 use crate::driver::{Driver, Job, Waiting};
 use crate::error::ServiceError;
 use crate::executable::{Executable, Queue};
 use crate::loader::Loader;
+use crate::metrics::Reason;
+use crate::offload;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
 
+/// When to try again where a model's share of the budget of bytes is used up.
+const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
 /// A shape that was not seen for so long gives its queue up to a new one.
@@ -32,13 +38,21 @@ pub struct Served {
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<Executable>>,
     in_flight: AtomicU64,
+    /// Bytes of the inputs of requests in flight.
+    input_bytes: AtomicU64,
     idle: Notify,
 }
 
 impl Served {
     /// A model with these versions.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<Executable>>) -> Self {
-        Served { definition, versions, in_flight: AtomicU64::new(0), idle: Notify::new() }
+        Served {
+            definition,
+            versions,
+            in_flight: AtomicU64::new(0),
+            input_bytes: AtomicU64::new(0),
+            idle: Notify::new(),
+        }
     }
 
     /// Waits until no request is in flight.
@@ -100,19 +114,29 @@ impl Drop for InFlight {
     }
 }
 
+/// The bytes that a request's inputs take of its model's share, until it is answered.
+struct InputBytes<'a>(&'a Served, u64);
+
+impl Drop for InputBytes<'_> {
+    fn drop(&mut self) {
+        self.0.input_bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
 /// Answers inference requests with whatever models are in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
     loader: Arc<Loader>,
+    budget: Arc<ByteBudget>,
     models: RwLock<BTreeMap<String, Arc<Served>>>,
     draining: AtomicBool,
 }
 
 impl Serving {
     /// No models yet.
-    pub fn new(options: Arc<ServerOptions>, driver: Arc<Driver>, loader: Arc<Loader>) -> Self {
-        Serving { options, driver, loader, models: RwLock::default(), draining: AtomicBool::new(false) }
+    pub fn new(options: Arc<ServerOptions>, driver: Arc<Driver>, loader: Arc<Loader>, budget: Arc<ByteBudget>) -> Self {
+        Serving { options, driver, loader, budget, models: RwLock::default(), draining: AtomicBool::new(false) }
     }
 
     /// The model, if it is in service.
@@ -176,23 +200,41 @@ impl Serving {
         self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
     }
 
+    /// The version that a request is for, if it is taken now.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server drains or the version's device is lost; those of [`Served::version`].
+    pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<Executable>, ServiceError> {
+        if self.is_draining() {
+            return Err(ServiceError::Unavailable(
+                "Server is stopping, scheduler for model has stopped accepting new inference requests".to_owned(),
+            ));
+        }
+        let executable = served.version(version)?;
+        match executable.lost() {
+            Some(lost) => Err(ServiceError::Unavailable(format!("model '{}': {lost}", executable.name))),
+            None => Ok(executable),
+        }
+    }
+
     /// Runs an inference. Dropping the future cancels the request.
     ///
     /// # Errors
     /// Any [`ServiceError`].
     pub async fn infer(&self, served: &Served, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
-        if self.is_draining() {
-            return Err(ServiceError::Unavailable(
-                "Server is stopping, scheduler for model has stopped accepting new inference requests".to_owned(),
-            ));
-        }
-        let executable = served.version(&request.model_version)?;
-        if let Some(lost) = executable.lost() {
-            return Err(ServiceError::Unavailable(format!("model '{}': {lost}", executable.name)));
-        }
+        let executable = self.check(served, &request.model_version)?;
         let wanted = wanted_outputs(executable, &request)?;
-        let admitted = executable.plan.admit(&mut request)?;
+        // The elements of BYTES are counted one by one.
+        let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
+        let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
+        let (admitted, request) = if heavy {
+            let executable = Arc::clone(executable);
+            offload::run(move || executable.plan.admit(&mut request).map(|admitted| (admitted, request))).await??
+        } else {
+            (executable.plan.admit(&mut request)?, request)
+        };
+        let _input_bytes = self.hold_inputs(served, executable, admitted.bytes())?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;
         let (reply, answer) = oneshot::channel();
         let call = |admitted| Call {
@@ -231,6 +273,31 @@ impl Serving {
         let outputs =
             outputs.map_err(|_| ServiceError::Internal("the request was lost: this is a defect".to_owned()))??;
         Ok(response(request, executable, wanted.as_deref(), outputs))
+    }
+
+    /// Bounds the queue of a model by bytes: its requests in flight hold at most half of the budget, so that the other
+    /// models have room whatever waits for this one. One request may always be there.
+    fn hold_inputs<'a>(
+        &self,
+        served: &'a Served,
+        executable: &Executable,
+        bytes: u64,
+    ) -> Result<InputBytes<'a>, ServiceError> {
+        let share = self.budget.limit() / 2;
+        let held = served.input_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let inputs = InputBytes(served, bytes);
+        if held == 0 || held.saturating_add(bytes) <= share {
+            return Ok(inputs);
+        }
+        executable.record_not_answered(Reason::QueueFull, Duration::ZERO);
+        Err(ServiceError::QueueFull {
+            message: format!(
+                "the queue of model '{}' is full: the inputs of its requests in flight are {held} bytes, and it may have \
+                 {share}, half of --max-in-flight-bytes; try again later",
+                executable.name
+            ),
+            retry_after: RETRY_AFTER,
+        })
     }
 
     /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,7 +18,26 @@ pub const MAX_REGIONS: usize = 1024;
 /// Longest name of a shared memory object (`NAME_MAX` of Linux), bytes.
 const MAX_KEY_BYTES: usize = 255;
 
-/// The registered regions, by the name that the client chose.
+/// Who sends a request, as far as a server can tell: who else is at the same address. All loopback addresses are one.
+/// The default: whoever is in this process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Client(Option<IpAddr>);
+
+impl Client {
+    /// Whoever is in this process.
+    pub const HERE: Client = Client(None);
+
+    /// Whoever is at this address.
+    pub fn at(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        Client(Some(if address.is_loopback() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { address }))
+    }
+}
+
+/// The registered regions, by who registered them and the name that they chose.
+///
+/// A region is its client's: others can neither use nor see nor forget it, and may have a region of the same name.
+/// Clients keep several connections, so that a connection does not tell them apart; their address does.
 ///
 /// Memory is copied with `pread` and `pwrite` instead of being mapped. A mapping would have to be checked against the
 /// object's size before each access (a system call as well), and a client that shrinks the object between the check
@@ -26,8 +46,11 @@ const MAX_KEY_BYTES: usize = 255;
 /// A region that is unregistered while a request uses it lives until that request is done with it.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
-    regions: RwLock<BTreeMap<String, Arc<Region>>>,
+    disabled: bool,
+    regions: RwLock<BTreeMap<Client, Regions>>,
 }
+
+type Regions = BTreeMap<String, Arc<Region>>;
 
 #[derive(Debug)]
 struct Region {
@@ -54,12 +77,43 @@ impl SharedMemory {
         SharedMemory::default()
     }
 
-    /// Registers `byte_size` bytes from `offset` of the shared memory object `key` as `name`.
+    /// No regions, now and later: registering and using them is refused.
+    pub fn disabled() -> Self {
+        SharedMemory { disabled: true, ..SharedMemory::default() }
+    }
+
+    /// Whether clients may register regions.
+    pub fn is_enabled(&self) -> bool {
+        !self.disabled
+    }
+
+    /// The words are Triton's, as far as its option is this server's.
+    fn check_enabled(&self) -> Result<(), ServiceError> {
+        if self.disabled {
+            return Err(ServiceError::Unimplemented(
+                "Client shared memory is disabled. Start the server with '--shared-memory' to enable (Triton: \
+                 '--allow-client-shm=true')."
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Registers `byte_size` bytes from `offset` of the shared memory object `key` as `name`, for
+    /// `client`.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that;
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that;
     /// `NotFound` if there is no such object; `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`].
-    pub fn register(&self, name: &str, key: &str, offset: u64, byte_size: u64) -> Result<(), ServiceError> {
+    pub fn register(
+        &self,
+        client: Client,
+        name: &str,
+        key: &str,
+        offset: u64,
+        byte_size: u64,
+    ) -> Result<(), ServiceError> {
+        self.check_enabled()?;
         if name.is_empty() {
             return Err(ServiceError::InvalidArgument("the name of a shared memory region must not be empty".into()));
         }
@@ -79,7 +133,7 @@ impl SharedMemory {
                 "shared memory region '{name}' is already registered; unregister it first"
             ))
         };
-        if self.regions.read().contains_key(name) {
+        if self.regions.read().get(&client).is_some_and(|own| own.contains_key(name)) {
             return Err(taken());
         }
         // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
@@ -96,46 +150,76 @@ impl SharedMemory {
             )));
         }
         let mut regions = self.regions.write();
-        if regions.contains_key(name) {
+        if regions.get(&client).is_some_and(|own| own.contains_key(name)) {
             return Err(taken());
         }
-        if regions.len() >= MAX_REGIONS {
+        if regions.values().map(BTreeMap::len).sum::<usize>() >= MAX_REGIONS {
             return Err(ServiceError::TooLarge(format!(
                 "shared memory region '{name}': {MAX_REGIONS} regions are registered already, which is the most"
             )));
         }
-        regions.insert(name.to_owned(), Arc::new(region));
+        regions.entry(client).or_default().insert(name.to_owned(), Arc::new(region));
         Ok(())
     }
 
-    /// Forgets a region. No error if there is none of that name, as in Triton.
-    pub fn unregister(&self, name: &str) {
-        self.regions.write().remove(name);
-    }
-
-    /// Forgets every region.
-    pub fn unregister_all(&self) {
-        self.regions.write().clear();
-    }
-
-    /// The region of that name, or all, ordered by name.
+    /// Forgets a region of `client`. No error if there is none of that name, as in Triton.
     ///
     /// # Errors
-    /// `NotFound` if there is none of that name.
-    pub fn status(&self, name: Option<&str>) -> Result<Vec<RegionStatus>, ServiceError> {
+    /// `Unimplemented` if shared memory is disabled.
+    pub fn unregister(&self, client: Client, name: &str) -> Result<(), ServiceError> {
+        self.check_enabled()?;
+        let mut regions = self.regions.write();
+        if let Some(own) = regions.get_mut(&client) {
+            own.remove(name);
+            if own.is_empty() {
+                regions.remove(&client);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets every region of `client`.
+    ///
+    /// # Errors
+    /// `Unimplemented` if shared memory is disabled.
+    pub fn unregister_all(&self, client: Client) -> Result<(), ServiceError> {
+        self.check_enabled()?;
+        self.regions.write().remove(&client);
+        Ok(())
+    }
+
+    /// The region of `client` of that name, or all of its regions, ordered by name.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none of that name; `Unimplemented` if shared memory is disabled.
+    pub fn status(&self, client: Client, name: Option<&str>) -> Result<Vec<RegionStatus>, ServiceError> {
+        self.check_enabled()?;
         match name {
-            Some(name) => Ok(vec![self.region(name)?.status.clone()]),
-            None => Ok(self.regions.read().values().map(|region| region.status.clone()).collect()),
+            Some(name) => Ok(vec![self.region(client, name)?.status.clone()]),
+            None => {
+                let regions = self.regions.read();
+                let own = regions.get(&client).into_iter().flat_map(BTreeMap::values);
+                Ok(own.map(|region| region.status.clone()).collect())
+            }
         }
     }
 
-    /// Copies `byte_size` bytes from `offset` within a region: the client may change them at any time.
+    /// Checks that a range is inside a region of `client`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it; `Unimplemented` if
+    /// shared memory is disabled.
+    pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<(), ServiceError> {
+        self.region(client, region)?.locate(offset, byte_size).map(|_| ())
+    }
+
+    /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change them at any time.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
     /// shrunk; `TooLarge` if there is no memory for the copy.
-    pub fn read(&self, region: &str, offset: u64, byte_size: u64) -> Result<Bytes, ServiceError> {
-        let region = self.region(region)?;
+    pub fn read(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<Bytes, ServiceError> {
+        let region = self.region(client, region)?;
         let mut position = region.locate(offset, byte_size)?;
         let no_memory = || {
             ServiceError::TooLarge(format!(
@@ -162,13 +246,13 @@ impl SharedMemory {
         Ok(copy.into())
     }
 
-    /// Copies `data` to `offset` within a region.
+    /// Copies `data` to `offset` within a region of `client`.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
     /// shrunk.
-    pub fn write(&self, region: &str, offset: u64, data: &[u8]) -> Result<(), ServiceError> {
-        let region = self.region(region)?;
+    pub fn write(&self, client: Client, region: &str, offset: u64, data: &[u8]) -> Result<(), ServiceError> {
+        let region = self.region(client, region)?;
         let mut position = region.locate(offset, data.len() as u64)?;
         // Writing beyond the end would make the object larger again.
         region.check_object(position, data.len() as u64)?;
@@ -187,12 +271,11 @@ impl SharedMemory {
         Ok(())
     }
 
-    fn region(&self, name: &str) -> Result<Arc<Region>, ServiceError> {
-        self.regions
-            .read()
-            .get(name)
-            .cloned()
-            .ok_or_else(|| ServiceError::NotFound(format!("shared memory region '{name}' is not registered")))
+    fn region(&self, client: Client, name: &str) -> Result<Arc<Region>, ServiceError> {
+        self.check_enabled()?;
+        let regions = self.regions.read();
+        let found = regions.get(&client).and_then(|own| own.get(name)).cloned();
+        found.ok_or_else(|| ServiceError::NotFound(format!("shared memory region '{name}' is not registered")))
     }
 }
 

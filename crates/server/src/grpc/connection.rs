@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use super::GrpcOptions;
 use super::frontend::Frontend;
+use crate::shared_memory::Client;
 
 /// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip every 64 KiB.
 const STREAM_WINDOW: u32 = 4 << 20;
@@ -59,8 +60,9 @@ pub(super) async fn serve<F: Frontend>(
             biased;
             () = &mut shutdown => break,
             accepted = listener.accept() => match accepted {
-                Ok((socket, _)) => {
-                    connections.spawn(connection(http.clone(), socket, frontend.clone(), draining.clone()));
+                Ok((socket, peer)) => {
+                    let frontend = frontend.for_client(Client::at(peer.ip()));
+                    connections.spawn(connection(http.clone(), socket, frontend, draining.clone()));
                 }
                 Err(error) => {
                     if is_about_the_listener(&error) {

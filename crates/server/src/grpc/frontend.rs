@@ -22,7 +22,7 @@ use super::GrpcOptions;
 use super::health::HealthService;
 use super::inference::InferenceService;
 use crate::service::Service;
-use crate::shared_memory::SharedMemory;
+use crate::shared_memory::{Client, SharedMemory};
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -38,19 +38,8 @@ pub(super) trait Frontend:
     + Sync
     + 'static
 {
-}
-
-impl<F> Frontend for F where
-    F: hyper::service::Service<
-            Request<Incoming>,
-            Response = Response<Body>,
-            Error = Infallible,
-            Future: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
-        > + Clone
-        + Send
-        + Sync
-        + 'static
-{
+    /// The same, for the connection of `client`.
+    fn for_client(&self, client: Client) -> Self;
 }
 
 /// Joins the services.
@@ -83,6 +72,7 @@ pub(super) fn frontend<S: Service>(
             reflection,
         }),
         limit,
+        client: Client::default(),
     }
 }
 
@@ -90,11 +80,18 @@ struct Calls<T, H, R> {
     services: Arc<Services<T, H, R>>,
     /// Largest message, bytes.
     limit: usize,
+    client: Client,
+}
+
+impl<T: Generated, H: Generated, R: Generated> Frontend for Calls<T, H, R> {
+    fn for_client(&self, client: Client) -> Self {
+        Calls { client, ..self.clone() }
+    }
 }
 
 impl<T, H, R> Clone for Calls<T, H, R> {
     fn clone(&self) -> Self {
-        Calls { services: Arc::clone(&self.services), limit: self.limit }
+        Calls { services: Arc::clone(&self.services), ..*self }
     }
 }
 
@@ -135,7 +132,8 @@ impl<T: Generated, H: Generated, R: Generated> hyper::service::Service<Request<I
     type Error = Infallible;
     type Future = LimitNamed;
 
-    fn call(&self, request: Request<Incoming>) -> LimitNamed {
+    fn call(&self, mut request: Request<Incoming>) -> LimitNamed {
+        request.extensions_mut().insert(self.client);
         let services = &*self.services;
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
         let answer = if name == T::NAME {

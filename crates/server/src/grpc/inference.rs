@@ -12,10 +12,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::stream::AnswerStream;
 use super::{GrpcOptions, settings, timeout};
+use crate::budget::ByteBudget;
 use crate::error::ServiceError;
 use crate::extension::{self, EXTENSIONS};
 use crate::service::{LoadOverrides, Service};
-use crate::shared_memory::SharedMemory;
+use crate::shared_memory::{Client, SharedMemory};
 
 /// The protocol's gRPC service.
 pub(super) struct InferenceService<S> {
@@ -23,6 +24,7 @@ pub(super) struct InferenceService<S> {
     memory: Arc<SharedMemory>,
     max_stream_requests: usize,
     max_message_bytes: usize,
+    budget: Arc<ByteBudget>,
     draining: watch::Receiver<bool>,
 }
 
@@ -38,9 +40,15 @@ impl<S: Service> InferenceService<S> {
             memory,
             max_stream_requests: options.max_stream_requests,
             max_message_bytes: options.max_message_bytes,
+            budget: Arc::clone(&options.budget),
             draining,
         }
     }
+}
+
+/// Who sent a request: the connection has said so.
+fn client_of<T>(request: &Request<T>) -> Client {
+    request.extensions().get().copied().unwrap_or_default()
 }
 
 fn invalid(error: MessageError) -> ServiceError {
@@ -157,10 +165,12 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::ModelInferRequest>,
     ) -> Result<Response<pb::ModelInferResponse>, Status> {
+        let client = client_of(&request);
+        let mut held = self.budget.reservation();
         let call_timeout_us = timeout::call_timeout_us(request.metadata());
         let mut request = request_from_message(request.into_inner()).map_err(invalid)?;
         timeout::bound(&mut request, call_timeout_us);
-        let response = extension::infer(&*self.service, &self.memory, request).await?;
+        let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
         Ok(Response::new(response_to_message(response)))
     }
 
@@ -170,9 +180,12 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<Streaming<pb::ModelInferRequest>>,
     ) -> Result<Response<AnswerStream<S>>, Status> {
+        let client = client_of(&request);
         Ok(Response::new(AnswerStream::new(
             Arc::clone(&self.service),
             Arc::clone(&self.memory),
+            client,
+            Arc::clone(&self.budget),
             request.into_inner(),
             self.max_stream_requests,
             self.max_message_bytes,
@@ -241,8 +254,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     ) -> Result<Response<pb::SystemSharedMemoryStatusResponse>, Status> {
         use pb::system_shared_memory_status_response::RegionStatus;
 
+        let client = client_of(&request);
         let name = request.into_inner().name;
-        let regions = self.memory.status((!name.is_empty()).then_some(name.as_str()))?;
+        let regions = self.memory.status(client, (!name.is_empty()).then_some(name.as_str()))?;
         let entry = |region: crate::shared_memory::RegionStatus| {
             let status = RegionStatus {
                 name: region.name.clone(),
@@ -259,8 +273,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::SystemSharedMemoryRegisterRequest>,
     ) -> Result<Response<pb::SystemSharedMemoryRegisterResponse>, Status> {
+        let client = client_of(&request);
         let pb::SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
-        self.memory.register(&name, &key, offset, byte_size)?;
+        self.memory.register(client, &name, &key, offset, byte_size)?;
         Ok(Response::new(pb::SystemSharedMemoryRegisterResponse {}))
     }
 
@@ -268,11 +283,12 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::SystemSharedMemoryUnregisterRequest>,
     ) -> Result<Response<pb::SystemSharedMemoryUnregisterResponse>, Status> {
+        let client = client_of(&request);
         let name = request.into_inner().name;
         if name.is_empty() {
-            self.memory.unregister_all();
+            self.memory.unregister_all(client)?;
         } else {
-            self.memory.unregister(&name);
+            self.memory.unregister(client, &name)?;
         }
         Ok(Response::new(pb::SystemSharedMemoryUnregisterResponse {}))
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use tokio::net::TcpListener;
 
+use crate::budget::ByteBudget;
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 
@@ -22,6 +23,8 @@ use crate::shared_memory::SharedMemory;
 pub struct GrpcOptions {
     /// Largest message taken, bytes, after decompression. Answers have no limit.
     pub max_message_bytes: usize,
+    /// What messages and answers may hold of the memory, together with all other requests.
+    pub budget: Arc<ByteBudget>,
     /// Most requests of one `ModelStreamInfer` stream at once, at least 1. While there are as many, no more are
     /// taken from the stream, so the client's sends wait (HTTP/2 flow control).
     pub max_stream_requests: usize,
@@ -35,6 +38,7 @@ impl Default for GrpcOptions {
     fn default() -> Self {
         GrpcOptions {
             max_message_bytes: 64 << 20,
+            budget: ByteBudget::unbounded(),
             max_stream_requests: 1024,
             max_connection_calls: 4096,
             drain_timeout: Duration::from_millis(30_000),

@@ -14,10 +14,11 @@ use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
 
 use super::frontend::too_large;
+use crate::budget::ByteBudget;
 use crate::error::ServiceError;
 use crate::extension;
 use crate::service::Service;
-use crate::shared_memory::SharedMemory;
+use crate::shared_memory::{Client, SharedMemory};
 
 /// Says of an answer in a stream that no other follows for the same request.
 const FINAL: &str = "triton_final_response";
@@ -30,6 +31,8 @@ const FINAL: &str = "triton_final_response";
 pub(super) struct AnswerStream<S> {
     service: Arc<S>,
     memory: Arc<SharedMemory>,
+    client: Client,
+    budget: Arc<ByteBudget>,
     requests: Streaming<ModelInferRequest>,
     running: FuturesOrdered<BoxFuture<'static, ModelStreamInferResponse>>,
     bound: usize,
@@ -46,6 +49,8 @@ impl<S: Service> AnswerStream<S> {
     pub(super) fn new(
         service: Arc<S>,
         memory: Arc<SharedMemory>,
+        client: Client,
+        budget: Arc<ByteBudget>,
         requests: Streaming<ModelInferRequest>,
         bound: usize,
         limit: usize,
@@ -54,6 +59,8 @@ impl<S: Service> AnswerStream<S> {
         AnswerStream {
             service,
             memory,
+            client,
+            budget,
             requests,
             running: FuturesOrdered::new(),
             bound: bound.max(1),
@@ -67,12 +74,14 @@ impl<S: Service> AnswerStream<S> {
     fn start(&mut self, message: ModelInferRequest) {
         let service = Arc::clone(&self.service);
         let memory = Arc::clone(&self.memory);
+        let client = self.client;
+        let mut held = self.budget.reservation();
         self.running.push_back(Box::pin(async move {
             let (model_name, id) = (message.model_name.clone(), message.id.clone());
             let answer = async {
                 let request =
                     request_from_message(message).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
-                extension::infer(&*service, &memory, request).await
+                extension::infer(&*service, &memory, client, request, &mut held).await
             };
             match answer.await {
                 Ok(response) => {

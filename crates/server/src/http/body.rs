@@ -1,61 +1,196 @@
-//! Request bodies: collected whole, in one piece, within a bound.
+//! Request bodies: collected whole, in one piece, within the bound of one and the budget of all.
 
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
-use bytes::{Bytes, BytesMut};
-use http_body::Body;
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 
 use super::answer::HttpError;
+use super::connection::Receipt;
+use super::{HttpState, encoding};
+use crate::budget::Reservation;
+use crate::error::ServiceError;
+use crate::service::Service;
 
-/// A body larger than this times the bound is not read to its end to answer on a connection that lives on.
+/// A refused body larger than this times the bound is not read to its end to answer on a connection that lives on.
 const DRAIN_FACTOR: u64 = 4;
 
 /// What a body may claim before its first byte is here.
 const FIRST_RESERVE: usize = 1 << 20;
 
+/// A body that comes in over a connection. Dropped before its end (the request is refused) it is read on beside the
+/// answer and thrown away, so that a client that writes its whole request before it reads finds the answer and can go on
+/// with the connection; not if it is very large, or the client waits for `100 Continue`: then the connection ends.
+pub(super) struct ReceivedBody {
+    incoming: Option<Incoming>,
+    receipt: Receipt,
+    /// Most bytes that are thrown away.
+    most: u64,
+    /// The client waits for leave to send, which asking for the first frame gives.
+    waits: bool,
+}
+
+impl ReceivedBody {
+    /// The body of a request with these headers, of at most `limit` bytes. Its end is told to `receipt`.
+    pub fn new(incoming: Incoming, headers: &HeaderMap, limit: usize, receipt: Receipt) -> Self {
+        let mut body = ReceivedBody {
+            incoming: Some(incoming),
+            receipt,
+            most: (limit as u64).saturating_mul(DRAIN_FACTOR),
+            waits: headers.contains_key(header::EXPECT),
+        };
+        body.tell_end();
+        body
+    }
+
+    fn tell_end(&mut self) {
+        if self.incoming.as_ref().is_none_or(Body::is_end_stream) {
+            self.receipt.received();
+        }
+    }
+}
+
+impl Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        this.waits = false;
+        let Some(incoming) = &mut this.incoming else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(incoming).poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) {
+            this.incoming = None;
+        }
+        this.tell_end();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl Drop for ReceivedBody {
+    fn drop(&mut self) {
+        let Some(body) = self.incoming.take() else { return };
+        if body.is_end_stream() || self.waits || body.size_hint().lower() > self.most {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(throw_away(body, self.most));
+        }
+    }
+}
+
+async fn throw_away(mut body: Incoming, most: u64) {
+    let mut taken = 0u64;
+    while let Some(Ok(frame)) = body.frame().await {
+        taken = taken.saturating_add(frame.data_ref().map_or(0, |data| data.len() as u64));
+        if taken > most {
+            return;
+        }
+    }
+}
+
+/// A whole body with its coding undone, and the bytes it holds of the budget.
+pub(super) struct WholeBody {
+    pub bytes: Bytes,
+    pub held: Reservation,
+}
+
+impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
+    type Rejection = HttpError;
+
+    async fn from_request(request: Request, state: &HttpState<S>) -> Result<Self, HttpError> {
+        let (parts, body) = request.into_parts();
+        WholeBody::of(state, &parts.headers, body).await
+    }
+}
+
+impl WholeBody {
+    /// Collects the body of a request and undoes its coding. What can be told from the headers is told before the first
+    /// byte is asked for.
+    pub async fn of<S: Service, B>(state: &HttpState<S>, headers: &HeaderMap, body: B) -> Result<Self, HttpError>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let options = state.options();
+        let coding = encoding::of_request(headers)?;
+        let mut held = options.budget.reservation();
+        let bytes = collect(body, headers, options.max_body_bytes, &mut held).await?;
+        let (bytes, held) = encoding::decode(coding, bytes, held, options.max_body_bytes).await?;
+        Ok(WholeBody { bytes, held })
+    }
+}
+
 /// Collects a body of at most `limit` bytes. A body that came in one piece is not copied.
-///
-/// A larger body is answered with 413. It is read and thrown away before, so that a client that writes its whole
-/// request before it reads finds the answer and can go on with the connection; not if it is very large, or the client
-/// waits for `100 Continue`: then the connection ends.
-pub(super) async fn collect<B>(mut body: B, headers: &HeaderMap, limit: usize) -> Result<Bytes, HttpError>
+async fn collect<B>(mut body: B, headers: &HeaderMap, limit: usize, held: &mut Reservation) -> Result<Bytes, HttpError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let limit_u64 = limit as u64;
     let declared = body.size_hint().exact();
     if let Some(size) = declared
-        && size > limit_u64
+        && size > limit as u64
     {
-        if headers.contains_key(header::EXPECT) || size > limit_u64.saturating_mul(DRAIN_FACTOR) {
-            return Err(too_large(&format!("{size} bytes"), limit).closing());
-        }
-        return drain(body, format!("{size} bytes"), 0, limit).await;
+        return Err(unread(too_large(&format!("{size} bytes"), limit), headers, &body, limit));
     }
     let Some(first) = next(&mut body).await? else {
         return Ok(Bytes::new());
     };
-    if first.len() > limit {
-        let taken = first.len() as u64;
-        return drain(body, format!("more than {limit} bytes"), taken, limit).await;
-    }
+    take(held, first.len(), 0, limit)?;
     if body.is_end_stream() {
         return Ok(first);
     }
     let expected = declared.and_then(|size| usize::try_from(size).ok()).unwrap_or(0);
-    let mut whole = BytesMut::with_capacity(expected.min(FIRST_RESERVE).max(first.len()));
+    let mut whole = Vec::new();
+    reserve(&mut whole, expected.min(FIRST_RESERVE).max(first.len()))?;
     whole.extend_from_slice(&first);
     drop(first);
     while let Some(data) = next(&mut body).await? {
-        if data.len() > limit - whole.len() {
-            let taken = (whole.len() + data.len()) as u64;
-            drop(whole);
-            return drain(body, format!("more than {limit} bytes"), taken, limit).await;
+        take(held, data.len(), whole.len(), limit)?;
+        if data.len() > whole.capacity() - whole.len() {
+            // Whoever has sent so much may have what was announced; pages are the system's until they are written.
+            let needed = (whole.len() + data.len()).max(expected).max((2 * whole.capacity()).min(limit));
+            let more = needed - whole.len();
+            reserve(&mut whole, more)?;
         }
         whole.extend_from_slice(&data);
     }
-    Ok(whole.freeze())
+    Ok(Bytes::from(whole))
+}
+
+/// The answer to a request whose body is not asked for: it says if the connection ends with it.
+pub(super) fn unread(error: HttpError, headers: &HeaderMap, body: &impl Body, limit: usize) -> HttpError {
+    let waits = headers.contains_key(header::EXPECT) && !body.is_end_stream();
+    let huge = body.size_hint().lower() > (limit as u64).saturating_mul(DRAIN_FACTOR);
+    if waits || huge { error.closing() } else { error }
+}
+
+fn reserve(whole: &mut Vec<u8>, more: usize) -> Result<(), HttpError> {
+    whole.try_reserve_exact(more).map_err(|_| {
+        ServiceError::Unavailable(format!("there is no memory for a request body of {} bytes", whole.len() + more))
+            .into()
+    })
+}
+
+/// Takes `more` bytes of a body of which `taken` are here.
+fn take(held: &mut Reservation, more: usize, taken: usize, limit: usize) -> Result<(), HttpError> {
+    if more > limit.saturating_sub(taken) {
+        return Err(too_large(&format!("more than {limit} bytes"), limit));
+    }
+    Ok(held.grow(more as u64)?)
 }
 
 async fn next<B>(body: &mut B) -> Result<Option<Bytes>, HttpError>
@@ -78,25 +213,14 @@ where
     Ok(None)
 }
 
-async fn drain<B>(mut body: B, size: String, mut taken: u64, limit: usize) -> Result<Bytes, HttpError>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
-{
-    let most = (limit as u64).saturating_mul(DRAIN_FACTOR);
-    while let Some(data) = next(&mut body).await? {
-        taken += data.len() as u64;
-        if taken > most {
-            return Err(too_large(&size, limit).closing());
-        }
-    }
-    Err(too_large(&size, limit))
-}
-
-/// The answer to a body that is too large, as sent or once decompressed.
+/// The answer to a body that is too large, as sent or once decompressed. The words are partly Triton's, which clients
+/// look for.
 pub(super) fn too_large(size: &str, limit: usize) -> HttpError {
     HttpError::new(
         StatusCode::PAYLOAD_TOO_LARGE,
-        format!("the request body has {size}; expected at most {limit} bytes (the server's body limit)"),
+        format!(
+            "the request body has {size}, which exceeds the maximum allowed value; expected at most {limit} bytes (the \
+             server's body limit, --max-body-bytes)"
+        ),
     )
 }

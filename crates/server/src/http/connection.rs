@@ -75,6 +75,16 @@ impl Activity {
 pub(super) struct InRequest(Arc<Activity>);
 
 impl InRequest {
+    /// Where the end of its body is told.
+    pub fn receipt(&self) -> Receipt {
+        Receipt(Arc::clone(&self.0))
+    }
+}
+
+/// Where the end of a request's body is told.
+pub(super) struct Receipt(Arc<Activity>);
+
+impl Receipt {
     /// The whole request is here.
     pub fn received(&self) {
         self.0.phase.store(WORKING, Relaxed);

@@ -7,16 +7,21 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response};
-use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_protocol::{InferInput, InferOutput, InferRequest};
 
-use super::HttpState;
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
+use super::body::WholeBody;
 use super::path::ModelPath;
+use super::{HttpState, body, encoding};
 use crate::error::ServiceError;
 use crate::extension;
+use crate::offload;
 use crate::service::Service;
+use crate::shared_memory::Client;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
+/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor.
+const MOST_GROWTH: u64 = 4;
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 /// The route as axum calls it, for [`router`](super::router) in another server; [`serve`](super::serve) calls
@@ -24,28 +29,63 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 pub(super) async fn handler<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
+    client: Client,
     headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> HandlerResult {
-    Ok(infer(&state, path, &headers, body).await?.map(Body::from))
+    Ok(infer(&state, client, path, &headers, body).await?.map(Body::from))
 }
 
 /// Answers an inference request. Dropping the future cancels it.
-pub(super) async fn infer<S: Service>(
+pub(super) async fn infer<S: Service, B>(
     state: &HttpState<S>,
+    client: Client,
     path: ModelPath,
     headers: &HeaderMap,
-    body: Bytes,
-) -> Result<Answer, HttpError> {
-    let header_length = header_length(headers)?;
-    let (request, forms) = match header_length {
-        Some(0) => raw_request(state.service(), path, body)?,
-        _ => parse_request(path.model, path.version, body, header_length)?,
+    body: B,
+) -> Result<Answer, HttpError>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let header_length = match check_head(state.service(), &path, headers) {
+        Ok(header_length) => header_length,
+        Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
-    let response = extension::infer(state.service(), state.memory(), request).await?;
-    let encoded = write_response(&response, &forms)?;
+    let WholeBody { bytes, mut held } = WholeBody::of(state, headers, body).await?;
+    let ((request, forms), mut held) = match header_length {
+        Some(0) => (raw_request(state.service(), path, bytes)?, held),
+        _ => {
+            let json = header_length.unwrap_or(bytes.len()).min(bytes.len());
+            let heavy = json >= offload::PARSE_FROM || bytes.len() >= offload::COPY_FROM;
+            let read = move || {
+                if heavy {
+                    held.grow(MOST_GROWTH * json as u64)?;
+                }
+                let whole = bytes.len() as u64;
+                let read = parse_request(path.model, path.version, bytes, header_length)?;
+                if heavy {
+                    let tensors: u64 = read.0.inputs.iter().map(|input| input.data.len() as u64).sum();
+                    // Tensors in binary form are slices of the body, which stays as long as they do.
+                    held.shrink_to(if header_length.is_some() { whole.max(tensors) } else { tensors });
+                }
+                Ok::<_, HttpError>((read, held))
+            };
+            offload::run_if(heavy, read).await??
+        }
+    };
+    let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
 
-    let mut answer = Response::new(encoded.bytes);
+    let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();
+    let (encoded, held) = offload::run_if(cost >= offload::PARSE_FROM, move || {
+        let encoded = write_response(&response, &forms)?;
+        held.shrink_to(0);
+        held.add(encoded.bytes.len() as u64);
+        Ok::<_, HttpError>((encoded, held))
+    })
+    .await??;
+
+    let mut answer = Response::new(held.hold(encoded.bytes));
     let headers = answer.headers_mut();
     match encoded.header_length {
         Some(length) => {
@@ -57,6 +97,19 @@ pub(super) async fn infer<S: Service>(
         }
     }
     Ok(answer)
+}
+
+/// What can be told without the body: whether there is such a model, and what the headers say. The length of the JSON.
+fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
+    service.check_model(&path.model, &path.version)?;
+    encoding::of_request(headers)?;
+    header_length(headers)
+}
+
+/// What writing an output takes, in bytes of JSON read: a number takes as long as some tens of bytes that are copied.
+fn writing_cost(forms: &OutputForms, output: &InferOutput) -> usize {
+    let bytes = output.data.len();
+    if forms.is_binary(&output.name) { bytes / (offload::COPY_FROM / offload::PARSE_FROM) } else { bytes }
 }
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {

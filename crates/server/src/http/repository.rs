@@ -10,11 +10,13 @@ use downbeat_protocol::http::{IndexRequest, LoadRequest, UnloadRequest};
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, read_json};
+use super::body::WholeBody;
 use super::path::ModelPath;
+use crate::offload;
 use crate::service::{LoadOverrides, Service};
 
-pub(super) async fn index<S: Service>(State(state): State<HttpState<S>>, body: Bytes) -> HandlerResult {
-    let request: IndexRequest = read_json(&body)?;
+pub(super) async fn index<S: Service>(State(state): State<HttpState<S>>, body: WholeBody) -> HandlerResult {
+    let request: IndexRequest = read_json(&body.bytes)?;
     let entries: Vec<_> = state.service().repository_index(request.ready).into_iter().map(IndexEntry::from).collect();
     ok(&entries)
 }
@@ -37,9 +39,15 @@ impl From<crate::service::ModelIndexEntry> for IndexEntry {
     }
 }
 
-pub(super) async fn load<S: Service>(State(state): State<HttpState<S>>, path: ModelPath, body: Bytes) -> HandlerResult {
-    let request: LoadRequest = read_json(&body)?;
-    let overrides = overrides(request)?;
+pub(super) async fn load<S: Service>(
+    State(state): State<HttpState<S>>,
+    path: ModelPath,
+    body: WholeBody,
+) -> HandlerResult {
+    // Files come in base64. What they hold of the budget is held until they are loaded.
+    let WholeBody { bytes, held: _held } = body;
+    let heavy = bytes.len() >= offload::PARSE_FROM;
+    let overrides = offload::run_if(heavy, move || overrides(read_json(&bytes)?)).await??;
     state.service().load(&path.model, overrides).await?;
     ok(&serde_json::Map::new())
 }
@@ -70,10 +78,10 @@ fn overrides(request: LoadRequest) -> Result<LoadOverrides, HttpError> {
 pub(super) async fn unload<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    body: Bytes,
+    body: WholeBody,
 ) -> HandlerResult {
     // `unload_dependents` is for ensembles, which this server does not have.
-    let _: UnloadRequest = read_json(&body)?;
+    let _: UnloadRequest = read_json(&body.bytes)?;
     state.service().unload(&path.model).await?;
     ok(&serde_json::Map::new())
 }

@@ -21,10 +21,12 @@ use tokio::time::Instant;
 use tower_service::Service as _;
 
 use super::answer::{Answer, HttpError};
+use super::body::ReceivedBody;
 use super::connection::{Activity, CountedStream, InRequest};
 use super::path::ModelPath;
-use super::{HttpState, body, encoding, infer, router};
+use super::{HttpState, encoding, infer, router};
 use crate::service::Service;
+use crate::shared_memory::Client;
 
 /// How long accepting pauses when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -53,8 +55,9 @@ pub async fn serve<S: Service>(listener: TcpListener, state: HttpState<S>, shutd
             () = &mut shutdown => break,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let connection = drive(stream, Arc::clone(&frontend), watched.clone());
+            Ok((stream, peer)) => {
+                let client = Client::at(peer.ip());
+                let connection = drive(stream, client, Arc::clone(&frontend), watched.clone());
                 let alive = alive.clone();
                 tokio::spawn(async move {
                     connection.await;
@@ -82,7 +85,12 @@ pub async fn serve<S: Service>(listener: TcpListener, state: HttpState<S>, shutd
 }
 
 /// Serves one connection to its end.
-async fn drive<S: Service>(stream: TcpStream, frontend: Arc<Frontend<S>>, mut phase: watch::Receiver<Phase>) {
+async fn drive<S: Service>(
+    stream: TcpStream,
+    client: Client,
+    frontend: Arc<Frontend<S>>,
+    mut phase: watch::Receiver<Phase>,
+) {
     // An answer is written whole; waiting to fill a segment only delays it.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");
@@ -94,7 +102,7 @@ async fn drive<S: Service>(stream: TcpStream, frontend: Arc<Frontend<S>>, mut ph
     let service = service_fn(move |request| {
         let in_request = of_requests.head_received();
         let frontend = Arc::clone(&frontend);
-        async move { Ok::<_, Infallible>(frontend.answer(request, in_request).await) }
+        async move { Ok::<_, Infallible>(frontend.answer(request, in_request, client).await) }
     });
     let mut connection = pin!(http1::Builder::new().pipeline_flush(true).serve_connection(io, service));
 
@@ -152,24 +160,17 @@ struct Frontend<S> {
 }
 
 impl<S: Service> Frontend<S> {
-    async fn answer(&self, request: Request<Incoming>, in_request: InRequest) -> Response<AnswerBody> {
-        let (parts, incoming) = request.into_parts();
+    async fn answer(&self, request: Request<Incoming>, in_request: InRequest, client: Client) -> Response<AnswerBody> {
+        let (mut parts, incoming) = request.into_parts();
         let limit = self.state.options().max_body_bytes;
-        let collected = match body::collect(incoming, &parts.headers, limit).await {
-            Ok(body) => encoding::decode(&parts.headers, body, limit).await,
-            Err(error) => Err(error),
-        };
-        in_request.received();
-        let body = match collected {
-            Ok(body) => body,
-            Err(error) => return whole(error.answer()),
-        };
+        let body = ReceivedBody::new(incoming, &parts.headers, limit, in_request.receipt());
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
-            let answer = infer::infer(&self.state, path, &parts.headers, body).await;
+            let answer = infer::infer(&self.state, client, path, &parts.headers, body).await;
             let answer = encoding::encode(&parts.headers, answer.unwrap_or_else(HttpError::answer)).await;
             return whole(answer);
         }
-        let request = Request::from_parts(parts, axum::body::Body::from(body));
+        parts.extensions.insert(client);
+        let request = Request::from_parts(parts, axum::body::Body::new(body));
         match self.router.clone().call(request).await {
             Ok(response) => response.map(AnswerBody::Routed),
             Err(never) => match never {},

@@ -2,12 +2,12 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use tracing::level_filters::LevelFilter;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, read_json};
+use super::body::WholeBody;
 use super::path::ModelPath;
 use crate::service::Service;
 
@@ -74,8 +74,8 @@ pub(super) async fn trace() -> HandlerResult {
     ok(&trace_settings())
 }
 
-pub(super) async fn change_trace(body: Bytes) -> HandlerResult {
-    change("trace", trace_settings(), &body)
+pub(super) async fn change_trace(body: WholeBody) -> HandlerResult {
+    change("trace", trace_settings(), &body.bytes)
 }
 
 pub(super) async fn model_trace<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
@@ -86,7 +86,7 @@ pub(super) async fn model_trace<S: Service>(State(state): State<HttpState<S>>, p
 pub(super) async fn change_model_trace<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
-    body: Bytes,
+    body: WholeBody,
 ) -> HandlerResult {
     state.service().model_metadata(&path.model, "")?;
     change_trace(body).await
@@ -96,6 +96,6 @@ pub(super) async fn logging() -> HandlerResult {
     ok(&log_settings())
 }
 
-pub(super) async fn change_logging(body: Bytes) -> HandlerResult {
-    change("log", log_settings(), &body)
+pub(super) async fn change_logging(body: WholeBody) -> HandlerResult {
+    change("log", log_settings(), &body.bytes)
 }

@@ -1,17 +1,29 @@
 //! Shared memory regions: of the system, and of CUDA, of which there are none.
 
-use axum::extract::State;
+use std::convert::Infallible;
+
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
-use bytes::Bytes;
+use axum::http::request::Parts;
 use downbeat_protocol::http::{RegionBody, RegisterRegionRequest};
 use serde_json::Map;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, parse_json};
+use super::body::WholeBody;
 use super::path::RegionPath;
 use crate::error::ServiceError;
 use crate::service::Service;
-use crate::shared_memory::RegionStatus;
+use crate::shared_memory::{Client, RegionStatus};
+
+/// Where the connection says who is at its other end; nobody does where the router is in another server.
+impl<S: Send + Sync> FromRequestParts<S> for Client {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().copied().unwrap_or_default())
+    }
+}
 
 fn done() -> HandlerResult {
     ok(&Map::new())
@@ -27,31 +39,40 @@ fn regions(regions: Vec<RegionStatus>) -> HandlerResult {
     ok(&regions.into_iter().map(body).collect::<Vec<_>>())
 }
 
-pub(super) async fn status_of_all<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
-    regions(state.memory().status(None)?)
+pub(super) async fn status_of_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
+    regions(state.memory().status(client, None)?)
 }
 
-pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, path: RegionPath) -> HandlerResult {
-    regions(state.memory().status(Some(&path.region))?)
+pub(super) async fn status<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: RegionPath,
+) -> HandlerResult {
+    regions(state.memory().status(client, Some(&path.region))?)
 }
 
 pub(super) async fn register<S: Service>(
     State(state): State<HttpState<S>>,
+    client: Client,
     path: RegionPath,
-    body: Bytes,
+    body: WholeBody,
 ) -> HandlerResult {
-    let request: RegisterRegionRequest = parse_json(&body)?;
-    state.memory().register(&path.region, &request.key, request.offset, request.byte_size)?;
+    let request: RegisterRegionRequest = parse_json(&body.bytes)?;
+    state.memory().register(client, &path.region, &request.key, request.offset, request.byte_size)?;
     done()
 }
 
-pub(super) async fn unregister<S: Service>(State(state): State<HttpState<S>>, path: RegionPath) -> HandlerResult {
-    state.memory().unregister(&path.region);
+pub(super) async fn unregister<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: RegionPath,
+) -> HandlerResult {
+    state.memory().unregister(client, &path.region)?;
     done()
 }
 
-pub(super) async fn unregister_all<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
-    state.memory().unregister_all();
+pub(super) async fn unregister_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
+    state.memory().unregister_all(client)?;
     done()
 }
 

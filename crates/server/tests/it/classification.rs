@@ -4,7 +4,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferOutput, InferResponse, Parameter, Parameters, RequestedOutput};
 use downbeat_server::error::ServiceError;
 use downbeat_server::extension::apply_outputs;
-use downbeat_server::shared_memory::SharedMemory;
+use downbeat_server::shared_memory::{Client, SharedMemory};
 use half::{bf16, f16};
 
 use crate::support::strings;
@@ -32,7 +32,7 @@ fn classify(
         assert_eq!(name, "y");
         labels.iter().map(|label| (*label).to_owned()).collect()
     };
-    apply_outputs(&SharedMemory::new(), labels, batched, &requested, &mut response)?;
+    apply_outputs(&SharedMemory::new(), Client::HERE, labels, batched, &requested, &mut response)?;
     let output = response.outputs.remove(0);
     assert_eq!(output.datatype, DataType::Bytes);
     Ok((output.shape, strings(&output.data)))

@@ -1,6 +1,7 @@
 //! The HTTP frontend.
 
 mod bad_input;
+mod budget;
 mod client;
 mod inference;
 mod lifecycle;

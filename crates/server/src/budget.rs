@@ -1,0 +1,198 @@
+//! The one budget of bytes in flight: what requests and their answers hold of the server's memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use downbeat_core::Duration;
+
+use crate::error::ServiceError;
+
+/// Requests up to this size may use the whole budget: a few clients with large ones do not shut out all others.
+const SMALL: u64 = 64 << 10;
+/// The part of the budget that only small requests may use: one of so many.
+const KEPT_FOR_SMALL: u64 = 8;
+/// Answers below this size are not counted while they are written: a connection has one of them.
+const HELD_FROM: usize = 16 << 10;
+/// When to try again: bodies come and go within about that.
+const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// How many bytes the requests in flight may hold, all together, from their first byte to their answer's last.
+#[derive(Debug)]
+pub struct ByteBudget {
+    limit: u64,
+    in_flight: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl ByteBudget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(ByteBudget { limit, in_flight: AtomicU64::new(0), refused: AtomicU64::new(0) })
+    }
+
+    /// No bound; what is in flight is counted all the same.
+    pub fn unbounded() -> Arc<Self> {
+        ByteBudget::new(u64::MAX)
+    }
+
+    /// The bound, bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes that are held now.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Requests that were refused for want of room since the start.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// What a new request holds: nothing yet.
+    pub fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+/// Bytes of a [`ByteBudget`] that a request holds; given back when it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<ByteBudget>,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes `more` bytes, before they are allocated.
+    ///
+    /// # Errors
+    /// `QueueFull` if the requests in flight leave no room; `TooLarge` if they never could.
+    pub fn grow(&mut self, more: u64) -> Result<(), ServiceError> {
+        let limit = self.budget.limit;
+        let own = self.bytes.saturating_add(more);
+        let usable = if own > SMALL { limit - limit / KEPT_FOR_SMALL } else { limit };
+        let grown = self
+            .budget
+            .in_flight
+            .fetch_update(Relaxed, Relaxed, |held| held.checked_add(more).filter(|held| *held <= usable));
+        if grown.is_ok() {
+            self.bytes = own;
+            return Ok(());
+        }
+        self.budget.refused.fetch_add(1, Relaxed);
+        if own > usable {
+            return Err(ServiceError::TooLarge(format!(
+                "the request needs at least {own} bytes of memory, more than a request may ever have: {usable} of the \
+                 {limit} bytes that all requests in flight may hold (--max-in-flight-bytes)"
+            )));
+        }
+        Err(ServiceError::QueueFull {
+            message: format!(
+                "the requests in flight leave no room for this one: they may hold {limit} bytes together \
+                 (--max-in-flight-bytes); try again later"
+            ),
+            retry_after: RETRY_AFTER,
+        })
+    }
+
+    /// Counts `more` bytes that are there already and cannot be refused any more: an answer's.
+    pub fn add(&mut self, more: u64) {
+        self.budget.in_flight.fetch_add(more, Relaxed);
+        self.bytes += more;
+    }
+
+    /// The same bytes, which are counted until the last of them is let go: an answer's, once it is written. Few of them
+    /// are not worth it.
+    pub fn hold(self, bytes: Bytes) -> Bytes {
+        if bytes.len() < HELD_FROM {
+            return bytes;
+        }
+        Bytes::from_owner(Held { bytes, _reservation: self })
+    }
+
+    /// Gives back what is held beyond `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if let Some(less) = self.bytes.checked_sub(bytes) {
+            self.budget.in_flight.fetch_sub(less, Relaxed);
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+struct Held {
+    bytes: Bytes,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_never_exceeds_the_limit_and_comes_back() {
+        let budget = ByteBudget::new(8 << 20);
+        let mut first = budget.reservation();
+        first.grow(6 << 20).unwrap();
+        let mut second = budget.reservation();
+        let error = second.grow(2 << 20).unwrap_err();
+        assert!(matches!(&error, ServiceError::QueueFull { .. }) && error.to_string().contains("8388608"), "{error}");
+        assert_eq!((budget.in_flight(), budget.refused()), (6 << 20, 1));
+        first.shrink_to(1 << 20);
+        second.grow(2 << 20).unwrap();
+        drop((first, second));
+        assert_eq!(budget.in_flight(), 0);
+    }
+
+    #[test]
+    fn small_requests_have_room_where_large_ones_have_not() {
+        let budget = ByteBudget::new(8 << 20);
+        let mut large = budget.reservation();
+        large.grow(7 << 20).unwrap();
+        assert!(large.grow(1).is_err());
+        let mut small = budget.reservation();
+        small.grow(SMALL).unwrap();
+        assert!(small.grow(1).is_err(), "it is no longer small");
+    }
+
+    #[test]
+    fn what_never_fits_is_told_from_what_does_not_fit_now() {
+        let budget = ByteBudget::new(8 << 20);
+        let error = budget.reservation().grow(u64::MAX).unwrap_err();
+        assert!(matches!(error, ServiceError::TooLarge(_)), "{error}");
+        assert_eq!(budget.in_flight(), 0);
+        ByteBudget::unbounded().reservation().grow(1 << 50).unwrap();
+    }
+
+    #[test]
+    fn an_answer_counts_even_beyond_the_limit() {
+        let budget = ByteBudget::new(100);
+        let mut reservation = budget.reservation();
+        reservation.add(20_000);
+        let answer = reservation.hold(Bytes::from(vec![1; 20_000]));
+        let half = answer.slice(..10_000);
+        drop(answer);
+        assert_eq!((budget.in_flight(), half.len()), (20_000, 10_000));
+        assert!(budget.reservation().grow(1).is_err());
+        drop(half);
+        assert_eq!(budget.in_flight(), 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! Content codings of requests and answers over HTTP and gRPC: `gzip` and `deflate`.
+
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use flate2::write::{GzEncoder, ZlibEncoder};
+
+use crate::budget::Reservation;
+use crate::error::ServiceError;
+use crate::offload;
+
+/// A content coding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Coding {
+    /// RFC 1952.
+    Gzip,
+    /// The zlib format (RFC 1950), which is what HTTP and gRPC mean by `deflate`.
+    Deflate,
+}
+
+/// Why a body could not be decompressed.
+#[derive(Debug)]
+pub(crate) enum InflateError {
+    /// It is not in this coding, or cut off.
+    Malformed(std::io::Error),
+    /// More than the limit would come out.
+    TooLarge,
+    /// There is no room for what comes out.
+    Refused(ServiceError),
+}
+
+/// Bytes that are decompressed between two looks at the budget.
+const STEP: usize = 256 << 10;
+/// Compressed bodies below this size may turn out small: tried at once, as far as that takes about a millisecond.
+const TRIED_BELOW: usize = 16 << 10;
+
+impl Coding {
+    /// As `Content-Encoding` and `grpc-encoding` have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Coding::Gzip => "gzip",
+            Coding::Deflate => "deflate",
+        }
+    }
+
+    /// Decompresses at most `limit` bytes, beside the event loop if they may be many. What comes out is held by
+    /// `held` in the place of what went in.
+    pub async fn inflate(
+        self,
+        body: Bytes,
+        limit: usize,
+        mut held: Reservation,
+    ) -> Result<(Bytes, Reservation), InflateError> {
+        if body.len() < TRIED_BELOW {
+            match self.inflate_now(&body, limit.min(offload::PARSE_FROM), &mut held) {
+                Err(InflateError::TooLarge) if limit > offload::PARSE_FROM => {}
+                out => return out.map(|out| (out, held)),
+            }
+        }
+        let work = move || {
+            let out = self.inflate_now(&body, limit, &mut held);
+            drop(body);
+            out.map(|out| (out, held))
+        };
+        offload::run(work).await.unwrap_or_else(|error| Err(InflateError::Refused(error)))
+    }
+
+    fn inflate_now(self, body: &[u8], limit: usize, held: &mut Reservation) -> Result<Bytes, InflateError> {
+        match self {
+            Coding::Gzip => read_to_limit(MultiGzDecoder::new(body), body.len(), limit, held),
+            // Some clients send it without the zlib header.
+            Coding::Deflate if is_zlib(body) => read_to_limit(ZlibDecoder::new(body), body.len(), limit, held),
+            Coding::Deflate => read_to_limit(DeflateDecoder::new(body), body.len(), limit, held),
+        }
+    }
+
+    /// Compresses; fast rather than small.
+    pub fn deflate(self, body: &[u8]) -> std::io::Result<Bytes> {
+        let out = Vec::with_capacity(body.len() / 2);
+        let out = match self {
+            Coding::Gzip => {
+                let mut encoder = GzEncoder::new(out, Compression::fast());
+                encoder.write_all(body)?;
+                encoder.finish()?
+            }
+            Coding::Deflate => {
+                let mut encoder = ZlibEncoder::new(out, Compression::fast());
+                encoder.write_all(body)?;
+                encoder.finish()?
+            }
+        };
+        Ok(Bytes::from(out))
+    }
+}
+
+/// Whether a zlib header starts here (RFC 1950, section 2.2).
+fn is_zlib(body: &[u8]) -> bool {
+    matches!(body, [method, flags, ..] if method & 0x0f == 8 && (u16::from(*method) << 8 | u16::from(*flags)) % 31 == 0)
+}
+
+fn read_to_limit(
+    mut decoder: impl Read,
+    compressed: usize,
+    limit: usize,
+    held: &mut Reservation,
+) -> Result<Bytes, InflateError> {
+    let before = held.bytes();
+    let mut out = Vec::new();
+    let outcome = loop {
+        let room = STEP.min(limit.saturating_sub(out.len()).saturating_add(1));
+        if let Err(error) = held.grow(room as u64) {
+            break Err(InflateError::Refused(error));
+        }
+        match decoder.by_ref().take(room as u64).read_to_end(&mut out) {
+            Err(error) => break Err(InflateError::Malformed(error)),
+            Ok(_) if out.len() > limit => break Err(InflateError::TooLarge),
+            Ok(read) if read < room => break Ok(()),
+            Ok(_) => {}
+        }
+    };
+    match outcome {
+        Ok(()) => {
+            // The caller gives the compressed bytes up.
+            held.shrink_to(before.saturating_sub(compressed as u64) + out.len() as u64);
+            Ok(Bytes::from(out))
+        }
+        Err(error) => {
+            held.shrink_to(before);
+            Err(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::ByteBudget;
+
+    fn inflate(coding: Coding, body: &[u8], limit: usize) -> Result<Bytes, InflateError> {
+        coding.inflate_now(body, limit, &mut ByteBudget::unbounded().reservation())
+    }
+
+    #[test]
+    fn what_is_coded_is_decoded_within_the_limit() {
+        let body = vec![7_u8; 1_000_000];
+        for coding in [Coding::Gzip, Coding::Deflate] {
+            let coded = coding.deflate(&body).unwrap();
+            assert!(coded.len() < 20_000);
+            assert_eq!(inflate(coding, &coded, 1_000_000).unwrap(), body);
+            assert!(matches!(inflate(coding, &coded, 999_999), Err(InflateError::TooLarge)));
+            assert!(matches!(inflate(coding, &coded[..coded.len() / 2], 1 << 20), Err(InflateError::Malformed(_))));
+        }
+        let mut bare = flate2::write::DeflateEncoder::new(Vec::new(), Compression::fast());
+        bare.write_all(&body).unwrap();
+        assert_eq!(inflate(Coding::Deflate, &bare.finish().unwrap(), 1_000_000).unwrap(), body);
+    }
+
+    #[test]
+    fn what_comes_out_is_held_by_the_budget() {
+        let coded = Coding::Gzip.deflate(&vec![7_u8; 1_000_000]).unwrap();
+        let budget = ByteBudget::new(700_000);
+        let mut held = budget.reservation();
+        held.grow(coded.len() as u64).unwrap();
+        let refused = Coding::Gzip.inflate_now(&coded, 1 << 30, &mut held);
+        assert!(matches!(refused, Err(InflateError::Refused(_))), "{refused:?}");
+        assert_eq!(budget.in_flight(), coded.len() as u64);
+        let roomy = ByteBudget::new(4 << 20);
+        let mut held = roomy.reservation();
+        held.grow(coded.len() as u64).unwrap();
+        Coding::Gzip.inflate_now(&coded, 1 << 30, &mut held).unwrap();
+        assert_eq!(roomy.in_flight(), 1_000_000);
+    }
+}

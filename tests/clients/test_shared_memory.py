@@ -101,3 +101,23 @@ def test_bad_regions_are_refused(made, module):
         finally:
             client.unregister_system_shared_memory("short")
         assert client.is_server_live()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_without_the_option_it_is_off(examples, module):
+    """As Triton: clients may use shared memory only where the server was started for it."""
+    words = "Client shared memory is disabled. Start the server with '--shared-memory'"
+    with connect(module, examples) as client, region(64) as (key, _):
+        calls = [
+            lambda: client.register_system_shared_memory("off", key, 64),
+            lambda: client.unregister_system_shared_memory(),
+            lambda: client.get_system_shared_memory_status(),
+        ]
+        tensor = module.InferInput("image", [1, 784], "FP32")
+        tensor.set_shared_memory("off", 3136)
+        calls.append(lambda: client.infer("digits", [tensor]))
+        for call in calls:
+            with pytest.raises(InferenceServerException, match="disabled") as error:
+                call()
+            assert words in error.value.message(), error.value
+            assert error.value.status() in ("501", "StatusCode.UNIMPLEMENTED")

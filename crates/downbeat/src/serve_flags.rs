@@ -51,7 +51,10 @@ pub struct ServeFlags {
     pub metrics_port: Option<Port>,
 
     /// Largest request body over HTTP, such as 64M [default: 64M]
-    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MAX_BODY_BYTES", help_heading = "Ports")]
+    #[arg(
+        long, alias = "http-max-input-size", value_name = "BYTES", value_parser = units::bytes,
+        env = "DOWNBEAT_MAX_BODY_BYTES", help_heading = "Ports"
+    )]
     pub max_body_bytes: Option<usize>,
 
     /// Largest message over gRPC, such as 64M [default: 2147483647]

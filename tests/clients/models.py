@@ -89,6 +89,34 @@ def slow(repository, name="slow", products=40, dynamic_batching="dynamic_batchin
     return write(repository, name, graph, SLOW_CONFIG.format(dynamic_batching=dynamic_batching))
 
 
+def loop(repository, name="loop", trips=0):
+    """`x` FP32 [N, 4] to `y` = `x`, after as many turns of a loop as the largest `x` says, and `trips`: 2e9 take half an hour or more."""
+    graph = Graph(name)
+    x = graph.input("x", TensorProto.FLOAT, ["N", 4])
+    asked = graph.node("Cast", graph.node("ReduceMax", x, keepdims=0), to=TensorProto.INT64)
+    turns = graph.node("Add", asked, graph.constant(np.int64(trips)))
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Mul", ["v", "one"], ["w"])], "body",
+        [helper.make_tensor_value_info("turn", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [1]),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, [1]), helper.make_tensor_value_info("w", TensorProto.FLOAT, None)], [one])
+    graph.output(graph.node("Loop", turns, graph.constant(np.bool_(True)), x, body=body), "y", TensorProto.FLOAT, ["N", 4])
+    return write(repository, name, graph)
+
+
+def slow_to_load(repository, name="slow_to_load", products=60):
+    """A model whose constants onnxruntime computes while it loads it: some seconds to a minute."""
+    size = 2048
+    graph = Graph(name)
+    x = graph.input("x", TensorProto.FLOAT, ["N", size])
+    product = rotate = graph.constant(np.roll(np.eye(size, dtype=np.float32), 1, axis=0), "rotate")
+    for _ in range(products):
+        product = graph.node("MatMul", product, rotate)
+    graph.output(graph.node("MatMul", x, product), "y", TensorProto.FLOAT, ["N", size])
+    return write(repository, name, graph)
+
+
 def unsupported(repository, name="unsupported"):
     """A model with an operator that no engine has."""
     graph = helper.make_graph(
@@ -136,4 +164,4 @@ def random_inputs(session, batch, length, seed):
     return feed
 
 
-__all__ = ["DATATYPES", "add", "add_sub", "identity", "onnx", "outside", "random_inputs", "slow", "unsupported", "write"]
+__all__ = ["DATATYPES", "add", "add_sub", "identity", "loop", "onnx", "outside", "random_inputs", "slow", "slow_to_load", "unsupported", "write"]

@@ -61,6 +61,11 @@ pub struct Layer {
     pub shared_memory: Option<bool>,
     #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
     pub drain_timeout: Option<Duration>,
+    #[serde(default, rename = "run_timeout_s", deserialize_with = "seconds")]
+    pub run_timeout: Option<Duration>,
+    pub run_timeout_factor: Option<u32>,
+    #[serde(default, rename = "load_run_timeout_s", deserialize_with = "seconds")]
+    pub load_run_timeout: Option<Duration>,
     /// In a file, relative to the file's folder.
     pub decision_log: Option<PathBuf>,
     pub strict_readiness: Option<bool>,

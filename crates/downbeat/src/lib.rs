@@ -84,6 +84,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    downbeat_engine::process::begin();
     let cli = Cli::parse();
     match run(cli.command) {
         Ok(code) => code,

@@ -103,6 +103,9 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
         over(&mut options.shared_memory, &layer.shared_memory);
         over(&mut options.drain_timeout, &layer.drain_timeout);
+        over(&mut options.run_limits.least, &layer.run_timeout);
+        over(&mut options.run_limits.factor, &layer.run_timeout_factor);
+        over(&mut options.run_limits.load, &layer.load_run_timeout);
         if layer.decision_log.is_some() {
             options.decision_log.clone_from(&layer.decision_log);
         }
@@ -198,7 +201,7 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use downbeat_server::options::{CudaMissing, CudaOptions, DropPolicy, LogFormat};
+    use downbeat_server::options::{CudaMissing, CudaOptions, DropPolicy, LogFormat, RunLimits};
 
     use downbeat_core::device::{LaneMix, MixTable};
     use downbeat_server::options::DeviceSettings;
@@ -250,6 +253,9 @@ mod tests {
             max_in_flight_bytes = "1G"
             shared_memory = true
             drain_timeout_s = 2
+            run_timeout_s = 3
+            run_timeout_factor = 7
+            load_run_timeout_s = 0
             decision_log = "decisions"
             strict_readiness = false
             allow_empty = true
@@ -327,6 +333,7 @@ mod tests {
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
         assert!(merged("", &["--shared-memory", "models"]).shared_memory);
+        assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });
         assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
         let addresses = [options.http_address, options.grpc_address, options.metrics_address];
         assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);

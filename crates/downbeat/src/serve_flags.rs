@@ -201,6 +201,23 @@ pub struct ServeFlags {
     )]
     pub drain_timeout: Option<Duration>,
 
+    /// Least time that a run may take before it is ended: a run that takes longer than this and than --run-timeout-factor times its profile is ended;
+    /// 0: never [default: 15]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_RUN_TIMEOUT", help_heading = "Operation"
+    )]
+    pub run_timeout: Option<Duration>,
+
+    /// How many times its profile a run may take before it is ended [default: 50]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), env = "DOWNBEAT_RUN_TIMEOUT_FACTOR", help_heading = "Operation")]
+    pub run_timeout_factor: Option<u32>,
+
+    /// How long a run may take while its model is loaded, which fails then; 0: any time [default: 120]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_LOAD_RUN_TIMEOUT", help_heading = "Operation"
+    )]
+    pub load_run_timeout: Option<Duration>,
+
     /// Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE
     #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_DECISION_LOG", help_heading = "Operation")]
     pub decision_log: Option<PathBuf>,
@@ -261,6 +278,9 @@ impl ServeFlags {
             max_in_flight_bytes: self.max_in_flight_bytes,
             shared_memory: self.shared_memory,
             drain_timeout: self.drain_timeout,
+            run_timeout: self.run_timeout,
+            run_timeout_factor: self.run_timeout_factor,
+            load_run_timeout: self.load_run_timeout,
             decision_log: self.decision_log.clone(),
             strict_readiness: self.strict_readiness,
             allow_empty: self.allow_empty,

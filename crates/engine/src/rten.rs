@@ -2,18 +2,19 @@
 
 mod complete;
 mod cut;
+mod pools;
 mod value;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
-use rten::{ModelOptions, NodeId, RunOptions, ThreadPool};
+use rten::{ModelOptions, NodeId, RunOptions};
 
 use crate::activations::Activations;
 use crate::onnx::Checked;
@@ -22,7 +23,8 @@ use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::Tensor;
 use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError};
-use crate::{batch, onnx};
+use crate::{batch, onnx, stop};
+use pools::Pools;
 use value::{tensor_of, value_of};
 
 pub(crate) const NAME: &str = "rten";
@@ -35,36 +37,29 @@ const REMEDY: &str = "`downbeat engine install` fetches onnxruntime, which may r
 /// RTen on the CPU.
 #[derive(Default)]
 pub struct Rten {
-    /// One pool for each number of threads asked for.
-    pools: Mutex<Vec<(usize, Arc<ThreadPool>)>>,
+    pools: Arc<Pools>,
 }
 
 impl Rten {
-    /// The engine; threads start when a model is loaded.
+    /// The engine; threads start when a model runs.
     pub fn new() -> Self {
         Rten::default()
     }
 
-    /// The engine, with its threads for runs on one and on `threads` threads (0: one a core) started now: they have the
-    /// priority of the thread that starts them, which for a load is a low one.
+    /// The engine, with its threads for a run on one and on `threads` threads (0: one a core) started now.
     pub fn with_threads(threads: usize) -> Self {
         let rten = Rten::default();
-        rten.pool(1);
-        rten.pool(threads);
+        let (one, all) = (rten.pools.take(1), rten.pools.take(threads_of(threads)));
+        rten.pools.give_back(1, one);
+        rten.pools.give_back(threads_of(threads), all);
         rten
     }
+}
 
-    fn pool(&self, threads: usize) -> Arc<ThreadPool> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = if threads == 0 { cores } else { threads.min(cores) };
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, pool)) = pools.iter().find(|(n, _)| *n == threads) {
-            return pool.clone();
-        }
-        let pool = Arc::new(ThreadPool::with_num_threads(threads));
-        pools.push((threads, pool.clone()));
-        pool
-    }
+/// The threads of a run for which `threads` are asked for.
+fn threads_of(threads: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if threads == 0 { cores } else { threads.min(cores) }
 }
 
 impl Engine for Rten {
@@ -95,8 +90,8 @@ impl Engine for Rten {
                 )));
             }
         }
-        let run = RunOptions::default().with_thread_pool(Some(self.pool(options.threads)));
-        let mut whole = Shared { model, signature, states: Vec::new(), run };
+        let (pools, threads) = (self.pools.clone(), threads_of(options.threads));
+        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -183,7 +178,9 @@ struct Shared {
     signature: Signature,
     /// What a batch is before each segment, and behind the last.
     states: Vec<Live>,
-    run: RunOptions,
+    pools: Arc<Pools>,
+    /// Of a run.
+    threads: usize,
 }
 
 /// The tensors that a batch is at some place.
@@ -271,9 +268,15 @@ impl Shared {
         inputs: Vec<(NodeId, rten::ValueOrView<'_>)>,
         outputs: &[NodeId],
     ) -> Result<Vec<rten::Value>, String> {
+        // RTen cannot be told to end a run: who watches it leaves the thread behind.
+        let _call = stop::run(None)?;
+        let pool = self.pools.take(self.threads);
+        let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
         // The model is not changed by a run, so that a panic in an operator leaves nothing half done.
-        let run = AssertUnwindSafe(|| self.model.run(inputs, outputs, Some(self.run.clone())));
-        match catch_unwind(run) {
+        let run = AssertUnwindSafe(|| self.model.run(inputs, outputs, Some(options)));
+        let ran = catch_unwind(run);
+        self.pools.give_back(self.threads, pool);
+        match ran {
             Ok(values) => values.map_err(|e| e.to_string()),
             Err(panic) => Err(format!("an operator failed: {}", panic_message(&*panic))),
         }

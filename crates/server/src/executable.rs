@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::Duration;
+use downbeat_core::{Duration, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
+use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::lanes::LaneGroup;
 use crate::metrics::{ModelMetrics, Reason};
+use crate::model_health::ModelHealth;
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
@@ -36,6 +38,7 @@ pub struct Executable {
     model: Arc<dyn Model>,
     lanes: Vec<Option<Mutex<Box<dyn Lane>>>>,
     waiting: AtomicU32,
+    health: Arc<ModelHealth>,
     /// The devices that make its batches themselves; `None`: the scheduler does.
     group: Option<LaneGroup>,
 }
@@ -72,7 +75,9 @@ impl Executable {
             lane.transpose().map(|lane| lane.map(Mutex::new))
         };
         let lanes = (0..devices).map(lane).collect::<Result<_, _>>()?;
+        let health = Arc::new(ModelHealth::new(name.clone(), version.clone()));
         Ok(Executable {
+            health,
             name,
             version,
             plan,
@@ -115,12 +120,26 @@ impl Executable {
         all.then_some(first)
     }
 
-    /// What a client is told of a request that failed on a device for `reason`.
-    pub fn failure(&self, device: usize, reason: &str) -> ServiceError {
+    /// What became of its runs that took too long.
+    pub fn health(&self) -> &Arc<ModelHealth> {
+        &self.health
+    }
+
+    /// Why it is not ready at `now`, if that is so.
+    pub fn not_ready(&self, now: Time) -> Option<String> {
+        self.lost().or_else(|| self.health.not_ready(now))
+    }
+
+    /// What a client is told of a request that failed on a device.
+    pub fn failure(&self, device: usize, failure: &RunFailure) -> ServiceError {
         let name = &self.name;
-        match self.model.lost(device) {
-            Some(lost) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
-            None => ServiceError::Internal(format!("model '{name}' failed on this request: {reason}")),
+        match (self.model.lost(device), failure) {
+            (Some(lost), _) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
+            (None, RunFailure::Engine(reason)) => {
+                ServiceError::Internal(format!("model '{name}' failed on this request: {reason}"))
+            }
+            (None, RunFailure::Ended(reason)) => ServiceError::DeadlineExceeded(format!("model '{name}': {reason}")),
+            (None, RunFailure::Refused(reason)) => ServiceError::Unavailable(format!("model '{name}': {reason}")),
         }
     }
 

@@ -98,7 +98,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
     Router::new()
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
-        .route("/v2/health/live", get(health::live))
+        .route("/v2/health/live", get(health::live::<S>))
         .route("/v2/health/ready", get(health::ready::<S>))
         .route("/v2/models/stats", get(metadata::all_statistics::<S>))
         .merge(model_routes("/v2/models/{model}"))

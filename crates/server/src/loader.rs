@@ -24,6 +24,7 @@ use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, Sample};
+use crate::watchdog::Watchdog;
 
 /// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
 /// scaled, and learn their own latency in service.
@@ -74,17 +75,24 @@ pub struct Loader {
     driver: Arc<Driver>,
     metrics: Arc<Metrics>,
     clock: Clock,
+    watchdog: Arc<Watchdog>,
     occupancies: Vec<Arc<Occupancy>>,
 }
 
 impl Loader {
     /// A loader onto the devices of `driver`.
-    pub fn new(options: Arc<ServerOptions>, engines: Engines, driver: Arc<Driver>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(
+        options: Arc<ServerOptions>,
+        engines: Engines,
+        driver: Arc<Driver>,
+        metrics: Arc<Metrics>,
+        watchdog: Arc<Watchdog>,
+    ) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         let clock = driver.clock();
         let occupancy = |device| Arc::new(Occupancy::new(metrics.device(device)));
         let occupancies = (0..driver.devices()).map(occupancy).collect();
-        Loader { options, engines, store, driver, metrics, clock, occupancies }
+        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -229,7 +237,9 @@ impl Loader {
             let ground = lanes::Ground {
                 name: &name,
                 version: &version.to_string(),
-                model: &*model,
+                model: &model,
+                health: executable.health(),
+                watchdog: &self.watchdog,
                 plan,
                 profile,
                 segments,

@@ -12,6 +12,7 @@ use prometheus::{
 };
 
 use crate::budget::ByteBudget;
+use crate::engine_run::RunFailure;
 use crate::lanes::LaneMetricsFamily;
 use crate::statistics::Phases;
 
@@ -21,7 +22,7 @@ const LATENCY_BUCKETS: [f64; 18] =
 /// Upper bounds of the batch size histogram.
 const BATCH_BUCKETS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 /// Reasons of `downbeat_requests_not_answered_total`.
-pub const REASONS: [Reason; 9] = [
+pub const REASONS: [Reason; 10] = [
     Reason::QueueFull,
     Reason::Impossible,
     Reason::Hopeless,
@@ -31,6 +32,7 @@ pub const REASONS: [Reason; 9] = [
     Reason::Cancelled,
     Reason::Unloaded,
     Reason::Engine,
+    Reason::RunEnded,
 ];
 
 /// Why a request of a model got no result.
@@ -54,9 +56,19 @@ pub enum Reason {
     Unloaded,
     /// The engine failed.
     Engine,
+    /// Its run took too long and was ended, or is out of service as one could not be ended.
+    RunEnded,
 }
 
 impl Reason {
+    /// That of a run that gave nothing.
+    pub fn of(failure: &RunFailure) -> Self {
+        match failure {
+            RunFailure::Engine(_) => Reason::Engine,
+            RunFailure::Ended(_) | RunFailure::Refused(_) => Reason::RunEnded,
+        }
+    }
+
     /// The label's value.
     pub const fn label(self) -> &'static str {
         match self {
@@ -69,6 +81,7 @@ impl Reason {
             Reason::Cancelled => "cancelled",
             Reason::Unloaded => "unloaded",
             Reason::Engine => "engine_error",
+            Reason::RunEnded => "run_ended",
         }
     }
 
@@ -82,7 +95,7 @@ impl Reason {
             | Reason::Sacrificed
             | Reason::QueueTimeout
             | Reason::Timeout => true,
-            Reason::Cancelled | Reason::Unloaded | Reason::Engine => false,
+            Reason::Cancelled | Reason::Unloaded | Reason::Engine | Reason::RunEnded => false,
         }
     }
 
@@ -93,7 +106,7 @@ impl Reason {
                 "REJECTED"
             }
             Reason::Cancelled => "CANCELED",
-            Reason::Engine => "BACKEND",
+            Reason::Engine | Reason::RunEnded => "BACKEND",
             Reason::Timeout | Reason::Unloaded => "OTHER",
         }
     }

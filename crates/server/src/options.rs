@@ -75,6 +75,8 @@ pub struct ServerOptions {
     pub shared_memory: bool,
     /// How long a stopping server lets queued requests finish.
     pub drain_timeout: Duration,
+    /// How long runs may take.
+    pub run_limits: RunLimits,
     /// Which models are loaded, and when.
     pub model_control: ModelControl,
     /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
@@ -127,6 +129,7 @@ impl ServerOptions {
             max_in_flight_bytes: None,
             shared_memory: false,
             drain_timeout: Duration::from_millis(30_000),
+            run_limits: RunLimits::default(),
             model_control: ModelControl::None,
             strict_readiness: true,
             allow_empty: false,
@@ -188,6 +191,23 @@ pub struct ModelOptions {
     pub drop: Option<DropPolicy>,
     /// Bound of its queue; 0: unbounded.
     pub max_queue_size: Option<u32>,
+}
+
+/// How long a run may take before it is ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RunLimits {
+    /// In service: so many times what its profile says.
+    pub factor: u32,
+    /// In service: at least this; zero: no limit.
+    pub least: Duration,
+    /// A run while the model is loaded, when there is no profile yet; zero: no limit.
+    pub load: Duration,
+}
+
+impl Default for RunLimits {
+    fn default() -> Self {
+        RunLimits { factor: 50, least: Duration::from_millis(15_000), load: Duration::from_millis(120_000) }
+    }
 }
 
 /// Latency profiles: whether and for how long they are measured, where they are kept.

@@ -1,6 +1,7 @@
 //! The life cycle of models: load, reload without a gap, unload, follow the folder.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +24,10 @@ use crate::lanes::{REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::options::{MAX_SHARDS, ModelControl, ServerOptions};
+use crate::options::{MAX_SHARDS, ModelControl, RunLimits, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
+use crate::watchdog::Watchdog;
 
 /// Where a model version stands, as the repository index says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +95,7 @@ pub struct Registry {
     metrics: Arc<Metrics>,
     budget: Arc<ByteBudget>,
     autoscale: Option<Arc<AutoscaleWatch>>,
+    watchdog: Arc<Watchdog>,
     entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
@@ -146,12 +149,15 @@ impl Registry {
         let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
         let log = options.decision_log.as_deref();
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
-        let driver = Driver::start(Clock::start(), options.devices, shards, &metrics, log)?;
+        let clock = Clock::start();
+        let watchdog = Watchdog::start(run_limits(&options, &engines), clock)?;
+        let driver = Driver::start(clock, options.devices, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
-        let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone()));
+        let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone(), watchdog.clone()));
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let budget = ByteBudget::new(limit);
-        let serving = Arc::new(Serving::new(options.clone(), driver.clone(), loader.clone(), budget.clone()));
+        let serving = Serving::new(options.clone(), driver.clone(), loader.clone(), budget.clone(), watchdog.clone());
+        let serving = Arc::new(serving);
         Ok(Registry {
             options,
             repository,
@@ -161,6 +167,7 @@ impl Registry {
             metrics,
             budget,
             autoscale,
+            watchdog,
             entries: Arc::new(Mutex::new(waiting)),
             started: Arc::default(),
             wanted: wanted.into(),
@@ -189,6 +196,11 @@ impl Registry {
         &self.serving
     }
 
+    /// Who watches what threads do in engines.
+    pub fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
     /// The models to load at start, by name.
     pub fn wanted_at_start(&self) -> &[String] {
         &self.wanted
@@ -210,6 +222,9 @@ impl Registry {
         overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
+        if self.serving.is_draining() {
+            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
+        }
         let is_there = self.names()?.iter().any(|known| known == name);
         if !is_there {
             ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
@@ -226,7 +241,7 @@ impl Registry {
         entry.set(0, Phase::Loading, String::new());
         let this = self.clone();
         let owned_name = name.to_owned();
-        let loaded = spawn_background("load", move || this.load_files(&owned_name, overrides, &*progress)).await;
+        let loaded = self.spawn_load(name, move || this.load_files(&owned_name, overrides, &*progress)).await;
         let Loaded { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
@@ -319,6 +334,54 @@ impl Registry {
         Ok(Loaded { served: Served::new(definition, versions), overlay, failures })
     }
 
+    /// Loads a model on a thread of its own, at a low priority, so that this does not take the processor from those who are served. If a run of it does not end, what
+    /// comes of it is given up.
+    async fn spawn_load(
+        &self,
+        name: &str,
+        load: impl FnOnce() -> Result<Loaded, LoadFailure> + Send + 'static,
+    ) -> Result<Loaded, LoadFailure> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        let done = Arc::new(Mutex::new(Some(done)));
+        let (watchdog, serving, name) = (self.watchdog.clone(), self.serving.clone(), name.to_owned());
+        std::thread::Builder::new()
+            .name("load".to_owned())
+            .spawn(move || {
+                // Without the right to it, the work is done at normal priority. Threads that are started here would keep it:
+                // engines have theirs before.
+                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
+                let failure = |name: &str, reason: &str| {
+                    LoadFailure::from(ServiceError::Unavailable(format!("model '{name}' is not loaded: {reason}")))
+                };
+                let leave_behind = {
+                    let (done, name) = (done.clone(), name.clone());
+                    move |reason: &str| {
+                        if let Some(done) = done.lock().take() {
+                            // Who asked may have gone.
+                            drop(done.send(Err(failure(&name, reason))));
+                        }
+                    }
+                };
+                let post = watchdog.post(Box::new(leave_behind));
+                post.begin_load(&name);
+                let mut loaded = std::panic::catch_unwind(AssertUnwindSafe(load))
+                    .unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()));
+                if let Some(reason) = post.end() {
+                    if let Ok(loaded) = &loaded {
+                        serving.forget_queues(loaded.served.versions.values());
+                    }
+                    loaded = Err(failure(&name, &reason));
+                }
+                let Some(done) = done.lock().take() else { return };
+                // A receiver that is gone was a client that did not wait.
+                if let Err(Ok(loaded)) = done.send(loaded) {
+                    serving.forget_queues(loaded.served.versions.values());
+                }
+            })
+            .map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
+        result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()))
+    }
+
     fn after_failure(&self, entry: &Entry, name: &str, failure: &LoadFailure) {
         match self.serving.get(name) {
             // What served before goes on.
@@ -349,24 +412,31 @@ impl Registry {
             entry.set_all(served.versions.keys().copied(), Phase::Unloading, "");
         }
         let before = self.serving.replace(name, None);
-        self.retire(name, before.clone(), None).await;
+        let has_ended = self.retire(name, before.clone(), None).await;
+        let reason = if has_ended { "unloaded" } else { "unloaded; a run of it still goes on" };
         match &before {
-            Some(before) => entry.set_all(before.versions.keys().copied(), Phase::Unavailable, "unloaded"),
-            None => entry.set(0, Phase::Unavailable, "unloaded".to_owned()),
+            Some(before) => entry.set_all(before.versions.keys().copied(), Phase::Unavailable, reason),
+            None => entry.set(0, Phase::Unavailable, reason.to_owned()),
         }
         *entry.overlay.lock() = None;
-        Ok(())
+        if has_ended {
+            return Ok(());
+        }
+        Err(ServiceError::Unavailable(format!(
+            "model '{name}' is out of service, but a run of it still goes on and cannot be ended: it keeps its memory and a core until it ends by itself"
+        )))
     }
 
-    /// Waits for the last requests of what is out of service, and lets it go.
-    async fn retire(&self, name: &str, before: Option<Arc<Served>>, now: Option<&Served>) {
-        let Some(before) = before else { return };
-        self.serving.retire(&before).await;
+    /// Waits for the last requests of what is out of service, and lets it go. Says whether nothing of it runs any more.
+    async fn retire(&self, name: &str, before: Option<Arc<Served>>, now: Option<&Served>) -> bool {
+        let Some(before) = before else { return true };
+        let has_ended = self.serving.retire(&before).await;
         for version in before.versions.keys() {
             if now.is_none_or(|now| !now.versions.contains_key(version)) {
                 self.metrics.forget(name, &version.to_string());
             }
         }
+        has_ended
     }
 
     /// Looks at the folder and follows what changed since `seen`; gives what it saw.
@@ -423,6 +493,13 @@ impl Registry {
         self.driver.flush_log();
     }
 
+    /// Removes the files that came with load requests; at an end without destructors.
+    pub fn remove_uploads(&self) {
+        for entry in self.entries.lock().values() {
+            drop(entry.overlay.lock().take());
+        }
+    }
+
     /// [`Driver::close_log`]; at the end.
     pub fn close_decision_log(&self) {
         self.driver.close_log();
@@ -476,6 +553,13 @@ pub(crate) fn shown(folders: &[std::path::PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
+/// How long runs may take. TensorRT compiles a model in the run that is the first of its shapes.
+fn run_limits(options: &ServerOptions, engines: &Engines) -> RunLimits {
+    let times = if engines.onnx.info().name == "tensorrt" { 20 } else { 1 };
+    let RunLimits { factor, least, load } = options.run_limits;
+    RunLimits { factor, least: least.saturating_mul(times), load: load.saturating_mul(times) }
+}
+
 impl Entry {
     fn set(&self, version: u64, phase: Phase, reason: String) {
         self.phases.lock().insert(version, (phase, reason));
@@ -514,26 +598,6 @@ fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::
     Ok(overlay)
 }
 
-/// Runs slow work on a thread of its own, at a low priority, so that loading a model does not
-/// take the processor from those who are served.
-async fn spawn_background<R: Send + 'static, E: From<ServiceError> + Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> Result<R, E> + Send + 'static,
-) -> Result<R, E> {
-    let (done, result) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            // Without the right to it, the work is done at normal priority. Threads that are started here would keep it:
-            // engines have theirs before.
-            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
-            // A receiver that is gone was a client that did not wait.
-            let _ = done.send(work());
-        })
-        .map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
-    result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()))
-}
-
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
     tokio::spawn(change)
@@ -546,8 +610,16 @@ impl Service for Registry {
         &self.options.server_name
     }
 
+    fn is_live(&self) -> bool {
+        // A model shares its devices with the others.
+        if let Some(reason) = self.serving.all().iter().find_map(|served| served.lost()) {
+            self.watchdog.give_up(reason);
+        }
+        self.watchdog.hopeless().is_none()
+    }
+
     fn is_ready(&self) -> bool {
-        if self.serving.is_draining() {
+        if self.serving.is_draining() || !self.is_live() {
             return false;
         }
         if !self.options.strict_readiness {
@@ -575,11 +647,12 @@ impl Service for Registry {
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {
+        let now = self.driver.clock().now();
         !self.serving.is_draining()
             && self
                 .serving
                 .get(name)
-                .is_some_and(|served| served.version(version).is_ok_and(|version| version.lost().is_none()))
+                .is_some_and(|served| served.version(version).is_ok_and(|version| version.not_ready(now).is_none()))
     }
 
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
@@ -621,6 +694,7 @@ impl Service for Registry {
 
     fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry> {
         let mut index = Vec::new();
+        let now = self.driver.clock().now();
         let entries = self.entries.lock().clone();
         let mut names = self.names().unwrap_or_else(|error| {
             tracing::error!(%error, "the index has only what was loaded");
@@ -639,7 +713,12 @@ impl Service for Registry {
                     reason: String::new(),
                 });
             }
-            for (version, (phase, reason)) in phases {
+            let served = self.serving.get(&name);
+            for (version, (mut phase, mut reason)) in phases {
+                let executable = served.as_ref().and_then(|served| served.versions.get(&version));
+                if let (Phase::Ready, Some(why_not)) = (phase, executable.and_then(|e| e.not_ready(now))) {
+                    (phase, reason) = (Phase::Unavailable, why_not);
+                }
                 if ready_only && phase != Phase::Ready {
                     continue;
                 }

@@ -19,6 +19,9 @@ use crate::service::LoadOverrides;
 use crate::shared_memory::SharedMemory;
 use crate::{grpc, http, logging, metrics_port};
 
+/// How long loads have to end once a server has stopped, so that they leave no files behind.
+const LOADS_END_WITHIN: std::time::Duration = std::time::Duration::from_millis(1_000);
+
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
 /// # Errors
@@ -29,16 +32,11 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
         tracing::warn!("{notice}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
-    let (outcome, finished) = runtime.block_on(run(options))?;
-    if !finished {
-        // A run of an engine cannot be interrupted; waiting for it would be longer than was asked for.
-        std::process::exit(i32::from(outcome.is_err()));
-    }
-    outcome
+    runtime.block_on(run(options))
 }
 
-/// Gives how serving ended, and whether everything that was in is finished.
-async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool)> {
+/// Ends the process itself where something goes on that would have to be waited for.
+async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
@@ -117,6 +115,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
     }
     tracing::info!(limit = %options.drain_timeout, "stopping: no new requests, those that are in are finished");
     registry.serving().start_draining();
+    registry.watchdog().end_loads();
     // A receiver is always there: `stopped`.
     let _ = stop.send(true);
     let all = async {
@@ -134,12 +133,32 @@ async fn run(options: ServerOptions) -> anyhow::Result<(anyhow::Result<()>, bool
         _ = interrupt.recv() => false,
     };
     registry.close_decision_log();
-    if finished && registry.serving().is_idle() {
+    let loads_ended = loads_end(&registry).await;
+    let is_idle = finished && registry.serving().is_idle();
+    if is_idle {
         tracing::info!("stopped");
-        return Ok((outcome, true));
+    } else {
+        tracing::warn!("stopped with requests unfinished");
     }
-    tracing::warn!("stopped with requests unfinished");
-    Ok((outcome, false))
+    if is_idle && loads_ended && !registry.watchdog().is_busy() {
+        return outcome;
+    }
+    // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
+    if let Err(error) = &outcome {
+        tracing::error!("{error:#}");
+    }
+    registry.remove_uploads();
+    downbeat_engine::process::end(u8::from(outcome.is_err()))
+}
+
+/// Waits a moment for loads, which were told to end; says whether they have.
+async fn loads_end(registry: &Registry) -> bool {
+    let ended = async {
+        while registry.watchdog().end_loads() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
 }
 
 async fn wait_for(mut stopped: watch::Receiver<bool>) {

@@ -20,6 +20,11 @@ pub trait Service: Send + Sync + 'static {
         crate::options::SERVER_NAME
     }
 
+    /// Whether the server can go on at all; false where only a new process can mend what is wrong.
+    fn is_live(&self) -> bool {
+        true
+    }
+
     /// Whether every model that was asked for is ready, and the server does not drain.
     fn is_ready(&self) -> bool;
 

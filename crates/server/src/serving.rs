@@ -23,11 +23,14 @@ use crate::metrics::Reason;
 use crate::offload;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
+use crate::watchdog::Watchdog;
 
 /// When to try again where a model's share of the budget of bytes is used up.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 /// Shapes of one model that have a queue of their own at a time.
 const MOST_SHAPES: usize = 1024;
+/// How long a model that is unloaded waits for runs that were told to end.
+const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
 /// A shape that was not seen for so long gives its queue up to a new one.
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
@@ -53,6 +56,21 @@ impl Served {
             input_bytes: AtomicU64::new(0),
             idle: Notify::new(),
         }
+    }
+
+    /// Why one of its versions runs nowhere any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
+        self.versions.values().find_map(|version| version.lost())
+    }
+
+    /// Runs that go on, of all versions.
+    fn running(&self) -> u32 {
+        self.versions.values().map(|version| version.health().running()).sum()
+    }
+
+    /// Those of them that nothing ends.
+    fn left_behind(&self) -> u32 {
+        self.versions.values().map(|version| version.health().left_behind()).sum()
     }
 
     /// Waits until no request is in flight.
@@ -130,13 +148,21 @@ pub struct Serving {
     loader: Arc<Loader>,
     budget: Arc<ByteBudget>,
     models: RwLock<BTreeMap<String, Arc<Served>>>,
+    watchdog: Arc<Watchdog>,
     draining: AtomicBool,
 }
 
 impl Serving {
     /// No models yet.
-    pub fn new(options: Arc<ServerOptions>, driver: Arc<Driver>, loader: Arc<Loader>, budget: Arc<ByteBudget>) -> Self {
-        Serving { options, driver, loader, budget, models: RwLock::default(), draining: AtomicBool::new(false) }
+    pub fn new(
+        options: Arc<ServerOptions>,
+        driver: Arc<Driver>,
+        loader: Arc<Loader>,
+        budget: Arc<ByteBudget>,
+        watchdog: Arc<Watchdog>,
+    ) -> Self {
+        let (models, draining) = (RwLock::default(), AtomicBool::new(false));
+        Serving { options, driver, loader, budget, models, watchdog, draining }
     }
 
     /// The model, if it is in service.
@@ -172,10 +198,20 @@ impl Serving {
         }
     }
 
-    /// Waits until a model that is out of service has answered its requests, then gives up its queues.
-    pub async fn retire(&self, served: &Served) {
+    /// Waits until a model that is out of service has answered its requests, then gives up its queues and ends its runs, for which nobody waits any more. Says whether
+    /// they have ended.
+    pub async fn retire(&self, served: &Served) -> bool {
         served.wait_idle().await;
         self.forget_queues(served.versions.values());
+        let until = self.driver.clock().now() + RUNS_END_WITHIN;
+        while served.running() > 0 {
+            if self.driver.clock().now() >= until || served.left_behind() == served.running() {
+                return false;
+            }
+            served.versions.values().for_each(|version| self.watchdog.end_runs(version.health()));
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        true
     }
 
     /// Gives up the queues of versions that answer no request (any more).
@@ -203,7 +239,7 @@ impl Serving {
     /// The version that a request is for, if it is taken now.
     ///
     /// # Errors
-    /// `Unavailable` if the server drains or the version's device is lost; those of [`Served::version`].
+    /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`Served::version`].
     pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<Executable>, ServiceError> {
         if self.is_draining() {
             return Err(ServiceError::Unavailable(
@@ -211,8 +247,8 @@ impl Serving {
             ));
         }
         let executable = served.version(version)?;
-        match executable.lost() {
-            Some(lost) => Err(ServiceError::Unavailable(format!("model '{}': {lost}", executable.name))),
+        match executable.lost().or_else(|| executable.health().refuses()) {
+            Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", executable.name))),
             None => Ok(executable),
         }
     }

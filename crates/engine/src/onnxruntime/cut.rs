@@ -19,7 +19,7 @@ use prost::Message;
 
 use super::measure::{Measured, measure};
 use super::session::{Part, SessionModel, Source, Wiring};
-use super::{LoadOptions, Runtime};
+use super::{LoadOptions, Runtime, commit};
 use crate::activations::Activations;
 use crate::boundary::{self, Boundaries, Boundary};
 use crate::onnx;
@@ -33,11 +33,11 @@ pub(super) const WEIGHTS: &str = "optimised.weights";
 
 /// Loads the whole model and saves it as the library optimised it for this machine.
 pub(super) fn optimise(builder: SessionBuilder, path: &Path, folder: &Path) -> ort::Result<Session> {
-    builder
+    let builder = builder
         .with_optimized_model_path(folder.join(MODEL))?
         .with_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)?
-        .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?
-        .commit_from_file(path)
+        .with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")?;
+    commit(builder, |b| b.commit_from_file(path))
 }
 
 /// Makes builders of sessions for parts of the model that was saved.
@@ -65,8 +65,8 @@ pub(super) fn load(
     let builder = || runtime.part_builder(options.threads, &signature.inputs, folder);
     let CutModel { segments, infos, activations } = cut(&builder, options, &signature, folder, true, None)?;
     let part = |(index, segment): (usize, Segment)| {
-        let session =
-            builder().and_then(|mut b| b.commit_from_memory(&segment.model)).map_err(|e| e.message().to_owned());
+        let session = builder().and_then(|b| commit(b, |b| b.commit_from_memory(&segment.model)));
+        let session = session.map_err(|e| e.message().to_owned());
         session
             .and_then(|session| Part::new(&session, &segment.inputs, &segment.outputs, segment.wiring))
             .map_err(|e| format!("segment {index} cannot be made: {e}"))

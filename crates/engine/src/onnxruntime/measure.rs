@@ -8,6 +8,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use prost::Message;
 use serde::Deserialize;
 
+use super::commit;
 use super::cut::PartBuilder;
 use super::session::{Part, SessionModel};
 use crate::boundary::Value;
@@ -79,7 +80,7 @@ fn events(
         .and_then(|b| Ok(b.with_profiling(folder.join("profile"))?))
         // An arena of its own, so that it says what this model alone takes.
         .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))
-        .and_then(|mut b| b.commit_from_memory(model))
+        .and_then(|b| commit(b, |b| b.commit_from_memory(model)))
         .map_err(|e| e.message().to_owned())?;
     let part = Part::whole(&session, signature)?;
     let whole = SessionModel::cut(vec![part], signature.clone(), Vec::new(), None)?;

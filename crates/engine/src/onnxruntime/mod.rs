@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use downbeat_core::tensor::{DataType, TensorSpec};
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
-use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use ort::session::builder::{GraphOptimizationLevel, LoadCanceler, SessionBuilder};
+use ort::session::{RunOptions, Session};
 
 use crate::cuda::{CudaError, CudaOptions};
 use crate::onnx;
 use crate::segment::Cut;
+use crate::stop::{self, Interrupt};
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
 pub use cuda::OnnxruntimeCuda;
 pub use search::{FindError, Search};
@@ -140,6 +142,34 @@ impl Runtime {
     }
 }
 
+/// Makes a session, which ends early where the thread is stopped.
+fn commit(
+    mut builder: SessionBuilder,
+    make: impl FnOnce(&mut SessionBuilder) -> ort::Result<Session>,
+) -> ort::Result<Session> {
+    let _call = stop::load(Some(Arc::new(builder.canceler()))).map_err(ort::Error::new)?;
+    make(&mut builder)
+}
+
+impl Interrupt for LoadCanceler {
+    fn interrupt(&self) {
+        // It fails where the library has no such function: then the load goes on to its end.
+        let _ = self.cancel();
+    }
+}
+
+/// The library looks at it between operators, those inside of a loop too.
+impl Interrupt for RunOptions {
+    fn interrupt(&self) {
+        // It sets a flag: nothing can fail.
+        let _ = self.terminate();
+    }
+
+    fn clear(&self) {
+        let _ = self.unterminate();
+    }
+}
+
 fn own_threads(builder: SessionBuilder, threads: usize) -> ort::Result<SessionBuilder> {
     Ok(builder
         .with_independent_thread_pool()?
@@ -199,7 +229,8 @@ impl Engine for Onnxruntime {
         let library_error = |e: ort::Error| error(reason(e.message()));
         let builder = || self.runtime.builder(options.threads, &inputs);
         if options.cut == Cut::Whole {
-            let session = builder().and_then(|mut b| b.commit_from_file(&options.path)).map_err(library_error)?;
+            let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
+            let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
             return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?));
         }

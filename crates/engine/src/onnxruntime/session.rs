@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use ort::session::{Session, SharedSessionInner};
+use ort::session::{RunOptions, Session, SharedSessionInner};
 use ort::sys;
 use ort::value::Outlet;
 use ort::{AsPointer, api};
@@ -22,6 +22,7 @@ use super::value::{CpuMemory, Value, check};
 use crate::activations::Activations;
 use crate::segment::SegmentInfo;
 use crate::state::State;
+use crate::stop;
 use crate::tensor::Tensor;
 use crate::traits::{Lane, LoadError, Model, Place, RunError};
 use crate::{batch, onnx};
@@ -192,6 +193,7 @@ impl Model for SessionModel {
     fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(SessionLane {
             shared: self.shared.clone(),
+            options: None,
             inputs: Vec::new(),
             outputs: Vec::new(),
             dims: Vec::new(),
@@ -202,6 +204,8 @@ impl Model for SessionModel {
 /// Runs batches on sessions that other lanes may share; activations are the library's own for each run.
 struct SessionLane {
     shared: Arc<Shared>,
+    /// What ends its runs; made with the first.
+    options: Option<Arc<RunOptions>>,
     /// Room for the values of a run; empty between runs.
     inputs: Vec<Value>,
     outputs: Vec<*mut sys::OrtValue>,
@@ -280,6 +284,14 @@ impl SessionLane {
                 in_place.push(InPlace { output: *output, tensor: *index, value });
             }
         }
+        let options = match &self.options {
+            Some(options) => options.clone(),
+            None => {
+                let options = RunOptions::new().map_err(|e| e.message().to_owned())?;
+                self.options.insert(Arc::new(options)).clone()
+            }
+        };
+        let call = stop::run(Some(options.clone()))?;
         // SAFETY: `Value` is a transparent pointer; names and values are as many as said; the memory of inputs and of outputs
         // in place is borrowed until after the call, and what is written in place is exclusive; a CPU session may be run by
         // several threads at once (the C API's contract of `Run`; what `ort` guards against by `&mut` are providers for
@@ -287,7 +299,7 @@ impl SessionLane {
         let status = unsafe {
             (api().Run)(
                 session.ptr().cast_mut(),
-                ptr::null(),
+                options.ptr(),
                 names.inputs.as_ptr(),
                 self.inputs.as_ptr().cast(),
                 self.inputs.len(),
@@ -296,6 +308,7 @@ impl SessionLane {
                 self.outputs.as_mut_ptr(),
             )
         };
+        drop(call);
         // All of them first, so that none is lost when one of them is an error; those in place have an owner.
         let owned =
             |(index, value)| if in_place.iter().any(|p| p.output == index) { None } else { Value::from_raw(value) };

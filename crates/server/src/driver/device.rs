@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
 use downbeat_driver::{Cluster, Place};
 use downbeat_engine::Lane;
+use parking_lot::Mutex;
 
 use super::desk::Floor;
 use super::job::Job;
 use crate::clock::Clock;
-use crate::engine_run;
+use crate::engine_run::{self, RunFailure, Watch};
 use crate::executable::Executable;
 use crate::handoff::Handoff;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::Outputs;
 use crate::statistics::Phases;
+use crate::watchdog::{Post, Watchdog};
 
 /// A batch for a device.
 pub struct Launch {
@@ -70,26 +72,85 @@ impl DeviceSlot {
     }
 }
 
-/// The life of a device's thread.
-pub fn work(slot: &DeviceSlot, cluster: &Cluster<Floor>) {
-    let clock = cluster.handler().clock;
-    while let Some(launch) = slot.next.take() {
-        slot.metrics.begin();
-        let begin = clock.now();
-        let batch = launch.batch;
-        // The requests of a batch that ends in a panic are told so: their replies are dropped.
-        let run = std::panic::catch_unwind(AssertUnwindSafe(|| run(slot.index, launch, &clock)));
-        let ran = run.unwrap_or_else(|_| {
-            tracing::error!(device = slot.index, "a batch ended in a panic: this is a defect");
-            Ran::default()
-        });
-        slot.metrics.end(clock.now().since(begin));
-        if let Some((queue, profile)) = ran.refined {
-            cluster.set_profile(queue, profile);
+/// A device's thread. There is another where the run of the one before does not end.
+struct Worker {
+    slot: Arc<DeviceSlot>,
+    cluster: Arc<Cluster<Floor>>,
+    watchdog: Arc<Watchdog>,
+    /// What runs, for as long as it runs: whoever takes it answers it.
+    flight: Mutex<Option<Flight>>,
+}
+
+/// A batch that runs.
+struct Flight {
+    batch: BatchId,
+    jobs: Vec<Job>,
+    begin: Time,
+}
+
+/// The thread was left behind: its batch is answered, and another has its place.
+struct LeftBehind;
+
+/// Starts a device's thread.
+///
+/// # Errors
+/// If the operating system has no thread left.
+pub fn start(
+    slot: Arc<DeviceSlot>,
+    cluster: Arc<Cluster<Floor>>,
+    watchdog: Arc<Watchdog>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let worker = Arc::new(Worker { slot, cluster, watchdog, flight: Mutex::default() });
+    std::thread::Builder::new().name(format!("device-{}", worker.slot.index())).spawn(move || worker.work())
+}
+
+impl Worker {
+    /// The life of the thread.
+    fn work(self: Arc<Self>) {
+        let weak = Arc::downgrade(&self);
+        let leave_behind = move |reason: &str| {
+            if let Some(worker) = weak.upgrade() {
+                worker.leave_behind(reason);
+            }
+        };
+        let post = self.watchdog.post(Box::new(leave_behind));
+        let Worker { slot, cluster, .. } = &*self;
+        let clock = cluster.handler().clock;
+        while let Some(launch) = slot.next.take() {
+            slot.metrics.begin();
+            let begin = clock.now();
+            let batch = launch.batch;
+            // The requests of a batch that ends in a panic are told so: their replies are dropped.
+            let run = std::panic::catch_unwind(AssertUnwindSafe(|| self.run(launch, &post)));
+            let ran = run.unwrap_or_else(|_| {
+                tracing::error!(device = slot.index, "a batch ended in a panic: this is a defect");
+                post.end();
+                drop(self.flight.lock().take());
+                Ok(Ran::default())
+            });
+            let Ok(ran) = ran else { return };
+            slot.metrics.end(clock.now().since(begin));
+            if let Some((queue, profile)) = ran.refined {
+                cluster.set_profile(queue, profile);
+            }
+            cluster.complete(slot.id, batch);
+            if ran.device_lost {
+                slot.retire(cluster);
+            }
         }
-        cluster.complete(slot.id, batch);
-        if ran.device_lost {
-            slot.retire(cluster);
+    }
+
+    /// Answers what runs on this thread and does not end, and gives the device another thread.
+    fn leave_behind(&self, reason: &str) {
+        let Some(Flight { batch, jobs, begin }) = self.flight.lock().take() else { return };
+        let Worker { slot, cluster, watchdog, .. } = self;
+        let now = cluster.handler().clock.now();
+        let failure = RunFailure::Ended(reason.to_owned());
+        jobs.into_iter().for_each(|job| fail(job, slot.index, &failure, now));
+        slot.metrics.end(now.since(begin));
+        match start(slot.clone(), cluster.clone(), watchdog.clone()) {
+            Ok(_) => cluster.complete(slot.id, batch),
+            Err(error) => watchdog.give_up(format!("there is no thread left for device {}: {error}", slot.index)),
         }
     }
 }
@@ -103,97 +164,132 @@ struct Ran {
     device_lost: bool,
 }
 
-/// Runs a batch and answers its requests.
-fn run(device: usize, launch: Launch, clock: &Clock) -> Ran {
-    let begin = clock.now();
-    let mut jobs = launch.jobs;
-    // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
-    jobs.retain(|job| !job.call.reply.is_closed());
-    let Some(first) = jobs.first() else { return Ran::default() };
-    let executable = first.call.executable.clone();
-    let queue = first.queue.clone();
-    let rows: Vec<u32> = jobs.iter().map(|job| job.call.admitted.rows).collect();
-    let total: u32 = rows.iter().sum();
-    let state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
-    let assembled = clock.now();
-    let ran = state.and_then(|state| {
-        on_lane(device, &executable, |lane| engine_run::run(lane, 0..executable.model().segments(), state))
-    });
-    let computed = clock.now();
-    let answers = ran.and_then(|state| executable.plan.separate(state, &rows));
-    let separated = clock.now();
-    let answers: Vec<Outputs> = match answers {
-        Ok(answers) => answers,
-        Err(reason) => {
-            tracing::error!(model = %executable.name, version = %executable.version, batch = total, %reason, "batch failed");
-            answer_alone(device, &executable, jobs, reason, clock);
-            return Ran { device_lost: executable.model().lost(device).is_some(), ..Ran::default() };
+impl Worker {
+    /// Runs a batch and answers its requests.
+    fn run(&self, launch: Launch, post: &Post) -> Result<Ran, LeftBehind> {
+        let (device, clock) = (self.slot.index, self.cluster.handler().clock);
+        let begin = clock.now();
+        let mut jobs = launch.jobs;
+        // Clients that left between dispatch and now leave the batch too; their tickets have counted them.
+        jobs.retain(|job| !job.call.reply.is_closed());
+        let Some(first) = jobs.first() else { return Ok(Ran::default()) };
+        let executable = first.call.executable.clone();
+        let queue = first.queue.clone();
+        let rows: Vec<u32> = jobs.iter().map(|job| job.call.admitted.rows).collect();
+        let total: u32 = rows.iter().sum();
+        let state = executable.plan.assemble(jobs.iter().map(|job| &job.call.admitted));
+        let limit = post.limit(queue.refiner.lock().profile().latency(total));
+        let watch = Watch { post, health: executable.health(), device, limit };
+        let assembled = clock.now();
+        let flight = Flight { batch: launch.batch, jobs, begin };
+        let segments = 0..executable.model().segments();
+        let (flight, ran) = self.fly(flight, &executable, |lane| engine_run::run(&watch, lane, segments, state?))?;
+        let computed = clock.now();
+        let answers = ran.and_then(|state| Ok(executable.plan.separate(state, &rows)?));
+        let separated = clock.now();
+        let answers: Vec<Outputs> = match answers {
+            Ok(answers) => answers,
+            Err(failure) => {
+                tracing::error!(model = %executable.name, version = %executable.version, batch = total, reason = %failure, "batch failed");
+                self.answer_alone(&watch, &executable, flight, failure)?;
+                return Ok(Ran { device_lost: executable.model().lost(device).is_some(), ..Ran::default() });
+            }
+        };
+        let phases = Phases {
+            compute_input: assembled.since(begin),
+            compute_infer: computed.since(assembled),
+            compute_output: separated.since(computed),
+        };
+        // A client that left while its request ran was counted by its ticket.
+        let (jobs, answers): (Vec<Job>, Vec<Outputs>) =
+            flight.jobs.into_iter().zip(answers).filter(|(job, _)| !job.call.reply.is_closed()).unzip();
+        executable.metrics.record_batch(
+            total,
+            phases,
+            jobs.iter().map(|job| {
+                (begin.since(job.call.arrival), separated.since(job.call.arrival), separated > job.call.deadline)
+            }),
+        );
+        executable.statistics.lock().record_batch(
+            Clock::unix_millis(),
+            total,
+            phases,
+            jobs.iter().map(|job| (begin.since(job.call.arrival), separated.since(job.call.arrival))),
+        );
+        // What the scheduler has to plan with is the time from dispatch to completion, not the engine's run alone.
+        let refined = queue.refiner.lock().observe(total, separated.since(launch.dispatched));
+        for (job, outputs) in jobs.into_iter().zip(answers) {
+            // A client that left meanwhile has been computed for; there is nobody to tell.
+            let _ = job.call.reply.send(Ok(outputs));
         }
-    };
-    let phases = Phases {
-        compute_input: assembled.since(begin),
-        compute_infer: computed.since(assembled),
-        compute_output: separated.since(computed),
-    };
-    // A client that left while its request ran was counted by its ticket.
-    let (jobs, answers): (Vec<Job>, Vec<Outputs>) =
-        jobs.into_iter().zip(answers).filter(|(job, _)| !job.call.reply.is_closed()).unzip();
-    executable.metrics.record_batch(
-        total,
-        phases,
-        jobs.iter().map(|job| {
-            (begin.since(job.call.arrival), separated.since(job.call.arrival), separated > job.call.deadline)
-        }),
-    );
-    executable.statistics.lock().record_batch(
-        Clock::unix_millis(),
-        total,
-        phases,
-        jobs.iter().map(|job| (begin.since(job.call.arrival), separated.since(job.call.arrival))),
-    );
-    // What the scheduler has to plan with is the time from dispatch to completion, not the engine's run alone.
-    let refined = queue.refiner.lock().observe(total, separated.since(launch.dispatched));
-    for (job, outputs) in jobs.into_iter().zip(answers) {
-        // A client that left meanwhile has been computed for; there is nobody to tell.
-        let _ = job.call.reply.send(Ok(outputs));
+        Ok(Ran { refined: refined.map(|profile| (queue.place, profile)), device_lost: false })
     }
-    Ran { refined: refined.map(|profile| (queue.place, profile)), device_lost: false }
-}
 
-/// Does something on the model's lane on a device.
-fn on_lane<T>(
-    device: usize,
-    executable: &Executable,
-    run: impl FnOnce(&mut dyn Lane) -> Result<T, String>,
-) -> Result<T, String> {
-    let lane = executable.lane(device).ok_or_else(|| format!("the model has no lane on device {device}"))?;
-    run(&mut **lane.lock())
-}
+    /// Does something on the model's lane, with the batch left where the watchdog finds it.
+    fn fly<T>(
+        &self,
+        flight: Flight,
+        executable: &Executable,
+        run: impl FnOnce(&mut dyn Lane) -> Result<T, RunFailure>,
+    ) -> Result<(Flight, Result<T, RunFailure>), LeftBehind> {
+        let device = self.slot.index;
+        // A run that was left behind has the lane still.
+        if let Some(reason) = executable.health().refuses() {
+            return Ok((flight, Err(RunFailure::Refused(reason))));
+        }
+        let Some(lane) = executable.lane(device) else {
+            return Ok((flight, Err(RunFailure::Engine(format!("the model has no lane on device {device}")))));
+        };
+        *self.flight.lock() = Some(flight);
+        let ran = run(&mut **lane.lock());
+        let flight = self.flight.lock().take().ok_or(LeftBehind)?;
+        Ok((flight, ran))
+    }
 
-/// After a batch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers,
-/// so each runs once more, alone.
-fn answer_alone(device: usize, executable: &Executable, jobs: Vec<Job>, reason: String, clock: &Clock) {
-    let alone = jobs.len() == 1;
-    for job in jobs {
-        let result = if alone {
-            Err(reason.clone())
-        } else {
+    /// After a batch failed: a request whose tensors the model cannot take must not cost others their answers, so each runs once more, alone. Not so where the batch
+    /// took too long: each might take as long.
+    fn answer_alone(
+        &self,
+        watch: &Watch<'_>,
+        executable: &Executable,
+        flight: Flight,
+        failure: RunFailure,
+    ) -> Result<(), LeftBehind> {
+        let (device, clock) = (self.slot.index, self.cluster.handler().clock);
+        let Flight { batch, mut jobs, begin } = flight;
+        let mut failure = (jobs.len() == 1 || !matches!(failure, RunFailure::Engine(_))).then_some(failure);
+        while let Some(job) = jobs.last() {
+            if let Some(failure) = &failure {
+                let now = clock.now();
+                jobs.drain(..).for_each(|job| fail(job, device, failure, now));
+                return Ok(());
+            }
             let (segments, rows) = (executable.model().segments(), job.call.admitted.rows);
             let state = executable.plan.assemble(std::iter::once(&job.call.admitted));
-            state.and_then(|state| {
-                on_lane(device, executable, |lane| engine_run::run_alone(lane, segments, &executable.plan, state, rows))
-            })
-        };
-        let now = clock.now();
-        match result {
-            Ok(outputs) => {
-                executable.record_alone(job.call.admitted.rows, now.since(job.call.arrival));
-                // A client that is gone has nobody to tell.
-                let _ = job.call.reply.send(Ok(outputs));
-            }
-            Err(reason) => {
-                job.call.fail(Reason::Engine, executable.failure(device, &reason), now);
+            let alone =
+                |lane: &mut dyn Lane| engine_run::run_alone(watch, lane, segments, &executable.plan, state?, rows);
+            let (flight, ran) = self.fly(Flight { batch, jobs, begin }, executable, alone)?;
+            jobs = flight.jobs;
+            let Some(job) = jobs.pop() else { return Ok(()) };
+            let now = clock.now();
+            match ran {
+                Ok(outputs) => {
+                    executable.record_alone(job.call.admitted.rows, now.since(job.call.arrival));
+                    // A client that is gone has nobody to tell.
+                    let _ = job.call.reply.send(Ok(outputs));
+                }
+                Err(reason) => {
+                    fail(job, device, &reason, now);
+                    failure = (!matches!(reason, RunFailure::Engine(_))).then_some(reason);
+                }
             }
         }
+        Ok(())
     }
+}
+
+/// Answers a request that failed on a device.
+fn fail(job: Job, device: usize, failure: &RunFailure, now: Time) {
+    let error = job.call.executable.failure(device, failure);
+    job.call.fail(Reason::of(failure), error, now);
 }

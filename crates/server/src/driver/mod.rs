@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::metrics::Metrics;
 use crate::ticket::{self, Ticket};
+use crate::watchdog::Watchdog;
 pub(crate) use desk::CounterHasher;
 use desk::Desk;
 pub(crate) use desk::{Event, Floor};
@@ -33,6 +34,9 @@ pub use job::{Job, Waiting};
 /// busy a batch may still start until the last moment.
 const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
+/// How long the end waits for threads, which a run that does not end may hold up.
+const PATIENCE: Duration = Duration::from_millis(1_000);
+
 /// The scheduler at work, with its devices. Dropping it stops the threads.
 pub struct Driver {
     cluster: Arc<Cluster<Floor>>,
@@ -43,7 +47,7 @@ pub struct Driver {
 
 impl Driver {
     /// Starts `devices` device threads and the alarm. The models' queues are parted into `shards` (at least one, at most
-    /// [`MAX_SHARDS`]). What it decides is written to `log`, if there is one, which has as many shards.
+    /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -52,6 +56,7 @@ impl Driver {
         devices: usize,
         shards: usize,
         metrics: &Metrics,
+        watchdog: &Arc<Watchdog>,
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
         let in_service = Arc::new(AtomicUsize::new(devices));
@@ -71,12 +76,7 @@ impl Driver {
         let cluster = Arc::new(Cluster::new(floor, desks, setup));
         let mut threads = Vec::new();
         for slot in slots {
-            let cluster = cluster.clone();
-            threads.push(
-                std::thread::Builder::new()
-                    .name(format!("device-{}", slot.index()))
-                    .spawn(move || device::work(&slot, &cluster))?,
-            );
+            threads.push(device::start(slot, cluster.clone(), watchdog.clone())?);
         }
         let alarmed = cluster.clone();
         threads.push(std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?);
@@ -141,14 +141,18 @@ impl Driver {
 }
 
 impl Drop for Driver {
+    #[expect(clippy::disallowed_methods, reason = "a thread whose run does not end cannot be joined")]
     fn drop(&mut self) {
         self.cluster.stop_alarm();
         for slot in &self.cluster.handler().devices {
             slot.stop();
         }
+        let clock = self.clock();
+        let until = clock.now() + PATIENCE;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so already.
-            let _ = thread.join();
+            while !thread.is_finished() && clock.now() < until {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
         self.close_log();
     }

@@ -116,7 +116,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         _request: Request<pb::ServerLiveRequest>,
     ) -> Result<Response<pb::ServerLiveResponse>, Status> {
-        Ok(Response::new(pb::ServerLiveResponse { live: true }))
+        Ok(Response::new(pb::ServerLiveResponse { live: self.service.is_live() }))
     }
 
     async fn server_ready(

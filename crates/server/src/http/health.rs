@@ -7,13 +7,14 @@ use axum::response::Response;
 use downbeat_protocol::http::{LiveBody, ModelReadyBody, ReadyBody};
 
 use super::HttpState;
-use super::answer::{HandlerResult, HttpError, json, ok};
+use super::answer::{HandlerResult, HttpError, json};
 use super::path::ModelPath;
 use crate::error::ServiceError;
 use crate::service::Service;
 
-pub(super) async fn live() -> HandlerResult {
-    ok(&LiveBody { live: true })
+pub(super) async fn live<S: Service>(State(state): State<HttpState<S>>) -> Response {
+    let live = state.service().is_live();
+    json(status(live), &LiveBody { live }).map(Body::from)
 }
 
 fn status(ready: bool) -> StatusCode {

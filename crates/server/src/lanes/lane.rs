@@ -6,9 +6,10 @@ use std::sync::Arc;
 use downbeat_core::device::{Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::{Lane, State};
+use parking_lot::Mutex;
 
 use super::runtime::Runtime;
-use crate::engine_run;
+use crate::engine_run::{self, RunFailure, Watch};
 use crate::plan::{Admitted, Outputs};
 use crate::statistics::Phases;
 
@@ -21,6 +22,7 @@ pub struct Work {
 }
 
 /// A request in a launch.
+#[derive(Clone)]
 pub struct Member {
     pub request: RequestId,
     pub rows: u32,
@@ -50,7 +52,7 @@ pub struct Outcome {
     /// The members that are answered.
     pub answers: Vec<(RequestId, Outputs)>,
     /// The members that are answered with an error.
-    pub failed: Vec<(RequestId, String)>,
+    pub failed: Vec<(RequestId, RunFailure)>,
     /// Whether the launch failed as a whole, and its members ran alone.
     pub alone: bool,
     /// The members that are answered before the last segment.
@@ -60,22 +62,96 @@ pub struct Outcome {
     pub phases: Phases,
 }
 
-/// The life of a lane's thread.
-pub fn work(runtime: &Arc<Runtime>, lane: usize, mut engine: Box<dyn Lane>) {
-    while let Some(mut work) = runtime.slot(lane).take() {
-        let begin = runtime.begin();
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| run(runtime, &mut *engine, &mut work, begin)));
-        let outcome = outcome.unwrap_or_else(|_| {
-            tracing::error!(device = runtime.device(), lane, "a launch ended in a panic: this is a defect");
-            let failed = |member: &Member| (member.request, "the launch ended in a panic".to_owned());
-            Outcome { failed: work.members.iter().map(failed).collect(), alone: true, ..Outcome::default() }
-        });
-        runtime.finish(work, begin, outcome);
+/// A lane's thread. There is another where a run of the one before does not end.
+struct Worker {
+    runtime: Arc<Runtime>,
+    lane: usize,
+    /// What runs, for as long as it runs: whoever takes it sees to its end.
+    flight: Mutex<Option<(Work, Time)>>,
+}
+
+/// Starts a lane's thread. Without `engine`, it makes itself a lane of the model before its first launch.
+///
+/// # Errors
+/// If the operating system has no thread left.
+pub fn start(runtime: Arc<Runtime>, lane: usize, engine: Option<Box<dyn Lane>>) -> std::io::Result<()> {
+    let name = format!("lane-{}-{lane}", runtime.device());
+    let worker = Arc::new(Worker { runtime, lane, flight: Mutex::default() });
+    std::thread::Builder::new().name(name).spawn(move || worker.work(engine))?;
+    Ok(())
+}
+
+impl Worker {
+    /// The life of the thread.
+    fn work(self: Arc<Self>, mut engine: Option<Box<dyn Lane>>) {
+        let weak = Arc::downgrade(&self);
+        let leave_behind = move |reason: &str| {
+            if let Some(worker) = weak.upgrade() {
+                worker.leave_behind(reason);
+            }
+        };
+        let runtime = &self.runtime;
+        let post = runtime.watchdog().post(Box::new(leave_behind));
+        while let Some(mut work) = runtime.slot(self.lane).take() {
+            let begin = runtime.begin();
+            let kept = Work { launch: work.launch.clone(), members: work.members.clone(), source: Source::Inputs };
+            *self.flight.lock() = Some((kept, begin));
+            let limit = post.limit(runtime.profile().latency(work.launch.computed_rows));
+            let watch = Watch { post: &post, health: runtime.health(), device: runtime.device(), limit };
+            let ran = AssertUnwindSafe(|| match on_lane(&watch, runtime, &mut engine) {
+                Ok(engine) => run(runtime, &watch, engine, &mut work, begin),
+                Err(failure) => failed(&work, &failure),
+            });
+            let outcome = std::panic::catch_unwind(ran).unwrap_or_else(|_| {
+                tracing::error!(device = runtime.device(), self.lane, "a launch ended in a panic: this is a defect");
+                post.end();
+                failed(&work, &RunFailure::Engine("the launch ended in a panic".to_owned()))
+            });
+            // Left behind: the launch is seen to, and another has the lane.
+            if self.flight.lock().take().is_none() {
+                return;
+            }
+            runtime.finish(work, begin, outcome);
+        }
+    }
+
+    /// Answers what runs on this thread and does not end, and gives the lane another thread.
+    fn leave_behind(&self, reason: &str) {
+        let Some((work, begin)) = self.flight.lock().take() else { return };
+        let outcome = failed(&work, &RunFailure::Ended(reason.to_owned()));
+        match start(self.runtime.clone(), self.lane, None) {
+            Ok(()) => self.runtime.finish(work, begin, outcome),
+            Err(error) => {
+                let reason = format!("there is no thread left for a lane of device {}: {error}", self.runtime.device());
+                self.runtime.watchdog().give_up(reason);
+            }
+        }
     }
 }
 
+/// The engine's lane, which is made where there is none.
+fn on_lane<'a>(
+    watch: &Watch<'_>,
+    runtime: &Runtime,
+    engine: &'a mut Option<Box<dyn Lane>>,
+) -> Result<&'a mut dyn Lane, RunFailure> {
+    if let Some(reason) = watch.health.refuses() {
+        return Err(RunFailure::Refused(reason));
+    }
+    if engine.is_none() {
+        *engine = Some(runtime.new_lane()?);
+    }
+    engine.as_deref_mut().map_or_else(|| Err(RunFailure::Engine("there is no lane".to_owned())), |lane| Ok(lane as _))
+}
+
+/// All members fail.
+fn failed(work: &Work, failure: &RunFailure) -> Outcome {
+    let failed = work.members.iter().map(|member| (member.request, failure.clone())).collect();
+    Outcome { failed, alone: true, ..Outcome::default() }
+}
+
 /// Runs a launch.
-fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -> Outcome {
+fn run(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work: &mut Work, begin: Time) -> Outcome {
     // Whoever was in it has gone.
     if work.members.is_empty() {
         return Outcome::default();
@@ -84,7 +160,8 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
     let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
     let state = assemble(runtime, engine, work);
     let assembled = clock.now();
-    let ran = state.and_then(|state| engine_run::run(engine, first..end, state));
+    let ran = state.map_err(RunFailure::from);
+    let ran = ran.and_then(|state| engine_run::run(watch, engine, first..end, state));
     let computed = clock.now();
     let last = end == runtime.segments();
     let outcome = ran.and_then(|state| {
@@ -102,9 +179,9 @@ fn run(runtime: &Runtime, engine: &mut dyn Lane, work: &mut Work, begin: Time) -
     };
     match outcome {
         Ok(outcome) => Outcome { phases: phases(clock.now()), ..outcome },
-        Err(reason) => {
-            tracing::error!(model = runtime.model(), batch = work.launch.rows, %reason, "batch failed");
-            answer_alone(runtime, engine, work, reason)
+        Err(failure) => {
+            tracing::error!(model = runtime.model(), batch = work.launch.rows, reason = %failure, "batch failed");
+            answer_alone(runtime, watch, engine, work, failure)
         }
     }
 }
@@ -160,30 +237,38 @@ fn answers(runtime: &Runtime, work: &Work, state: State) -> Result<Vec<(RequestI
     .collect()
 }
 
-/// After a launch failed for `reason`: a request whose tensors the model cannot take must not cost others their answers, so each
-/// runs once more, alone and through all segments.
-fn answer_alone(runtime: &Runtime, engine: &mut dyn Lane, work: &Work, reason: String) -> Outcome {
+/// After a launch failed: a request whose tensors the model cannot take must not cost others their answers, so each runs once more, alone and through all
+/// segments. Not so where the launch took too long: each might take as long.
+fn answer_alone(
+    runtime: &Runtime,
+    watch: &Watch<'_>,
+    engine: &mut dyn Lane,
+    work: &Work,
+    failure: RunFailure,
+) -> Outcome {
     let mut outcome = Outcome { alone: true, ..Outcome::default() };
     // A failure of later segments may be that of a neighbour who has left since.
     let has_dummies = work.launch.computed_rows > work.launch.rows;
     let is_alone = work.members.len() == 1 && work.launch.segments.first == 0 && !has_dummies;
+    let mut failure = (is_alone || !matches!(failure, RunFailure::Engine(_))).then_some(failure);
     for member in &work.members {
-        let result = if is_alone {
-            Err(reason.clone())
-        } else {
-            let length = runtime.tensors().padded_length(member.length);
-            runtime
-                .tensors()
-                .join_inputs(engine, std::slice::from_ref(member), length, 0)
-                .and_then(|state| {
-                    let plan = &runtime.tensors().plan;
-                    engine_run::run_alone(engine, runtime.segments(), plan, state, member.rows)
-                })
-                .and_then(|outputs| runtime.tensors().cut(outputs, member.length, length))
-        };
+        if let Some(failure) = &failure {
+            outcome.failed.push((member.request, failure.clone()));
+            continue;
+        }
+        let length = runtime.tensors().padded_length(member.length);
+        let joined = runtime.tensors().join_inputs(engine, std::slice::from_ref(member), length, 0);
+        let result = joined.map_err(RunFailure::from).and_then(|state| {
+            let plan = &runtime.tensors().plan;
+            let outputs = engine_run::run_alone(watch, engine, runtime.segments(), plan, state, member.rows)?;
+            Ok(runtime.tensors().cut(outputs, member.length, length)?)
+        });
         match result {
             Ok(outputs) => outcome.answers.push((member.request, outputs)),
-            Err(reason) => outcome.failed.push((member.request, reason)),
+            Err(reason) => {
+                failure = (!matches!(reason, RunFailure::Engine(_))).then(|| reason.clone());
+                outcome.failed.push((member.request, reason));
+            }
         }
     }
     outcome

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, LaunchId, SlotRun};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
-use downbeat_engine::Lane;
+use downbeat_engine::{Lane, LoadError};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -19,10 +19,13 @@ use super::occupancy::Occupancy;
 use super::tensors::BatchTensors;
 use crate::call::Call;
 use crate::clock::Clock;
+use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::handoff::Handoff;
 use crate::metrics::Reason;
+use crate::model_health::ModelHealth;
 use crate::plan::{Admitted, Outputs};
+use crate::watchdog::Watchdog;
 
 /// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn whether it does.
 const PROBE_EVERY: Duration = Duration::from_millis(1_000);
@@ -46,7 +49,16 @@ pub struct Setup {
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
     pub occupancy: Arc<Occupancy>,
+    /// Looks after the runs.
+    pub watchdog: Arc<Watchdog>,
+    /// Of the model version.
+    pub health: Arc<ModelHealth>,
+    /// Makes another lane of the model.
+    pub new_lane: NewLane,
 }
+
+/// Makes another lane of a model on a device.
+pub type NewLane = Box<dyn Fn() -> Result<Box<dyn Lane>, LoadError> + Send + Sync>;
 
 /// A device policy at work for one model version on one device.
 ///
@@ -63,6 +75,9 @@ pub struct Runtime {
     exits: Arc<[Exit]>,
     metrics: LaneMetrics,
     occupancy: Arc<Occupancy>,
+    watchdog: Arc<Watchdog>,
+    health: Arc<ModelHealth>,
+    new_lane: NewLane,
     lanes: Vec<Handoff<Work>>,
     inner: Mutex<Inner>,
     alarm: Condvar,
@@ -126,6 +141,9 @@ impl Runtime {
             exits: setup.exits,
             metrics: setup.metrics,
             occupancy: setup.occupancy,
+            watchdog: setup.watchdog,
+            health: setup.health,
+            new_lane: setup.new_lane,
             lanes: (0..lanes).map(|_| Handoff::default()).collect(),
             inner: Mutex::new(inner),
             alarm: Condvar::new(),
@@ -135,9 +153,7 @@ impl Runtime {
         });
         let start = || -> std::io::Result<()> {
             for (index, engine) in setup.engines.into_iter().enumerate() {
-                let its = runtime.clone();
-                let name = format!("lane-{}-{index}", runtime.device);
-                std::thread::Builder::new().name(name).spawn(move || lane::work(&its, index, engine))?;
+                lane::start(runtime.clone(), index, Some(engine))?;
             }
             let its = runtime.clone();
             let name = format!("alarm-{}", runtime.device);
@@ -261,7 +277,7 @@ impl Runtime {
     }
 
     /// Answers the members of a launch that failed as a whole.
-    fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, String)>, now: Time) {
+    fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
         for (entry, outputs) in answered {
             self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
             entry.call.executable.record_alone(entry.rows, now.since(entry.call.arrival));
@@ -271,7 +287,7 @@ impl Runtime {
         for (entry, reason) in failed {
             self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
             let failure = entry.call.executable.failure(self.device, &reason);
-            entry.call.fail(Reason::Engine, failure, now);
+            entry.call.fail(Reason::of(&reason), failure, now);
         }
     }
 
@@ -420,6 +436,23 @@ impl Runtime {
 
     pub(super) fn model(&self) -> &str {
         &self.model
+    }
+
+    pub(super) fn profile(&self) -> &LatencyProfile {
+        &self.profile
+    }
+
+    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
+    }
+
+    pub(super) fn health(&self) -> &Arc<ModelHealth> {
+        &self.health
+    }
+
+    /// Another lane of the model on the device.
+    pub(super) fn new_lane(&self) -> Result<Box<dyn Lane>, String> {
+        (self.new_lane)().map_err(|error| error.to_string())
     }
 
     pub(crate) fn clock(&self) -> Clock {

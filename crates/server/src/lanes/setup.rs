@@ -22,8 +22,10 @@ use super::runtime::{self, Runtime};
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
 use crate::decision_log::DeviceFile;
+use crate::model_health::ModelHealth;
 use crate::options::{DevicePolicy, DeviceSettings};
 use crate::plan::BatchPlan;
+use crate::watchdog::Watchdog;
 
 /// Slots of a ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
 const SLOTS_AN_ITEM: u32 = 4;
@@ -51,7 +53,11 @@ pub struct Ground<'a> {
     /// Its version.
     pub version: &'a str,
     /// The model.
-    pub model: &'a dyn Model,
+    pub model: &'a Arc<dyn Model>,
+    /// What becomes of its runs.
+    pub health: &'a Arc<ModelHealth>,
+    /// Looks after them.
+    pub watchdog: &'a Arc<Watchdog>,
     /// How its batches are made.
     pub plan: Arc<BatchPlan>,
     /// What its batches take, of the length that it was measured with where requests vary.
@@ -188,7 +194,7 @@ pub fn start(
         let reason = "exits: a request runs through the whole model with it; use the policy staged";
         bail!(refuses(reason.to_owned()));
     }
-    let exit = |rule| Exit::new(ground.model, rule).map_err(refuses);
+    let exit = |rule| Exit::new(&**ground.model, rule).map_err(refuses);
     let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<Result<_, _>>()?;
     let works = |device: usize| ground.model.lost(device).is_none();
     for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
@@ -221,6 +227,12 @@ pub fn start(
             exits: exits.clone(),
             metrics: ground.metrics.lanes(ground.name, ground.version, device),
             occupancy: occupancy.clone(),
+            watchdog: ground.watchdog.clone(),
+            health: ground.health.clone(),
+            new_lane: {
+                let model = ground.model.clone();
+                Box::new(move || model.lane_at(place))
+            },
         })?);
     }
     ensure!(!started.0.is_empty(), "all devices are lost: {}", ground.model.lost(0).unwrap_or_default());
@@ -234,7 +246,7 @@ fn staged_rings(ground: &Ground<'_>, device: usize, padding: Option<&Padding>) -
         let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
         return Ok(padding
             .is_none()
-            .then(|| InputRings::new(ground.model, device, &ground.plan, None, least).ok())
+            .then(|| InputRings::new(&**ground.model, device, &ground.plan, None, least).ok())
             .flatten());
     };
     ensure!(
@@ -245,7 +257,7 @@ fn staged_rings(ground: &Ground<'_>, device: usize, padding: Option<&Padding>) -
         least >= max_batch,
         "an input ring of {least} slots is too small: the largest request has {max_batch} items; ring_slots must be at least {max_batch}"
     );
-    InputRings::new(ground.model, device, &ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
+    InputRings::new(&**ground.model, device, &ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
 }
 
 /// Where the policy cuts a model, and whether somebody asked for just that.
@@ -302,7 +314,7 @@ fn policy(
                 max_running.max(max_batch)
             );
             let rings =
-                InputRings::new(ground.model, device, &ground.plan, padding, least).map_err(anyhow::Error::msg)?;
+                InputRings::new(&**ground.model, device, &ground.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
             let options = ElasticOptions { model, profile, mixes, max_running, ring_slots, drop, queue_bound };
             Ok((Box::new(Elastic::new(options)), Some(rings)))

@@ -177,12 +177,14 @@ async fn a_lost_gpu(policy: DevicePolicy) {
     }
     assert!((1..=2).contains(&failures), "{failures} of 20 failed: the lost device is asked no more");
     assert!(registry.is_ready() && registry.is_model_ready("digits", ""), "there is another GPU");
+    assert!(registry.is_live());
     stand_in.lose_device(1, ECC_UNCORRECTABLE);
     for _ in 0..3 {
         let error = registry.infer(ask()).await.unwrap_err();
         assert!(matches!(&error, ServiceError::Unavailable(message) if message.contains("is lost")), "{error:?}");
     }
     assert!(!registry.is_ready() && !registry.is_model_ready("digits", ""), "nothing runs any more");
+    assert!(!registry.is_live(), "only a new process can use a GPU again");
     drop(registry);
     has_ended(&stand_in).await;
 }

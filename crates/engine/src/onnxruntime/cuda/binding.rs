@@ -10,6 +10,7 @@ use ort::{AsPointer, api, sys};
 use super::super::session::Names;
 use super::super::value::{Value, check};
 use super::gpu::DeviceMemoryInfo;
+use crate::stop;
 
 /// A session with what its next run takes and gives. Used by one thread at a time.
 pub(super) struct Binding {
@@ -18,7 +19,7 @@ pub(super) struct Binding {
     names: Arc<Names>,
     /// Where each output is to be: on the device, or on the host.
     on_host: Vec<bool>,
-    options: RunOptions,
+    options: Arc<RunOptions>,
 }
 
 // SAFETY: a binding and its session may be moved to another thread; sessions on a device are run by one thread at a time, as here.
@@ -42,7 +43,7 @@ impl Binding {
         let mut options = RunOptions::new().map_err(|e| e.message().to_owned())?;
         // Whoever runs it waits by an event, and before that enqueues more.
         options.disable_device_sync().map_err(|e| e.message().to_owned())?;
-        Ok(Binding { raw, session, names: names.clone(), on_host, options })
+        Ok(Binding { raw, session, names: names.clone(), on_host, options: Arc::new(options) })
     }
 
     /// Enqueues a run on these inputs, in the order of the names, in the stream that the session was made with. The outputs are written when that is done.
@@ -52,6 +53,7 @@ impl Binding {
         device: &DeviceMemoryInfo,
         host: *const sys::OrtMemoryInfo,
     ) -> Result<Vec<Value>, String> {
+        let _call = stop::run(Some(self.options.clone()))?;
         let binding = self.raw.as_ptr();
         // SAFETY: names and values are alive, and as many as the session has; what is bound is the library's own until it is cleared.
         unsafe {

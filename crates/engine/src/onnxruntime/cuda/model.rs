@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::super::session::{Names, Source, Wiring};
 use super::super::value::check;
-use super::super::{Runtime, cut};
+use super::super::{Runtime, commit, cut};
 use super::gpu::Gpu;
 use super::lane::CudaLane;
 use super::providers;
@@ -52,7 +52,7 @@ impl SessionMaker {
         let _turn = gpu.turn();
         if self.options.provider == Provider::Tensorrt {
             // What TensorRT compiles cannot be saved: lanes load the file itself.
-            return { builder }.commit_from_file(&self.path);
+            return commit(builder, |b| b.commit_from_file(&self.path));
         }
         // What the highest level does beyond this is for the CPU, and the library warns that such a graph may not be saved for another machine.
         let builder = builder.with_optimization_level(GraphOptimizationLevel::Level2)?;
@@ -86,7 +86,7 @@ impl SessionMaker {
         let _turn = gpu.turn();
         let Some(model) = &segment.model else {
             let builder = self.runtime.builder(1, &self.inputs).and_then(|b| self.on_gpu(b, gpu, stream));
-            return builder.and_then(|mut b| b.commit_from_file(&self.path)).map_err(error);
+            return builder.and_then(|b| commit(b, |b| b.commit_from_file(&self.path))).map_err(error);
         };
         let mut builder = self.builder(gpu, stream).map_err(error)?;
         for (name, value) in weights.iter().flat_map(|weights| weights.values()) {
@@ -97,7 +97,7 @@ impl SessionMaker {
             // SAFETY: the options and the value are alive; the library copies the name.
             check(unsafe { (api().AddInitializer)(builder.ptr_mut(), name.as_ptr(), value.as_raw()) })?;
         }
-        builder.commit_from_memory(model).map_err(error)
+        commit(builder, |b| b.commit_from_memory(model)).map_err(error)
     }
 }
 

@@ -1,0 +1,289 @@
+//! Watches what threads do in engines. A run that takes many times what it should is ended; a thread whose run cannot be ended is left behind, and its work
+//! goes to another.
+//!
+//! A model may loop for ever, and only some engines can be told to end a run (`onnxruntime` can between operators, `rten` cannot), so that there are three steps:
+//! the engine is told; if the run goes on after a while, whoever owns the thread answers its requests and starts another thread; and with more threads left
+//! behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more.
+
+use std::sync::{Arc, Weak};
+
+use downbeat_core::{Duration, Time};
+use downbeat_engine::Stop;
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::model_health::ModelHealth;
+use crate::options::RunLimits;
+
+/// How often it looks.
+const TICK: std::time::Duration = std::time::Duration::from_millis(200);
+/// Most time that a run has to end once it was told to, if its limit is not less.
+const GRACE: Duration = Duration::from_millis(5_000);
+
+/// Watches the threads that have a [`Post`].
+pub struct Watchdog {
+    limits: RunLimits,
+    clock: Clock,
+    posts: Mutex<Vec<Weak<Post>>>,
+    state: Mutex<State>,
+    /// Most threads that may be left behind: each has a core for itself.
+    most_left_behind: u32,
+}
+
+#[derive(Default)]
+struct State {
+    left_behind: u32,
+    hopeless: Option<String>,
+}
+
+/// What is known of a thread that runs models.
+pub struct Post {
+    watchdog: Arc<Watchdog>,
+    stop: Stop,
+    doing: Mutex<Doing>,
+    leave_behind: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+enum Doing {
+    Nothing,
+    Run(Run),
+    Load(Load),
+    /// Something that goes on though it was to end, and why it was; of a model version in service, or of a load.
+    LeftBehind(String, Option<Arc<ModelHealth>>),
+}
+
+struct Run {
+    health: Arc<ModelHealth>,
+    device: usize,
+    begin: Time,
+    limit: Duration,
+    /// Since when it is to end, and why.
+    told: Option<(Time, String)>,
+}
+
+struct Load {
+    model: String,
+    /// The engine's run that was seen last, and when it was seen first.
+    seen: Option<(u64, Time)>,
+    told: Option<(Time, String)>,
+}
+
+impl Watchdog {
+    /// Starts its thread, which ends with the last who knows the watchdog.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn start(limits: RunLimits, clock: Clock) -> std::io::Result<Arc<Self>> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let watchdog = Arc::new(Watchdog {
+            limits,
+            clock,
+            posts: Mutex::default(),
+            state: Mutex::default(),
+            most_left_behind: u32::try_from(cores).unwrap_or(u32::MAX),
+        });
+        let weak = Arc::downgrade(&watchdog);
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch(&weak))?;
+        Ok(watchdog)
+    }
+
+    /// Watches the calling thread as long as the post is there. `leave_behind` is called by another thread when what this one does cannot be ended: it sees to
+    /// whoever waits for it, and is told why.
+    pub fn post(self: &Arc<Self>, leave_behind: Box<dyn Fn(&str) + Send + Sync>) -> Arc<Post> {
+        let stop = Stop::of_this_thread();
+        let post = Arc::new(Post { watchdog: self.clone(), stop, doing: Mutex::new(Doing::Nothing), leave_behind });
+        let mut posts = self.posts.lock();
+        posts.retain(|post| post.strong_count() > 0);
+        posts.push(Arc::downgrade(&post));
+        post
+    }
+
+    /// Ends the runs of a model version that nobody waits for.
+    pub fn end_runs(&self, health: &Arc<ModelHealth>) {
+        for post in self.posts() {
+            let mut doing = post.doing.lock();
+            if let Doing::Run(run) = &mut *doing
+                && run.told.is_none()
+                && Arc::ptr_eq(&run.health, health)
+            {
+                run.told = Some((self.clock.now(), "nobody waits for it any more".to_owned()));
+                post.stop.stop();
+            }
+        }
+    }
+
+    /// Has all loads end as soon as their engines can; says whether one is going on.
+    pub fn end_loads(&self) -> bool {
+        let mut is_loading = false;
+        for post in self.posts() {
+            let mut doing = post.doing.lock();
+            if let Doing::Load(load) = &mut *doing {
+                is_loading = true;
+                if load.told.is_none() {
+                    load.told = Some((self.clock.now(), "the server is shutting down".to_owned()));
+                    post.stop.stop();
+                }
+            }
+        }
+        is_loading
+    }
+
+    /// Whether a thread is at work, or was left behind.
+    pub fn is_busy(&self) -> bool {
+        self.state.lock().left_behind > 0
+            || self.posts().iter().any(|post| !matches!(*post.doing.lock(), Doing::Nothing))
+    }
+
+    /// Only a new process can mend what is wrong: `reason`.
+    pub fn give_up(&self, reason: String) {
+        let mut state = self.state.lock();
+        if state.hopeless.is_none() {
+            tracing::error!(%reason, "not live any more: only a new process can mend this");
+            state.hopeless = Some(reason);
+        }
+    }
+
+    /// Why only a new process helps, if that is so.
+    pub fn hopeless(&self) -> Option<String> {
+        let state = self.state.lock();
+        state.hopeless.clone().or_else(|| {
+            (state.left_behind >= self.most_left_behind)
+                .then(|| format!("{} runs do not end, and have the cores for themselves", state.left_behind))
+        })
+    }
+
+    fn posts(&self) -> Vec<Arc<Post>> {
+        self.posts.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn look(&self) {
+        for post in self.posts() {
+            let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
+            let mut state = self.state.lock();
+            state.left_behind += 1;
+            if state.left_behind == self.most_left_behind {
+                tracing::error!(
+                    threads = state.left_behind,
+                    "not live any more: as many threads are left behind as there are cores"
+                );
+            }
+            drop(state);
+            (post.leave_behind)(&reason);
+        }
+    }
+}
+
+/// The life of the watchdog's thread.
+#[expect(clippy::disallowed_methods, reason = "it sleeps between looks; what it decides by is the server's clock")]
+fn watch(watchdog: &Weak<Watchdog>) {
+    while let Some(watchdog) = watchdog.upgrade() {
+        watchdog.look();
+        drop(watchdog);
+        std::thread::sleep(TICK);
+    }
+}
+
+impl Post {
+    /// How long a run may take that takes `expected` by its profile.
+    pub fn limit(&self, expected: Duration) -> Duration {
+        let RunLimits { factor, least, .. } = self.watchdog.limits;
+        if least == Duration::ZERO { Duration::MAX } else { expected.saturating_mul(u64::from(factor)).max(least) }
+    }
+
+    /// The thread begins a run that may take `limit`.
+    pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) {
+        let begin = self.watchdog.clock.now();
+        *self.doing.lock() = Doing::Run(Run { health: health.clone(), device, begin, limit, told: None });
+    }
+
+    /// The thread begins a load of a model.
+    pub fn begin_load(&self, model: &str) {
+        *self.doing.lock() = Doing::Load(Load { model: model.to_owned(), seen: None, told: None });
+    }
+
+    /// What the thread was doing is over; why it was to end, if it was.
+    pub fn end(&self) -> Option<String> {
+        let doing = std::mem::replace(&mut *self.doing.lock(), Doing::Nothing);
+        let reason = match doing {
+            Doing::Nothing => None,
+            Doing::Run(Run { told, .. }) | Doing::Load(Load { told, .. }) => told.map(|(_, reason)| reason),
+            Doing::LeftBehind(reason, health) => {
+                health.inspect(|health| health.run_came_back());
+                self.watchdog.state.lock().left_behind -= 1;
+                Some(reason)
+            }
+        };
+        if reason.is_some() {
+            self.stop.resume();
+        }
+        reason
+    }
+
+    /// Why the thread has to be left behind from now on, if that is so. Ends what takes too long.
+    fn look(&self, now: Time, limits: &RunLimits) -> Option<String> {
+        let mut doing = self.doing.lock();
+        let (reason, health) = match &mut *doing {
+            Doing::Nothing | Doing::LeftBehind(..) => return None,
+            Doing::Run(run) => {
+                let Run { health, device, begin, limit, told } = run;
+                let elapsed = now.since(*begin);
+                let ModelHealth { name, version, .. } = &**health;
+                match told {
+                    None if elapsed <= *limit => return None,
+                    None => {
+                        tracing::error!(
+                            model = %name, %version, device, %elapsed, %limit,
+                            "a run takes too long and is ended (run_timeout_s, run_timeout_factor)"
+                        );
+                        let reason = format!("a run had not ended after {limit}, the most that it may take");
+                        health.run_ended(reason.clone(), now);
+                        *told = Some((now, reason));
+                        self.stop.stop();
+                        return None;
+                    }
+                    Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => return None,
+                    Some((_, reason)) => {
+                        tracing::error!(
+                            model = %name, %version, device, %elapsed,
+                            "a run does not end: its thread is left behind, and the model is out of service until it ends or is loaded again"
+                        );
+                        let reason = format!("{reason}, and the engine cannot end it; load the model again");
+                        health.run_left_behind(reason.clone());
+                        (reason, Some(health.clone()))
+                    }
+                }
+            }
+            Doing::Load(load) => {
+                let Load { model, seen, told } = load;
+                if let Some((since, reason)) = told {
+                    if now.since(*since) <= GRACE {
+                        return None;
+                    }
+                    tracing::error!(%model, "its load does not end: the thread is left behind");
+                    (std::mem::take(reason), None)
+                } else {
+                    let run = self.stop.run_in_progress();
+                    let since = match (run, *seen) {
+                        (Some(run), Some((before, since))) if run == before => since,
+                        _ => now,
+                    };
+                    *seen = run.map(|run| (run, since));
+                    let elapsed = now.since(since);
+                    if limits.load == Duration::ZERO || elapsed <= limits.load {
+                        return None;
+                    }
+                    tracing::error!(%model, %elapsed, limit = %limits.load, "a run takes too long while the model is loaded, and is ended (load_run_timeout_s)");
+                    let reason = format!(
+                        "a run had not ended after {}, the most that it may take while the model is loaded (load_run_timeout_s)",
+                        limits.load
+                    );
+                    *told = Some((now, reason));
+                    self.stop.stop();
+                    return None;
+                }
+            }
+        };
+        *doing = Doing::LeftBehind(reason.clone(), health);
+        Some(reason)
+    }
+}

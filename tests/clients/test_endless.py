@@ -1,0 +1,158 @@
+"""Runs and loads that do not end: others are answered meanwhile, the model says so, and the server ends when it is told to."""
+import concurrent.futures
+import signal
+import time
+
+import pytest
+import requests
+
+import models
+
+ENDLESS = 2e9
+# A hang is what these tests are about: nothing here takes so long.
+PATIENCE_S = 60
+
+engines = pytest.mark.parametrize("engine", ["onnxruntime", "rten"])
+
+
+def infer(server, model, value, **parameters):
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value, 0, 0, 0]}
+    body = {"inputs": [tensor], "parameters": parameters}
+    return requests.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=PATIENCE_S)
+
+
+def control(server, model, what):
+    return requests.post(f"{server.url}/v2/repository/models/{model}/{what}", json={}, timeout=PATIENCE_S)
+
+
+def is_ready(server, model):
+    return requests.get(f"{server.url}/v2/models/{model}/ready", timeout=PATIENCE_S).status_code == 200
+
+
+def index(server):
+    return {entry["name"]: entry for entry in requests.post(f"{server.url}/v2/repository/index", json={}, timeout=PATIENCE_S).json()}
+
+
+def is_live(server):
+    return requests.get(f"{server.url}/v2/health/live", timeout=PATIENCE_S).status_code == 200
+
+
+def explicit(start, repository, *flags, engine="onnxruntime"):
+    models.add(repository, "one", 1)
+    models.loop(repository)
+    return start(repository, "--model-control-mode", "explicit", "--load-model", "*", "--devices", "1", *flags, engine=engine)
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "windowed"])
+def test_onnxruntime_ends_a_run_that_does_not_end(start, repository, policy):
+    server = explicit(start, repository, "--run-timeout", "1", "--device-policy", policy)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        endless = pool.submit(infer, server, "loop", ENDLESS)
+        assert [infer(server, "one", 1).status_code for _ in range(20)] == [200] * 20
+        reply = endless.result()
+    assert reply.status_code == 504 and "the most that it may take" in reply.json()["error"], reply.text
+    assert not is_ready(server, "loop") and is_ready(server, "one") and is_live(server)
+    said = index(server)["loop"]
+    assert said["state"] == "UNAVAILABLE" and "the most that it may take" in said["reason"], said
+    assert infer(server, "one", 1).status_code == 200
+    # It is asked on, and well again with the first answer.
+    reply = infer(server, "loop", 3)
+    assert reply.status_code == 200 and reply.json()["outputs"][0]["data"] == [3, 0, 0, 0]
+    assert is_ready(server, "loop") and index(server)["loop"]["state"] == "READY"
+    assert "a run takes too long" in server.log
+    assert server.metric("downbeat_requests_not_answered_total", model="loop", reason="run_ended") == 1
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "windowed"])
+def test_a_run_of_rten_that_does_not_end_is_left_behind(start, repository, policy):
+    server = explicit(start, repository, "--run-timeout", "1", "--device-policy", policy, "--threads", "1", engine="rten")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        endless = pool.submit(infer, server, "loop", ENDLESS)
+        assert [infer(server, "one", 1).status_code for _ in range(20)] == [200] * 20
+        reply = endless.result()
+    assert reply.status_code == 504 and "cannot end it" in reply.json()["error"], reply.text
+    assert not is_ready(server, "loop") and is_ready(server, "one")
+    refused = infer(server, "loop", 1)
+    assert refused.status_code == 503 and "load the model again" in refused.json()["error"], refused.text
+    assert [infer(server, "one", 1).status_code for _ in range(20)] == [200] * 20
+    # Loaded again it is another model, but for the core that the run keeps.
+    assert control(server, "loop", "load").status_code == 200
+    assert is_ready(server, "loop") and infer(server, "loop", 3).json()["outputs"][0]["data"] == [3, 0, 0, 0]
+    server.stop()
+
+
+def test_a_server_whose_cores_are_all_taken_by_runs_that_do_not_end_is_not_live(start, repository):
+    server = explicit(start, repository, "--run-timeout", "0.2", engine="rten")
+    import os
+
+    for _ in range(len(os.sched_getaffinity(server.process.pid))):
+        assert is_live(server)
+        assert infer(server, "loop", ENDLESS).status_code == 504
+        assert control(server, "loop", "load").status_code == 200
+    assert not is_live(server)
+    assert requests.get(f"{server.url}/v2/health/ready", timeout=PATIENCE_S).status_code == 503
+    assert "not live any more" in server.log
+
+
+def test_unload_ends_the_runs_that_nobody_waits_for(start, repository):
+    server = explicit(start, repository, "--run-timeout", "0")
+    assert infer(server, "loop", ENDLESS, timeout=300_000).status_code == 504
+    assert control(server, "loop", "unload").status_code == 200
+    # The only device is free again.
+    assert infer(server, "one", 1).status_code == 200
+
+
+def test_unload_says_that_a_run_goes_on(start, repository):
+    server = explicit(start, repository, "--run-timeout", "0", engine="rten")
+    assert infer(server, "loop", ENDLESS, timeout=300_000).status_code == 504
+    reply = control(server, "loop", "unload")
+    assert reply.status_code == 503 and "still goes on" in reply.json()["error"], reply.text
+    said = index(server)["loop"]
+    assert said["state"] == "UNAVAILABLE" and "still goes on" in said["reason"], said
+    assert infer(server, "one", 1).status_code == 200
+
+
+@engines
+def test_the_drain_timeout_is_a_limit_whatever_runs(start, repository, engine):
+    server = explicit(start, repository, "--run-timeout", "0", "--drain-timeout", "1", engine=engine)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        endless = pool.submit(lambda: requests.post(f"{server.url}/v2/models/loop/infer", timeout=PATIENCE_S, json={
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [ENDLESS, 0, 0, 0]}]}))
+        time.sleep(0.5)
+        begin = time.monotonic()
+        server.terminate()
+        assert server.wait_end() == 0, server.log
+        assert time.monotonic() - begin < 30
+        with pytest.raises((requests.ConnectionError, AssertionError)):
+            assert endless.result().status_code == 200
+
+
+@engines
+def test_a_model_whose_first_run_does_not_end_is_unavailable_and_the_others_are_served(start, repository, engine):
+    models.loop(repository, "endless", trips=int(ENDLESS))
+    models.add(repository, "one", 1)
+    server = start(repository, "--load-run-timeout", "1", "--strict-readiness", "false", engine=engine)
+    for _ in range(PATIENCE_S * 10):
+        said = index(server)
+        if said["endless"]["state"] == "UNAVAILABLE" and said["one"]["state"] == "READY":
+            break
+        time.sleep(0.1)
+    assert said["one"]["state"] == "READY", said
+    assert said["endless"]["state"] == "UNAVAILABLE" and "a run had not ended after 1 s" in said["endless"]["reason"], said
+    assert infer(server, "one", 1).status_code == 200
+    assert infer(server, "endless", 1).status_code == 503
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.7, 1.5])
+def test_sigterm_during_a_slow_load_ends_the_server_cleanly(start, repository, after_s):
+    models.slow_to_load(repository)
+    server = start(repository, wait=False)
+    for _ in range(PATIENCE_S * 10):
+        if "metrics" in server.log:
+            break
+        time.sleep(0.1)
+    time.sleep(after_s)
+    begin = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0, server.log
+    assert time.monotonic() - begin < 30

@@ -99,10 +99,9 @@ async fn deadlines_are_judged_when_requests_come_and_while_they_wait() {
             running.push(send(&registry, request("m", 1, 4)).await);
         }
         // Nothing ends before that: whatever the policy, six are enough to be in its way.
-        let began = tokio::time::Instant::now();
         let error = registry.infer(with_timeout(request("m", 1, 4), ms(210))).await.unwrap_err();
         assert!(error.to_string().contains("could no longer finish by its deadline"), "{policy}: {error}");
-        assert!(began.elapsed() < ms(200), "{policy}: said as soon as it was known");
+        assert!(!running[0].is_finished(), "{policy}: said as soon as it was known");
         for answer in running {
             answer.await.unwrap().unwrap();
         }

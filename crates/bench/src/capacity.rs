@@ -98,6 +98,8 @@ pub struct Capacity {
     pub target: String,
     /// Whether trials failed in which the generator could not keep up: the capacity is then at least `rate`.
     pub generator_limited: bool,
+    /// Whether a person has ended the search: the capacity is then at least `rate`.
+    pub interrupted: bool,
     /// In the order they were made.
     pub trials: Vec<Trial>,
 }
@@ -175,7 +177,7 @@ pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Cap
     search_with(search, plan.duration, plan.slo, |rate, hopeless| {
         let pace = Pace::Open(Schedule::steady(search.gaps, rate));
         let outcome = run(plan, &pace, hopeless, &mut |_| {})?;
-        if !quiet {
+        if !quiet && !outcome.interrupted {
             let trial = search.targets.judge(rate, &outcome);
             let verdict = if trial.passed { "passed" } else { &trial.reason };
             let p99 = trial.p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms"));
@@ -199,7 +201,7 @@ pub fn search_with(
     let mut bisection = Bisection::new(search.start, search.most, search.precision);
     let mut trials = Vec::new();
     let mut best: Option<Outcome> = None;
-    let mut last = None;
+    let (mut last, mut interrupted) = (None, false);
     while let Some(rate) = bisection.next_rate()
         && trials.len() < MOST_TRIALS
     {
@@ -212,6 +214,11 @@ pub fn search_with(
             target: search.targets.p99,
         };
         let outcome = trial(rate, hopeless)?;
+        if outcome.interrupted {
+            last = Some(outcome);
+            interrupted = true;
+            break;
+        }
         let judged = search.targets.judge(rate, &outcome);
         bisection.handle_result(judged.passed);
         if judged.passed {
@@ -226,6 +233,7 @@ pub fn search_with(
         failed_rate: bisection.lowest_failed(),
         target: search.targets.describe(slo),
         generator_limited: trials.iter().any(|t| !t.passed && t.generator_late),
+        interrupted,
         trials,
     };
     let outcome = best.or(last).ok_or_else(|| anyhow::anyhow!("no rate was tried"))?;

@@ -13,6 +13,7 @@ pub mod capacity;
 pub mod clock;
 pub mod control;
 pub mod html;
+mod interrupt;
 pub mod load;
 pub mod mix;
 pub mod outcome;
@@ -43,12 +44,13 @@ use crate::report::Report;
 pub const NOTHING_ANSWERED: u8 = 3;
 
 /// Measures as the command line says, prints a table, and writes the reports asked for. Ends with
-/// [`NOTHING_ANSWERED`] if no request was answered well.
+/// [`NOTHING_ANSWERED`] if no request was answered well. SIGINT ends the measuring, not the report; a second one ends the process.
 ///
 /// # Errors
 /// If the command line is wrong, the server does not tell what its models take, or a report cannot be written.
 pub fn run(args: Args) -> Result<ExitCode> {
     let plan = Plan::resolve(&args)?;
+    interrupt::watch(plan.interrupted.clone())?;
     let report = match &plan.search {
         Some(search) => {
             let (outcome, found) = capacity::search(&plan, search, args.quiet)?;

@@ -1,6 +1,8 @@
 //! The command line, resolved: what exactly will be sent, when, and how it is judged.
 
 use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytes::Bytes;
@@ -63,6 +65,8 @@ pub struct Plan {
     pub grpc_connections: usize,
     /// What a capacity search aims at, if one is asked for.
     pub search: Option<Search>,
+    /// Set: the run ends, and what was measured until then is its result.
+    pub interrupted: Arc<AtomicBool>,
 }
 
 /// A capacity search.
@@ -155,6 +159,7 @@ impl Plan {
             max_connections: if args.closed { args.connections } else { args.max_connections }.max(threads),
             grpc_connections: args.grpc_connections.clamp(1, 1024),
             search,
+            interrupted: Arc::default(),
             target,
         };
         ensure!(plan.request_timeout > Duration::ZERO, "--request-timeout 0: every request would fail");

@@ -199,6 +199,8 @@ pub struct Report {
     pub generator: GeneratorReport,
     /// The capacity, if it was searched; the rest is then the run at that rate.
     pub capacity: Option<Capacity>,
+    /// Whether a person has ended it early: it is then of what was measured until that.
+    pub interrupted: bool,
     /// What to know before believing the numbers.
     pub warnings: Vec<String>,
 }
@@ -330,6 +332,7 @@ impl Report {
             series,
             interval_s: seconds,
             generator,
+            interrupted: outcome.interrupted || capacity.as_ref().is_some_and(|c| c.interrupted),
             capacity,
             warnings: Vec::new(),
         };
@@ -340,6 +343,12 @@ impl Report {
     fn find_warnings(&self, closed: bool) -> Vec<String> {
         let mut warnings = Vec::new();
         let generator = &self.generator;
+        if self.interrupted {
+            warnings.push(
+                "it was interrupted: these are the figures until then, with what was not answered yet among the failures."
+                    .to_owned(),
+            );
+        }
         if !closed && !generator.kept_up {
             let late = generator.lateness_ms.as_ref().map_or(0.0, |l| l.p99);
             warnings.push(format!(
@@ -395,8 +404,14 @@ impl fmt::Display for Report {
                 (Some(rate), Some(failed)) => {
                     writeln!(f, "\ncapacity {}/s ({}/s fails): {}", short(rate), short(failed), capacity.target)?;
                 }
+                (Some(rate), None) if capacity.interrupted => {
+                    writeln!(f, "\ncapacity at least {}/s (interrupted): {}", short(rate), capacity.target)?;
+                }
                 (Some(rate), None) => {
                     writeln!(f, "\ncapacity at least {}/s (upper bound): {}", short(rate), capacity.target)?;
+                }
+                (None, _) if capacity.interrupted => {
+                    writeln!(f, "\ninterrupted before a rate met the target: {}", capacity.target)?;
                 }
                 (None, _) => writeln!(f, "\nno rate met the target: {}", capacity.target)?,
             }

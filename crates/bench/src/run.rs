@@ -23,6 +23,9 @@ const LEAD: Duration = Duration::from_millis(20);
 /// Longest and shortest interval of the time series.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(10_000), Duration::from_millis(100));
 
+/// How often it is looked whether the run is over, or is to be.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// What came of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -34,6 +37,8 @@ pub struct Outcome {
     pub measured: Duration,
     /// What the server counted in that time, by model; `None` where it keeps no statistics.
     pub statistics: Vec<Option<ModelStatistics>>,
+    /// Whether a person has ended it early.
+    pub interrupted: bool,
 }
 
 /// Bounds that end a run early.
@@ -102,10 +107,19 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
                 })
             })
             .collect();
-        clock.sleep_until(start);
+        let nap = |until: Time| {
+            clock.sleep_until(until.min(clock.now() + LOOK));
+            if plan.interrupted.load(Ordering::Relaxed) {
+                shared.stop.store(true, Ordering::Relaxed);
+            }
+        };
+        let run = || threads.iter().any(|t| t.as_ref().is_ok_and(|t| !t.is_finished()));
+        while clock.now() < start && run() {
+            nap(start);
+        }
         let before = statistics(plan);
-        while threads.iter().any(|t| t.as_ref().is_ok_and(|t| !t.is_finished())) {
-            clock.sleep_until(clock.now() + Duration::from_millis(100));
+        while run() {
+            nap(Time::MAX);
             progress(clock.now());
         }
         let mut record = Record::new(plan.models.len());
@@ -133,7 +147,8 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
     } else {
         plan.duration
     };
-    Ok(Outcome { record, window, measured, statistics })
+    let interrupted = plan.interrupted.load(Ordering::Relaxed);
+    Ok(Outcome { record, window, measured, statistics, interrupted })
 }
 
 fn drive<T: Transport>(

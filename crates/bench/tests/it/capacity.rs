@@ -29,7 +29,7 @@ fn one_server(rate: f64, gaps: Gaps, service: Duration, room: usize, slo: Option
         ends.push_back(end);
         record.answered(&window, 0, at, end);
     }
-    Outcome { record, window, measured: LENGTH, statistics: vec![None] }
+    Outcome { record, window, measured: LENGTH, statistics: vec![None], interrupted: false }
 }
 
 fn search(start: f64, p99_ms: Option<u64>) -> Search {
@@ -110,6 +110,21 @@ fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     assert_eq!(found.rate, None);
     assert!(found.trials.len() < 30 && found.trials.iter().all(|t| !t.passed && !t.reason.is_empty()));
     assert!(outcome.record.total().failed() > 0);
+}
+
+/// A person who has seen enough gets the rates that were found out.
+#[test]
+fn an_interrupted_search_has_the_best_rate_so_far() {
+    let mut trials = 0;
+    let (outcome, found) = search_with(&search(100.0, None), LENGTH, None, |rate, _| {
+        trials += 1;
+        let outcome = one_server(rate, Gaps::Constant, Duration::from_nanos(1), 10, None);
+        Ok(Outcome { interrupted: trials == 3, ..outcome })
+    })
+    .expect("no trial fails");
+    assert_eq!((found.rate, found.failed_rate, found.interrupted), (Some(200.0), None, true));
+    assert_eq!(found.trials.len(), 2, "the one that was interrupted says nothing");
+    assert!(!outcome.interrupted, "the run at the best rate is shown");
 }
 
 #[test]

@@ -1,0 +1,30 @@
+//! Ctrl-C: what was measured until then is worth a report.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Exit status of a process that SIGINT ends, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// Sets `interrupted` at the first SIGINT, and ends the process at the second.
+///
+/// # Errors
+/// If the system gives no thread, or does not let signals be caught.
+pub fn watch(interrupted: Arc<AtomicBool>) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let signal = || tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt());
+    let mut interrupts = {
+        let _inside = runtime.enter();
+        signal()?
+    };
+    std::thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            interrupts.recv().await;
+            interrupted.store(true, Ordering::Relaxed);
+            eprintln!("interrupted: reporting what was measured; once more ends at once");
+            interrupts.recv().await;
+            std::process::exit(INTERRUPTED);
+        });
+    })?;
+    Ok(())
+}

@@ -1,15 +1,19 @@
 //! `downbeat config check`: what is wrong, and what is passed over, in a model repository.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use downbeat_engine::{Emulated, Engine, LoadOptions};
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
+use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
+use downbeat_server::registry::Registry;
+use downbeat_server::service::LoadOverrides;
 
 /// Look at configurations without serving them.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// Check every model of a repository; fails if one could not be served
+    /// Check every model of a repository, and load it as `downbeat serve` would; fails if one could not be served
     Check(CheckArgs),
 }
 
@@ -21,16 +25,21 @@ pub struct CheckArgs {
     /// Fail on warnings, too
     #[arg(long)]
     strict: bool,
+    /// The engine that ONNX models would be served with: auto, cuda, tensorrt, onnxruntime, rten or emulated
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
+    engine: EngineChoice,
 }
 
 /// Runs the command; `false` if something was found that it fails on.
 ///
 /// # Errors
-/// If the repository cannot be read.
+/// If the repository cannot be read, or there is no such engine.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
     let repository = ModelRepository::open(&args.repository)?;
     let scan = repository.scan()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let registry = Registry::open(Arc::new(options(args)))?;
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
@@ -46,15 +55,26 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
                 continue;
             }
         };
-        if let Err(error) = against_files(&mut definition) {
+        let checked = against_files(&mut definition);
+        definition.warnings.iter().for_each(|w| warn(w));
+        if let Err(error) = checked.and_then(|()| runtime.block_on(load(&registry, name))) {
             errors += 1;
             println!("error: {error}");
         }
-        definition.warnings.iter().for_each(|w| warn(w));
     }
     let models = scan.names.len();
     println!("{models} {}, {errors} in error, {warnings} {}", plural(models, "model"), plural(warnings, "warning"));
     Ok(errors == 0 && (warnings == 0 || !args.strict))
+}
+
+/// Of a server that loads a model when it is told to, and measures none.
+fn options(args: &CheckArgs) -> ServerOptions {
+    let mut options = ServerOptions::new(args.repository.clone());
+    options.engine = args.engine;
+    options.model_control = ModelControl::Explicit { load: Vec::new() };
+    options.profiling.enabled = false;
+    options.autoscale = None;
+    options
 }
 
 /// Checks a definition against the signature of each of its model files.
@@ -67,6 +87,12 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
         definition.complete(&signature)?;
     }
     Ok(())
+}
+
+/// Loads a model, and lets go of it again: not all may have room at once.
+async fn load(registry: &Registry, name: &str) -> anyhow::Result<()> {
+    registry.load_model(name, LoadOverrides::default(), Arc::new(())).await?;
+    Ok(registry.unload_model(name).await?)
 }
 
 fn plural(count: usize, word: &str) -> String {

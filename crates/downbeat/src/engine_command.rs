@@ -31,6 +31,9 @@ pub struct InstallArgs {
     /// A wheel that was fetched elsewhere, to unpack instead
     #[arg(long, value_name = "FILE")]
     wheel: Option<PathBuf>,
+    /// Take what pip's index has also where this program knows no hashes of it
+    #[arg(long)]
+    unverified: bool,
     /// For NVIDIA GPUs; both this and the library for the CPU may be installed
     #[arg(long)]
     cuda: bool,
@@ -101,6 +104,7 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
                 install.python.clone_from(python);
             }
             install.wheel.clone_from(&args.wheel);
+            install.unverified = args.unverified;
             let libraries = args.cuda_libraries.into();
             install.gpu = args.cuda.then(|| GpuInstall { libraries, search: Search::from_env() });
             let installed = install.run(&mut |what| eprintln!("{what}"))?;

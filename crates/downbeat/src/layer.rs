@@ -19,6 +19,10 @@ use crate::units;
 /// Largest `downbeat.toml` that is read, bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// The options that are about models, and may come in a file that lies with them.
+const OF_MODELS: [&str; 7] =
+    ["slo_ms", "scheduler", "drop", "max_queue_size", "default_max_batch_size", "device", "models"];
+
 /// The options that one source gives.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -291,11 +295,7 @@ impl Layer {
     /// If it cannot be read or is not as it should be, with the place.
     pub fn read(path: &Path) -> anyhow::Result<Layer> {
         let shown = path.display();
-        let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
-        if !metadata.is_file() || metadata.len() > MAX_BYTES {
-            bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
-        }
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+        let text = Layer::text(path)?;
         let mut layer = Layer::parse(&text).map_err(|e| anyhow!("{shown}:{e}"))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let others = [&mut layer.profiling.cache_dir, &mut layer.decision_log].into_iter().flatten();
@@ -304,6 +304,31 @@ impl Layer {
         }
         layer.device.relative_to(folder);
         Ok(layer)
+    }
+
+    /// Makes sure that the file at `path`, which lies in the model repository, says nothing but how models are served: who may put models
+    /// there does not decide what else the server does.
+    ///
+    /// # Errors
+    /// If it does, with the first such option.
+    pub fn check_of_models(path: &Path) -> anyhow::Result<()> {
+        let shown = path.display();
+        let table: toml::Table = toml::from_str(&Layer::text(path)?).with_context(|| shown.to_string())?;
+        let Some(other) = table.keys().find(|key| !OF_MODELS.contains(&key.as_str())) else { return Ok(()) };
+        bail!(
+            "{shown} lies in the model repository, where an options file may say only how models are served ({}); '{other}' has to come from a \
+             downbeat.toml in the folder that the server is started in, from a file named with --config, or from a flag",
+            OF_MODELS.join(", ")
+        );
+    }
+
+    fn text(path: &Path) -> anyhow::Result<String> {
+        let shown = path.display();
+        let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
+        if !metadata.is_file() || metadata.len() > MAX_BYTES {
+            bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
+        }
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
     }
 
     /// Parses the text of a `downbeat.toml`. An error is `LINE:COLUMN: MESSAGE`.

@@ -21,6 +21,7 @@ use crate::profile_pairs::{self, PairFlags};
 use crate::profile_report::ProfileReport;
 use crate::profile_shares::{self, ShareFlags};
 use crate::profiled_model::{ModelWanted, ProfiledModel};
+use crate::resolve;
 use crate::units;
 
 /// Measure how long batches of a model take, and print and plot it.
@@ -31,9 +32,9 @@ pub struct ProfileArgs {
     /// Batch sizes: 8, 1..32, 1,2,4,8 [default: powers of two up to the model's largest batch]
     #[arg(long, value_name = "SIZES", value_parser = batch_sizes)]
     batch: Option<BatchSizes>,
-    /// The model repository
-    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY", default_value = "examples/models")]
-    repository: PathBuf,
+    /// The model repository [default: `repository` of ./downbeat.toml, or else examples/models]
+    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
+    repository: Option<PathBuf>,
     /// The model's version [default: the latest that is served]
     #[arg(long, value_name = "VERSION")]
     model_version: Option<u64>,
@@ -101,8 +102,9 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
+    let repository = resolve::repository_of(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
     let wanted = |name, version, sizes, cut| ModelWanted {
-        repository: &args.repository,
+        repository: &repository,
         name,
         version,
         largest_batch: largest(sizes),

@@ -14,6 +14,8 @@ use crate::serve_flags::ServeFlags;
 
 /// Name of the options file.
 const FILE_NAME: &str = "downbeat.toml";
+/// The repository of commands that serve nothing, where none is named.
+const EXAMPLES: &str = "examples/models";
 
 /// How often the disk is looked at in mode poll, as in Triton.
 const DEFAULT_POLL: Duration = Duration::from_millis(15_000);
@@ -41,12 +43,38 @@ pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
             .find(|file| file.is_file()),
     };
     let from_file = file.as_deref().map(Layer::read).transpose()?.unwrap_or_default();
+    if let (Some(file), None) = (&file, &flags.config) {
+        let repositories = given.repository.as_ref().or(from_file.repository.as_ref()).into_iter().flatten();
+        if repositories.map(|path| folder.join(path)).any(|repository| lies_in(file, &repository)) {
+            Layer::check_of_models(file)?;
+        }
+    }
     let mut options = merge(&[from_file, given])?;
     options.notices.extend(flags.triton.notice()?);
     if flags.poll.is_some() && !matches!(options.model_control, ModelControl::Poll { .. }) {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
     }
     Ok(Resolved { options, file })
+}
+
+fn lies_in(file: &Path, folder: &Path) -> bool {
+    matches!((file.canonicalize(), folder.canonicalize()), (Ok(file), Ok(folder)) if file.starts_with(&folder))
+}
+
+/// The repository of `model` for a command that serves nothing, started in `folder`: the one that is given, or of those in the options
+/// file there the first that has it.
+///
+/// # Errors
+/// If the file cannot be read or is wrong.
+pub fn repository_of(model: &str, given: Option<&Path>, folder: &Path) -> anyhow::Result<PathBuf> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    let file = folder.join(FILE_NAME);
+    let from_file = if file.is_file() { Layer::read(&file)?.repository } else { None };
+    let repositories = from_file.unwrap_or_default();
+    let has_it = repositories.iter().find(|repository| repository.join(model).is_dir());
+    Ok(has_it.or(repositories.first()).cloned().unwrap_or_else(|| EXAMPLES.into()))
 }
 
 /// The options that the text of a `downbeat.toml` alone gives; its paths are taken as they are written.
@@ -574,12 +602,59 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let models = folder.path().join("models");
+        std::fs::create_dir_all(models.join("m")).unwrap();
+        let resolved = |text: &str, arguments: &[&str], started_in: &Path| {
+            std::fs::write(models.join("downbeat.toml"), text).unwrap();
+            resolve(&flags(arguments), started_in).map_err(|error| format!("{error:#}"))
+        };
+        let allowed = "slo_ms = 5\nscheduler = 'eager'\nmax_queue_size = 3\n[device]\npolicy = 'exclusive'\n[models.m]\nslo_ms = 1";
+        resolved(allowed, &["models"], folder.path()).unwrap();
+        let others = [
+            ("model_control", "[model_control]\nmode = 'explicit'"),
+            ("decision_log", "decision_log = '/var/log'"),
+            ("host", "host = '0.0.0.0'"),
+            ("repository", "repository = '/'"),
+            ("profiling", "slo_ms = 5\n[profiling]\ncache_dir = '/tmp'"),
+        ];
+        for (key, text) in others {
+            let error = resolved(text, &["models"], folder.path()).unwrap_err();
+            assert!(error.contains("models/downbeat.toml lies in the model repository"), "{error}");
+            assert!(error.contains(&format!("'{key}' has to come from")) && error.contains("--config"), "{error}");
+        }
+        // However the server came to it.
+        let error = resolved("host = '0.0.0.0'", &["."], &models).unwrap_err();
+        assert!(error.contains("lies in the model repository"), "{error}");
+        let error = resolved("repository = '.'", &[], &models).unwrap_err();
+        assert!(error.contains("lies in the model repository"), "{error}");
+        // A person who names it means it.
+        resolved("host = '0.0.0.0'", &["models", "--config", "models/downbeat.toml"], folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_repository_of_other_commands_is_that_of_the_file_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |given: Option<&str>| repository_of("m", given.map(Path::new), folder.path());
+        assert_eq!(found(None).unwrap(), Path::new(EXAMPLES));
+        std::fs::write(folder.path().join(FILE_NAME), "repository = 'mine'").unwrap();
+        assert_eq!(found(None).unwrap(), folder.path().join("mine"));
+        assert_eq!(found(Some("given")).unwrap(), Path::new("given"));
+        std::fs::write(folder.path().join(FILE_NAME), "repository = ['mine', 'other']").unwrap();
+        std::fs::create_dir_all(folder.path().join("other/m")).unwrap();
+        assert_eq!(found(None).unwrap(), folder.path().join("other"));
+        std::fs::write(folder.path().join(FILE_NAME), "repo = 'mine'").unwrap();
+        assert!(found(None).unwrap_err().to_string().contains("unknown option 'repo'"));
+    }
+
+    #[test]
     fn the_file_is_found_and_its_paths_are_relative_to_it() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("models")).unwrap();
-        std::fs::write(folder.path().join("models/downbeat.toml"), "http_port = 1").unwrap();
+        std::fs::write(folder.path().join("models/downbeat.toml"), "slo_ms = 7").unwrap();
         let resolved = resolve(&flags(&["models"]), folder.path()).unwrap();
-        assert_eq!(resolved.options.http_port, Some(1));
+        assert_eq!(resolved.options.default_slo, Some(Duration::from_millis(7)));
         assert_eq!(resolved.file, Some(folder.path().join("models/downbeat.toml")));
 
         std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();

@@ -26,7 +26,7 @@ pub struct ServeFlags {
     #[arg(long = "model-repository", alias = "model-store", value_name = "REPOSITORY", hide = true)]
     pub model_repository: Vec<PathBuf>,
 
-    /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there is one
+    /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there is one (that may say only how models are served)
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
     pub config: Option<PathBuf>,
 

@@ -11,6 +11,7 @@ use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
 
 use crate::engine_command::engine_for;
+use crate::resolve;
 use crate::slice_report::{Memory, SliceReport};
 
 /// Longest time that whole and cut are compared for.
@@ -41,9 +42,9 @@ pub struct SliceArgs {
     /// Threads inside one run; 0: one a core
     #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", default_value_t = 0)]
     threads: usize,
-    /// The model repository
-    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY", default_value = "examples/models")]
-    repository: PathBuf,
+    /// The model repository [default: `repository` of ./downbeat.toml, or else examples/models]
+    #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
+    repository: Option<PathBuf>,
     /// Write a page with the table and plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -118,7 +119,8 @@ fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
     if path.extension().is_some_and(|e| e == "onnx") {
         return Ok((path.to_owned(), ModelFormat::Onnx));
     }
-    let definition = ModelRepository::open(&args.repository)?.definition(&args.model, None)?;
+    let repository = resolve::repository_of(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
+    let definition = ModelRepository::open(&repository)?.definition(&args.model, None)?;
     let Some((version, _)) = definition.versions.last() else {
         bail!("'{}' has no version that is served", args.model)
     };

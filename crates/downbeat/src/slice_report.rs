@@ -9,9 +9,13 @@ use serde::Serialize;
 use crate::units;
 
 /// Width of the bars in the terminal, characters.
-const BAR_WIDTH: usize = 24;
+const BAR_WIDTH: usize = 20;
+/// Longest line of the table, characters.
+const LINE_WIDTH: usize = 120;
+/// Where the line of what is alive begins: below the names.
+const LIVE_INDENT: usize = 10;
 /// Longest name in the table, characters.
-const NAME_WIDTH: usize = 24;
+const NAME_WIDTH: usize = 22;
 
 /// Where a model is cut, and what that costs.
 #[derive(Clone, Debug, Serialize)]
@@ -127,6 +131,20 @@ fn short(name: &str) -> String {
     if long { name.chars().take(NAME_WIDTH - 1).chain(['…']).collect() } else { name.to_owned() }
 }
 
+/// Writes what is alive, in lines that a terminal can hold.
+fn folded(out: &mut String, live: &str) {
+    let mut line = format!("{:>LIVE_INDENT$}live:", "");
+    for part in live.split_inclusive(", ") {
+        if line.chars().count() + part.trim_end().chars().count() + 1 > LINE_WIDTH {
+            let _ = writeln!(out, "{}", line.trim_end());
+            line = format!("{:>1$}", "", LIVE_INDENT + "live:".len());
+        }
+        line.push(' ');
+        line.push_str(part.trim_end());
+    }
+    let _ = writeln!(out, "{line}");
+}
+
 impl SliceReport {
     fn subject(&self) -> String {
         let threads = units::threads(self.threads);
@@ -170,14 +188,14 @@ impl SliceReport {
         let mut out = format!("{}: {}\n\n", self.model, self.subject());
         let _ = writeln!(
             out,
-            "{:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}  live",
+            "{:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}",
             "", "ops", "from", "to", "ms", "", "weights", "live/item"
         );
         for (index, s) in self.segments.iter().enumerate() {
             let filled = s.time_ms.map_or(0.0, |ms| (ms / most.max(f64::MIN_POSITIVE) * BAR_WIDTH as f64).round());
             let _ = writeln!(
                 out,
-                "{index:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}  {}",
+                "{index:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}",
                 s.operators,
                 short(&s.first),
                 short(&s.last),
@@ -185,8 +203,8 @@ impl SliceReport {
                 "█".repeat(filled as usize),
                 bytes(s.weight_bytes),
                 bytes(s.live_bytes_per_item),
-                s.live(short)
             );
+            folded(&mut out, &s.live(short));
         }
         out.push('\n');
         self.sizes().iter().chain([&self.verdict()]).for_each(|line| {

@@ -42,10 +42,21 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     std::fs::write(&args.out, page(&timeline)).with_context(|| format!("cannot write {shown}"))?;
     let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
     println!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len());
-    if timeline.devices.is_empty() {
-        println!("no model has a device policy but exclusive; [device] in downbeat.toml gives them one");
+    if let Some(reason) = why_empty(&timeline) {
+        println!("{reason}");
     }
     Ok(())
+}
+
+/// Why there is nothing to see, if there is nothing.
+fn why_empty(timeline: &Timeline) -> Option<&'static str> {
+    if timeline.devices.is_empty() {
+        return Some(
+            "No model has a device policy but exclusive, and only lanes are drawn; --device-policy or [device] in downbeat.toml gives them one.",
+        );
+    }
+    let nothing = timeline.devices.iter().all(|device| device.launches.is_empty());
+    nothing.then_some("Nothing ran in this time; --seconds looks further back, up to 60.")
 }
 
 fn page(timeline: &Timeline) -> String {
@@ -54,6 +65,9 @@ fn page(timeline: &Timeline) -> String {
         "<p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
         span / 1e3
     );
+    if let Some(reason) = why_empty(timeline) {
+        out += &format!("<p class=\"warn\">{}</p>", escape(reason));
+    }
     for device in &timeline.devices {
         out += &section(device, timeline.from_ns, span);
     }
@@ -136,8 +150,12 @@ mod tests {
             complete: false,
             launches: vec![launch(0), launch(2_500)],
         };
-        let timeline = Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices: vec![device] };
-        let page = page(&timeline);
+        let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
+        let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
+        assert!(page(&over(Vec::new())).contains("No model has a device policy but exclusive"));
+        assert!(page(&over(vec![idle])).contains("Nothing ran in this time"));
+        let page = page(&over(vec![device]));
+        assert!(!page.contains("Nothing ran"), "{page}");
         assert!(page.contains("a&lt;b 1 on device 0: elastic") && page.contains("the earliest are missing"), "{page}");
         assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
         assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");

@@ -212,11 +212,21 @@ impl Registry {
     }
 
     /// Loads (or reloads) a model; what is served under the name goes on until the new one is warm, and goes on
-    /// for good if the new one fails.
+    /// for good if the new one fails, which is logged.
     ///
     /// # Errors
     /// What is wrong with it.
     pub async fn load_model(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: Arc<dyn LoadProgress>,
+    ) -> Result<(), ServiceError> {
+        let loaded = self.load_or_keep(name, overrides, progress).await;
+        loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
+    }
+
+    async fn load_or_keep(
         &self,
         name: &str,
         overrides: LoadOverrides,
@@ -245,7 +255,6 @@ impl Registry {
         let Loaded { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                tracing::error!(model = %name, error = %error.error, "not loaded");
                 if is_there || self.serving.get(name).is_some() {
                     self.after_failure(&entry, name, &error);
                 } else {
@@ -582,7 +591,7 @@ fn write_overlay(name: &str, files: &BTreeMap<String, bytes::Bytes>) -> anyhow::
     use std::path::Component;
     let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
     anyhow::ensure!(is_inside(Path::new(name)), "'{name}' is no name for a model");
-    let overlay = tempfile::Builder::new().prefix("downbeat-").tempdir()?;
+    let overlay = downbeat_engine::scratch::folder()?;
     let root = overlay.path().to_owned();
     for (path, bytes) in files {
         anyhow::ensure!(

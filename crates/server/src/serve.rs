@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use downbeat_repository::Fingerprint;
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -31,6 +31,7 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     for notice in &options.notices {
         tracing::warn!("{notice}");
     }
+    downbeat_engine::scratch::clean();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
     runtime.block_on(run(options))
 }
@@ -184,7 +185,7 @@ async fn bind(
 /// Loads what is to be served, one model after the other, with a progress bar on a terminal.
 async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyhow::Result<()> {
     let names = registry.wanted_at_start();
-    let bars = MultiProgress::new();
+    let bars = logging::bars();
     let style = ProgressStyle::with_template("{prefix:>16} [{bar:30}] {msg}")?.progress_chars("=> ");
     let mut failed = Vec::new();
     for name in names {
@@ -192,8 +193,9 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         let progress = Arc::new(Bar(bar.clone()));
         let result = registry.load_model(name, LoadOverrides::default(), progress).await;
         bar.finish_and_clear();
-        if let Err(error) = result {
-            failed.push(format!("{name}: {error}"));
+        // Why has been said when it failed.
+        if result.is_err() {
+            failed.push(name.as_str());
         }
     }
     registry.set_started();
@@ -205,7 +207,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         } else {
             "the others are served; with --exit-on-error true the server would end"
         };
-        anyhow::bail!("{ready} of {} models are ready; not loaded: {}; {otherwise}", names.len(), failed.join("; "));
+        anyhow::bail!("{ready} of {} models are ready; not loaded: {}; {otherwise}", names.len(), failed.join(", "));
     }
     if ready == 0 && options.strict_readiness && !options.allow_empty {
         let why = match options.model_control {

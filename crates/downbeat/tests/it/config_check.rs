@@ -51,3 +51,23 @@ fn a_missing_repository_is_named() {
     assert_eq!(stderr(&output), "downbeat: model repository /nonexistent: no such file or folder\n");
     assert_eq!(output.status.code(), Some(1));
 }
+
+/// What the engine cannot run is said here, not first by the server.
+#[test]
+fn a_model_that_the_engine_cannot_run_is_in_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("odd/1");
+    fs::create_dir_all(&model).unwrap();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/mlp/1/model.onnx");
+    let mut bytes = fs::read(example).unwrap();
+    let at = bytes.windows(4).position(|name| name == b"Gemm" || name == b"Relu").unwrap();
+    bytes[at..at + 4].copy_from_slice(b"Geww");
+    fs::write(model.join("model.onnx"), bytes).unwrap();
+    let output = run(&["config", "check", folder.path().to_str().unwrap(), "--engine", "rten"]);
+    let said = stdout(&output);
+    assert!(said.contains("model 'odd': version 1: ") && said.contains("Geww"), "{said}");
+    assert!(said.ends_with("1 model, 1 in error, 0 warnings\n"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    let output = run(&["config", "check", folder.path().to_str().unwrap(), "--engine", "rtne"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}

@@ -4,6 +4,7 @@
 
 mod command_line;
 mod config_check;
+mod engine_install;
 mod log_command;
 mod plan;
 mod profile;

@@ -35,6 +35,18 @@ fn a_model_is_measured_and_its_profile_can_be_served_by_the_emulated_engine() {
     assert_eq!(output.status.code(), Some(0));
 }
 
+#[test]
+fn the_repository_is_that_of_the_options_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("downbeat.toml"), format!("repository = {EXAMPLES:?}\n")).unwrap();
+    let profile = ["profile", "digits", "--engine", "rten", "--budget", "0", "--batch", "1"];
+    let slice = ["slice", "digits", "--engine", "rten", "--stages", "2"];
+    for command in [&profile[..], &slice[..]] {
+        let output = downbeat(command).current_dir(folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+}
+
 /// E²bird §7.3.2: all mixes of lanes for a load are run, and the best is kept for the server.
 #[test]
 fn mixes_of_lanes_are_measured_and_the_best_are_written() {

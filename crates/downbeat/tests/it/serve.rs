@@ -160,8 +160,9 @@ fn a_failing_model_ends_the_server_if_asked_to() {
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
     let last = said.lines().last().unwrap();
-    assert!(last.starts_with("downbeat: 0 of 1 models are ready; not loaded: digits: "), "{said}");
-    assert!(last.ends_with("; the server ends, as --exit-on-error asks"), "{said}");
+    let expected = "downbeat: 0 of 1 models are ready; not loaded: digits; the server ends, as --exit-on-error asks";
+    assert_eq!(last, expected, "{said}");
+    assert_eq!(said.matches("model.onnx: ").count(), 1, "the reason is said once: {said}");
 }
 
 #[test]
@@ -225,20 +226,21 @@ fn a_command_line_of_triton_starts_the_server() {
 #[test]
 fn the_options_file_beside_the_models_counts() {
     let folder = digits();
-    fs::write(folder.path().join("downbeat.toml"), "max_body_bytes = 100\n[models.digits]\nslo_ms = 0.001\n").unwrap();
+    fs::write(folder.path().join("downbeat.toml"), "[models.digits]\nslo_ms = 0.001\n").unwrap();
     let server = Server::start(folder.path(), &[], "\"message\":\"ready\",\"models\":1");
-    let output = run(&["infer", "digits", PICTURE, "--url", &server.url()]);
-    assert!(stderr(&output).contains("413"), "{}", stderr(&output));
-    drop(server);
-    let server = Server::start(folder.path(), &["--max-body-bytes", "1M"], "\"message\":\"ready\",\"models\":1");
     // The scheduler lets single requests through to learn how long they take now.
     let answers: Vec<String> =
         (0..4).map(|_| stderr(&run(&["infer", "digits", PICTURE, "--url", &server.url()]))).collect();
     assert!(answers.iter().any(|a| a.contains("504")), "nothing is answered in a microsecond: {answers:?}");
     drop(server);
-    let flags = ["--max-body-bytes", "1M", "--slo-ms", "digits=60000"];
+    let flags = ["--slo-ms", "digits=60000"];
     let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     assert!(stdout(&run(&["infer", "digits", PICTURE, "--url", &server.url()])).contains("seven"));
+    // What is not about models is for who starts the server to say.
+    fs::write(folder.path().join("downbeat.toml"), "model_control.mode = 'explicit'\n").unwrap();
+    let output = run(&["serve", folder.path().to_str().unwrap()]);
+    assert!(stderr(&output).contains("'model_control' has to come from a downbeat.toml in the folder"), "{output:?}");
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
@@ -282,4 +284,28 @@ fn what_a_server_decided_plays_again() {
     }
     let shown = stdout(&run(&["log", "show", log.join("shard-0.log").to_str().unwrap()]));
     assert_eq!(shown.matches("-> send ").count(), 3, "{shown}");
+}
+
+/// What was measured until Ctrl-C is printed and written.
+#[test]
+fn an_interrupted_bench_reports_what_it_has() {
+    let server = Server::start(digits().path(), &[], "\"message\":\"ready\",\"models\":1");
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("report.json");
+    let mut bench =
+        downbeat(&["bench", "--model", "digits", "--rate", "50", "--warmup", "0", "--duration", "600", "--url"]);
+    bench.arg(server.http.to_string()).arg("--json").arg(&json);
+    let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !server.http("GET", "/v2/models/digits/stats", "").1.contains("\"batch_size\"") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let interrupt = std::process::Command::new("kill").args(["-INT", &bench.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    let output = bench.wait_with_output().unwrap();
+    assert!(stdout(&output).contains("warning: it was interrupted: these are the figures until then"), "{output:?}");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert!(report["total"]["ok"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["measured_s"].as_f64().unwrap() < 300.0, "{report}");
 }

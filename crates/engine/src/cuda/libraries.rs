@@ -5,16 +5,14 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 
 use super::options::Provider;
 use super::unavailable::CudaUnavailable;
 use crate::onnxruntime::loader_words;
+use crate::{elf, python};
 
 /// Files that belong together, and are used only where all of them are.
 #[derive(Debug)]
@@ -179,11 +177,10 @@ pub struct FoundLibrary {
 impl FoundLibrary {
     /// Makes sure that it is whole.
     fn check(&self) -> Result<(), CudaUnavailable> {
-        if is_whole(&self.path) {
-            return Ok(());
-        }
-        let reason = format!("{} is cut short or no library", self.path.display());
-        Err(CudaUnavailable::Broken { name: self.component, reason, advice: self.advice })
+        elf::check_whole(&self.path).map_err(|reason| {
+            let reason = format!("{}: {reason}", self.path.display());
+            CudaUnavailable::Broken { name: self.component, reason, advice: self.advice }
+        })
     }
 
     /// Loads it for good, so that who opens it by its name gets this one.
@@ -211,7 +208,8 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
     for place in (found and found.submodule_search_locations) or (): print(name, place, sep='\\t')
 ";
         let mut packages = PythonPackages::default();
-        let output = Command::new("python3").args(["-c", ASK]).output().ok().filter(|output| output.status.success());
+        let output = python::command(python::NAME.as_ref(), ASK).and_then(|mut ask| ask.output());
+        let output = output.ok().filter(|output| output.status.success());
         for line in String::from_utf8_lossy(&output.map(|o| o.stdout).unwrap_or_default()).lines() {
             match line.split_once('\t') {
                 Some(("onnxruntime", folder)) => packages.onnxruntime.push(Path::new(folder).join("capi")),
@@ -225,22 +223,6 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
         }
         packages
     }
-}
-
-/// Whether a file is as long as its 64-bit ELF header says. The loader does not look, and a process that loads a download cut short
-/// is killed.
-fn is_whole(path: &Path) -> bool {
-    let read = || {
-        let mut file = File::open(path).ok()?;
-        let mut header = [0; 64];
-        file.read_exact(&mut header).ok()?;
-        // The header of the sections, of which the last bytes of a library are part: e_shoff, e_shentsize, e_shnum.
-        let number = |at: usize| header.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes).map(u64::from);
-        let offset = u64::from_le_bytes(header.get(40..48)?.try_into().ok()?);
-        let end = offset.checked_add(number(58)? * number(60)?)?;
-        Some(header.starts_with(b"\x7fELF") && end <= file.metadata().ok()?.len())
-    };
-    read().unwrap_or(false)
 }
 
 /// Folders in a folder, by name.

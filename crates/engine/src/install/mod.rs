@@ -1,6 +1,7 @@
 //! `downbeat engine install`: fetches onnxruntime as a Python wheel, with the `pip` that is here and as it is configured, and
 //! unpacks nothing but the libraries; for GPUs NVIDIA's, too.
 
+mod pin;
 mod pip;
 mod wheel;
 
@@ -29,6 +30,8 @@ pub struct Install {
     pub python: PathBuf,
     /// A wheel to unpack in place of fetching one.
     pub wheel: Option<PathBuf>,
+    /// Whether what is fetched may be other than what was pinned with its hash when this program was built.
+    pub unverified: bool,
     /// Whether it is for GPUs, and then what comes with it.
     pub gpu: Option<GpuInstall>,
 }
@@ -95,6 +98,26 @@ pub enum InstallError {
         /// The end of what pip said.
         said: String,
     },
+    /// Nobody has pinned the hashes of these.
+    #[error(
+        "{what} is not among what this version of downbeat knows the hashes of ({known}). To take what pip's index has, unseen, add --unverified"
+    )]
+    NotPinned {
+        /// What was to be fetched.
+        what: String,
+        /// What could be.
+        known: String,
+    },
+    /// What the index has is not what was pinned.
+    #[error(
+        "what pip was given for {what} is not what it should be, and was thrown away: {said}. Is the index, or something on the way to it, one to be trusted?"
+    )]
+    OtherHash {
+        /// What was to be fetched.
+        what: String,
+        /// What pip says of the hashes.
+        said: String,
+    },
     /// pip failed otherwise.
     #[error("pip could not fetch {what}: is there a network, and pip configured for it? {instead}. pip said: {said}")]
     Fetch {
@@ -135,7 +158,14 @@ impl Install {
     /// If there is no such folder.
     pub fn new() -> Result<Install, InstallError> {
         let cache = cache_folder().ok_or(InstallError::NoCache)?;
-        Ok(Install { version: VERSION.into(), cache, python: "python3".into(), wheel: None, gpu: None })
+        Ok(Install {
+            version: VERSION.into(),
+            cache,
+            python: crate::python::NAME.into(),
+            wheel: None,
+            unverified: false,
+            gpu: None,
+        })
     }
 
     /// The Python package that has the library.
@@ -157,11 +187,18 @@ impl Install {
             Some(wheel) => wheel,
             None => {
                 let requirement = format!("{package}=={}", self.version);
-                say(&format!("fetching {requirement} with pip"));
                 let what = format!("{package} {}", self.version);
+                let wanted = match pin::package(package, &self.version) {
+                    Some(pinned) => pip::Wanted::Pinned(pinned),
+                    None if self.unverified => {
+                        pip::Wanted::Unverified { requirements: vec![requirement.clone()], with_needs: false }
+                    }
+                    None => return Err(InstallError::NotPinned { what, known: pin::versions(package) }),
+                };
+                say(&format!("fetching {requirement} with pip"));
                 let pip = pip::Pip { python: &self.python, what, instead: pip::PASS_A_WHEEL };
                 let into = folder.make("wheel")?;
-                let wheels = pip.download(&[requirement], false, &into)?;
+                let wheels = pip.download(&wanted, &into)?;
                 fetched = wheels.into_iter().next().ok_or_else(|| pip.failed("nothing, and left no wheel".into()))?;
                 &fetched
             }
@@ -200,12 +237,19 @@ impl Install {
             (NvidiaLibraries::Always, _) => {}
         }
         let requirements = wheel.nvidia_requirements()?;
+        let wanted = match pin::nvidia(&requirements) {
+            Ok(pinned) => pip::Wanted::Pinned(pinned),
+            Err(_) if self.unverified => {
+                pip::Wanted::Unverified { requirements: requirements.clone(), with_needs: true }
+            }
+            Err(what) => return Err(InstallError::NotPinned { what, known: pin::nvidia_names() }),
+        };
         say(&format!("fetching NVIDIA's libraries with pip, more than 1 GB: {}", requirements.join(", ")));
         let what = "NVIDIA's libraries".to_owned();
         let pip = pip::Pip { python: &self.python, what, instead: pip::WITHOUT_LIBRARIES };
         let into = folder.make("nvidia-wheels")?;
         let files = folder.make(NVIDIA_FOLDER)?;
-        for path in pip.download(&requirements, true, &into)? {
+        for path in pip.download(&wanted, &into)? {
             let mut wheel = wheel::Wheel::open(&path, "NVIDIA's")?;
             let entries = wheel.nvidia_libraries();
             wheel.unpack(&entries, &files)?;

@@ -2,14 +2,31 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use super::InstallError;
+use crate::python;
+
+/// Runs pip with the arguments after the script.
+const PIP: &str = "import runpy; sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__', alter_sys=True)";
 
 /// What to do where onnxruntime cannot be fetched.
 pub(super) const PASS_A_WHEEL: &str = "A wheel fetched elsewhere can be passed with --wheel FILE";
 /// What to do where NVIDIA's libraries cannot be fetched.
 pub(super) const WITHOUT_LIBRARIES: &str = "Libraries that are here already are used if their folder is in LD_LIBRARY_PATH; --cuda-libraries never installs without them";
+
+/// Wheels to fetch.
+pub(super) enum Wanted {
+    /// These, in the format of a requirements file, with the hashes that they have to have.
+    Pinned(String),
+    /// What the index has for these, whatever it is.
+    Unverified {
+        /// As pip takes them.
+        requirements: Vec<String>,
+        /// Whether what they need themselves is fetched, too.
+        with_needs: bool,
+    },
+}
 
 /// A Python's pip, about to fetch something.
 pub(super) struct Pip<'a> {
@@ -22,19 +39,26 @@ pub(super) struct Pip<'a> {
 }
 
 impl Pip<'_> {
-    /// Fetches wheels for these requirements into the empty `folder`, with what they need themselves if `with_needs`.
-    pub(super) fn download(
-        &self,
-        requirements: &[String],
-        with_needs: bool,
-        folder: &Path,
-    ) -> Result<Vec<PathBuf>, InstallError> {
+    /// Fetches `wanted` into the empty `folder`.
+    pub(super) fn download(&self, wanted: &Wanted, folder: &Path) -> Result<Vec<PathBuf>, InstallError> {
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        let pinned = folder.join("requirements.txt");
         if !self.run(&["--version".as_ref()])?.status.success() {
             return Err(InstallError::NoPip { python: self.python.to_owned() });
         }
         let mut arguments = vec![OsStr::new("download")];
-        arguments.extend(requirements.iter().map(OsStr::new));
-        arguments.extend((!with_needs).then_some(OsStr::new("--no-deps")));
+        match wanted {
+            Wanted::Pinned(requirements) => {
+                std::fs::write(&pinned, requirements)
+                    .map_err(|reason| InstallError::Write { path: pinned.clone(), reason })?;
+                arguments.extend(["--require-hashes", "--no-deps", "-r"].map(OsStr::new));
+                arguments.push(pinned.as_os_str());
+            }
+            Wanted::Unverified { requirements, with_needs } => {
+                arguments.extend(requirements.iter().map(OsStr::new));
+                arguments.extend((!with_needs).then_some(OsStr::new("--no-deps")));
+            }
+        }
         let fixed = ["--only-binary=:all:", "--disable-pip-version-check", "--no-input", "-d"];
         arguments.extend(fixed.map(OsStr::new));
         arguments.push(folder.as_os_str());
@@ -43,14 +67,17 @@ impl Pip<'_> {
             let said = last_lines(&output.stderr);
             // pip ends in "no matching distribution" also if it reached no index; only then it warns of retries.
             let reached = !String::from_utf8_lossy(&output.stderr).contains("connection broken");
-            return Err(if reached && said.contains("No matching distribution") {
+            let all = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(if all.contains("DO NOT MATCH THE HASHES") {
+                InstallError::OtherHash { what: self.what.clone(), said: hashes(&all) }
+            } else if reached && said.contains("No matching distribution") {
                 InstallError::NoWheel { what: self.what.clone(), said }
             } else {
                 self.failed(said)
             });
         }
         let wheels =
-            std::fs::read_dir(folder).map_err(|reason| InstallError::Write { path: folder.to_owned(), reason })?;
+            std::fs::read_dir(&folder).map_err(|reason| InstallError::Write { path: folder.clone(), reason })?;
         let wheels = wheels.filter_map(Result::ok).map(|e| e.path());
         Ok(wheels.filter(|p| p.extension().is_some_and(|e| e == "whl")).collect())
     }
@@ -61,10 +88,17 @@ impl Pip<'_> {
     }
 
     fn run(&self, arguments: &[&OsStr]) -> Result<Output, InstallError> {
-        let mut command = Command::new(self.python);
-        let output = command.args(["-m", "pip"]).args(arguments).stdin(Stdio::null()).output();
+        let output = python::command(self.python, PIP).and_then(|mut pip| pip.args(arguments).output());
         output.map_err(|reason| InstallError::NoPython { python: self.python.to_owned(), reason })
     }
+}
+
+/// What pip says of a file that is another than it should be: where it came from, and its hash.
+fn hashes(said: &str) -> String {
+    let mut lines = said.lines().map(str::trim).skip_while(|line| !line.contains("DO NOT MATCH")).skip(1);
+    let file = lines.next().unwrap_or_default();
+    let file = file.split(" (from -r").next().unwrap_or(file);
+    format!("{file} {}", lines.find(|line| line.starts_with("Got")).unwrap_or_default())
 }
 
 /// The end of what a program said, on one line.

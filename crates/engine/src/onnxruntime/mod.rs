@@ -234,7 +234,7 @@ impl Engine for Onnxruntime {
             let signature = file.signature(|output| session::output(&session, output))?;
             return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?));
         }
-        let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
+        let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let session = builder().and_then(|b| cut::optimise(b, &options.path, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
         drop(session);

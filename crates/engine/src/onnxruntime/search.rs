@@ -3,12 +3,11 @@
 use std::error::Error;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use super::OLDEST_MINOR;
 use crate::cuda::libraries::Places;
 use crate::cuda::{CudaUnavailable, Provider};
-use crate::install;
+use crate::{elf, install, python};
 
 /// Where to look for the ONNX Runtime library; by default ([`Search::from_env`]) in the usual places, in this order: `asked`, beside the
 /// executable, `cache`, the system's library path, Python's packages.
@@ -243,6 +242,9 @@ impl Library {
         if !bare && let Err(e) = std::fs::metadata(&path) {
             return Err(FindError::Missing { path, place, reason: e.to_string() });
         }
+        if !bare {
+            elf::check_whole(&path).map_err(unusable)?;
+        }
         // SAFETY: runs the initialisers of a library that whoever runs this process put here, or named, to be run.
         let library = unsafe { libloading::Library::new(&path) };
         let library = match library {
@@ -298,7 +300,7 @@ pub(crate) fn newest_in(folder: &Path) -> Option<PathBuf> {
 /// Asks Python where its package is, without importing it.
 fn in_python() -> Option<PathBuf> {
     const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
-    let output = Command::new("python3").args(["-c", ASK]).output().ok().filter(|o| o.status.success())?;
+    let output = python::command(python::NAME.as_ref(), ASK).ok()?.output().ok().filter(|o| o.status.success())?;
     let folder = String::from_utf8(output.stdout).ok()?;
     let folder = folder.trim();
     if folder.is_empty() { None } else { newest_in(&Path::new(folder).join("capi")) }

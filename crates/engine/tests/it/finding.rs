@@ -90,7 +90,21 @@ fn asked_for_and_no_library() {
     let text = folder.path().join("libonnxruntime.so");
     std::fs::write(&text, "no library").expect("writes");
     let said = look(&[("DOWNBEAT_TEST_CACHE", folder.path()), ("DOWNBEAT_TEST_ASKED", &text)]);
-    assert!(said.contains("cannot be used as onnxruntime: it does not load"));
+    assert!(said.contains("cannot be used as onnxruntime: it is no library"));
+}
+
+/// A download or a full disk leaves such files. The loader maps them, and a process that reads beyond their end is killed (SIGBUS).
+#[test]
+fn cut_short() {
+    let folder = folder();
+    let whole = std::fs::read(imposter(folder.path(), "whole.so", "1.31.1")).expect("reads");
+    let cut = folder.path().join("libonnxruntime.so.1.31.1");
+    for length in [40, 64, 1_000, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&cut, &whole[..length]).expect("writes");
+        let said = look(&[("DOWNBEAT_TEST_CACHE", folder.path()), ("DOWNBEAT_TEST_ASKED", &cut)]);
+        assert!(said.contains("cannot be used as onnxruntime: it is cut short"), "{length}");
+        assert!(said.contains("`downbeat engine install` fetches one that can"), "{length}");
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn python(folder: &Path, script: &str) -> PathBuf {
 }
 
 fn install(folder: &Path, python: PathBuf) -> Install {
-    Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None, gpu: None }
+    Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None, unverified: false, gpu: None }
 }
 
 /// The names in the cache, so that what is left behind shows.
@@ -69,7 +69,8 @@ fn by_pip() {
     wheel(&made, CompressionMethod::Deflated, LIBRARY);
     // Answers as pip does, and keeps what it was asked.
     let script = format!(
-        r#"echo "$@" >> {log}; [ "$3" = --version ] && exit 0; while [ "$1" != -d ]; do shift; done; cp {made} "$2""#,
+        r#"echo "$@" >> {log}; [ "$4" = --version ] && exit 0; pwd >> {log}; cat "$8" >> {log}
+        while [ "$1" != -d ]; do shift; done; cp {made} "$2""#,
         log = folder.path().join("log").display(),
         made = made.display()
     );
@@ -78,7 +79,28 @@ fn by_pip() {
     assert_eq!(std::fs::read(&done.library).expect("is there"), b"the library");
     assert_eq!(names(&install.cache), ["1.31.1"]);
     let log = std::fs::read_to_string(folder.path().join("log")).expect("was called");
-    assert!(log.contains("-m pip download onnxruntime==1.31.1 --no-deps --only-binary=:all:"), "{log}");
+    assert!(log.contains(" download --require-hashes --no-deps -r /"), "{log}");
+    assert!(log.contains("\nonnxruntime==1.31.1 --hash=sha256:"), "{log}");
+    assert!(log.contains("-I -c ") && log.contains("\n/\n"), "nothing of the working folder is run: {log}");
+}
+
+#[test]
+fn what_nobody_knows_the_hash_of_is_fetched_only_unseen() {
+    let folder = folder();
+    let made = folder.path().join("onnxruntime-1.32.0-cp311-linux.whl");
+    wheel(&made, CompressionMethod::Deflated, LIBRARY);
+    let script = format!(
+        r#"[ "$4" = --version ] && exit 0; [ "$5" = onnxruntime==1.32.0 ] || exit 1
+        while [ "$1" != -d ]; do shift; done; cp {made} "$2""#,
+        made = made.display()
+    );
+    let install = install(folder.path(), python(folder.path(), &script));
+    let mut install = Install { version: "1.32.0".into(), ..install };
+    let error = install.run(&mut |_| {}).expect_err("nobody knows it").to_string();
+    assert!(error.contains("onnxruntime 1.32.0 is not among what") && error.contains("(1.31.1)"), "{error}");
+    assert!(error.contains("--unverified"), "{error}");
+    install.unverified = true;
+    install.run(&mut |_| {}).expect("installs");
 }
 
 #[test]
@@ -90,7 +112,7 @@ fn what_can_be_missing() {
         assert!(names(&folder.path().join("cache")).is_empty(), "nothing is left behind");
         error
     };
-    let ok = r#"[ "$3" = --version ] && exit 0;"#;
+    let ok = r#"[ "$4" = --version ] && exit 0;"#;
     let error = run(None);
     assert!(matches!(error, InstallError::NoPython { .. }) && error.to_string().contains("--wheel FILE"), "{error}");
     let error = run(Some("echo 'No module named pip' >&2; exit 1"));
@@ -101,6 +123,10 @@ fn what_can_be_missing() {
                    echo 'ERROR: No matching distribution found for onnxruntime'";
     let error = run(Some(&format!("{ok} ({offline}) >&2; exit 1")));
     assert!(matches!(error, InstallError::Fetch { .. }) && error.to_string().contains("network"), "{error}");
+    let other = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. \n  a from b (from -r c):\n    Expected sha256 11\n         Got        22";
+    let error = run(Some(&format!("{ok} echo '{other}' >&2; exit 1")));
+    assert!(matches!(error, InstallError::OtherHash { .. }), "{error}");
+    assert!(error.to_string().contains(": a from b Got        22"), "{error}");
     let error = run(Some(&format!("{ok} exit 0")));
     assert!(matches!(error, InstallError::Fetch { .. }), "{error}");
 }
@@ -194,8 +220,8 @@ fn gpu_install(folder: &Path, python: PathBuf, libraries: NvidiaLibraries) -> In
 fn index(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder.join("index")).expect("creates");
     let script = format!(
-        r#"echo "$@" >> {folder}/log; [ "$3" = --version ] && exit 0
-        case "$4" in onnxruntime*) wanted=onnxruntime_gpu;; *) wanted=nvidia;; esac
+        r#"[ "$4" = --version ] && exit 0; cat "$8" >> {folder}/log
+        if grep -q ^onnxruntime "$8"; then wanted=onnxruntime_gpu; else wanted=nvidia; fi
         while [ "$1" != -d ]; do shift; done; cp {folder}/index/$wanted* "$2""#,
         folder = folder.display()
     );
@@ -223,12 +249,10 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
     let mut libraries = NVIDIA_FILES.map(|file| file.rsplit('/').next().expect("has a name"));
     libraries.sort_unstable();
     assert_eq!(names(&gpu.join("nvidia")), libraries);
-    assert!(log().contains("download onnxruntime-gpu==1.31.1 --no-deps"), "{}", log());
-    assert!(
-        log().contains("download nvidia-cuda-runtime~=13.0 nvidia-cudnn-cu13~=9.0 --only-binary=:all:"),
-        "{}",
-        log()
-    );
+    assert!(log().contains("onnxruntime-gpu==1.31.1 --hash=sha256:"), "{}", log());
+    for package in ["nvidia-cuda-runtime==13.", "nvidia-cudnn-cu13==9.", "nvidia-nvjitlink==13."] {
+        assert!(log().contains(package), "{package} with what it needs: {}", log());
+    }
     assert!(said.iter().any(|s| s.contains("libcudart.so.13") && s.contains("is missing")), "{said:?}");
     assert_eq!((installed(&install.cache), installed_gpu(&install.cache)), (None, Some(done.library)));
 

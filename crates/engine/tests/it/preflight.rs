@@ -144,7 +144,7 @@ fn libraries_that_are_missing() {
     let fft = nvidia.join("libcufft.so.12");
     let bytes = std::fs::read(&fft).expect("is there");
     std::fs::write(&fft, &bytes[..bytes.len() / 2]).expect("writes");
-    assert!(look().contains(&format!("not ready: cuFFT does not load: {} is cut short", fft.display())));
+    assert!(look().contains(&format!("not ready: cuFFT does not load: {}: it is cut short", fft.display())));
     std::fs::write(&fft, bytes).expect("writes");
 
     std::fs::remove_file(nvidia.join("libcudnn_ops.so.9")).expect("is there");

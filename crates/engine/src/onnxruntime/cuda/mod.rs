@@ -78,7 +78,7 @@ impl OnnxruntimeCuda {
         let file = onnx::check(&options.path)?;
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: self.name(), reason };
-        let folder = tempfile::tempdir().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
+        let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())).0);
         let maker = Arc::new(model::SessionMaker {
             runtime: self.runtime.clone(),

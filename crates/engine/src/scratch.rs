@@ -1,0 +1,145 @@
+//! Folders for as long as this process lives: files that came with a load request, parts of a model that was cut.
+//!
+//! All processes of a user share one folder for theirs, that nobody else may look into: `downbeat-UID` among the temporary files.
+//! Each has a folder in it, which it keeps locked. Where the lock is free its owner is gone, killed perhaps, and the next process removes it.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+
+/// The folder of this process.
+static OURS: Mutex<Option<Ours>> = Mutex::new(None);
+
+struct Ours {
+    folder: TempDir,
+    /// Locked, until the process ends in whatever way.
+    _lock: File,
+}
+
+/// A new folder, which goes when it is dropped.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn folder() -> io::Result<TempDir> {
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let ours = match &mut *ours {
+        Some(ours) => ours,
+        none => none.insert(Ours::in_folder(&std::env::temp_dir())?),
+    };
+    private("").tempdir_in(ours.folder.path())
+}
+
+/// Removes what processes that are gone have left.
+pub fn clean() {
+    if let Ok(parent) = parent(&std::env::temp_dir()) {
+        let _ = with_lock(&parent, || clean_in(&parent));
+    }
+}
+
+/// Removes the folder of this process, if it is empty. For its regular end.
+pub fn close() {
+    if let Some(Ours { folder, _lock }) = OURS.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let folder = folder.keep();
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+impl Ours {
+    fn in_folder(temporary: &Path) -> io::Result<Ours> {
+        // Somebody else's folder of that name is not one to put models into.
+        let Ok(parent) = parent(temporary) else {
+            let folder = private("downbeat-").tempdir_in(temporary)?;
+            return Ok(Ours { _lock: locked(folder.path())?, folder });
+        };
+        with_lock(&parent, || {
+            clean_in(&parent)?;
+            let folder = private("").tempdir_in(&parent)?;
+            Ok(Ours { _lock: locked(folder.path())?, folder })
+        })?
+    }
+}
+
+fn private(prefix: &str) -> tempfile::Builder<'_, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix).permissions(std::fs::Permissions::from_mode(0o700));
+    builder
+}
+
+/// This user's folder, for all processes.
+fn parent(temporary: &Path) -> io::Result<PathBuf> {
+    let user = rustix::process::geteuid().as_raw();
+    let parent = temporary.join(format!("downbeat-{user}"));
+    match DirBuilder::new().mode(0o700).create(&parent) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // Not followed, if it is a link.
+    let found = std::fs::symlink_metadata(&parent)?;
+    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
+        return Ok(parent);
+    }
+    Err(io::Error::other(format!("{} is not a folder of this user alone", parent.display())))
+}
+
+/// Does something while no other process makes or removes folders in `parent`.
+fn with_lock<T>(parent: &Path, work: impl FnOnce() -> T) -> io::Result<T> {
+    let lock = File::open(parent)?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(work())
+}
+
+/// Takes the lock of a folder, if nobody has it.
+fn locked(folder: &Path) -> io::Result<File> {
+    let lock = File::open(folder)?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+fn clean_in(parent: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(parent)?.filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && locked(&entry.path()).is_ok() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_left_is_removed_by_the_next_and_what_is_in_use_is_not() {
+        let temporary = tempfile::tempdir().unwrap();
+        let parent = parent(temporary.path()).unwrap();
+        let first = Ours::in_folder(temporary.path()).unwrap();
+        std::fs::write(first.folder.path().join("model"), "a model").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&parent), mode(first.folder.path())), (0o700, 0o700));
+        // As a process that is killed leaves it: the folder without the lock.
+        let Ours { folder, _lock } = Ours::in_folder(temporary.path()).unwrap();
+        let left = folder.keep();
+        drop(_lock);
+        std::fs::write(left.join("model"), "a model").unwrap();
+        let _third = Ours::in_folder(temporary.path()).unwrap();
+        assert!(!left.exists(), "nobody uses it");
+        assert!(first.folder.path().join("model").exists(), "its owner lives");
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_is_not_used() {
+        let temporary = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let planted = temporary.path().join(format!("downbeat-{user}"));
+        std::fs::create_dir(&planted).unwrap();
+        std::fs::set_permissions(&planted, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let ours = Ours::in_folder(temporary.path()).unwrap();
+        assert!(!ours.folder.path().starts_with(&planted));
+        assert_eq!(std::fs::metadata(ours.folder.path()).unwrap().mode() & 0o777, 0o700);
+    }
+}

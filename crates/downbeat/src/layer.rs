@@ -52,9 +52,11 @@ pub struct Layer {
     pub scheduler: Option<DispatchPolicy>,
     #[serde(default, deserialize_with = "named")]
     pub drop: Option<DropPolicy>,
-    #[serde(default, rename = "slo_ms", deserialize_with = "millis")]
+    #[serde(default, rename = "slo_ms", alias = "default_slo_ms", deserialize_with = "millis")]
     pub slo: Option<Duration>,
     pub max_queue_size: Option<u32>,
+    #[serde(default, rename = "max_queue_wait_s", deserialize_with = "seconds")]
+    pub max_queue_wait: Option<Duration>,
     pub default_max_batch_size: Option<u32>,
     #[serde(default, deserialize_with = "bytes")]
     pub max_body_bytes: Option<usize>,
@@ -175,16 +177,21 @@ pub struct ModelLayer {
     #[serde(default, deserialize_with = "named")]
     pub drop: Option<DropPolicy>,
     pub max_queue_size: Option<u32>,
+    #[serde(default, rename = "max_queue_wait_s", deserialize_with = "seconds")]
+    pub max_queue_wait: Option<Duration>,
+    pub threads: Option<usize>,
 }
 
 impl ModelLayer {
     /// What is given here, over what `options` already says.
     pub fn apply(&self, options: &mut ModelOptions) {
-        let ModelLayer { slo, scheduler, drop, max_queue_size } = self;
+        let ModelLayer { slo, scheduler, drop, max_queue_size, max_queue_wait, threads } = self;
         options.slo = slo.or(options.slo);
         options.dispatch = scheduler.or(options.dispatch);
         options.drop = drop.or(options.drop);
         options.max_queue_size = max_queue_size.or(options.max_queue_size);
+        options.max_queue_wait = max_queue_wait.or(options.max_queue_wait);
+        options.threads = threads.or(options.threads);
     }
 }
 

@@ -125,6 +125,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         options.drop = layer.drop.or(options.drop);
         options.default_slo = layer.slo.or(options.default_slo);
         over(&mut options.max_queue_size, &layer.max_queue_size);
+        over(&mut options.max_queue_wait, &layer.max_queue_wait);
         over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
         over(&mut options.max_body_bytes, &layer.max_body_bytes);
         over(&mut options.max_grpc_message_bytes, &layer.max_grpc_message_bytes);
@@ -275,6 +276,7 @@ mod tests {
             drop = "head"
             slo_ms = 12.5
             max_queue_size = 7
+            max_queue_wait_s = 1.5
             default_max_batch_size = 16
             max_body_bytes = "1M"
             max_grpc_message_bytes = "3M"
@@ -337,6 +339,8 @@ mod tests {
             scheduler = "route"
             drop = "none"
             max_queue_size = 1
+            max_queue_wait_s = 0
+            threads = 2
         "#;
         let options = merged(file, &[]);
         let ms = Duration::from_millis;
@@ -357,6 +361,7 @@ mod tests {
         assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
+        assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
         assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
@@ -408,7 +413,7 @@ mod tests {
         assert_eq!(options.autoscale, Some(autoscale));
         assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
         let digits = &options.models["digits"];
-        assert_eq!((digits.slo, digits.max_queue_size), (Some(ms(5)), Some(1)));
+        assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
         assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
     }
 
@@ -437,6 +442,7 @@ mod tests {
     fn flags_win_over_the_file_one_by_one() {
         let file =
             "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";
+        assert_eq!(merged(file, &["b", "--default-slo-ms", "7"]).default_slo, Some(Duration::from_millis(7)));
         let options = merged(file, &["b", "--http-port", "off", "--slo-ms", "m=20", "--slo-ms", "n=30"]);
         assert_eq!(options.repositories, [Path::new("b")]);
         assert_eq!(options.http_port, None);
@@ -593,7 +599,10 @@ mod tests {
         let error = |text: &str| Layer::parse(text).unwrap_err();
         assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
         assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
-        assert!(error("[models.m]\nzzzz = 5").contains("here are allowed: slo_ms, scheduler, drop, max_queue_size"));
+        assert!(
+            error("[models.m]\nzzzz = 5")
+                .contains("here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads")
+        );
         assert!(error("http_port = 99999").starts_with("1:13: a port is a number from 0 to 65535, or false"));
         assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
         assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));

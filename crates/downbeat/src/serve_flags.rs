@@ -77,11 +77,12 @@ pub struct ServeFlags {
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
     pub engine: Option<EngineChoice>,
 
-    /// Threads inside one run of a model; 0: the cores divided by the devices [default: 0]
+    /// Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load [default: 0]
     #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", help_heading = "Engine")]
     pub threads: Option<usize>,
 
-    /// Executors, each runs one batch at a time; 0: one on the CPU, one for each GPU [default: 0]
+    /// Executors, each runs one batch at a time; 0: one for each GPU; on the CPU as many as the models ask for, at least two for two models
+    /// [default: 0]
     #[arg(long, value_name = "N", env = "DOWNBEAT_DEVICES", help_heading = "Engine")]
     pub devices: Option<usize>,
 
@@ -101,7 +102,13 @@ pub struct ServeFlags {
     #[arg(long, help_heading = "GPUs")]
     pub no_tf32: bool,
 
-    /// SLO in milliseconds, of one model or of all that have none; repeatable
+    /// SLO in milliseconds of all models that have none of their own; without it their requests have no deadline
+    #[arg(
+        long, value_name = "MS", value_parser = units::positive_millis, env = "DOWNBEAT_DEFAULT_SLO_MS", help_heading = "Scheduling"
+    )]
+    pub default_slo_ms: Option<Duration>,
+
+    /// SLO in milliseconds of one model (without MODEL= as --default-slo-ms); repeatable
     #[arg(
         long = "slo-ms", value_name = "[MODEL=]MS", value_parser = model_slo, env = "DOWNBEAT_SLO_MS",
         value_delimiter = ',', help_heading = "Scheduling"
@@ -128,6 +135,13 @@ pub struct ServeFlags {
     /// Most requests that wait for a model whose configuration has no bound; 0: unbounded [default: 4096]
     #[arg(long, value_name = "N", env = "DOWNBEAT_MAX_QUEUE_SIZE", help_heading = "Scheduling")]
     pub max_queue_size: Option<u32>,
+
+    /// How long a request without a deadline may wait, or ten full batches of its model if that is longer; 0: as long as it takes [default: 3]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_MAX_QUEUE_WAIT",
+        help_heading = "Scheduling"
+    )]
+    pub max_queue_wait: Option<Duration>,
 
     /// Largest batch of models that could be batched and do not say how far; 0: none [default: 32]
     #[arg(long, value_name = "N", env = "DOWNBEAT_DEFAULT_MAX_BATCH_SIZE", help_heading = "Scheduling")]
@@ -270,8 +284,9 @@ impl ServeFlags {
             scheduler_shards: self.scheduler_shards,
             scheduler: self.scheduler,
             drop: self.drop,
-            slo: None,
+            slo: self.default_slo_ms,
             max_queue_size: self.max_queue_size,
+            max_queue_wait: self.max_queue_wait,
             default_max_batch_size: self.default_max_batch_size,
             max_body_bytes: self.max_body_bytes,
             max_grpc_message_bytes: self.max_grpc_message_bytes,

@@ -66,6 +66,9 @@ pub struct Moment {
 pub struct Setup {
     /// The kind of each device, all of them free.
     pub devices: Vec<DeviceKind>,
+    /// As how many devices of each kind the shards plan, whatever comes and goes: for devices that share what they run on. `None`: as many as
+    /// there are.
+    pub planned: Option<u32>,
     /// How many kinds of devices there will ever be.
     pub kinds: u32,
     /// How late a wake-up may come: a batch that is deferred on purpose starts at least so much before its last moment
@@ -82,6 +85,7 @@ impl Setup {
     pub fn new(devices: u32) -> Self {
         Setup {
             devices: vec![DeviceKind(0); devices as usize],
+            planned: None,
             kinds: 1,
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
@@ -118,6 +122,7 @@ pub struct Cluster<H: Handler> {
     /// How often any of them has changed.
     demand_changes: AtomicU64,
     kinds: u32,
+    planned: Option<u32>,
     members: Mutex<Members>,
     log: Option<Arc<dyn LogSink>>,
 }
@@ -187,6 +192,7 @@ enum ToShard<E> {
     AddModel { model: ModelId, options: Box<ModelOptions>, newest: Arc<Newest> },
     RemoveModel(ModelId),
     SetProfile(ModelId, DeviceProfiles),
+    Flush(ModelId),
     Devices(DeviceKind, u32),
     Alarm,
 }
@@ -205,7 +211,7 @@ enum ToMatchmaker {
     Answer(Answer),
     Completed(DeviceId, BatchId),
     AddModel {
-        max_in_flight: u32,
+        limit: NewLimit,
         shard: u32,
         newest: Arc<Newest>,
     },
@@ -213,6 +219,12 @@ enum ToMatchmaker {
     AddDevice(DeviceKind),
     RemoveDevice(DeviceId),
     Alarm,
+}
+
+/// How many batches of a new model may run at once.
+enum NewLimit {
+    Own(u32),
+    Shared(ModelId),
 }
 
 /// The stations that a thread has to look after because it put something in.
@@ -231,7 +243,7 @@ impl<H: Handler> Cluster<H> {
     pub fn new(handler: H, desks: Vec<H::Desk>, setup: Setup) -> Self {
         let shards = desks.len();
         assert!((1..=MAX_SHARDS).contains(&shards), "there are 1 to {MAX_SHARDS} shards");
-        let Setup { devices, kinds, wake_margin, network, log } = setup;
+        let Setup { devices, planned, kinds, wake_margin, network, log } = setup;
         let mut matchmaker = journal(Matchmaker::new(), &log);
         matchmaker.apply(Time::ZERO, Input::SetNetwork(network));
         for kind in &devices {
@@ -244,7 +256,8 @@ impl<H: Handler> Cluster<H> {
             shard.apply(Time::ZERO, Input::SetWakeMargin(wake_margin));
             shard.apply(Time::ZERO, Input::SetNetwork(network));
             for kind in (0..kinds).map(DeviceKind) {
-                shard.apply(Time::ZERO, Input::SetDevices(kind, matchmaker.machine().devices_of(kind)));
+                let devices = planned_as(planned, matchmaker.machine().devices_of(kind));
+                shard.apply(Time::ZERO, Input::SetDevices(kind, devices));
             }
             Station::new(ShardDesk { shard, desk, newest: Vec::new(), demand: Demand::default(), demand_changes: 0 })
         };
@@ -261,6 +274,7 @@ impl<H: Handler> Cluster<H> {
             demands: (0..shards).map(|_| PublishedDemand::default()).collect(),
             demand_changes: AtomicU64::new(0),
             kinds,
+            planned,
             members: Mutex::new(Members {
                 next_model: 0,
                 models: vec![0; shards],
@@ -283,7 +297,10 @@ impl<H: Handler> Cluster<H> {
     /// Adds a model to the shard that has the fewest.
     pub fn add_model(&self, options: ModelOptions) -> Place {
         let newest = Arc::new(Newest::new(self.kinds as usize));
-        let max_in_flight = options.max_in_flight;
+        let limit = match options.shares_limit {
+            Some(other) => NewLimit::Shared(other),
+            None => NewLimit::Own(options.max_in_flight),
+        };
         let place;
         {
             let mut members = self.members.lock();
@@ -294,7 +311,7 @@ impl<H: Handler> Cluster<H> {
             members.next_model += 1;
             // Under the lock, so that the matchmaker hears of models in the order of their ids, and before the shard, so that it knows
             // a model before its first candidate.
-            self.matchmaker.put(ToMatchmaker::AddModel { max_in_flight, shard: place.shard, newest: newest.clone() });
+            self.matchmaker.put(ToMatchmaker::AddModel { limit, shard: place.shard, newest: newest.clone() });
         }
         let Place { model, .. } = place;
         self.shards[place.shard()].put(ToShard::AddModel { model, options: Box::new(options), newest });
@@ -327,6 +344,12 @@ impl<H: Handler> Cluster<H> {
         drop(desk);
         self.work(round.shard(place.shard()));
         idle
+    }
+
+    /// Lets what waits for a model go without waiting for others to join ([`downbeat_core::cluster::Scheduler::flush`]).
+    pub fn flush_model(&self, place: Place) {
+        self.shards[place.shard()].put(ToShard::Flush(place.model));
+        self.work(Round::default().shard(place.shard()));
     }
 
     /// Replaces a model's latency profiles, also for what is queued.
@@ -364,6 +387,7 @@ impl<H: Handler> Cluster<H> {
 
     fn tell_devices(&self, members: &Members, kind: DeviceKind) {
         let devices = members.devices.iter().filter(|device| **device == Some(kind)).count() as u32;
+        let devices = planned_as(self.planned, devices);
         for shard in &self.shards {
             shard.put(ToShard::Devices(kind, devices));
         }
@@ -498,6 +522,9 @@ impl<H: Handler> Cluster<H> {
             ToShard::SetProfile(model, profiles) => {
                 shard.apply(now, Input::SetProfile(model, Box::new(profiles)));
             }
+            ToShard::Flush(model) => {
+                shard.apply(now, Input::Flush(model));
+            }
             ToShard::Devices(kind, devices) => {
                 shard.apply(now, Input::SetDevices(kind, devices));
             }
@@ -594,6 +621,11 @@ impl<H: Handler> Cluster<H> {
     }
 }
 
+/// As how many devices the shards plan where there are so many: none is none.
+fn planned_as(planned: Option<u32>, there: u32) -> u32 {
+    planned.map_or(there, |planned| planned.min(there))
+}
+
 /// A machine that is written down if there is a place for it.
 fn journal<M: Machine>(machine: M, log: &Option<Arc<dyn LogSink>>) -> Journal<M> {
     if log.is_some() { Journal::on(machine) } else { Journal::off(machine) }
@@ -618,8 +650,12 @@ impl MatchmakerDesk {
                 matchmaker.handle_answer(answer);
             }
             ToMatchmaker::Completed(device, batch) => matchmaker.completed(now(), device, batch),
-            ToMatchmaker::AddModel { max_in_flight, shard, newest } => {
-                let model = matchmaker.apply(matchmaker.machine().time(), Input::AddLimit(max_in_flight));
+            ToMatchmaker::AddModel { limit, shard, newest } => {
+                let input = match limit {
+                    NewLimit::Own(most) => Input::AddLimit(most),
+                    NewLimit::Shared(other) => Input::AddSharedLimit(other),
+                };
+                let model = matchmaker.apply(matchmaker.machine().time(), input);
                 let expected = Reply::Model(ModelId(self.models.len() as u32));
                 assert!(model == expected, "models are announced in the order of their ids");
                 self.models.push((shard, newest));

@@ -26,6 +26,7 @@ struct Slot {
     size: AtomicU64,
     exec_ns: AtomicU64,
     latest_ns: AtomicU64,
+    since_ns: AtomicU64,
     delay_ns: AtomicU64,
     pace_ns: AtomicU64,
 }
@@ -62,10 +63,11 @@ impl Slot {
         fence(Ordering::Release);
         match candidate {
             None => self.size.store(0, Ordering::Relaxed),
-            Some(Candidate { size, exec, latest, delay, pace }) => {
+            Some(Candidate { size, exec, latest, since, delay, pace }) => {
                 self.size.store(u64::from(size), Ordering::Relaxed);
                 self.exec_ns.store(exec.as_nanos(), Ordering::Relaxed);
                 self.latest_ns.store(latest.as_nanos(), Ordering::Relaxed);
+                self.since_ns.store(since.as_nanos(), Ordering::Relaxed);
                 self.delay_ns.store(delay.as_nanos(), Ordering::Relaxed);
                 self.pace_ns.store(pace.as_nanos(), Ordering::Relaxed);
             }
@@ -78,6 +80,7 @@ impl Slot {
         let size = self.size.load(Ordering::Relaxed);
         let exec = Time::from_nanos(self.exec_ns.load(Ordering::Relaxed));
         let latest = Time::from_nanos(self.latest_ns.load(Ordering::Relaxed));
+        let since = Time::from_nanos(self.since_ns.load(Ordering::Relaxed));
         let delay = Duration::from_nanos(self.delay_ns.load(Ordering::Relaxed));
         let pace = Duration::from_nanos(self.pace_ns.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
@@ -85,7 +88,7 @@ impl Slot {
             return Err(BeingWritten);
         }
         let size = u32::try_from(size).unwrap_or(u32::MAX);
-        Ok((size > 0).then_some(Candidate { size, exec, latest, delay, pace }))
+        Ok((size > 0).then_some(Candidate { size, exec, latest, since, delay, pace }))
     }
 }
 
@@ -100,7 +103,7 @@ mod tests {
     fn candidate(size: u32) -> Option<Candidate> {
         let (n, ns) = (u64::from(size), Duration::from_nanos);
         let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
-        Some(Candidate { size, exec, latest, delay: ns(n + 300), pace: ns(n + 400) })
+        Some(Candidate { size, exec, latest, since: Time::from_nanos(n + 500), delay: ns(n + 300), pace: ns(n + 400) })
     }
 
     const KIND: DeviceKind = DeviceKind(0);
@@ -135,7 +138,7 @@ mod modelled {
     fn candidate(size: u32) -> Option<Candidate> {
         let (n, ns) = (u64::from(size), Duration::from_nanos);
         let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
-        Some(Candidate { size, exec, latest, delay: ns(n + 300), pace: ns(n + 400) })
+        Some(Candidate { size, exec, latest, since: Time::from_nanos(n + 500), delay: ns(n + 300), pace: ns(n + 400) })
     }
 
     const KIND: DeviceKind = DeviceKind(0);

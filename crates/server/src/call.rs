@@ -44,6 +44,16 @@ impl Call {
                     },
                 )
             }
+            Reject::WaitTooLong { wait, bound } => (
+                Reason::QueueFull,
+                ServiceError::QueueFull {
+                    message: format!(
+                        "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait \
+                         for {bound} (max_queue_wait_s); try again later"
+                    ),
+                    retry_after: wait.saturating_sub(*bound),
+                },
+            ),
             Reject::DeadlineImpossible { needed, allowed } => (
                 Reason::Impossible,
                 ServiceError::DeadlineExceeded(format!(
@@ -89,6 +99,17 @@ impl Call {
                 ServiceError::DeadlineExceeded(format!(
                     "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
                 )),
+            ),
+            DropReason::WaitTooLong => (
+                Reason::QueueTimeout,
+                ServiceError::QueueFull {
+                    message: format!(
+                        "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may \
+                         (max_queue_wait_s); try again later"
+                    ),
+                    // Nobody knows better: so long was the queue.
+                    retry_after: waited,
+                },
             ),
             DropReason::ModelRemoved => {
                 (Reason::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))

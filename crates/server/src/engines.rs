@@ -59,6 +59,22 @@ impl Engines {
     }
 }
 
+/// The most executors of a server that nobody told how many to have.
+pub const MOST_EXECUTORS: usize = 64;
+
+/// How many executors a server has on a CPU of so many cores if nobody said, where of each model version so many batches may run at once:
+/// those that were asked for, so that none waits for the others, and for the models that ask for none enough that a slow one leaves room beside it.
+/// They share the cores, so that a batch takes the longer the more run; a model that is alone has the machine to itself.
+pub fn executors(at_once: impl Iterator<Item = u32>, cores: usize) -> usize {
+    let side_by_side = (cores / 4).clamp(2, 8);
+    let (mut models, mut asked) = (0, 0);
+    for at_once in at_once {
+        models += 1;
+        asked += at_once.saturating_sub(1) as usize;
+    }
+    (models.clamp(1, side_by_side) + asked).min(MOST_EXECUTORS)
+}
+
 /// Threads of one run, at most: what was asked for, or this device's share of the cores.
 pub fn most_threads(options: &ServerOptions) -> usize {
     match options.threads {
@@ -70,6 +86,15 @@ pub fn most_threads(options: &ServerOptions) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn executors_are_as_many_as_the_models_ask_for_and_two_side_by_side() {
+        let executors = |at_once: &[u32], cores| executors(at_once.iter().copied(), cores);
+        assert_eq!((executors(&[], 2), executors(&[1], 64)), (1, 1));
+        assert_eq!((executors(&[1, 1], 2), executors(&[1, 1, 1], 2), executors(&[1; 20], 16)), (2, 2, 4));
+        assert_eq!((executors(&[4], 2), executors(&[4, 1], 2), executors(&[4, 1, 3], 2)), (4, 5, 7));
+        assert_eq!(executors(&[u32::MAX, 100], 2), MOST_EXECUTORS);
+    }
 
     #[test]
     fn each_gpu_is_a_device() {

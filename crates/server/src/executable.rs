@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::{Duration, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
@@ -36,7 +36,9 @@ pub struct Executable {
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
     model: Arc<dyn Model>,
-    lanes: Vec<Option<Mutex<Box<dyn Lane>>>>,
+    lanes: Lanes,
+    /// The queue that the last request joined, of those that gather.
+    last_gathered: Mutex<Option<Place>>,
     waiting: AtomicU32,
     health: Arc<ModelHealth>,
     /// The devices that make its batches themselves; `None`: the scheduler does.
@@ -49,14 +51,35 @@ pub struct Queue {
     pub place: Place,
     /// Whether requests that cannot make their deadline are given up.
     pub drops: bool,
+    /// Whether requests wait for others of their shape, for a time that is set.
+    pub gathers: bool,
     /// Learns the latency of its batches from what they take.
     pub refiner: Mutex<ProfileRefiner>,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,
 }
 
+/// Where a version runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LaneCount {
+    /// On each of so many devices, by a lane of its own.
+    EachDevice(usize),
+    /// On any device, in so many lanes: the devices are alike, and no more of its batches run at once.
+    AnyDevice(usize),
+}
+
+/// The lanes of a version.
+enum Lanes {
+    /// By device; `None`: it was lost.
+    EachDevice(Vec<Option<Mutex<Box<dyn Lane>>>>),
+    AnyDevice(Vec<Mutex<Box<dyn Lane>>>),
+}
+
+/// A lane that nobody else uses now.
+pub type HeldLane<'a> = MutexGuard<'a, Box<dyn Lane>>;
+
 impl Executable {
-    /// A version with one lane on each of `devices` devices.
+    /// A version with its lanes.
     ///
     /// # Errors
     /// If the engine has no memory for a lane.
@@ -65,16 +88,23 @@ impl Executable {
         version: String,
         plan: Arc<BatchPlan>,
         model: Arc<dyn Model>,
-        devices: usize,
+        lanes: LaneCount,
         metrics: ModelMetrics,
         queue_bound: u32,
     ) -> Result<Self, LoadError> {
-        let lane = |device| {
-            let works = model.lost(device).is_none();
-            let lane = works.then(|| model.lane_at(EnginePlace { device, share: Share::Whole }));
-            lane.transpose().map(|lane| lane.map(Mutex::new))
+        let lanes = match lanes {
+            LaneCount::EachDevice(devices) => {
+                let lane = |device| {
+                    let works = model.lost(device).is_none();
+                    let lane = works.then(|| model.lane_at(EnginePlace { device, share: Share::Whole }));
+                    lane.transpose().map(|lane| lane.map(Mutex::new))
+                };
+                Lanes::EachDevice((0..devices).map(lane).collect::<Result<_, _>>()?)
+            }
+            LaneCount::AnyDevice(lanes) => {
+                Lanes::AnyDevice((0..lanes).map(|_| model.lane().map(Mutex::new)).collect::<Result<_, _>>()?)
+            }
         };
-        let lanes = (0..devices).map(lane).collect::<Result<_, _>>()?;
         let health = Arc::new(ModelHealth::new(name.clone(), version.clone()));
         Ok(Executable {
             health,
@@ -87,6 +117,7 @@ impl Executable {
             queues: RwLock::default(),
             model,
             lanes,
+            last_gathered: Mutex::new(None),
             waiting: AtomicU32::new(0),
             group: None,
         })
@@ -113,9 +144,11 @@ impl Executable {
     pub fn lost(&self) -> Option<String> {
         let first = self.model.lost(0)?;
         let is_lost = |device| self.model.lost(device).is_some();
-        let all = match &self.group {
-            Some(group) => group.devices().all(is_lost),
-            None => (0..self.lanes.len()).all(is_lost),
+        let all = match (&self.group, &self.lanes) {
+            (Some(group), _) => group.devices().all(is_lost),
+            (None, Lanes::EachDevice(lanes)) => (0..lanes.len()).all(is_lost),
+            // What runs anywhere runs where nothing is lost.
+            (None, Lanes::AnyDevice(_)) => false,
         };
         all.then_some(first)
     }
@@ -143,9 +176,30 @@ impl Executable {
         }
     }
 
-    /// The lane of a device; `None` if the version was loaded before the device joined.
-    pub fn lane(&self, device: usize) -> Option<&Mutex<Box<dyn Lane>>> {
-        self.lanes.get(device)?.as_ref()
+    /// A lane for a batch on a device, once nobody else uses it; `None` if the version has none there.
+    pub fn lane(&self, device: usize) -> Option<HeldLane<'_>> {
+        match &self.lanes {
+            Lanes::EachDevice(lanes) => Some(lanes.get(device)?.as_ref()?.lock()),
+            Lanes::AnyDevice(lanes) => {
+                let free = lanes.iter().find_map(Mutex::try_lock);
+                free.or_else(|| Some(lanes.get(device % lanes.len().max(1))?.lock()))
+            }
+        }
+    }
+
+    /// Every lane, each once nobody else uses it.
+    pub fn lanes(&self) -> impl Iterator<Item = HeldLane<'_>> {
+        let (each, any) = match &self.lanes {
+            Lanes::EachDevice(lanes) => (&lanes[..], &[][..]),
+            Lanes::AnyDevice(lanes) => (&[][..], &lanes[..]),
+        };
+        each.iter().flatten().chain(any).map(Mutex::lock)
+    }
+
+    /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests
+    /// of another shape have begun to come.
+    pub fn gathers_in(&self, queue: Place) -> Option<Place> {
+        self.last_gathered.lock().replace(queue).filter(|before| *before != queue)
     }
 
     /// The queue for requests of this shape, if there is one yet.

@@ -2,11 +2,13 @@
 
 use std::cell::OnceCell;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_driver::Place;
 use downbeat_engine::{Cut, Engine, LoadError, LoadOptions, Model};
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
@@ -14,8 +16,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::driver::Driver;
-use crate::engines::{Engines, most_threads};
-use crate::executable::{Executable, Queue};
+use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
+use crate::executable::{Executable, LaneCount, Queue};
 use crate::lanes::{self, Occupancy, Padding, PolicyError};
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
@@ -77,6 +79,8 @@ pub struct Loader {
     clock: Clock,
     watchdog: Arc<Watchdog>,
     occupancies: Vec<Arc<Occupancy>>,
+    /// The versions in service with how many of their batches may run at once.
+    wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
 }
 
 impl Loader {
@@ -92,7 +96,7 @@ impl Loader {
         let clock = driver.clock();
         let occupancy = |device| Arc::new(Occupancy::new(metrics.device(device)));
         let occupancies = (0..driver.devices()).map(occupancy).collect();
-        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies }
+        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes: Mutex::default() }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -220,13 +224,19 @@ impl Loader {
         }
         let metrics = self.metrics.model(&name, &version.to_string());
         let queue_bound = self.queue_bound(definition);
-        let devices = if routed { 0 } else { self.driver.devices() };
+        let lanes = match self.at_once(definition) {
+            _ if routed => LaneCount::AnyDevice(0),
+            _ if on_gpus => LaneCount::EachDevice(self.driver.devices()),
+            // Nobody said how many devices there are to be: there come to be more.
+            at_once if self.options.devices == 0 => LaneCount::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
+            at_once => LaneCount::AnyDevice((at_once as usize).min(self.driver.devices())),
+        };
         let executable = Executable::new(
             name.clone(),
             version.to_string(),
             plan.clone(),
             model.clone(),
-            devices,
+            lanes,
             metrics,
             queue_bound,
         )?;
@@ -264,10 +274,40 @@ impl Loader {
         } else {
             ShapeKey::new()
         };
-        let queue = self.queue(definition, profile);
+        let queue = self.queue(definition, profile, None);
         // Nobody else knows of this executable yet, so there cannot be another queue.
         let _ = executable.insert_queue(key, queue);
-        Ok(Arc::new(self.ready(executable, engine.info().name, threads, begin)))
+        let executable = Arc::new(self.ready(executable, engine.info().name, threads, begin));
+        self.grow(&executable, self.at_once(definition))?;
+        Ok(executable)
+    }
+
+    /// The most batches of a version that run at once.
+    fn at_once(&self, definition: &ModelDefinition) -> u32 {
+        let executors_grow = self.options.devices == 0 && self.engines.gpus.is_empty();
+        match definition.instances {
+            _ if definition.batching.preserve_ordering => 1,
+            // What every configuration says that does not care. Executors that share the cores would only slow each other down.
+            0 | 1 if executors_grow => 1,
+            // As many as there are devices.
+            0 | 1 => u32::MAX,
+            instances => instances,
+        }
+    }
+
+    /// Adds the executors that a version wants, where nobody chose their number ([`executors`]).
+    fn grow(&self, executable: &Arc<Executable>, at_once: u32) -> anyhow::Result<()> {
+        if self.options.devices > 0 || !self.engines.gpus.is_empty() {
+            return Ok(());
+        }
+        let mut wishes = self.wishes.lock();
+        let same = |other: &Executable| (&other.name, &other.version) == (&executable.name, &executable.version);
+        // One that is replaced gives its place up.
+        wishes.retain(|(other, _)| other.upgrade().is_some_and(|other| !same(&other)));
+        wishes.push((Arc::downgrade(executable), at_once));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let executors = executors(wishes.iter().map(|(_, at_once)| *at_once), cores);
+        self.driver.grow_to(executors, &self.metrics, &self.watchdog).context("no thread for another executor")
     }
 
     /// Says that a version is loaded.
@@ -302,8 +342,8 @@ impl Loader {
         })
     }
 
-    /// A queue in the scheduler for one shape of a model's requests.
-    pub fn queue(&self, definition: &ModelDefinition, profile: LatencyProfile) -> Arc<Queue> {
+    /// A queue in the scheduler for one shape of a model's requests. `other` is one of the version's, if it has one.
+    pub fn queue(&self, definition: &ModelDefinition, profile: LatencyProfile, other: Option<Place>) -> Arc<Queue> {
         let name = &definition.name;
         let batching = &definition.batching;
         let configured = definition.dispatch.or_else(|| {
@@ -324,6 +364,7 @@ impl Loader {
                 preferred: batching.preferred.clone(),
             },
         };
+        let gathers = matches!(dispatch, cluster::DispatchPolicy::Timeout { delay, .. } if delay > Duration::ZERO);
         let drop = match self.options.drop_policy(name, definition.drop, chosen) {
             DropPolicy::Window => cluster::DropPolicy::WindowDrop,
             DropPolicy::Adaptive => cluster::DropPolicy::Adaptive,
@@ -346,17 +387,15 @@ impl Loader {
             profiles: profile.clone().into(),
             drop,
             dispatch,
-            // One is what every configuration says that does not care: then as many as there are devices.
-            max_in_flight: match definition.instances {
-                _ if batching.preserve_ordering => 1,
-                0 | 1 => u32::MAX,
-                instances => instances,
-            },
+            max_in_flight: self.at_once(definition),
+            shares_limit: other.map(|other| other.model),
+            max_wait: self.options.max_queue_wait(name).map_or(Duration::MAX, |wait| wait + batching.max_queue_delay),
             levels,
         });
         Arc::new(Queue {
             place,
             drops: drop != cluster::DropPolicy::None,
+            gathers,
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
@@ -480,8 +519,7 @@ impl Loader {
     /// Warms up every lane.
     fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
         let samples = self.samples(definition, executable)?;
-        let mut lanes = (0..self.driver.devices()).filter_map(|device| executable.lane(device));
-        lanes.try_for_each(|lane| warm_up::run_whole(&samples, executable, &mut **lane.lock()))
+        executable.lanes().try_for_each(|mut lane| warm_up::run_whole(&samples, executable, &mut **lane))
     }
 }
 

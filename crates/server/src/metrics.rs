@@ -38,7 +38,7 @@ pub const REASONS: [Reason; 10] = [
 /// Why a request of a model got no result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Reason {
-    /// Rejected: the queue is at its bound.
+    /// Rejected: the queue is at its bound, in items or in time.
     QueueFull,
     /// Rejected: even alone on an idle device it would end after its deadline.
     Impossible,
@@ -46,7 +46,7 @@ pub enum Reason {
     Hopeless,
     /// Dropped from the queue's head for a larger batch behind it (window drop).
     Sacrificed,
-    /// Dropped: longer in the queue than the queue policy allows.
+    /// Dropped: longer in the queue than the queue policy allows, or than a request without a deadline may wait.
     QueueTimeout,
     /// The client's own `timeout` ended while it ran.
     Timeout,

@@ -41,9 +41,10 @@ pub struct ServerOptions {
     pub metrics_port: Option<u16>,
     /// Which engine runs ONNX models.
     pub engine: EngineChoice,
-    /// Threads inside one run of a model; 0: the cores divided by `devices`.
+    /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
     pub threads: usize,
-    /// Executors, each runs one batch at a time; 0: one on the CPU, one for each GPU in use.
+    /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
+    /// ([`crate::engines::executors`]).
     pub devices: usize,
     /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
     pub cuda: CudaOptions,
@@ -62,6 +63,9 @@ pub struct ServerOptions {
     pub models: BTreeMap<String, ModelOptions>,
     /// Bound of a model's queue where its configuration has none; 0: unbounded.
     pub max_queue_size: u32,
+    /// How long a request without a deadline may wait, or as long as ten of the model's largest batches take if that is longer; zero: as
+    /// long as it takes.
+    pub max_queue_wait: Duration,
     /// Largest batch of a model without a configuration whose dimensions allow batches.
     pub default_max_batch_size: u32,
     /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
@@ -123,6 +127,7 @@ impl ServerOptions {
             device: DeviceOptions::default(),
             models: BTreeMap::new(),
             max_queue_size: 4096,
+            max_queue_wait: Duration::from_millis(3_000),
             default_max_batch_size: 32,
             max_body_bytes: 64 << 20,
             max_grpc_message_bytes: i32::MAX as usize,
@@ -155,6 +160,18 @@ impl ServerOptions {
     /// (`slo_ms`), else the default.
     pub fn slo(&self, model: &str, configured: Option<Duration>) -> Option<Duration> {
         self.models.get(model).and_then(|m| m.slo).or(configured).or(self.default_slo)
+    }
+
+    /// Threads inside one run of a model, if somebody said: for the model, or for all.
+    pub fn chosen_threads(&self, model: &str) -> Option<usize> {
+        let own = self.models.get(model).and_then(|m| m.threads).filter(|threads| *threads > 0);
+        own.or((self.threads > 0).then_some(self.threads))
+    }
+
+    /// How long a model's requests without a deadline may wait, by the same order as [`ServerOptions::slo`]; `None`: as long as it takes.
+    pub fn max_queue_wait(&self, model: &str) -> Option<Duration> {
+        let wait = self.models.get(model).and_then(|m| m.max_queue_wait).unwrap_or(self.max_queue_wait);
+        (wait > Duration::ZERO).then_some(wait)
     }
 
     /// The dispatch policy of a model, by the same order as [`ServerOptions::slo`].
@@ -191,6 +208,10 @@ pub struct ModelOptions {
     pub drop: Option<DropPolicy>,
     /// Bound of its queue; 0: unbounded.
     pub max_queue_size: Option<u32>,
+    /// How long its requests without a deadline may wait; zero: as long as it takes.
+    pub max_queue_wait: Option<Duration>,
+    /// Threads inside one run of it; 0: as if nothing were said.
+    pub threads: Option<usize>,
 }
 
 /// How long a run may take before it is ended.

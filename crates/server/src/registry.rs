@@ -140,18 +140,19 @@ impl Registry {
             .collect();
         let engines = Engines::choose(&options)?;
         let devices = engines.devices(options.devices)?;
-        let options = Arc::new(ServerOptions { devices, ..ServerOptions::clone(&options) });
+        let chosen = if engines.gpus.is_empty() { options.devices } else { devices };
+        let options = Arc::new(ServerOptions { devices: chosen, ..ServerOptions::clone(&options) });
         let gpus: Vec<u32> = engines.gpus.iter().map(|gpu| gpu.ordinal).collect();
         let repository = repository.map(|repository| repository.with_gpus(gpus.clone()));
         let metrics = Arc::new(Metrics::new()?);
-        let devices = u32::try_from(devices).unwrap_or(u32::MAX);
-        let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, devices)).transpose()?.map(Arc::new);
+        let watched = u32::try_from(devices).unwrap_or(u32::MAX);
+        let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
         let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
         let log = options.decision_log.as_deref();
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock)?;
-        let driver = Driver::start(clock, options.devices, shards, &metrics, &watchdog, log)?;
+        let driver = Driver::start(clock, devices, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone(), watchdog.clone()));
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
@@ -199,6 +200,14 @@ impl Registry {
     /// Who watches what threads do in engines.
     pub fn watchdog(&self) -> &Watchdog {
         &self.watchdog
+    }
+
+    /// The models in service whose requests have no deadline unless they bring one.
+    pub fn names_without_slo(&self) -> Vec<String> {
+        let served = self.serving.all();
+        let without =
+            served.iter().map(|served| &served.definition).filter(|d| self.options.slo(&d.name, d.slo).is_none());
+        without.map(|definition| definition.name.clone()).collect()
     }
 
     /// The models to load at start, by name.

@@ -199,6 +199,9 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         }
     }
     registry.set_started();
+    if let Some(said) = without_slo(&registry.names_without_slo()) {
+        tracing::info!("{said}");
+    }
     let ready = names.len() - failed.len();
     let repository = shown(&options.repositories);
     if !failed.is_empty() {
@@ -222,6 +225,20 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     }
     tracing::info!(models = ready, %repository, "ready");
     Ok(())
+}
+
+/// What there is to say about models without an SLO.
+fn without_slo(models: &[String]) -> Option<String> {
+    const NAMED: usize = 8;
+    let (first, rest) = models.split_at(models.len().min(NAMED));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    (!first.is_empty()).then(|| {
+        format!(
+            "no SLO: {}{more}. Under overload their requests are late rather than given up, until max_queue_wait; say how long a request may take \
+             with --default-slo-ms MS for all, --slo-ms MODEL=MS, or slo_ms in config.pbtxt or downbeat.toml",
+            first.join(", ")
+        )
+    })
 }
 
 async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, every: std::time::Duration) {

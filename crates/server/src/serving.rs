@@ -409,7 +409,7 @@ impl Serving {
         let slo = self.options.slo(&definition.name, definition.slo);
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
-        let queue = self.loader.queue(definition, profile);
+        let queue = self.loader.queue(definition, profile, known.first().map(|(_, queue)| queue.place));
         match executable.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

@@ -19,6 +19,9 @@ pub struct Candidate {
     pub exec: Time,
     /// The last start that meets its earliest deadline.
     pub latest: Time,
+    /// When its first request arrived: of candidates that are equally urgent, the one that has waited longest goes first. Those without
+    /// a deadline are all equally urgent.
+    pub since: Time,
     /// How long before its start it is sent: [`super::NetworkBudget::delay`] of its size.
     pub delay: Duration,
     /// `l(max_batch)` of the model on this kind, by which the kinds are compared: the least is the fastest.
@@ -69,8 +72,8 @@ pub enum Answer {
 /// Matches candidates with devices: the one place with global knowledge.
 ///
 /// **Candidates.** One for each model and kind of device. It waits for its `exec` (*deferred*: the model timers, earliest first), then for
-/// a device of its kind (*schedulable*: the most urgent `latest` first). Setting a candidate replaces the former one, with its
-/// timer: none is ever stale.
+/// a device of its kind (*schedulable*: the most urgent `latest` first, and of those the one whose first request came first). Setting a
+/// candidate replaces the former one, with its timer: none is ever stale.
 ///
 /// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
 /// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
@@ -93,12 +96,18 @@ pub enum Answer {
 /// one, though the slower kind's window (which opens earlier) is open: the faster device will take it, and
 /// more of it. Kinds equally fast for a model are one kind to it.
 ///
-/// `O(K (K + log M + log D))` an event with K kinds; nothing is allocated but when a model, a kind or a device joins.
+/// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate that finds its limit reached is *parked*
+/// until a batch of one of these models is done.
+///
+/// `O(K (K + log M + log D))` an event with K kinds, and once for each that was parked; nothing is allocated but when a model, a kind or a
+/// device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
     /// Time of the last event that had one.
     now: Time,
     models: Vec<ModelState>,
+    /// By model.
+    limits: Vec<Limit>,
     kinds: Vec<KindState>,
     devices: Vec<DeviceState>,
     present: u32,
@@ -113,9 +122,23 @@ struct ModelState {
     present: bool,
     /// A grant is open.
     granted: bool,
-    in_flight: u32,
-    max_in_flight: u32,
+    /// The model whose limit holds for it: often itself.
+    limit: ModelId,
+    /// It is parked with its limit.
+    parked: bool,
 }
+
+/// How many batches run at once, of the models that share it.
+#[derive(Clone, Debug)]
+struct Limit {
+    in_flight: u32,
+    most: u32,
+    /// The models that wait for nothing but this.
+    parked: Vec<ModelId>,
+}
+
+/// What decides between candidates that may be sent: `latest`, then `since`.
+type Urgency = (Time, Time);
 
 #[derive(Debug, Default)]
 struct KindState {
@@ -123,9 +146,9 @@ struct KindState {
     candidates: Vec<Option<Candidate>>,
     /// By model: when to send the candidates that may not be sent yet.
     deferred: IndexedHeap<Time>,
-    /// By model: `latest` of the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
+    /// By model: the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
     /// `1 + f` those that wait, besides, until kind `f`, faster for them, has no free device.
-    schedulable: Vec<IndexedHeap<Time>>,
+    schedulable: Vec<IndexedHeap<Urgency>>,
     /// By model: the delays of the schedulable candidates; kept while batches are sent ahead.
     delays: IndexedHeap<Reverse<Duration>>,
     devices: Vec<DeviceId>,
@@ -189,9 +212,20 @@ impl Matchmaker {
 
     /// Adds a model; at most `max_in_flight` (at least 1) of its batches run at once.
     pub fn add_model(&mut self, max_in_flight: u32) -> ModelId {
+        self.join(ModelId(self.models.len() as u32), max_in_flight.max(1))
+    }
+
+    /// Adds a model that shares the limit of `other`, which may have left: so many batches run at once of both together. Without such a
+    /// model it is one batch.
+    pub fn add_model_sharing(&mut self, other: ModelId) -> ModelId {
+        let limit = self.models.get(other.0 as usize).map(|other| other.limit);
+        self.join(limit.unwrap_or(ModelId(self.models.len() as u32)), 1)
+    }
+
+    fn join(&mut self, limit: ModelId, most: u32) -> ModelId {
         let id = ModelId(self.models.len() as u32);
-        let max_in_flight = max_in_flight.max(1);
-        self.models.push(ModelState { present: true, granted: false, in_flight: 0, max_in_flight });
+        self.models.push(ModelState { present: true, granted: false, limit, parked: false });
+        self.limits.push(Limit { in_flight: 0, most, parked: Vec::new() });
         for kind in &mut self.kinds {
             kind.candidates.push(None);
         }
@@ -341,17 +375,20 @@ impl Matchmaker {
             }
         }
         loop {
-            let mut most_urgent: Option<(Time, u32, usize, u32)> = None;
+            let mut most_urgent: Option<(Urgency, u32, usize, u32)> = None;
             for kind in 0..self.kinds.len() {
                 if self.kinds[kind].ready.earliest() != Time::MAX
-                    && let Some((latest, model)) = self.most_urgent(kind)
-                    && most_urgent.is_none_or(|(l, m, ..)| (latest, model) < (l, m))
+                    && let Some((urgency, model)) = self.most_urgent(kind)
+                    && most_urgent.is_none_or(|(u, m, ..)| (urgency, model) < (u, m))
                     && let Some(place) = self.device_for(kind, model)
                 {
-                    most_urgent = Some((latest, model, kind, place));
+                    most_urgent = Some((urgency, model, kind, place));
                 }
             }
             let (_, model, kind, place) = most_urgent?;
+            if self.park(ModelId(model)) {
+                continue;
+            }
             if self.kinds.len() == 1 {
                 return Some(self.grant(ModelId(model), kind, place));
             }
@@ -390,7 +427,7 @@ impl Matchmaker {
                         self.free += 1;
                         self.kinds[grant.kind.0 as usize].free += 1;
                     }
-                    self.models[grant.model.0 as usize].in_flight -= 1;
+                    self.landed(grant.model);
                 }
             }
             self.refresh_device(grant.device);
@@ -441,7 +478,7 @@ impl Matchmaker {
                 continue;
             }
             let device_timer = || {
-                let (latest, model) = self.most_urgent(index)?;
+                let ((latest, _), model) = self.most_urgent(index)?;
                 let ahead = if latest >= free_at { kind.reach() } else { self.candidate(index, model)?.delay };
                 Some((free_at - ahead, model))
             };
@@ -469,7 +506,7 @@ impl Matchmaker {
     }
 
     /// The most urgent candidate that needs nothing but a device of this kind.
-    fn most_urgent(&self, kind: usize) -> Option<(Time, u32)> {
+    fn most_urgent(&self, kind: usize) -> Option<(Urgency, u32)> {
         let heaps = self.kinds[kind].schedulable.iter().enumerate();
         let open = heaps.filter(|(class, _)| *class == 0 || self.kinds[class - 1].free == 0);
         open.filter_map(|(_, heap)| heap.peek()).min()
@@ -538,7 +575,7 @@ impl Matchmaker {
         }
         let asked = &mut self.models[model.0 as usize];
         asked.granted = true;
-        asked.in_flight += 1;
+        self.limits[asked.limit.0 as usize].in_flight += 1;
         let state = &mut self.devices[device.0 as usize];
         state.granted = Some(model);
         if state.first.is_none() {
@@ -567,13 +604,35 @@ impl Matchmaker {
 
     /// A batch of the model is no longer in flight.
     fn landed(&mut self, model: ModelId) {
-        let state = &mut self.models[model.0 as usize];
+        let limit = self.models[model.0 as usize].limit.0 as usize;
+        let state = &mut self.limits[limit];
         assert!(state.in_flight > 0, "a batch that ends had begun");
         state.in_flight -= 1;
-        // It may have been held back by its limit.
-        if state.in_flight + 1 == state.max_in_flight {
+        let mut parked = std::mem::take(&mut state.parked);
+        for model in parked.drain(..) {
+            self.models[model.0 as usize].parked = false;
             self.place_all(model);
         }
+        // One of them may have been parked again: then it has a place already.
+        if self.limits[limit].parked.is_empty() {
+            self.limits[limit].parked = parked;
+        }
+    }
+
+    /// Whether the model's limit is reached: then its candidates wait for that.
+    fn park(&mut self, model: ModelId) -> bool {
+        let state = &mut self.models[model.0 as usize];
+        let limit = &mut self.limits[state.limit.0 as usize];
+        if limit.in_flight < limit.most {
+            return false;
+        }
+        if !std::mem::replace(&mut state.parked, true) {
+            limit.parked.push(model);
+        }
+        for kind in &mut self.kinds {
+            kind.forget(model.0);
+        }
+        true
     }
 
     /// Puts all the model's candidates where they belong.
@@ -585,9 +644,10 @@ impl Matchmaker {
 
     /// Puts the model's candidate for a kind where it belongs.
     fn place(&mut self, model: ModelId, kind: usize) {
-        let state = &self.models[model.0 as usize];
-        let candidate = self.kinds[kind].candidates[model.0 as usize];
-        match candidate.filter(|_| !state.granted && state.in_flight < state.max_in_flight) {
+        let granted = self.models[model.0 as usize].granted;
+        let candidate = self.kinds[kind].candidates[model.0 as usize].filter(|_| !granted);
+        match candidate {
+            Some(_) if self.park(model) => {}
             Some(candidate) if candidate.send() <= self.now => {
                 let class = if self.kinds.len() == 1 {
                     self.kinds[kind].deferred.remove(model.0);
@@ -612,7 +672,7 @@ impl Matchmaker {
 
     fn schedule(&mut self, model: u32, kind: usize, class: usize, candidate: &Candidate) {
         let kind = &mut self.kinds[kind];
-        kind.schedulable[class].set(model, candidate.latest);
+        kind.schedulable[class].set(model, (candidate.latest, candidate.since));
         if self.sends_ahead {
             kind.delays.set(model, Reverse(candidate.delay));
         }

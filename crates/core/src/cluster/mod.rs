@@ -35,7 +35,7 @@ pub use demand::{Demand, Stance};
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
 pub use matchmaker::{Answer, Candidate, Grant, Matchmaker};
-pub use model_queue::{Departure, Dropped, ModelOptions, ModelQueue};
+pub use model_queue::{Departure, Dropped, ModelOptions, ModelQueue, PATIENCE};
 pub use network::NetworkBudget;
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};

@@ -14,12 +14,15 @@ use super::reason::{DispatchReason, DropDetail, StartBound};
 use super::request_queue::{Due, PriorityLevel, Request, RequestQueue, Ticket, Waiting};
 use super::scheduler::{DropReason, Reject};
 use crate::device_profiles::DeviceProfiles;
-use crate::ids::{DeviceKind, RequestId};
+use crate::ids::{DeviceKind, ModelId, RequestId};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
 /// One nanosecond: a deadline is kept at its instant and missed after it.
 const TICK: Duration = Duration::from_nanos(1);
+
+/// Largest batches that a request without a deadline waits for, however long they take.
+pub const PATIENCE: u32 = 10;
 
 /// How a model is to be scheduled.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -34,6 +37,11 @@ pub struct ModelOptions {
     pub dispatch: DispatchPolicy,
     /// Batches of the model that may run at once; `u32::MAX`: as many as there are devices. 0 is taken as 1.
     pub max_in_flight: u32,
+    /// The model with which it shares that model's `max_in_flight`: so many batches run at once of both together, and its own does not count.
+    pub shares_limit: Option<ModelId>,
+    /// How long a request may wait that has neither a deadline nor a queue expiry, or as long as [`PATIENCE`] of the largest batches take if that is
+    /// longer; `Duration::MAX`: as long as it takes. One that would wait longer is rejected, one that has is dropped.
+    pub max_wait: Duration,
     /// The priority levels, the highest first. None at all is taken as one without a bound.
     pub levels: Vec<PriorityLevel>,
 }
@@ -49,6 +57,8 @@ impl ModelOptions {
             drop,
             dispatch,
             max_in_flight: u32::MAX,
+            shares_limit: None,
+            max_wait: Duration::MAX,
             levels: Vec::new(),
         }
     }
@@ -85,7 +95,8 @@ pub struct Departure {
 /// **Order.** Higher levels first; within a level by deadline, equal deadlines by arrival. In deadline order the earliest deadline of a
 /// prefix, Symphony's `d`, is the head's, whatever the requests' own timeouts are; in order of arrival one impatient request
 /// behind a patient one would shrink the batch that both are in. With one SLO for all, both orders are the same. A request
-/// without a deadline comes after all that have one; its `queue_expiry`, or a level of its own, keeps it from waiting for ever.
+/// without a deadline comes after all that have one; its `queue_expiry`, or a level of its own, keeps it from waiting for ever, and
+/// [`ModelOptions::max_wait`] says when it is told that this takes too long.
 ///
 /// **Kinds of devices.** There is a candidate for each kind that the model has a profile for and the cluster a device of (for each profile, while
 /// there is no such device at all). A request is hopeless when the fastest of them cannot serve it in time. A slower kind's candidate passes over the
@@ -94,7 +105,9 @@ pub struct Departure {
 ///
 /// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
 ///
-/// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected.
+/// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected. In time: [`ModelOptions::max_wait`]. A request without a
+/// deadline is rejected when what waits before it in its level takes longer than that by the profile, on all devices that the model may have; and
+/// dropped when it has waited for so long, in whatever way the devices were kept from it.
 ///
 /// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables have grown. The exceptions are
 /// at the functions: preferred sizes with mixed request sizes, window drop of requests out of order or of several items when nearly all is about to expire, and requests that a slower kind
@@ -113,6 +126,13 @@ pub struct ModelQueue {
     max_batch: u32,
     drop: DropPolicy,
     dispatch: DispatchPolicy,
+    max_in_flight: u32,
+    max_wait: Duration,
+    /// In order of arrival: those that `max_wait` is for. The first waits, as of the last [`ModelQueue::update`]; of the others some may
+    /// have left.
+    waiters: VecDeque<(Time, Ticket)>,
+    /// Who came by then waits for no others ([`ModelQueue::flush`]).
+    flushed: Option<Time>,
     queue: RequestQueue,
     meter: RateMeter,
     wake_margin: Duration,
@@ -181,6 +201,8 @@ struct Forecast {
     size: u32,
     /// Earliest deadline in it.
     deadline: Time,
+    /// Arrival of its first request.
+    since: Time,
     /// Nothing may join it any more.
     full: bool,
     /// The last tier it takes from.
@@ -190,7 +212,8 @@ struct Forecast {
 impl ModelQueue {
     /// An empty queue, for a cluster without devices.
     pub fn new(now: Time, options: ModelOptions) -> Self {
-        let ModelOptions { profiles, max_batch, drop, dispatch, max_in_flight: _, levels } = options;
+        let ModelOptions { profiles, max_batch, drop, dispatch, max_in_flight, shares_limit: _, max_wait, levels } =
+            options;
         let mut queue = ModelQueue {
             lines: Vec::new(),
             fastest: 0,
@@ -198,6 +221,10 @@ impl ModelQueue {
             max_batch: max_batch.max(1),
             drop,
             dispatch: DispatchPolicy::Eager,
+            max_in_flight: max_in_flight.max(1),
+            max_wait,
+            waiters: VecDeque::new(),
+            flushed: None,
             queue: RequestQueue::new(levels),
             meter: RateMeter::new(now),
             wake_margin: Duration::ZERO,
@@ -264,6 +291,14 @@ impl ModelQueue {
         if !self.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
+        let waits = self.max_wait != Duration::MAX && deadline == Time::MAX && request.queue_expiry == Time::MAX;
+        if waits {
+            let wait = self.wait_before(level);
+            let bound = self.patience();
+            if wait > bound {
+                return Err(Reject::WaitTooLong { wait, bound });
+            }
+        }
         let hopeless_at = hopeless_at(needed, self.drop, deadline, size);
         let Slack { items, tier, full, .. } = self.slack;
         let own = level as usize * 2;
@@ -275,13 +310,42 @@ impl ModelQueue {
         if !full && self.slack.held {
             self.slack.items -= size;
         }
-        Ok(self.queue.push(now, &request, hopeless_at))
+        let ticket = self.queue.push(now, &request, hopeless_at);
+        if waits {
+            self.waiters.push_back((now, ticket));
+        }
+        Ok(ticket)
     }
 
     /// Whether the request that was enqueued last changes nothing that anybody has to know before [`ModelQueue::wake`], as that was after the last
     /// update. Then [`ModelQueue::update`] may be left out.
     pub fn is_settled(&self) -> bool {
         self.slack.held
+    }
+
+    /// How long what waits in a level and those above takes, at least: in batches as large as possible, as many at once as may be, and if
+    /// the devices do nothing else.
+    fn wait_before(&self, level: u32) -> Duration {
+        let items: u64 = (0..(level as usize + 1) * 2).map(|tier| self.queue.tier_weight(tier)).sum();
+        let Line { pace, .. } = self.lines[self.fastest];
+        let at_once = match self.max_in_flight {
+            u32::MAX => self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices)).max(1),
+            // Whoever limits it may know of more devices than the plans do.
+            most => most,
+        };
+        let wait = u128::from(pace.as_nanos()) * u128::from(items) / (u128::from(self.max_batch) * u128::from(at_once));
+        Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+
+    /// How long a request without a deadline may wait.
+    fn patience(&self) -> Duration {
+        self.max_wait.max(self.lines[self.fastest].pace.saturating_mul(u64::from(PATIENCE)))
+    }
+
+    /// Lets those that wait now go without waiting for others to join ([`DispatchPolicy::Timeout`]): somebody came who cannot.
+    pub fn flush(&mut self, now: Time) {
+        self.flushed = Some(now);
+        self.slack = Slack::default();
     }
 
     /// Takes a request out; whether it was there.
@@ -400,6 +464,9 @@ impl ModelQueue {
                     wake = wake.min(head.deadline - single + TICK);
                 }
             }
+        }
+        if let Some((arrival, _)) = self.waiters.front() {
+            wake = wake.min(*arrival + self.patience());
         }
         (wake != Time::MAX).then_some(wake)
     }
@@ -552,6 +619,7 @@ impl ModelQueue {
         'from: loop {
             let mut size = 0u64;
             let mut deadline = Time::MAX;
+            let mut since = Time::MAX;
             let mut last_tier = 0;
             for tier in self.queue.tiers() {
                 let head = if from == Time::ZERO {
@@ -575,27 +643,32 @@ impl ModelQueue {
                     from = from.max(head.deadline + TICK).max(now + sent.latency(1)).max(free_at + profile.latency(1));
                     continue 'from;
                 }
+                if size == 0 {
+                    since = head.arrival;
+                }
                 deadline = earliest;
                 last_tier = tier;
                 size += self.queue.tier_weight(tier) - passed;
                 if size >= cap {
                     // Exactly `cap` would be full as well if it is `max_batch`; if the deadline sets it, `exec` says the same.
                     let full = size > cap || cap == u64::from(self.max_batch);
-                    return Some(Forecast { from, size: cap as u32, deadline, full, last_tier });
+                    return Some(Forecast { from, size: cap as u32, deadline, since, full, last_tier });
                 }
             }
             let size = size as u32;
-            return (size > 0).then_some(Forecast { from, size, deadline, full: false, last_tier });
+            return (size > 0).then_some(Forecast { from, size, deadline, since, full: false, last_tier });
         }
     }
 
     /// The candidate with its schedulable window; with when the window opened, which may have passed, and what that was counted from.
     fn window(&mut self, now: Time, free_at: Time, line: usize, forecast: Forecast) -> (Candidate, Time, StartBound) {
-        let Forecast { from, mut size, deadline, mut full, last_tier } = forecast;
+        let Forecast { from, mut size, deadline, since, mut full, last_tier } = forecast;
         // If the first arrival of the queue is not in the candidate, then the candidate is full, its level blocked, or the first
         // arrival passed over.
         let first_arrival = self.queue.first_arrival().unwrap_or(now);
-        if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier, from) {
+        if self.flushed.is_some_and(|flushed| first_arrival <= flushed) {
+            full = true;
+        } else if let Some(preferred) = self.preferred_fill(now, first_arrival, size, last_tier, from) {
             size = preferred;
             full = true;
         }
@@ -617,11 +690,12 @@ impl ModelQueue {
             bound = if self.wake_margin > Duration::ZERO { StartBound::WakeMargin } else { StartBound::Latest };
         }
         let exec = opens.max(now + delay).max(free_at);
-        (Candidate { size, exec, latest, delay, pace }, opens, bound)
+        (Candidate { size, exec, latest, since, delay, pace }, opens, bound)
     }
 
-    /// The largest preferred size that a prefix of the candidate fills exactly, while the delay has not passed. `O(b log n)` if
-    /// the queue has requests of more than one item.
+    /// The largest preferred size that a prefix of the candidate fills exactly, or else, where the next request would go beyond all
+    /// preferred sizes or the first one does, what is there before it; while the delay has not passed. So does Triton. `O(b log n)` if the queue has
+    /// requests of more than one item.
     fn preferred_fill(
         &mut self,
         now: Time,
@@ -637,13 +711,20 @@ impl ModelQueue {
         if self.queue.unsized_only() {
             return preferred.iter().copied().filter(|p| *p <= size && *p > 0).max();
         }
+        let largest = preferred.iter().copied().max().map_or(0, u64::from);
         // Walk the prefix sums, in order, and put everything back.
         let mut best = None;
         let mut sum = 0u64;
         'tiers: for tier in 0..=last_tier {
             pass_over(&mut self.queue, &mut self.aside, tier, from);
             while let Some(head) = self.queue.head(tier) {
+                let before = sum;
                 sum += u64::from(head.size);
+                if sum > largest {
+                    let beyond = if before == 0 { sum } else { before };
+                    best = best.or((beyond <= u64::from(size)).then_some(beyond as u32));
+                    break 'tiers;
+                }
                 if sum > u64::from(size) {
                     break 'tiers;
                 }
@@ -821,6 +902,13 @@ impl ModelQueue {
                 Due::Delayed => {}
             }
         }
+        while let Some((arrival, ticket)) = self.waiters.front().copied() {
+            if self.queue.holds(ticket) && arrival + self.patience() > now {
+                break;
+            }
+            self.waiters.pop_front();
+            self.give_up(ticket, DropReason::WaitTooLong);
+        }
         if self.drop == DropPolicy::None {
             return;
         }
@@ -862,7 +950,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ids::ModelId;
 
     proptest! {
         /// [`ModelQueue::slide`] finds what a search through the whole queue finds.
@@ -884,6 +971,8 @@ mod tests {
                 drop: DropPolicy::WindowDrop,
                 dispatch: DispatchPolicy::Deferred,
                 max_in_flight: u32::MAX,
+                shares_limit: None,
+                max_wait: Duration::MAX,
                 levels: Vec::new(),
             };
             let mut queue = ModelQueue::new(Time::ZERO, options);

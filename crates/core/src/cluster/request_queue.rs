@@ -225,6 +225,12 @@ impl RequestQueue {
         Ticket { slot, sequence }
     }
 
+    /// Whether a request is there.
+    pub fn holds(&self, ticket: Ticket) -> bool {
+        let Ticket { slot, sequence } = ticket;
+        sequence != VACANT && self.slots.get(slot as usize).is_some_and(|waiting| waiting.sequence == sequence)
+    }
+
     /// Takes a request out, if it is there.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
         let Ticket { slot, sequence } = ticket;

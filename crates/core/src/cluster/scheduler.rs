@@ -88,6 +88,8 @@ pub enum DropReason {
     QueueTimeout,
     /// Its model was removed.
     ModelRemoved,
+    /// It had no deadline, and waited for as long as it may ([`ModelOptions::max_wait`]).
+    WaitTooLong,
 }
 
 /// Why a request was not accepted.
@@ -122,6 +124,14 @@ pub enum Reject {
     /// The model has no such priority level.
     #[error("the model has no such priority level")]
     UnknownLevel,
+    /// It has no deadline, and what waits before it takes longer than it may wait.
+    #[error("it would wait for {wait} or longer; the bound is {bound}")]
+    WaitTooLong {
+        /// How long what waits before it takes, at least.
+        wait: Duration,
+        /// How long it may wait ([`ModelOptions::max_wait`]).
+        bound: Duration,
+    },
 }
 
 /// What a wake-up is for.
@@ -225,7 +235,10 @@ impl Scheduler {
     /// Adds a model.
     pub fn add_model(&mut self, now: Time, options: ModelOptions) -> ModelId {
         let now = self.advance(now);
-        let id = self.matchmaker.add_model(options.max_in_flight);
+        let id = match options.shares_limit {
+            Some(other) => self.matchmaker.add_model_sharing(other),
+            None => self.matchmaker.add_model(options.max_in_flight),
+        };
         self.shard.add_model(now, id, options);
         id
     }
@@ -250,6 +263,14 @@ impl Scheduler {
     pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         let now = self.advance(now);
         self.shard.set_dispatch(now, model, dispatch);
+        self.exchange(now);
+    }
+
+    /// Lets what waits for a model go without waiting for others to join, where its dispatch policy would make it wait
+    /// ([`DispatchPolicy::Timeout`]). Unknown: nothing happens.
+    pub fn flush(&mut self, now: Time, model: ModelId) {
+        let now = self.advance(now);
+        self.shard.flush(now, model);
         self.exchange(now);
     }
 

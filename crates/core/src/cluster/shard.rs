@@ -249,6 +249,11 @@ impl Shard {
         self.change(now, model, |queue| queue.set_dispatch(dispatch));
     }
 
+    /// Lets what waits for a model go without waiting for others to join; see [`super::Scheduler::flush`]. Unknown: nothing happens.
+    pub fn flush(&mut self, now: Time, model: ModelId) {
+        self.change(now, model, |queue| queue.flush(now));
+    }
+
     /// How late the driver's wake-ups may come; see [`super::Scheduler::set_wake_margin`].
     pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
         let now = self.advance(now);

@@ -115,6 +115,8 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
                 drop: DropPolicy::WindowDrop,
                 dispatch,
                 max_in_flight: u32::MAX,
+                shares_limit: None,
+                max_wait: Duration::MAX,
                 levels: Vec::new(),
             },
         );

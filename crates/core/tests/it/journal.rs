@@ -26,6 +26,8 @@ fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions
         drop: DropPolicy::WindowDrop,
         dispatch,
         max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: vec![PriorityLevel { max_queue: 9, timeout_action: TimeoutAction::Delay }; 2],
     }
 }
@@ -64,6 +66,7 @@ fn steps() -> impl Strategy<Value = Step> {
             Input::SetProfile(ModelId(model), Box::new(options(us, false, DispatchPolicy::Eager).profiles))
         }),
         (0..4u32, dispatch).prop_map(|(model, dispatch)| Input::SetDispatch(ModelId(model), dispatch)),
+        (0..4u32).prop_map(|model| Input::Flush(ModelId(model))),
         (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
         (0..3u32).prop_map(|kind| Input::AddDevice(DeviceKind(kind))),
         (0..4u32).prop_map(|device| Input::RemoveDevice(DeviceId(device))),
@@ -205,9 +208,9 @@ fn what_is_no_log_is_an_error_in_words() {
     assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
-    assert_eq!(error(b"DBLOG\x07\0\0"), "a decision log of version 7; this program reads version 1");
-    assert_eq!(error(b"DBLOG\x01\x09\0"), "what comes after entry 0 is damaged: there is no machine 9");
-    let damaged = error(b"DBLOG\x01\0\0\x63");
+    assert_eq!(error(b"DBLOG\x07\0\0"), "a decision log of version 7; this program reads version 2");
+    assert_eq!(error(b"DBLOG\x02\x09\0"), "what comes after entry 0 is damaged: there is no machine 9");
+    let damaged = error(b"DBLOG\x02\0\0\x63");
     assert!(damaged.starts_with("what comes after entry 0 is damaged: "), "{damaged}");
 }
 

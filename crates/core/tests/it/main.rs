@@ -14,3 +14,4 @@ mod section_3_5;
 mod section_4_2;
 mod shards;
 mod slack;
+mod starvation;

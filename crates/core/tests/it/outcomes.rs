@@ -22,6 +22,8 @@ fn model() -> ModelOptions {
         drop: DropPolicy::HeadDrop,
         dispatch: DispatchPolicy::Eager,
         max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: Vec::new(),
     }
 }

@@ -23,6 +23,7 @@ enum Event {
     SetProfile(u32, DeviceProfiles),
     SetNetwork(NetworkBudget),
     SetDispatch(u32, DispatchPolicy),
+    Flush(u32),
     SetWakeMargin(u64),
     GoBack,
 }
@@ -83,13 +84,18 @@ fn models() -> impl Strategy<Value = ModelOptions> {
     let action = prop_oneof![Just(TimeoutAction::Reject), Just(TimeoutAction::Delay)];
     let level = (bound, action).prop_map(|(max_queue, timeout_action)| PriorityLevel { max_queue, timeout_action });
     let limit = prop_oneof![Just(u32::MAX), 1..3u32];
-    (profiles(), 1..9u32, drops(), dispatches(), limit, prop::collection::vec(level, 1..4)).prop_map(
-        |(profiles, max_batch, drop, dispatch, max_in_flight, levels)| ModelOptions {
+    let shares = prop_oneof![3 => Just(None), 1 => (0..4u32).prop_map(|id| Some(ModelId(id)))];
+    let wait = prop_oneof![2 => Just(Duration::MAX), 1 => (0..2000u64).prop_map(Duration::from_micros)];
+    let limits = (limit, shares, wait);
+    (profiles(), 1..9u32, drops(), dispatches(), limits, prop::collection::vec(level, 1..4)).prop_map(
+        |(profiles, max_batch, drop, dispatch, (max_in_flight, shares_limit, max_wait), levels)| ModelOptions {
             profiles,
             max_batch,
             drop,
             dispatch,
             max_in_flight,
+            shares_limit,
+            max_wait,
             levels,
         },
     )
@@ -113,6 +119,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..6u32, profiles()).prop_map(|(m, p)| Event::SetProfile(m, p)),
         1 => networks().prop_map(Event::SetNetwork),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
+        1 => (0..6u32).prop_map(Event::Flush),
         1 => (0..900u64).prop_map(Event::SetWakeMargin),
         1 => Just(Event::GoBack),
     ]
@@ -121,6 +128,7 @@ fn events() -> impl Strategy<Value = Event> {
 struct Queued {
     /// With the deadline that counts here: less the reply.
     request: Request,
+    arrival: Time,
     delayed: bool,
 }
 
@@ -186,8 +194,49 @@ impl Outside {
         !self.kinds_of(request.model).into_iter().any(|kind| self.fits(request, kind))
     }
 
+    /// The model whose limit holds for it.
+    fn limit_of(&self, model: ModelId) -> ModelId {
+        let shared = self.models[model.0 as usize].0.shares_limit.filter(|other| other.0 < model.0);
+        shared.map_or(model, |other| self.limit_of(other))
+    }
+
+    fn max_in_flight(&self, model: ModelId) -> u32 {
+        let ModelOptions { max_in_flight, shares_limit, .. } = &self.models[self.limit_of(model).0 as usize].0;
+        // There was none to share it with.
+        if shares_limit.is_some() { 1 } else { *max_in_flight }
+    }
+
+    /// Batches of the models that share the model's limit.
     fn in_flight(&self, model: ModelId) -> u32 {
-        self.devices.values().flat_map(|device| &device.batches).filter(|sent| sent.model == model).count() as u32
+        let counts = |sent: &&Sent| self.limit_of(sent.model) == self.limit_of(model);
+        self.devices.values().flat_map(|device| &device.batches).filter(counts).count() as u32
+    }
+
+    /// How long a request may wait.
+    fn may_wait(&self, request: &Request) -> Duration {
+        let bounded = request.deadline == Time::MAX && request.queue_expiry == Time::MAX;
+        if !bounded {
+            return Duration::MAX;
+        }
+        let pace = Duration::from_nanos(self.pace(request.model)).saturating_mul(u64::from(PATIENCE));
+        self.models[request.model.0 as usize].0.max_wait.max(pace)
+    }
+
+    /// `l(max_batch)` on the fastest kind, nanoseconds.
+    fn pace(&self, model: ModelId) -> u64 {
+        let ModelOptions { profiles, max_batch, .. } = &self.models[model.0 as usize].0;
+        let pace = |kind| profiles.get(kind).unwrap().latency(*max_batch).as_nanos();
+        self.kinds_of(model).into_iter().map(pace).min().unwrap()
+    }
+
+    /// How long what waits in the request's level and those above takes at least.
+    fn wait_before(&self, request: &Request) -> Duration {
+        let options = &self.models[request.model.0 as usize].0;
+        let items: u64 = (0..=request.level).map(|level| self.weight(request.model, level)).sum();
+        let pace = self.pace(request.model);
+        let at_once =
+            if options.max_in_flight == u32::MAX { self.devices.len().max(1) as u32 } else { options.max_in_flight };
+        Duration::from_nanos(pace * items / u64::from(options.max_batch * at_once))
     }
 
     fn apply(&mut self, event: &Event) {
@@ -227,7 +276,7 @@ impl Outside {
                 if let Ok(ticket) = result {
                     self.tickets.push((id, request.model, ticket));
                     self.accepted += 1;
-                    self.queued.insert(id, Queued { request, delayed: false });
+                    self.queued.insert(id, Queued { request, arrival: self.now, delayed: false });
                 }
                 for output in before {
                     self.judge(output);
@@ -324,6 +373,7 @@ impl Outside {
                 }
                 self.scheduler.set_dispatch(self.now, ModelId(*model), dispatch.clone());
             }
+            Event::Flush(model) => self.scheduler.flush(self.now, ModelId(*model)),
             Event::SetWakeMargin(us) => self.scheduler.set_wake_margin(self.now, Duration::from_micros(*us)),
             Event::GoBack => self.scheduler.handle_timeout(Time::ZERO),
         }
@@ -348,7 +398,11 @@ impl Outside {
         }
         let bound = level.max_queue;
         let waiting = self.weight(request.model, request.level) + u64::from(request.size);
-        if bound != u32::MAX && waiting > u64::from(bound) { Err(Reject::QueueFull { bound }) } else { Ok(()) }
+        if bound != u32::MAX && waiting > u64::from(bound) {
+            return Err(Reject::QueueFull { bound });
+        }
+        let (wait, bound) = (self.wait_before(request), self.may_wait(request));
+        if wait > bound { Err(Reject::WaitTooLong { wait, bound }) } else { Ok(()) }
     }
 
     /// Takes the outputs; those about `id`, and all that come after the first of them, are returned unjudged.
@@ -389,6 +443,9 @@ impl Outside {
                         assert_eq!(level.timeout_action, TimeoutAction::Reject);
                     }
                     DropReason::ModelRemoved => assert!(!present, "{model} is there"),
+                    DropReason::WaitTooLong => {
+                        assert!(queued.arrival + self.may_wait(&queued.request) <= now, "{request} had patience");
+                    }
                 }
             }
             Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
@@ -397,7 +454,7 @@ impl Outside {
                 let (drop, one_profile) = (options.drop, options.profiles.iter().all(|(kind, _)| kind.is_none()));
                 assert!(present, "{model} was removed");
                 assert!(
-                    self.in_flight(*model) < options.max_in_flight,
+                    self.in_flight(*model) < self.max_in_flight(*model),
                     "more batches of {model} than may be in flight"
                 );
                 assert!(*size >= 1 && *size <= options.max_batch, "a batch of {size}");
@@ -464,6 +521,8 @@ impl Outside {
         }
         for (id, queued) in &self.queued {
             assert!(!self.hopeless(&queued.request), "{id} is hopeless and still queued");
+            let (arrival, may_wait) = (queued.arrival, self.may_wait(&queued.request));
+            assert!(may_wait == Duration::MAX || arrival + may_wait > now, "{id} has waited too long");
             let options = &self.models[queued.request.model.0 as usize].0;
             let level = options.levels[queued.request.level as usize];
             assert!(!queued.delayed || level.timeout_action == TimeoutAction::Delay, "{id} overstays");
@@ -473,7 +532,7 @@ impl Outside {
             let weight: u64 = (0..options.levels.len()).map(|level| self.weight(model, level as u32)).sum();
             assert_eq!(u64::from(self.scheduler.queued(model)), weight);
             assert!(*present || weight == 0, "{model} is gone and has a queue");
-            if options.dispatch == DispatchPolicy::Eager && self.in_flight(model) < options.max_in_flight {
+            if options.dispatch == DispatchPolicy::Eager && self.in_flight(model) < self.max_in_flight(model) {
                 let idle = self.devices.values().filter(|device| device.batches.is_empty()).map(|device| device.kind);
                 for kind in idle.filter(|kind| options.profiles.get(*kind).is_some()) {
                     let waits =

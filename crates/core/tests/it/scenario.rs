@@ -13,11 +13,13 @@
 //!       max_batch=32 drop=head|window|adaptive|none
 //!       dispatch=deferred|latest|eager|adaptive|consolidating|timeout:5|timeout:5:2,4
 //!       [in_flight=1] [levels=10,20:delay]        (bounds by level; "-" for none; with the timeout action)
+//!       [shares=m0] [max_wait=50]                 (the limit of m0; without a deadline)
 //! arrivals m0 every=0.75 count=40 [except=13,14,15]      requests r1, r2, ... from time 0; or [first=101] [from=500]
 //! at 3 request r50 m0 [slo=12] [size=1] [level=0] [expiry=5]     (slo=none: no deadline; expiry: after so many ms)
 //! at 3 cancel r50 m0
 //! at 3 add-device [kind=1]  at 3 remove-device d1        at 3 remove-model m0
 //! at 3 profile m0 alpha=1 beta=5                        at 3 dispatch m0 eager
+//! at 3 flush m0
 //! at 3 complete d0 b0      (beside the batch's own completion)
 //! at 3 wake                (a timeout nobody asked for)
 //! slow b2 4                (that batch takes 4 ms longer than its profile says; negative: shorter)
@@ -111,6 +113,8 @@ impl World {
                     },
                     dispatch: dispatch(option("dispatch").unwrap_or("deferred")),
                     max_in_flight: option("in_flight").map_or(u32::MAX, |v| v.parse().unwrap()),
+                    shares_limit: option("shares").map(|other| ModelId(id(other) as u32)),
+                    max_wait: option("max_wait").map_or(Duration::MAX, millis),
                     levels: option("levels").map_or(Vec::new(), |v| v.split(',').map(level).collect()),
                 };
                 let id = self.scheduler.add_model(Time::ZERO, options);
@@ -228,6 +232,7 @@ impl World {
                     self.say(now, format_args!("completion of {} on {} ignored", words[2], words[1]));
                 }
             }
+            "flush" => s.flush(now, model(1)),
             "wake" => s.handle_timeout(now),
             other => panic!("what is '{other}'?"),
         }
@@ -374,6 +379,7 @@ scenarios! {
     a_lower_level_never_shrinks_a_higher_ones_batch,
     a_model_leaves,
     a_new_profile_counts_at_once,
+    a_shared_limit_counts_the_batches_of_all_who_share_it,
     a_timeout_longer_than_the_slack_is_cut_short,
     adaptive_waits_while_devices_are_spare_and_not_when_they_are_missed,
     an_expired_candidate_is_as_urgent_as_what_is_left_of_it,
@@ -425,12 +431,16 @@ scenarios! {
     stale_timers_do_no_harm,
     stray_completions_do_no_harm,
     the_wake_margin_widens_a_narrow_window,
+    timeout_a_flush_sends_what_waits,
+    timeout_a_request_larger_than_every_preferred_size_goes_at_once,
     timeout_preferred_sizes,
     timeout_preferred_sizes_of_mixed_requests,
     timeout_sends_a_full_batch_at_once,
     window_drop_does_not_send_the_rest_before_its_time,
     window_drop_gives_a_head_up_for_a_larger_batch,
     window_drop_keeps_a_head_whose_loss_gains_nothing,
+    without_a_deadline_a_request_waits_so_long_and_no_longer,
     without_a_deadline_deferred_is_eager,
+    without_deadlines_the_one_that_waited_longest_goes_first,
     without_drops_late_requests_are_served,
 }

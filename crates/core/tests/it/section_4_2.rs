@@ -10,8 +10,12 @@ fn at(ms: u64) -> Time {
 const KIND: DeviceKind = DeviceKind(0);
 
 fn candidate(exec: u64, latest: u64) -> Option<Candidate> {
+    candidate_since(0, exec, latest)
+}
+
+fn candidate_since(since: u64, exec: u64, latest: u64) -> Option<Candidate> {
     let (delay, pace) = (Duration::ZERO, Duration::from_millis(37));
-    Some(Candidate { size: 1, exec: at(exec), latest: at(latest), delay, pace })
+    Some(Candidate { size: 1, exec: at(exec), latest: at(latest), since: at(since), delay, pace })
 }
 
 fn queue(drop: DropPolicy) -> ModelQueue {
@@ -22,6 +26,8 @@ fn queue(drop: DropPolicy) -> ModelQueue {
         drop,
         dispatch: DispatchPolicy::Deferred,
         max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: Vec::new(),
     };
     ModelQueue::new(at(0), options)
@@ -172,7 +178,7 @@ fn a_granted_queue_updates_its_candidate_first() {
     let departure = queue.take(at(4), KIND, at(0), &mut members).unwrap();
     assert_eq!((departure.size, departure.start), (3, at(4)), "l(3) = 8 meets r0's deadline at 12");
     assert_eq!(members, [0, 1, 2].map(RequestId));
-    assert_eq!(queue.update(at(4)), candidate(9, 10));
+    assert_eq!(queue.update(at(4)), candidate_since(4, 9, 10));
 }
 
 /// A message about something that is not there changes nothing.

@@ -109,6 +109,8 @@ impl World {
                 drop: if index % 2 == 0 { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
                 dispatch: dispatches[index as usize % 3].clone(),
                 max_in_flight,
+                shares_limit: None,
+                max_wait: Duration::MAX,
                 levels: Vec::new(),
             };
             shards[shard_of(model)].add_model(Time::ZERO, model, options);

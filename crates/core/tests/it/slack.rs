@@ -37,6 +37,8 @@ fn models() -> impl Strategy<Value = ModelOptions> {
             drop,
             dispatch,
             max_in_flight: u32::MAX,
+            shares_limit: None,
+            max_wait: Duration::MAX,
             levels: vec![level; levels],
         },
     )

@@ -23,6 +23,8 @@ fn log() -> Vec<u8> {
         drop: DropPolicy::WindowDrop,
         dispatch,
         max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: Vec::new(),
     };
     let [control, data, reply] = [0.2, 0.1, 1.0].map(Duration::from_millis_f64);

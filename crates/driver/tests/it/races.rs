@@ -118,6 +118,8 @@ fn options(rng: &mut Pcg64) -> ModelOptions {
         drop: if rng.random() { DropPolicy::WindowDrop } else { DropPolicy::HeadDrop },
         dispatch,
         max_in_flight: if rng.random_range(0..4) == 0 { 1 } else { u32::MAX },
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: vec![PriorityLevel { max_queue: 1_000, timeout_action: TimeoutAction::Reject }],
     }
 }
@@ -213,7 +215,8 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
     };
     let log = logs.clone().map(|logs| logs as Arc<dyn LogSink>);
     let wake_margin = Duration::ZERO;
-    let setup = Setup { devices: vec![DeviceKind(0), DeviceKind(1)], kinds: 2, network, wake_margin, log };
+    let setup =
+        Setup { devices: vec![DeviceKind(0), DeviceKind(1)], planned: None, kinds: 2, network, wake_margin, log };
     let cluster = Arc::new(Cluster::new(outside, vec![BTreeMap::new(); shards], setup));
     let mut rng = Pcg64::seed_from_u64(seed);
     let places = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());

@@ -8,6 +8,7 @@ use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Reject, Request, Shard, Ticket};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
+use parking_lot::RwLock;
 
 use super::device::{DeviceSlot, Launch};
 use super::job::{Job, Waiting};
@@ -30,7 +31,7 @@ pub enum Event {
 pub struct Floor {
     pub clock: Clock,
     /// By device id.
-    pub devices: Vec<Arc<DeviceSlot>>,
+    pub devices: RwLock<Vec<Arc<DeviceSlot>>>,
 }
 
 /// The requests that wait in one shard.
@@ -86,7 +87,7 @@ impl Handler for Floor {
             Output::Dispatch { batch, device, mut members, .. } => {
                 let jobs = members.drain(..).filter_map(|id| desk.take(id)).collect();
                 shard.recycle(members);
-                let slot = self.devices.get(device.0 as usize);
+                let slot = self.devices.read().get(device.0 as usize).cloned();
                 assert!(slot.is_some(), "the scheduler dispatched to a device that it was never given");
                 if let Some(slot) = slot {
                     slot.launch(Launch { batch, jobs, dispatched: self.clock.now() });

@@ -237,11 +237,11 @@ impl Worker {
         if let Some(reason) = executable.health().refuses() {
             return Ok((flight, Err(RunFailure::Refused(reason))));
         }
-        let Some(lane) = executable.lane(device) else {
-            return Ok((flight, Err(RunFailure::Engine(format!("the model has no lane on device {device}")))));
-        };
         *self.flight.lock() = Some(flight);
-        let ran = run(&mut **lane.lock());
+        let ran = match executable.lane(device) {
+            Some(mut lane) => run(&mut **lane),
+            None => Err(RunFailure::Engine(format!("the model has no lane on device {device}"))),
+        };
         let flight = self.flight.lock().take().ok_or(LeftBehind)?;
         Ok((flight, ran))
     }

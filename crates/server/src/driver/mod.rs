@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
-use downbeat_core::{DeviceId, Duration, RequestId};
+use downbeat_core::{DeviceId, DeviceKind, Duration, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
+use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
@@ -41,13 +42,17 @@ const PATIENCE: Duration = Duration::from_millis(1_000);
 pub struct Driver {
     cluster: Arc<Cluster<Floor>>,
     next_request: AtomicU64,
-    threads: Vec<std::thread::JoinHandle<()>>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    /// See [`DeviceSlot`].
+    in_service: Arc<AtomicUsize>,
     log: Option<Arc<DecisionLog>>,
 }
 
 impl Driver {
     /// Starts `devices` device threads and the alarm. The models' queues are parted into `shards` (at least one, at most
     /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
+    ///
+    /// Devices that come later ([`Driver::grow_to`]) share what these run on: the scheduler goes on planning with these.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -60,17 +65,14 @@ impl Driver {
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
         let in_service = Arc::new(AtomicUsize::new(devices));
-        let slot = |index| {
-            let slot = DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index), in_service.clone());
-            Arc::new(slot)
-        };
-        let slots: Vec<_> = (0..devices).map(slot).collect();
-        let floor = Floor { clock, devices: slots.clone() };
+        let slots: Vec<_> = (0..devices).map(|index| slot(index, metrics, &in_service)).collect();
+        let floor = Floor { clock, devices: RwLock::new(slots.clone()) };
         let desks = (0..shards.clamp(1, MAX_SHARDS)).map(|_| Desk::default()).collect();
         let log = log.map(Arc::new);
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
             log: log.clone().map(|log| log as Arc<dyn LogSink>),
+            planned: Some(devices as u32),
             ..Setup::new(devices as u32)
         };
         let cluster = Arc::new(Cluster::new(floor, desks, setup));
@@ -80,7 +82,25 @@ impl Driver {
         }
         let alarmed = cluster.clone();
         threads.push(std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?);
-        Ok(Driver { cluster, next_request: AtomicU64::new(0), threads, log })
+        Ok(Driver { cluster, next_request: AtomicU64::new(0), threads: Mutex::new(threads), in_service, log })
+    }
+
+    /// Adds devices until there are so many.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn grow_to(&self, devices: usize, metrics: &Metrics, watchdog: &Arc<Watchdog>) -> std::io::Result<()> {
+        // Held throughout: the ids that the scheduler gives out are places in the list of slots.
+        let mut threads = self.threads.lock();
+        for index in self.devices()..devices {
+            let slot = slot(index, metrics, &self.in_service);
+            threads.push(device::start(slot.clone(), self.cluster.clone(), watchdog.clone())?);
+            self.cluster.handler().devices.write().push(slot);
+            self.in_service.fetch_add(1, Ordering::Relaxed);
+            let id = self.cluster.add_device(DeviceKind(0));
+            assert!(id == DeviceId(index as u32), "nobody else adds devices");
+        }
+        Ok(())
     }
 
     /// Passes on what has not been written of the decision log, so that not much is missing should the process be killed.
@@ -106,7 +126,7 @@ impl Driver {
 
     /// How many devices there are.
     pub fn devices(&self) -> usize {
-        self.cluster.handler().devices.len()
+        self.cluster.handler().devices.read().len()
     }
 
     /// The clock that the scheduler's time comes from.
@@ -134,22 +154,32 @@ impl Driver {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let queue = job.queue.place;
         let decider = ticket::Decider::Scheduler(self.cluster.clone(), queue);
-        let ticket = Ticket::new(decider, job.call.executable.clone(), id, job.call.arrival);
+        let executable = job.call.executable.clone();
+        let ticket = Ticket::new(decider, executable.clone(), id, job.call.arrival);
+        let gathers = job.queue.gathers;
         self.cluster.post(queue, Event::Submit(id, waiting, job));
+        // Afterwards, so that of two requests that come at the same time the later finds the earlier.
+        if gathers && let Some(other) = executable.gathers_in(queue) {
+            self.cluster.flush_model(other);
+        }
         ticket
     }
+}
+
+fn slot(index: usize, metrics: &Metrics, in_service: &Arc<AtomicUsize>) -> Arc<DeviceSlot> {
+    Arc::new(DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index), in_service.clone()))
 }
 
 impl Drop for Driver {
     #[expect(clippy::disallowed_methods, reason = "a thread whose run does not end cannot be joined")]
     fn drop(&mut self) {
         self.cluster.stop_alarm();
-        for slot in &self.cluster.handler().devices {
+        for slot in self.cluster.handler().devices.read().iter() {
             slot.stop();
         }
         let clock = self.clock();
         let until = clock.now() + PATIENCE;
-        for thread in self.threads.drain(..) {
+        for thread in self.threads.get_mut().drain(..) {
             while !thread.is_finished() && clock.now() < until {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }

@@ -20,6 +20,8 @@ fn load(
         drop,
         dispatch,
         max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
         levels: vec![PriorityLevel { max_queue: 500, timeout_action: TimeoutAction::Reject }],
     };
     Load { options, slo: Duration::from_micros(slo_us), arrivals, rate, pace: Pace::steady() }

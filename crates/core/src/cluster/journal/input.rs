@@ -64,6 +64,10 @@ pub enum Input {
     Candidate(ModelId, DeviceKind, Option<Candidate>),
     /// A matchmaker is told what came of a grant.
     Answer(Answer),
+    /// A model is added to a matchmaker that shares another's largest number of batches in flight.
+    AddSharedLimit(ModelId),
+    /// What waits for a model waits for no others to join.
+    Flush(ModelId),
 }
 
 /// What a machine says to an input at once.
@@ -98,6 +102,7 @@ impl Machine for Scheduler {
             Input::RemoveModel(model) => self.remove_model(now, model),
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
+            Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
             Input::AddDevice(kind) => return Reply::Device(self.add_device(now, kind)),
@@ -133,6 +138,7 @@ impl Machine for Shard {
             }
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
+            Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
             Input::SetDevices(kind, devices) => self.set_devices(now, kind, devices),
@@ -162,6 +168,7 @@ impl Machine for Matchmaker {
         self.set_time(now);
         match input {
             Input::AddLimit(max_in_flight) => return Reply::Model(self.add_model(max_in_flight)),
+            Input::AddSharedLimit(other) => return Reply::Model(self.add_model_sharing(other)),
             Input::RemoveModel(model) => self.remove_model(model),
             Input::SetNetwork(network) => self.set_sends_ahead(network.is_remote()),
             Input::AddDevice(kind) => return Reply::Device(self.add_device(kind)),

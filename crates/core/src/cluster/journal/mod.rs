@@ -7,7 +7,7 @@
 //! **Format.** Eight bytes (`DBLOG`, the format's version, the machine, 0; for a shard then its index and the number of shards), then one
 //! entry after another: the [`postcard`](https://postcard.jamesmunns.com/wire-format) form of `Wire` in `wire.rs`. Integers are variable in length, and
 //! what grows (times, request ids, batch ids) is written as the difference to the entry before, so that a request takes about nine
-//! bytes and its share of a dispatch one or two. A log that was cut off is read up to its last whole entry. Version 1.
+//! bytes and its share of a dispatch one or two. A log that was cut off is read up to its last whole entry. Version 2.
 //!
 //! **Cost.** `crates/sim/examples/journal.rs` measures it: some nanoseconds a request, without an allocation once the buffer has grown. What is
 //! written stays in memory until [`Journal::take_log`]; that it is taken often enough is the driver's to see to.

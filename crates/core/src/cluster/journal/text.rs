@@ -87,6 +87,8 @@ impl fmt::Display for InputAt<'_> {
             }
             Input::AddLimit(u32::MAX) => f.write_str("add a model"),
             Input::AddLimit(most) => write!(f, "add a model with at most {most} batches at once"),
+            Input::AddSharedLimit(other) => write!(f, "add a model that shares the limit of {other}"),
+            Input::Flush(model) => write!(f, "what waits for {model} waits for no others"),
             Input::RemoveModel(model) => write!(f, "remove {model}"),
             Input::SetProfile(model, profiles) => {
                 write!(f, "new profile of {model}:")?;
@@ -141,6 +143,9 @@ impl fmt::Display for DecisionAt<'_> {
                     }
                     DropReason::QueueTimeout => f.write_str("it has waited for longer than it may")?,
                     DropReason::ModelRemoved => f.write_str("its model was removed")?,
+                    DropReason::WaitTooLong => {
+                        f.write_str("it has waited for as long as a request without a deadline may")?
+                    }
                 }
                 if size == 1 { Ok(()) } else { write!(f, " ({size} items)") }
             }

@@ -41,12 +41,9 @@ pub fn clean() {
     }
 }
 
-/// Removes the folder of this process, if it is empty. For its regular end.
+/// Removes what this process has made; at its end.
 pub fn close() {
-    if let Some(Ours { folder, _lock }) = OURS.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        let folder = folder.keep();
-        let _ = std::fs::remove_dir(folder);
-    }
+    drop(OURS.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 impl Ours {

@@ -511,13 +511,6 @@ impl Registry {
         self.driver.flush_log();
     }
 
-    /// Removes the files that came with load requests; at an end without destructors.
-    pub fn remove_uploads(&self) {
-        for entry in self.entries.lock().values() {
-            drop(entry.overlay.lock().take());
-        }
-    }
-
     /// [`Driver::close_log`]; at the end.
     pub fn close_decision_log(&self) {
         self.driver.close_log();

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
+use downbeat_engine::scratch;
 use downbeat_repository::Fingerprint;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
@@ -31,9 +32,11 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     for notice in &options.notices {
         tracing::warn!("{notice}");
     }
-    downbeat_engine::scratch::clean();
+    scratch::clean();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
-    runtime.block_on(run(options))
+    let outcome = runtime.block_on(run(options));
+    scratch::close();
+    outcome
 }
 
 /// Ends the process itself where something goes on that would have to be waited for.
@@ -148,7 +151,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     if let Err(error) = &outcome {
         tracing::error!("{error:#}");
     }
-    registry.remove_uploads();
+    scratch::close();
     downbeat_engine::process::end(u8::from(outcome.is_err()))
 }
 

@@ -564,6 +564,34 @@ async fn a_higher_priority_goes_first() {
     ordinary.await.unwrap().unwrap();
 }
 
+/// Whoever may send requests does not decide who goes first: the model's configuration does.
+#[tokio::test]
+async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 100.0), 4, "max_batch_size: 1");
+    let config = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }";
+    models.add("with_levels", 1, (1.0, 100.0), 4, config);
+    let registry = models.serve(|_| {}).await;
+    let urgent = |model: &str, priority: u64| {
+        let mut request = request(model, 1, 4);
+        request.parameters.insert("priority".to_owned(), Parameter::Uint64(priority));
+        request
+    };
+    for model in ["m", "with_levels"] {
+        let running = send(&registry, request("m", 1, 4)).await;
+        let first = send(&registry, request("m", 1, 4)).await;
+        let second = send(&registry, urgent(model, 1)).await;
+        running.await.unwrap().unwrap();
+        first.await.unwrap().unwrap();
+        assert!(!second.is_finished(), "a request for {model} went before one that had come earlier");
+        second.await.unwrap().unwrap();
+    }
+    // A level that there is not is the default one.
+    for priority in [0, 3, u64::MAX] {
+        registry.infer(urgent("with_levels", priority)).await.unwrap();
+    }
+}
+
 /// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.
 #[tokio::test]
 async fn the_decision_log_of_a_run_plays_again() {

@@ -89,11 +89,13 @@ def slow(repository, name="slow", products=40, dynamic_batching="dynamic_batchin
     return write(repository, name, graph, SLOW_CONFIG.format(dynamic_batching=dynamic_batching))
 
 
-def loop(repository, name="loop", trips=0):
-    """`x` FP32 [N, 4] to `y` = `x`, after as many turns of a loop as the largest `x` says, and `trips`: 2e9 take half an hour or more."""
+def loop(repository, name="loop", trips=0, constant=False):
+    """`x` FP32 [N, 4] to `y` = `x`, after as many turns of a loop as the largest `x` says, and `trips`: 2e9 take half an hour or more. `constant`: `trips` turns, of which
+    nothing depends on `x`."""
     graph = Graph(name)
     x = graph.input("x", TensorProto.FLOAT, ["N", 4])
-    asked = graph.node("Cast", graph.node("ReduceMax", x, keepdims=0), to=TensorProto.INT64)
+    start = graph.constant(np.zeros((1, 4), np.float32)) if constant else x
+    asked = graph.node("Cast", graph.node("ReduceMax", start, keepdims=0), to=TensorProto.INT64)
     turns = graph.node("Add", asked, graph.constant(np.int64(trips)))
     one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
     body = helper.make_graph(
@@ -101,7 +103,8 @@ def loop(repository, name="loop", trips=0):
         [helper.make_tensor_value_info("turn", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [1]),
          helper.make_tensor_value_info("v", TensorProto.FLOAT, None)],
         [helper.make_tensor_value_info("go_on", TensorProto.BOOL, [1]), helper.make_tensor_value_info("w", TensorProto.FLOAT, None)], [one])
-    graph.output(graph.node("Loop", turns, graph.constant(np.bool_(True)), x, body=body), "y", TensorProto.FLOAT, ["N", 4])
+    left = graph.node("Loop", turns, graph.constant(np.bool_(True)), start, body=body)
+    graph.output(graph.node("Add", left, x) if constant else left, "y", TensorProto.FLOAT, ["N", 4])
     return write(repository, name, graph)
 
 

@@ -94,9 +94,21 @@ def test_a_server_whose_cores_are_all_taken_by_runs_that_do_not_end_is_not_live(
     assert "not live any more" in server.log
 
 
+@pytest.mark.parametrize("policy", ["exclusive", "windowed"])
+def test_a_run_ends_when_its_client_has_gone(start, repository, policy):
+    server = explicit(start, repository, "--run-timeout", "0", "--device-policy", policy)
+    assert infer(server, "loop", ENDLESS, timeout=300_000).status_code == 504
+    # The only device is free again, and nothing is held against the model.
+    assert infer(server, "one", 1).status_code == 200
+    assert infer(server, "loop", 3).status_code == 200
+    assert server.metric("downbeat_requests_not_answered_total", model="loop", reason="timeout") == 1
+    assert server.metric("downbeat_requests_not_answered_total", model="loop", reason="run_ended") == 0
+
+
 def test_unload_ends_the_runs_that_nobody_waits_for(start, repository):
     server = explicit(start, repository, "--run-timeout", "0")
-    assert infer(server, "loop", ENDLESS, timeout=300_000).status_code == 504
+    # A short while, in which the run would not be ended by itself.
+    assert infer(server, "loop", ENDLESS, timeout=100_000).status_code == 504
     assert control(server, "loop", "unload").status_code == 200
     # The only device is free again.
     assert infer(server, "one", 1).status_code == 200
@@ -128,8 +140,10 @@ def test_the_drain_timeout_is_a_limit_whatever_runs(start, repository, engine):
 
 
 @engines
-def test_a_model_whose_first_run_does_not_end_is_unavailable_and_the_others_are_served(start, repository, engine):
-    models.loop(repository, "endless", trips=int(ENDLESS))
+@pytest.mark.parametrize("constant", [False, True], ids=["varying", "constant"])
+def test_a_model_whose_first_run_does_not_end_is_unavailable_and_the_others_are_served(start, repository, engine, constant):
+    # What is constant an engine may compute while it reads the model.
+    models.loop(repository, "endless", trips=int(ENDLESS), constant=constant)
     models.add(repository, "one", 1)
     server = start(repository, "--load-run-timeout", "1", "--strict-readiness", "false", engine=engine)
     for _ in range(PATIENCE_S * 10):

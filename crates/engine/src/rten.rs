@@ -110,6 +110,8 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
              the model with such a location"
         ));
     }
+    // It computes what is constant, which takes what the model says.
+    let _call = stop::run(None)?;
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, Time};
@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, ModelControl, RunLimits, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Owner, Watchdog};
 
 /// Where a model version stands, as the repository index says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +73,33 @@ struct LoadFailure {
     error: ServiceError,
     /// The versions that were tried and did not load, and why.
     versions: BTreeMap<u64, String>,
+}
+
+/// A load that goes on.
+struct Loading {
+    model: String,
+    /// Where its outcome goes; `None`: it was left behind.
+    done: Mutex<Option<tokio::sync::oneshot::Sender<Result<Loaded, LoadFailure>>>>,
+}
+
+impl Loading {
+    /// Hands the outcome over; gives it back if nobody waits for it.
+    fn finish(&self, outcome: Result<Loaded, LoadFailure>) -> Option<Result<Loaded, LoadFailure>> {
+        match self.done.lock().take() {
+            Some(done) => done.send(outcome).err(),
+            None => Some(outcome),
+        }
+    }
+
+    fn failure(&self, reason: &str) -> LoadFailure {
+        ServiceError::Unavailable(format!("model '{}' is not loaded: {reason}", self.model)).into()
+    }
+}
+
+impl Owner for Loading {
+    fn leave_behind(&self, reason: &str) {
+        drop(self.finish(Err(self.failure(reason))));
+    }
 }
 
 impl From<ServiceError> for LoadFailure {
@@ -360,39 +387,27 @@ impl Registry {
         load: impl FnOnce() -> Result<Loaded, LoadFailure> + Send + 'static,
     ) -> Result<Loaded, LoadFailure> {
         let (done, result) = tokio::sync::oneshot::channel();
-        let done = Arc::new(Mutex::new(Some(done)));
-        let (watchdog, serving, name) = (self.watchdog.clone(), self.serving.clone(), name.to_owned());
+        let loading = Arc::new(Loading { model: name.to_owned(), done: Mutex::new(Some(done)) });
+        let (watchdog, serving) = (self.watchdog.clone(), self.serving.clone());
         std::thread::Builder::new()
             .name("load".to_owned())
             .spawn(move || {
                 // Without the right to it, the work is done at normal priority. Threads that are started here would keep it:
                 // engines have theirs before.
                 let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
-                let failure = |name: &str, reason: &str| {
-                    LoadFailure::from(ServiceError::Unavailable(format!("model '{name}' is not loaded: {reason}")))
-                };
-                let leave_behind = {
-                    let (done, name) = (done.clone(), name.clone());
-                    move |reason: &str| {
-                        if let Some(done) = done.lock().take() {
-                            // Who asked may have gone.
-                            drop(done.send(Err(failure(&name, reason))));
-                        }
-                    }
-                };
-                let post = watchdog.post(Box::new(leave_behind));
-                post.begin_load(&name);
+                let owner: Weak<Loading> = Arc::downgrade(&loading);
+                let post = watchdog.post(owner);
+                post.begin_load(&loading.model);
                 let mut loaded = std::panic::catch_unwind(AssertUnwindSafe(load))
                     .unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()));
                 if let Some(reason) = post.end() {
                     if let Ok(loaded) = &loaded {
                         serving.forget_queues(loaded.served.versions.values());
                     }
-                    loaded = Err(failure(&name, &reason));
+                    loaded = Err(loading.failure(&reason));
                 }
-                let Some(done) = done.lock().take() else { return };
                 // A receiver that is gone was a client that did not wait.
-                if let Err(Ok(loaded)) = done.send(loaded) {
+                if let Some(Ok(loaded)) = loading.finish(loaded) {
                     serving.forget_queues(loaded.served.versions.values());
                 }
             })

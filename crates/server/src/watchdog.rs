@@ -20,6 +20,11 @@ const TICK: std::time::Duration = std::time::Duration::from_millis(200);
 /// Most time that a run has to end once it was told to, if its limit is not less.
 const GRACE: Duration = Duration::from_millis(5_000);
 
+/// How long a run goes on that nobody waits for: a shorter one is over soon.
+const USELESS_AFTER: Duration = Duration::from_millis(1_000);
+/// What such a run ends with; there is nobody to tell.
+const USELESS: &str = "nobody waits for it any more";
+
 /// Watches the threads that have a [`Post`].
 pub struct Watchdog {
     limits: RunLimits,
@@ -41,7 +46,18 @@ pub struct Post {
     watchdog: Arc<Watchdog>,
     stop: Stop,
     doing: Mutex<Doing>,
-    leave_behind: Box<dyn Fn(&str) + Send + Sync>,
+    owner: Weak<dyn Owner>,
+}
+
+/// Who knows what a thread does.
+pub trait Owner: Send + Sync {
+    /// Whether somebody waits for what the thread runs.
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    /// What the thread does cannot be ended, for `reason`: from now on whoever waits for it is seen to by another thread, which this one is.
+    fn leave_behind(&self, reason: &str);
 }
 
 enum Doing {
@@ -57,7 +73,9 @@ struct Run {
     device: usize,
     begin: Time,
     limit: Duration,
-    /// Since when it is to end, and why.
+    /// Whether it was told to end as nobody waits for it any more.
+    is_useless: bool,
+    /// Since when it has to end, and why.
     told: Option<(Time, String)>,
 }
 
@@ -87,11 +105,10 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Watches the calling thread as long as the post is there. `leave_behind` is called by another thread when what this one does cannot be ended: it sees to
-    /// whoever waits for it, and is told why.
-    pub fn post(self: &Arc<Self>, leave_behind: Box<dyn Fn(&str) + Send + Sync>) -> Arc<Post> {
+    /// Watches the calling thread as long as the post is there.
+    pub fn post(self: &Arc<Self>, owner: Weak<dyn Owner>) -> Arc<Post> {
         let stop = Stop::of_this_thread();
-        let post = Arc::new(Post { watchdog: self.clone(), stop, doing: Mutex::new(Doing::Nothing), leave_behind });
+        let post = Arc::new(Post { watchdog: self.clone(), stop, doing: Mutex::new(Doing::Nothing), owner });
         let mut posts = self.posts.lock();
         posts.retain(|post| post.strong_count() > 0);
         posts.push(Arc::downgrade(&post));
@@ -106,7 +123,7 @@ impl Watchdog {
                 && run.told.is_none()
                 && Arc::ptr_eq(&run.health, health)
             {
-                run.told = Some((self.clock.now(), "nobody waits for it any more".to_owned()));
+                run.told = Some((self.clock.now(), USELESS.to_owned()));
                 post.stop.stop();
             }
         }
@@ -168,7 +185,9 @@ impl Watchdog {
                 );
             }
             drop(state);
-            (post.leave_behind)(&reason);
+            if let Some(owner) = post.owner.upgrade() {
+                owner.leave_behind(&reason);
+            }
         }
     }
 }
@@ -193,7 +212,8 @@ impl Post {
     /// The thread begins a run that may take `limit`.
     pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) {
         let begin = self.watchdog.clock.now();
-        *self.doing.lock() = Doing::Run(Run { health: health.clone(), device, begin, limit, told: None });
+        *self.doing.lock() =
+            Doing::Run(Run { health: health.clone(), device, begin, limit, is_useless: false, told: None });
     }
 
     /// The thread begins a load of a model.
@@ -206,6 +226,7 @@ impl Post {
         let doing = std::mem::replace(&mut *self.doing.lock(), Doing::Nothing);
         let reason = match doing {
             Doing::Nothing => None,
+            Doing::Run(Run { is_useless: true, told: None, .. }) => Some(USELESS.to_owned()),
             Doing::Run(Run { told, .. }) | Doing::Load(Load { told, .. }) => told.map(|(_, reason)| reason),
             Doing::LeftBehind(reason, health) => {
                 health.inspect(|health| health.run_came_back());
@@ -225,11 +246,21 @@ impl Post {
         let (reason, health) = match &mut *doing {
             Doing::Nothing | Doing::LeftBehind(..) => return None,
             Doing::Run(run) => {
-                let Run { health, device, begin, limit, told } = run;
+                let Run { health, device, begin, limit, is_useless, told } = run;
                 let elapsed = now.since(*begin);
                 let ModelHealth { name, version, .. } = &**health;
                 match told {
-                    None if elapsed <= *limit => return None,
+                    None if elapsed <= *limit => {
+                        if elapsed > USELESS_AFTER
+                            && !*is_useless
+                            && !self.owner.upgrade().is_some_and(|o| o.is_awaited())
+                        {
+                            tracing::debug!(model = %name, %version, device, %elapsed, "a run is ended, as nobody waits for it any more");
+                            *is_useless = true;
+                            self.stop.stop();
+                        }
+                        return None;
+                    }
                     None => {
                         tracing::error!(
                             model = %name, %version, device, %elapsed, %limit,

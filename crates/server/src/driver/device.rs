@@ -1,8 +1,8 @@
 //! A device of the driver: a thread that runs one batch at a time.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
 use downbeat_driver::{Cluster, Place};
@@ -18,7 +18,7 @@ use crate::handoff::Handoff;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::Outputs;
 use crate::statistics::Phases;
-use crate::watchdog::{Post, Watchdog};
+use crate::watchdog::{Owner, Post, Watchdog};
 
 /// A batch for a device.
 pub struct Launch {
@@ -107,13 +107,8 @@ pub fn start(
 impl Worker {
     /// The life of the thread.
     fn work(self: Arc<Self>) {
-        let weak = Arc::downgrade(&self);
-        let leave_behind = move |reason: &str| {
-            if let Some(worker) = weak.upgrade() {
-                worker.leave_behind(reason);
-            }
-        };
-        let post = self.watchdog.post(Box::new(leave_behind));
+        let owner: Weak<Worker> = Arc::downgrade(&self);
+        let post = self.watchdog.post(owner);
         let Worker { slot, cluster, .. } = &*self;
         let clock = cluster.handler().clock;
         while let Some(launch) = slot.next.take() {
@@ -139,8 +134,15 @@ impl Worker {
             }
         }
     }
+}
 
-    /// Answers what runs on this thread and does not end, and gives the device another thread.
+impl Owner for Worker {
+    fn is_awaited(&self) -> bool {
+        let flight = self.flight.lock();
+        flight.as_ref().is_none_or(|flight| flight.jobs.iter().any(|job| !job.call.reply.is_closed()))
+    }
+
+    /// Answers what runs on this thread, and gives the device another one.
     fn leave_behind(&self, reason: &str) {
         let Some(Flight { batch, jobs, begin }) = self.flight.lock().take() else { return };
         let Worker { slot, cluster, watchdog, .. } = self;
@@ -288,8 +290,11 @@ impl Worker {
     }
 }
 
-/// Answers a request that failed on a device.
+/// Answers a request that failed on a device. A client that left was counted by its ticket.
 fn fail(job: Job, device: usize, failure: &RunFailure, now: Time) {
+    if job.call.reply.is_closed() {
+        return;
+    }
     let error = job.call.executable.failure(device, failure);
     job.call.fail(Reason::of(failure), error, now);
 }

@@ -1,7 +1,7 @@
 //! A lane: a thread that runs one launch after another.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
@@ -12,6 +12,7 @@ use super::runtime::Runtime;
 use crate::engine_run::{self, RunFailure, Watch};
 use crate::plan::{Admitted, Outputs};
 use crate::statistics::Phases;
+use crate::watchdog::Owner;
 
 /// A launch with what it runs on.
 pub struct Work {
@@ -84,14 +85,9 @@ pub fn start(runtime: Arc<Runtime>, lane: usize, engine: Option<Box<dyn Lane>>) 
 impl Worker {
     /// The life of the thread.
     fn work(self: Arc<Self>, mut engine: Option<Box<dyn Lane>>) {
-        let weak = Arc::downgrade(&self);
-        let leave_behind = move |reason: &str| {
-            if let Some(worker) = weak.upgrade() {
-                worker.leave_behind(reason);
-            }
-        };
+        let owner: Weak<Worker> = Arc::downgrade(&self);
         let runtime = &self.runtime;
-        let post = runtime.watchdog().post(Box::new(leave_behind));
+        let post = runtime.watchdog().post(owner);
         while let Some(mut work) = runtime.slot(self.lane).take() {
             let begin = runtime.begin();
             let kept = Work { launch: work.launch.clone(), members: work.members.clone(), source: Source::Inputs };
@@ -114,8 +110,15 @@ impl Worker {
             runtime.finish(work, begin, outcome);
         }
     }
+}
 
-    /// Answers what runs on this thread and does not end, and gives the lane another thread.
+impl Owner for Worker {
+    fn is_awaited(&self) -> bool {
+        let flight = self.flight.lock();
+        flight.as_ref().is_none_or(|(work, _)| work.members.iter().any(|m| self.runtime.is_awaited(m.request)))
+    }
+
+    /// Answers what runs on this thread, and gives the lane another one.
     fn leave_behind(&self, reason: &str) {
         let Some((work, begin)) = self.flight.lock().take() else { return };
         let outcome = failed(&work, &RunFailure::Ended(reason.to_owned()));

@@ -438,6 +438,11 @@ impl Runtime {
         &self.model
     }
 
+    /// Whether the client of a request is still there.
+    pub(super) fn is_awaited(&self, request: RequestId) -> bool {
+        self.inner.lock().desk.get(request).is_some()
+    }
+
     pub(super) fn profile(&self) -> &LatencyProfile {
         &self.profile
     }

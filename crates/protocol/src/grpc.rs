@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::tensor::DataType;
+use prost::encoding::decode_varint;
 
 use crate::infer::{check_data, element_count};
 use crate::inference::infer_parameter::ParameterChoice;
@@ -139,6 +140,96 @@ pub fn response_to_message(response: InferResponse) -> ModelInferResponse {
         outputs,
         raw_output_contents,
     }
+}
+
+/// What the first bytes of a `ModelInferRequest` tell of its model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peek<'a> {
+    /// Its name.
+    Name(&'a str),
+    /// More bytes are needed.
+    Short,
+    /// It is not at the start, where every client writes it, or no name.
+    Unknown,
+}
+
+/// Longest name that is waited for, bytes.
+const MOST_NAME: usize = 1024;
+
+/// The model's name, if a `ModelInferRequest` starts with it.
+pub fn model_name(start: &[u8]) -> Peek<'_> {
+    const KEY: u8 = 1 << 3 | WIRE_BYTES as u8;
+    let (Some(&key), Some(mut rest)) = (start.first(), start.get(1..)) else { return Peek::Short };
+    if key != KEY {
+        return Peek::Unknown;
+    }
+    let Ok(length) = decode_varint(&mut rest) else {
+        return if start.len() < 11 { Peek::Short } else { Peek::Unknown };
+    };
+    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= MOST_NAME) else { return Peek::Unknown };
+    match rest.get(..length).map(std::str::from_utf8) {
+        None => Peek::Short,
+        Some(Ok(name)) => Peek::Name(name),
+        Some(Err(_)) => Peek::Unknown,
+    }
+}
+
+const WIRE_BYTES: u64 = 2;
+/// An upper bound of the memory of one tensor, requested output or parameter without what it points to, in a list that
+/// has doubled.
+const ENTRY_BYTES: u64 = 640;
+/// Of a raw tensor's place in its message.
+const SLICE_BYTES: u64 = 64;
+
+/// An upper bound of the memory that a `ModelInferRequest` takes once it is decoded and its tensors are brought into form,
+/// besides the message, bytes. A message of nothing but empty tensors grows a hundredfold. One that is cut off or wrong is
+/// bounded as far as it can be read.
+pub fn decoded_bytes(message: &[u8]) -> u64 {
+    fields(message)
+        .map(|(number, payload)| match number {
+            4 | 6 => ENTRY_BYTES.saturating_add(nested_bytes(payload)),
+            5 => fields(payload)
+                .map(|(number, payload)| match number {
+                    5 => contents_bytes(payload),
+                    _ => nested_bytes(payload),
+                })
+                .fold(ENTRY_BYTES, u64::saturating_add),
+            7 => SLICE_BYTES,
+            _ => payload.len() as u64,
+        })
+        .fold(0, u64::saturating_add)
+}
+
+/// Of names, shapes and parameters.
+fn nested_bytes(payload: &[u8]) -> u64 {
+    32 * payload.len() as u64
+}
+
+/// Of numbers that are not raw: as they are decoded, in lists that have doubled, and as tensor.
+fn contents_bytes(payload: &[u8]) -> u64 {
+    let growth = |number| match number {
+        1 | 6 | 7 => 4,
+        2 | 4 => 16,
+        _ => 32,
+    };
+    fields(payload).map(|(number, payload)| growth(number) * (1 + payload.len() as u64)).fold(0, u64::saturating_add)
+}
+
+/// The fields of a message with what they hold, as far as it can be read.
+fn fields(mut message: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    std::iter::from_fn(move || {
+        let key = decode_varint(&mut message).ok()?;
+        let length = match key & 7 {
+            0 => message.iter().position(|byte| byte & 0x80 == 0)? + 1,
+            1 => 8,
+            WIRE_BYTES => usize::try_from(decode_varint(&mut message).ok()?).ok()?,
+            5 => 4,
+            _ => return None,
+        };
+        let (payload, rest) = message.split_at_checked(length)?;
+        message = rest;
+        Some((key >> 3, payload))
+    })
 }
 
 fn read_parameters(
@@ -336,6 +427,7 @@ where
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use prost::Message;
 
     use super::*;
 
@@ -351,6 +443,37 @@ mod tests {
             contents,
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn the_model_is_told_by_the_first_bytes() {
+        let bytes = message(vec![], vec![]).encode_to_vec();
+        assert_eq!(bytes, b"\x0a\x01m");
+        assert_eq!(model_name(&bytes), Peek::Name("m"));
+        assert_eq!(model_name(b"\x0a\x01m\x12\x01"), Peek::Name("m"));
+        for short in [&b""[..], b"\x0a", b"\x0a\x80", b"\x0a\x05abcd"] {
+            assert_eq!(model_name(short), Peek::Short, "{short:?}");
+        }
+        for other in [&b"\x12\x011"[..], b"\x0a\xff\xff\xff\x7fx", b"\x0a\x01\xff", &[0xff; 20]] {
+            assert_eq!(model_name(other), Peek::Unknown, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_message_becomes_is_bounded_before_it_is_read() {
+        let empty_tensors = [0x2a, 0].repeat(1000);
+        assert!(decoded_bytes(&empty_tensors) >= 1000 * 2 * size_of::<InferInputTensor>() as u64);
+        let empty_raw = [0x3a, 0].repeat(1000);
+        assert!(decoded_bytes(&empty_raw) >= 1000 * 2 * size_of::<Bytes>() as u64);
+        // A large raw tensor is a slice of its message; numbers are converted.
+        let raw = message(vec![input("UINT8", &[1_000_000], None)], vec![vec![1; 1_000_000].into()]);
+        assert!(decoded_bytes(&raw.encode_to_vec()) < 10_000);
+        let contents = InferTensorContents { int64_contents: vec![1; 1_000_000], ..Default::default() };
+        let typed = message(vec![input("INT64", &[1_000_000], Some(contents))], vec![]);
+        assert!(decoded_bytes(&typed.encode_to_vec()) >= 24_000_000);
+        let strings = InferTensorContents { bytes_contents: vec![Bytes::new(); 1000], ..Default::default() };
+        let typed = message(vec![input("BYTES", &[1000], Some(strings))], vec![]);
+        assert!(decoded_bytes(&typed.encode_to_vec()) >= 1000 * (2 * size_of::<Bytes>() as u64 + 4));
     }
 
     fn typed(datatype: &str, contents: InferTensorContents) -> Vec<u8> {

@@ -1,14 +1,13 @@
-//! Which service answers a call, with which compression.
+//! Which service answers a call.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use downbeat_protocol::FILE_DESCRIPTOR_SET;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 use tonic::Status;
@@ -19,17 +18,23 @@ use tonic::server::NamedService;
 use tonic_health::pb::health_server::HealthServer;
 
 use super::GrpcOptions;
+use super::call::Inference;
 use super::health::HealthService;
 use super::inference::InferenceService;
+use super::message::{self, MessageReader, WholeMessages};
+use crate::budget::ByteBudget;
 use crate::service::Service;
 use crate::shared_memory::{Client, SharedMemory};
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
+/// What a call brings.
+type CallBody = Incoming;
+
 /// What a connection hands its calls to.
 pub(super) trait Frontend:
     hyper::service::Service<
-        Request<Incoming>,
+        Request<CallBody>,
         Response = Response<Body>,
         Error = Infallible,
         Future: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
@@ -42,6 +47,10 @@ pub(super) trait Frontend:
     fn for_client(&self, client: Client) -> Self;
 }
 
+/// The calls that tonic does not see.
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
 /// Joins the services.
 pub(super) fn frontend<S: Service>(
     service: Arc<S>,
@@ -51,8 +60,8 @@ pub(super) fn frontend<S: Service>(
 ) -> impl Frontend {
     let limit = options.max_message_bytes;
     let health = HealthServer::new(HealthService::new(Arc::clone(&service), draining.clone()));
-    let inference = Arc::new(InferenceService::new(service, memory, options, draining));
-    let plain = GrpcInferenceServiceServer::from_arc(inference)
+    let inference = Inference::new(Arc::clone(&service), Arc::clone(&memory), options, draining.clone());
+    let management = GrpcInferenceServiceServer::new(InferenceService::new(service, memory, draining))
         .max_decoding_message_size(limit)
         .max_encoding_message_size(usize::MAX)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -64,51 +73,49 @@ pub(super) fn frontend<S: Service>(
         .inspect_err(|error| tracing::warn!(%error, "no gRPC reflection"))
         .ok();
     Calls {
-        services: Arc::new(Services {
-            gzip: plain.clone().send_compressed(CompressionEncoding::Gzip),
-            deflate: plain.clone().send_compressed(CompressionEncoding::Deflate),
-            plain,
-            health,
-            reflection,
-        }),
+        inference: Arc::new(inference),
+        services: Arc::new(Services { management, health, reflection }),
+        budget: Arc::clone(&options.budget),
         limit,
         client: Client::default(),
     }
 }
 
-struct Calls<T, H, R> {
+struct Calls<S, T, H, R> {
+    inference: Arc<Inference<S>>,
     services: Arc<Services<T, H, R>>,
+    budget: Arc<ByteBudget>,
     /// Largest message, bytes.
     limit: usize,
     client: Client,
 }
 
-impl<T: Generated, H: Generated, R: Generated> Frontend for Calls<T, H, R> {
+impl<S: Service, T: Generated, H: Generated, R: Generated> Frontend for Calls<S, T, H, R> {
     fn for_client(&self, client: Client) -> Self {
         Calls { client, ..self.clone() }
     }
 }
 
-impl<T, H, R> Clone for Calls<T, H, R> {
+impl<S, T, H, R> Clone for Calls<S, T, H, R> {
     fn clone(&self) -> Self {
-        Calls { services: Arc::clone(&self.services), ..*self }
+        Calls {
+            inference: Arc::clone(&self.inference),
+            services: Arc::clone(&self.services),
+            budget: Arc::clone(&self.budget),
+            ..*self
+        }
     }
 }
 
 struct Services<T, H, R> {
-    /// Answers without compression, as almost every client wants: most say that they *accept* gzip, and would get
-    /// answers for which compressing takes longer than the model.
-    plain: T,
-    /// For clients that compress themselves.
-    gzip: T,
-    deflate: T,
+    management: T,
     health: H,
     reflection: Option<R>,
 }
 
 /// A tonic service as its generated code makes it.
 trait Generated:
-    CallService<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answer>
+    CallService<Request<WholeMessages<CallBody>>, Response = Response<Body>, Error = Infallible, Future = Answer>
     + NamedService
     + Clone
     + Send
@@ -118,7 +125,7 @@ trait Generated:
 }
 
 impl<T> Generated for T where
-    T: CallService<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future = Answer>
+    T: CallService<Request<WholeMessages<CallBody>>, Response = Response<Body>, Error = Infallible, Future = Answer>
         + NamedService
         + Clone
         + Send
@@ -127,21 +134,42 @@ impl<T> Generated for T where
 {
 }
 
-impl<T: Generated, H: Generated, R: Generated> hyper::service::Service<Request<Incoming>> for Calls<T, H, R> {
+impl<S: Service, T: Generated, H: Generated, R: Generated> hyper::service::Service<Request<CallBody>>
+    for Calls<S, T, H, R>
+{
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = LimitNamed;
+    type Future = Answer;
 
-    fn call(&self, mut request: Request<Incoming>) -> LimitNamed {
+    fn call(&self, request: Request<CallBody>) -> Answer {
+        let (inference, client) = (Arc::clone(&self.inference), self.client);
+        match request.uri().path() {
+            INFER => {
+                Box::pin(async move { Ok(inference.call(client, request).await.unwrap_or_else(Status::into_http)) })
+            }
+            STREAM_INFER => {
+                let answer = inference.stream(client, request).unwrap_or_else(Status::into_http);
+                Box::pin(std::future::ready(Ok(answer)))
+            }
+            _ => self.manage(request),
+        }
+    }
+}
+
+impl<S, T: Generated, H: Generated, R: Generated> Calls<S, T, H, R> {
+    /// Calls that are no inferences.
+    fn manage(&self, mut request: Request<CallBody>) -> Answer {
         request.extensions_mut().insert(self.client);
+        // tonic undoes the coding, and says what it thinks of one that it does not know.
+        let coded = matches!(message::coding(request.headers()), Ok(Some(_)) | Err(_));
+        let request = request.map(|body| {
+            WholeMessages::new(MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), None))
+        });
+        let held = request.body().held();
         let services = &*self.services;
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
         let answer = if name == T::NAME {
-            match request.headers().get("grpc-encoding").map(|encoding| encoding.as_bytes()) {
-                Some(b"gzip") => services.gzip.clone().call(request),
-                Some(b"deflate") => services.deflate.clone().call(request),
-                _ => services.plain.clone().call(request),
-            }
+            services.management.clone().call(request)
         } else if name == H::NAME {
             services.health.clone().call(request)
         } else if let Some(reflection) = services.reflection.as_ref().filter(|_| name == R::NAME) {
@@ -149,36 +177,13 @@ impl<T: Generated, H: Generated, R: Generated> hyper::service::Service<Request<I
         } else {
             let name: String = name.chars().take(64).collect();
             let status = Status::unimplemented(format!("unknown service '{name}'; expected '{}'", T::NAME));
-            Box::pin(std::future::ready(Ok(status.into_http())))
+            return Box::pin(std::future::ready(Ok(status.into_http())));
         };
-        LimitNamed { answer, limit: self.limit }
+        Box::pin(async move {
+            let answer = answer.await;
+            // What the message holds of the budget it holds until it is dealt with.
+            drop(held);
+            answer
+        })
     }
-}
-
-/// Turns tonic's `OUT_OF_RANGE` for a message over the limit into `RESOURCE_EXHAUSTED`, as gRPC has it.
-struct LimitNamed {
-    answer: Answer,
-    limit: usize,
-}
-
-impl Future for LimitNamed {
-    type Output = Result<Response<Body>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Ok(response) = ready!(self.answer.as_mut().poll(context));
-        if is_out_of_range(response.headers()) {
-            return Poll::Ready(Ok(too_large(self.limit).into_http()));
-        }
-        Poll::Ready(Ok(response))
-    }
-}
-
-/// A successful answer has its status at its end and not here, so this costs it one look.
-fn is_out_of_range(headers: &HeaderMap) -> bool {
-    headers.get("grpc-status").is_some_and(|status| status.as_bytes() == b"11")
-}
-
-/// The status for a message over the limit.
-pub(super) fn too_large(limit: usize) -> Status {
-    Status::resource_exhausted(format!("the message is larger than the server takes: the limit is {limit} bytes"))
 }

@@ -1,20 +1,17 @@
-//! `GRPCInferenceService`: messages in, calls of the [`Service`], messages out.
+//! `GRPCInferenceService` without its inferences: messages in, calls of the [`Service`], messages out.
 
 use std::sync::Arc;
 
 use downbeat_core::tensor::TensorSpec;
 use downbeat_protocol::Parameter;
-use downbeat_protocol::grpc::{MessageError, request_from_message, response_to_message};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
+use futures_util::stream::Empty;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::stream::AnswerStream;
-use super::{GrpcOptions, settings, timeout};
-use crate::budget::ByteBudget;
-use crate::error::ServiceError;
-use crate::extension::{self, EXTENSIONS};
+use super::settings;
+use crate::extension::EXTENSIONS;
 use crate::service::{LoadOverrides, Service};
 use crate::shared_memory::{Client, SharedMemory};
 
@@ -22,37 +19,23 @@ use crate::shared_memory::{Client, SharedMemory};
 pub(super) struct InferenceService<S> {
     service: Arc<S>,
     memory: Arc<SharedMemory>,
-    max_stream_requests: usize,
-    max_message_bytes: usize,
-    budget: Arc<ByteBudget>,
     draining: watch::Receiver<bool>,
 }
 
 impl<S: Service> InferenceService<S> {
-    pub(super) fn new(
-        service: Arc<S>,
-        memory: Arc<SharedMemory>,
-        options: &GrpcOptions,
-        draining: watch::Receiver<bool>,
-    ) -> Self {
-        InferenceService {
-            service,
-            memory,
-            max_stream_requests: options.max_stream_requests,
-            max_message_bytes: options.max_message_bytes,
-            budget: Arc::clone(&options.budget),
-            draining,
-        }
+    pub(super) fn new(service: Arc<S>, memory: Arc<SharedMemory>, draining: watch::Receiver<bool>) -> Self {
+        InferenceService { service, memory, draining }
     }
+}
+
+/// [`Inference`](super::call::Inference) answers these calls before tonic sees them.
+fn elsewhere() -> Status {
+    Status::unimplemented("inferences are answered elsewhere")
 }
 
 /// Who sent a request: the connection has said so.
 fn client_of<T>(request: &Request<T>) -> Client {
     request.extensions().get().copied().unwrap_or_default()
-}
-
-fn invalid(error: MessageError) -> ServiceError {
-    ServiceError::InvalidArgument(error.to_string())
 }
 
 /// There is one repository, and it has no name.
@@ -163,34 +146,18 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
 
     async fn model_infer(
         &self,
-        request: Request<pb::ModelInferRequest>,
+        _request: Request<pb::ModelInferRequest>,
     ) -> Result<Response<pb::ModelInferResponse>, Status> {
-        let client = client_of(&request);
-        let mut held = self.budget.reservation();
-        let call_timeout_us = timeout::call_timeout_us(request.metadata());
-        let mut request = request_from_message(request.into_inner()).map_err(invalid)?;
-        timeout::bound(&mut request, call_timeout_us);
-        let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
-        Ok(Response::new(response_to_message(response)))
+        Err(elsewhere())
     }
 
-    type ModelStreamInferStream = AnswerStream<S>;
+    type ModelStreamInferStream = Empty<Result<pb::ModelStreamInferResponse, Status>>;
 
     async fn model_stream_infer(
         &self,
-        request: Request<Streaming<pb::ModelInferRequest>>,
-    ) -> Result<Response<AnswerStream<S>>, Status> {
-        let client = client_of(&request);
-        Ok(Response::new(AnswerStream::new(
-            Arc::clone(&self.service),
-            Arc::clone(&self.memory),
-            client,
-            Arc::clone(&self.budget),
-            request.into_inner(),
-            self.max_stream_requests,
-            self.max_message_bytes,
-            self.draining.clone(),
-        )))
+        _request: Request<Streaming<pb::ModelInferRequest>>,
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+        Err(elsewhere())
     }
 
     async fn model_config(

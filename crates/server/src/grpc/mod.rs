@@ -1,9 +1,12 @@
 //! The gRPC frontend: `GRPCInferenceService`, health (`grpc.health.v1`) and reflection, over any [`Service`].
 
+mod answer;
+mod call;
 mod connection;
 mod frontend;
 mod health;
 mod inference;
+mod message;
 mod settings;
 mod stream;
 mod timeout;
@@ -21,7 +24,7 @@ use crate::shared_memory::SharedMemory;
 /// What the gRPC frontend can be told.
 #[derive(Clone, Debug)]
 pub struct GrpcOptions {
-    /// Largest message taken, bytes, after decompression. Answers have no limit.
+    /// Largest message taken, bytes, as sent and after decompression. Answers have no limit.
     pub max_message_bytes: usize,
     /// What messages and answers may hold of the memory, together with all other requests.
     pub budget: Arc<ByteBudget>,
@@ -37,7 +40,7 @@ pub struct GrpcOptions {
 impl Default for GrpcOptions {
     fn default() -> Self {
         GrpcOptions {
-            max_message_bytes: 64 << 20,
+            max_message_bytes: i32::MAX as usize,
             budget: ByteBudget::unbounded(),
             max_stream_requests: 1024,
             max_connection_calls: 4096,

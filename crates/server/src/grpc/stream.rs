@@ -4,21 +4,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use downbeat_protocol::grpc::{request_from_message, response_to_message};
+use bytes::Bytes;
+use downbeat_protocol::grpc::response_to_message;
+use downbeat_protocol::inference::InferParameter;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_protocol::inference::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};
+use http_body::Body;
 use tokio::sync::watch;
-use tonic::{Code, Status, Streaming};
+use tonic::Status;
 
-use super::frontend::too_large;
-use crate::budget::ByteBudget;
+use super::answer::{Pieces, error_pieces, pieces};
+use super::call::{Codings, Inference};
+use super::message::{MessageReader, RawMessage, Received, read_request};
 use crate::error::ServiceError;
 use crate::extension;
 use crate::service::Service;
-use crate::shared_memory::{Client, SharedMemory};
+use crate::shared_memory::Client;
 
 /// Says of an answer in a stream that no other follows for the same request.
 const FINAL: &str = "triton_final_response";
@@ -28,16 +31,13 @@ const FINAL: &str = "triton_final_response";
 ///
 /// At most `bound` requests are under way; further ones stay unread. Dropping this (the client has gone) drops their
 /// futures, which cancels them.
-pub(super) struct AnswerStream<S> {
-    service: Arc<S>,
-    memory: Arc<SharedMemory>,
+pub(super) struct AnswerStream<S, B> {
+    inference: Arc<Inference<S>>,
     client: Client,
-    budget: Arc<ByteBudget>,
-    requests: Streaming<ModelInferRequest>,
-    running: FuturesOrdered<BoxFuture<'static, ModelStreamInferResponse>>,
+    codings: Codings,
+    requests: MessageReader<B>,
+    running: FuturesOrdered<BoxFuture<'static, Result<Pieces, Status>>>,
     bound: usize,
-    /// Largest message, bytes.
-    limit: usize,
     /// Nothing more is read: the client is done, the stream is broken, or the server drains.
     ended: bool,
     /// What the stream ends with, after the answers.
@@ -45,58 +45,60 @@ pub(super) struct AnswerStream<S> {
     drain: BoxFuture<'static, ()>,
 }
 
-impl<S: Service> AnswerStream<S> {
-    pub(super) fn new(
-        service: Arc<S>,
-        memory: Arc<SharedMemory>,
+impl<S: Service, B> AnswerStream<S, B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    /// The answers to `requests`, at most `bound` at once.
+    pub fn new(
+        inference: Arc<Inference<S>>,
         client: Client,
-        budget: Arc<ByteBudget>,
-        requests: Streaming<ModelInferRequest>,
+        codings: Codings,
+        requests: MessageReader<B>,
         bound: usize,
-        limit: usize,
         draining: watch::Receiver<bool>,
     ) -> Self {
         AnswerStream {
-            service,
-            memory,
+            inference,
             client,
-            budget,
+            codings,
             requests,
             running: FuturesOrdered::new(),
             bound: bound.max(1),
-            limit,
             ended: false,
             failure: None,
             drain: Box::pin(super::drained(draining)),
         }
     }
 
-    fn start(&mut self, message: ModelInferRequest) {
-        let service = Arc::clone(&self.service);
-        let memory = Arc::clone(&self.memory);
-        let client = self.client;
-        let mut held = self.budget.reservation();
+    fn start(&mut self, message: RawMessage) {
+        let (inference, client, codings) = (Arc::clone(&self.inference), self.client, self.codings);
         self.running.push_back(Box::pin(async move {
+            let (message, held) = match message.inference(codings.requests, inference.limit).await {
+                Ok(read) => read,
+                Err(status) => return error_pieces(status.message().to_owned(), String::new(), String::new()),
+            };
             let (model_name, id) = (message.model_name.clone(), message.id.clone());
             let answer = async {
-                let request =
-                    request_from_message(message).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
-                extension::infer(&*service, &memory, client, request, &mut held).await
+                let (request, mut held) = read_request(message, held).await?;
+                extension::infer(&*inference.service, &inference.memory, client, request, &mut held).await
             };
             match answer.await {
                 Ok(response) => {
                     let mut response = response_to_message(response);
                     let yes = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
                     response.parameters.insert(FINAL.into(), yes);
-                    ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+                    pieces(response, true, codings.answers, &inference.budget).await
                 }
-                // The id tells the client which request it was.
-                Err(error) => ModelStreamInferResponse {
-                    error_message: error.to_string(),
-                    infer_response: Some(ModelInferResponse { model_name, id, ..Default::default() }),
-                },
+                Err(error) => error_pieces(error.to_string(), model_name, id),
             }
         }));
+    }
+
+    fn refuse(&mut self, error: ServiceError) {
+        let refused = error_pieces(error.to_string(), String::new(), String::new());
+        self.running.push_back(Box::pin(std::future::ready(refused)));
     }
 
     fn end(&mut self, failure: Option<Status>) {
@@ -109,26 +111,28 @@ impl<S: Service> AnswerStream<S> {
             self.end(Some(Status::unavailable("the server is shutting down")));
         }
         while !self.ended && self.running.len() < self.bound {
-            match Pin::new(&mut self.requests).poll_next(context) {
+            match self.requests.poll_next(context) {
                 Poll::Pending => return,
-                Poll::Ready(Some(Ok(message))) => self.start(message),
-                Poll::Ready(None) => self.end(None),
-                Poll::Ready(Some(Err(status))) if status.code() == Code::OutOfRange => {
-                    self.end(Some(too_large(self.limit)));
-                }
+                Poll::Ready(Some(Ok(Received::Message(message)))) => self.start(message),
+                Poll::Ready(Some(Ok(Received::Refused(error)))) => self.refuse(error),
                 Poll::Ready(Some(Err(status))) => self.end(Some(status)),
+                Poll::Ready(None) => self.end(None),
             }
         }
     }
 }
 
-impl<S: Service> Stream for AnswerStream<S> {
-    type Item = Result<ModelStreamInferResponse, Status>;
+impl<S: Service, B> Stream for AnswerStream<S, B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Item = Result<Pieces, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.read(context);
         match self.running.poll_next_unpin(context) {
-            Poll::Ready(Some(answer)) => Poll::Ready(Some(Ok(answer))),
+            Poll::Ready(Some(answer)) => Poll::Ready(Some(answer)),
             Poll::Ready(None) if self.ended => Poll::Ready(self.failure.take().map(Err)),
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }

@@ -1,14 +1,14 @@
 //! The time a client gives a call (`grpc-timeout`), as the request's `timeout` parameter.
 
 use downbeat_protocol::{InferRequest, Parameter};
-use tonic::metadata::MetadataMap;
+use http::HeaderMap;
 
 const TIMEOUT: &str = "timeout";
 
 /// The time a client gives this call, microseconds, rounded up; `None` if it gives none or nothing that can be read
 /// (gRPC: 1 to 8 digits and a unit).
-pub(super) fn call_timeout_us(metadata: &MetadataMap) -> Option<u64> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
@@ -48,9 +48,9 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Option<u64> {
-        let mut metadata = MetadataMap::new();
-        metadata.insert("grpc-timeout", text.parse().unwrap());
-        call_timeout_us(&metadata)
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", text.parse().unwrap());
+        call_timeout_us(&headers)
     }
 
     #[test]
@@ -69,7 +69,7 @@ mod tests {
         for text in ["", "m", "5", "-5m", "+5m", "5x", "123456789m", "5 m"] {
             assert_eq!(parsed(text), None, "{text:?}");
         }
-        assert_eq!(call_timeout_us(&MetadataMap::new()), None);
+        assert_eq!(call_timeout_us(&HeaderMap::new()), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The gRPC frontend with a real client over loopback.
 
 mod bad_input;
+mod budget;
 mod infer;
 mod management;
 mod server;

@@ -202,17 +202,21 @@ pub fn decoded_bytes(message: &[u8]) -> u64 {
 
 /// Of names, shapes and parameters.
 fn nested_bytes(payload: &[u8]) -> u64 {
-    32 * payload.len() as u64
+    (payload.len() as u64).saturating_mul(32)
 }
 
 /// Of numbers that are not raw: as they are decoded, in lists that have doubled, and as tensor.
 fn contents_bytes(payload: &[u8]) -> u64 {
-    let growth = |number| match number {
-        1 | 6 | 7 => 4,
-        2 | 4 => 16,
-        _ => 32,
+    let bytes = |(number, payload): (u64, &[u8])| {
+        let length = payload.len() as u64;
+        match number {
+            1 | 6 | 7 => 4 * (1 + length),
+            2 | 4 => 16 * (1 + length),
+            8 => 2 * SLICE_BYTES + 4 * length,
+            _ => 32 * (1 + length),
+        }
     };
-    fields(payload).map(|(number, payload)| growth(number) * (1 + payload.len() as u64)).fold(0, u64::saturating_add)
+    fields(payload).map(bytes).fold(0, u64::saturating_add)
 }
 
 /// The fields of a message with what they hold, as far as it can be read.

@@ -32,6 +32,7 @@ pub struct GroupLayer {
     pub policy: Option<DevicePolicy>,
     pub pad: Option<bool>,
     pub max_length: Option<u32>,
+    pub pad_check_every: Option<u32>,
     pub mixes: Option<Mixes>,
     pub max_running: Option<u32>,
     pub ring_slots: Option<u32>,
@@ -142,6 +143,7 @@ impl GroupLayer {
         let settings = DeviceSettings {
             pad: self.pad.unwrap_or(false),
             max_length: self.max_length,
+            pad_check_every: self.pad_check_every,
             mixes,
             max_running: self.max_running,
             ring_slots: self.ring_slots,

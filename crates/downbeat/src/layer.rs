@@ -65,6 +65,7 @@ pub struct Layer {
     #[serde(default, deserialize_with = "bytes")]
     pub max_in_flight_bytes: Option<usize>,
     pub shared_memory: Option<bool>,
+    pub run_memory_bytes: Option<usize>,
     #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
     pub drain_timeout: Option<Duration>,
     #[serde(default, rename = "run_timeout_s", deserialize_with = "seconds")]

@@ -131,6 +131,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.max_grpc_message_bytes, &layer.max_grpc_message_bytes);
         options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
         over(&mut options.shared_memory, &layer.shared_memory);
+        options.run_memory_bytes = layer.run_memory_bytes.or(options.run_memory_bytes);
         over(&mut options.drain_timeout, &layer.drain_timeout);
         over(&mut options.run_limits.least, &layer.run_timeout);
         over(&mut options.run_limits.factor, &layer.run_timeout_factor);
@@ -381,6 +382,7 @@ mod tests {
         let settings = DeviceSettings {
             pad: true,
             max_length: Some(128),
+            pad_check_every: None,
             mixes: Some(MixTable::enhanced(vec![(4, mix("4")), (8, mix("8"))]).unwrap()),
             max_running: Some(8),
             ring_slots: Some(64),

@@ -72,6 +72,9 @@ pub struct ServeFlags {
         env = "DOWNBEAT_SHARED_MEMORY", help_heading = "Ports"
     )]
     pub shared_memory: Option<bool>,
+    /// What runs of models on the CPU may take together, such as 4G, as estimated before each; 0: no limit [default: a quarter of the memory]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_RUN_MEMORY_BYTES", help_heading = "Engine")]
+    pub run_memory_bytes: Option<usize>,
 
     /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
@@ -292,6 +295,7 @@ impl ServeFlags {
             max_grpc_message_bytes: self.max_grpc_message_bytes,
             max_in_flight_bytes: self.max_in_flight_bytes,
             shared_memory: self.shared_memory,
+            run_memory_bytes: self.run_memory_bytes,
             drain_timeout: self.drain_timeout,
             run_timeout: self.run_timeout,
             run_timeout_factor: self.run_timeout_factor,

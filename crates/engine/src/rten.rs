@@ -19,6 +19,7 @@ use rten::{ModelOptions, NodeId, RunOptions};
 use crate::activations::Activations;
 use crate::onnx::Checked;
 use crate::onnx::proto::ModelProto;
+use crate::run_memory::RunMemory;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::Tensor;
@@ -80,6 +81,8 @@ impl Engine for Rten {
                 )));
             }
         }
+        // Before RTen computes what depends on weights alone.
+        let memory = RunMemory::of(path, options.memory.as_ref()).map_err(&error)?;
         let model = load_model(path, &file).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
         let signature = file.signature(|output| infer(&model, output))?;
         for (what, specs) in [("input", &signature.inputs), ("output", &signature.outputs)] {
@@ -91,7 +94,7 @@ impl Engine for Rten {
             }
         }
         let (pools, threads) = (self.pools.clone(), threads_of(options.threads));
-        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads };
+        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, memory };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -183,6 +186,7 @@ struct Shared {
     pools: Arc<Pools>,
     /// Of a run.
     threads: usize,
+    memory: Option<RunMemory>,
 }
 
 /// The tensors that a batch is at some place.
@@ -209,6 +213,10 @@ impl Model for RtenModel {
         self.activations.as_ref()
     }
 
+    fn run_memory(&self) -> Option<&RunMemory> {
+        self.shared.memory.as_ref()
+    }
+
     fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(RtenLane { shared: self.shared.clone() }))
     }
@@ -225,6 +233,12 @@ impl Lane for RtenLane {
             return Ok(());
         }
         let tensors = std::mem::take(&mut state.tensors);
+        // Estimated from the model's inputs: a batch that was begun may go on.
+        let memory = self.shared.memory.as_ref().filter(|_| range.start == 0);
+        let _reserved = memory
+            .map(|memory| memory.reserve(&tensors))
+            .transpose()
+            .map_err(|error| RunError::new(NAME, error.to_string()))?;
         let states = &self.shared.states;
         let result = match (states.get(range.start), states.get(range.end)) {
             // However many segments: RTen runs from any values to any.

@@ -9,6 +9,7 @@ use downbeat_core::{Duration, LatencyProfile};
 
 use crate::activations::Activations;
 use crate::ring_memory::{RingMemory, RingMemoryError};
+use crate::run_memory::{MemoryBudget, RunMemory};
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
@@ -48,18 +49,26 @@ pub struct LoadOptions {
     pub threads: usize,
     /// Where to cut it into segments.
     pub cut: Cut,
+    /// What its runs may take, on the CPU; `None`: nobody limits them.
+    pub memory: Option<Arc<MemoryBudget>>,
 }
 
 impl LoadOptions {
     /// The whole model at `path`, with `threads` threads inside one run (0: one a core).
     pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
-        LoadOptions { path: path.into(), threads, cut: Cut::Whole }
+        LoadOptions { path: path.into(), threads, cut: Cut::Whole, memory: None }
     }
 
     /// The same, cut into segments.
     #[must_use]
     pub fn with_cut(self, cut: Cut) -> Self {
         LoadOptions { cut, ..self }
+    }
+
+    /// The same, with a limit on what its runs take.
+    #[must_use]
+    pub fn with_memory(self, memory: Arc<MemoryBudget>) -> Self {
+        LoadOptions { memory: Some(memory), ..self }
     }
 }
 
@@ -123,6 +132,11 @@ pub trait Model: Send + Sync {
     /// If there is no memory for it.
     fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         Buffer::try_with_capacity(bytes)
+    }
+
+    /// What its runs take, where that is estimated.
+    fn run_memory(&self) -> Option<&RunMemory> {
+        None
     }
 
     /// Why nothing of it runs any more on a device, if that is so; cheap to ask.

@@ -39,6 +39,8 @@ pub struct DeviceSettings {
     pub pad: bool,
     /// The longest request that is taken; `None`: 4,096.
     pub max_length: Option<u32>,
+    /// One in so many padded requests is run once more alone, off the path of requests, to see whether its answer is the same; 0: none; `None`: 256.
+    pub pad_check_every: Option<u32>,
     /// Elastic: the lanes by load; `None`: naive (N-Ebird).
     pub mixes: Option<MixTable>,
     /// Elastic: the most items that run at once; `None`: what the largest mix holds; naive lanes are those up to the

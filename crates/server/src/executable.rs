@@ -8,6 +8,7 @@ use downbeat_core::{Duration, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use smallvec::SmallVec;
 
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
@@ -15,7 +16,7 @@ use crate::error::ServiceError;
 use crate::lanes::LaneGroup;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
-use crate::plan::{BatchPlan, ShapeKey};
+use crate::plan::{Admitted, BatchPlan, ShapeKey};
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
 
@@ -138,6 +139,22 @@ impl Executable {
     /// The engine's model.
     pub fn model(&self) -> &dyn Model {
         &*self.model
+    }
+
+    /// Whether a request may ever have the memory that its run takes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with what it would take and what runs may.
+    pub fn check_memory(&self, request: &Admitted) -> Result<(), ServiceError> {
+        let Some(memory) = self.model.run_memory() else { return Ok(()) };
+        let shape = |(index, item): (usize, &[i64])| {
+            let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
+            (self.plan.engine_shape(index, request.rows as usize, &item), request.input(index))
+        };
+        let inputs: SmallVec<[_; 4]> = self.plan.item_shapes(request).enumerate().map(shape).collect();
+        memory
+            .check(inputs.iter().map(|(shape, data)| (&shape[..], *data)))
+            .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))
     }
 
     /// Why it runs nowhere any more, if that is so.

@@ -9,7 +9,7 @@ use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
-use downbeat_engine::{Cut, Engine, LoadError, LoadOptions, Model};
+use downbeat_engine::{Cut, Engine, LoadError, LoadOptions, MemoryBudget, Model};
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
 use crate::executable::{Executable, LaneCount, Queue};
 use crate::lanes::{self, Occupancy, Padding, PolicyError};
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
 use crate::plan::{BatchPlan, ShapeKey};
@@ -53,13 +54,16 @@ struct Source<'a> {
     engine: &'a dyn Engine,
     path: &'a Path,
     cut: Cut,
+    /// What its runs may take.
+    memory: Option<&'a Arc<MemoryBudget>>,
     /// See [`Source::key`].
     key: OnceCell<std::io::Result<String>>,
 }
 
 impl Source<'_> {
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
-        self.engine.load(&LoadOptions::new(self.path, threads).with_cut(self.cut.clone()))
+        let memory = self.memory.cloned();
+        self.engine.load(&LoadOptions { memory, ..LoadOptions::new(self.path, threads).with_cut(self.cut.clone()) })
     }
 
     /// What its profiles are stored under, measured with up to these threads and items. Reads the file, once.
@@ -81,6 +85,8 @@ pub struct Loader {
     occupancies: Vec<Arc<Occupancy>>,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
+    /// What the runs of all models may take; `None`: nobody limits them.
+    memory: Option<Arc<MemoryBudget>>,
 }
 
 impl Loader {
@@ -96,7 +102,14 @@ impl Loader {
         let clock = driver.clock();
         let occupancy = |device| Arc::new(Occupancy::new(metrics.device(device)));
         let occupancies = (0..driver.devices()).map(occupancy).collect();
-        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes: Mutex::default() }
+        let memory = match options.run_memory_bytes {
+            None => Some(memory::default_budget()),
+            Some(0) => None,
+            Some(bytes) => Some(bytes as u64),
+        };
+        let memory = memory.map(MemoryBudget::new);
+        let wishes = Mutex::default();
+        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes, memory }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -159,7 +172,7 @@ impl Loader {
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
         let (cut, is_asked) = lanes::cut(policy, settings);
-        let mut source = Source { engine: &**engine, path, cut, key: OnceCell::new() };
+        let mut source = Source { engine: &**engine, path, cut, memory: self.memory.as_ref(), key: OnceCell::new() };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
@@ -200,7 +213,8 @@ impl Loader {
                 plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), largest);
             }
             if let Some(padding) = &padding {
-                lanes::check_padding(&plan, padding, &*model).map_err(|error| refuses(error.to_string()))?;
+                lanes::check_padding(&plan, padding, &*model, self.clock)
+                    .map_err(|error| refuses(error.to_string()))?;
             }
             warn_of_levels(definition, policy);
         }

@@ -77,6 +77,9 @@ pub struct ServerOptions {
     pub max_in_flight_bytes: Option<usize>,
     /// Whether clients may register regions of this machine's shared memory.
     pub shared_memory: bool,
+    /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
+    /// at the start. 0: no limit.
+    pub run_memory_bytes: Option<usize>,
     /// How long a stopping server lets queued requests finish.
     pub drain_timeout: Duration,
     /// How long runs may take.
@@ -133,6 +136,7 @@ impl ServerOptions {
             max_grpc_message_bytes: i32::MAX as usize,
             max_in_flight_bytes: None,
             shared_memory: false,
+            run_memory_bytes: None,
             drain_timeout: Duration::from_millis(30_000),
             run_limits: RunLimits::default(),
             model_control: ModelControl::None,

@@ -76,7 +76,7 @@ impl Admitted {
 }
 
 /// One output of one request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OutputPart {
     /// Sizes, the batch dimension included.
     pub shape: Vec<i64>,

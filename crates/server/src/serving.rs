@@ -271,6 +271,7 @@ impl Serving {
             (executable.plan.admit(&mut request)?, request)
         };
         let _input_bytes = self.hold_inputs(served, executable, admitted.bytes())?;
+        executable.check_memory(&admitted)?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;
         let (reply, answer) = oneshot::channel();
         let call = |admitted| Call {

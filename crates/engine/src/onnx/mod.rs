@@ -4,6 +4,7 @@ mod external;
 mod file;
 pub(crate) mod graph;
 pub(crate) mod proto;
+pub(crate) mod sizes;
 mod wire;
 
 use std::fs::File;

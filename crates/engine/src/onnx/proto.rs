@@ -123,6 +123,27 @@ pub(crate) struct WeightProto {
     pub external_data: Vec<StringEntry>,
 }
 
+/// A tensor, but for strings and unsigned 64-bit integers.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TensorProto {
+    #[prost(int64, repeated, tag = "1")]
+    pub dims: Vec<i64>,
+    #[prost(int32, tag = "2")]
+    pub data_type: i32,
+    #[prost(float, repeated, tag = "4")]
+    pub float_data: Vec<f32>,
+    #[prost(int32, repeated, tag = "5")]
+    pub int32_data: Vec<i32>,
+    #[prost(int64, repeated, tag = "7")]
+    pub int64_data: Vec<i64>,
+    #[prost(string, tag = "8")]
+    pub name: String,
+    #[prost(bytes = "bytes", tag = "9")]
+    pub raw_data: Bytes,
+    #[prost(double, repeated, tag = "10")]
+    pub double_data: Vec<f64>,
+}
+
 /// A key and a value.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct StringEntry {

@@ -21,6 +21,7 @@ use ort::session::{RunOptions, Session};
 
 use crate::cuda::{CudaError, CudaOptions};
 use crate::onnx;
+use crate::run_memory::RunMemory;
 use crate::segment::Cut;
 use crate::stop::{self, Interrupt};
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
@@ -227,18 +228,20 @@ impl Engine for Onnxruntime {
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: NAME, reason };
         let library_error = |e: ort::Error| error(reason(e.message()));
+        // Before the library computes what depends on weights alone.
+        let memory = RunMemory::of(&options.path, options.memory.as_ref()).map_err(error)?.map(Arc::new);
         let builder = || self.runtime.builder(options.threads, &inputs);
         if options.cut == Cut::Whole {
             let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
             let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
-            return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?));
+            return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?.within(memory)));
         }
         let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let session = builder().and_then(|b| cut::optimise(b, &options.path, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
         drop(session);
-        Ok(Arc::new(cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?))
+        Ok(Arc::new(cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?.within(memory)))
     }
 }
 

@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use super::NAME;
 use super::value::{CpuMemory, Value, check};
 use crate::activations::Activations;
+use crate::run_memory::RunMemory;
 use crate::segment::SegmentInfo;
 use crate::state::State;
 use crate::stop;
@@ -32,6 +33,7 @@ pub(super) struct SessionModel {
     shared: Arc<Shared>,
     segments: Vec<SegmentInfo>,
     activations: Option<Activations>,
+    memory: Option<Arc<RunMemory>>,
 }
 
 struct Shared {
@@ -162,7 +164,12 @@ impl SessionModel {
         activations: Option<Activations>,
     ) -> Result<Self, String> {
         let shared = Arc::new(Shared { signature, memory: CpuMemory::new()?, parts });
-        Ok(SessionModel { shared, segments, activations })
+        Ok(SessionModel { shared, segments, activations, memory: None })
+    }
+
+    /// The same, with a limit on what its runs take.
+    pub(super) fn within(self, memory: Option<Arc<RunMemory>>) -> Self {
+        SessionModel { memory, ..self }
     }
 }
 
@@ -190,10 +197,15 @@ impl Model for SessionModel {
         self.activations.as_ref()
     }
 
+    fn run_memory(&self) -> Option<&RunMemory> {
+        self.memory.as_deref()
+    }
+
     fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
         Ok(Box::new(SessionLane {
             shared: self.shared.clone(),
             options: None,
+            memory: self.memory.clone(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             dims: Vec::new(),
@@ -206,6 +218,7 @@ struct SessionLane {
     shared: Arc<Shared>,
     /// What ends its runs; made with the first.
     options: Option<Arc<RunOptions>>,
+    memory: Option<Arc<RunMemory>>,
     /// Room for the values of a run; empty between runs.
     inputs: Vec<Value>,
     outputs: Vec<*mut sys::OrtValue>,
@@ -226,6 +239,12 @@ impl Lane for SessionLane {
             let reason = format!("there are {} segments, but {range:?} are asked for", shared.parts.len());
             return Err(RunError::new(NAME, reason));
         };
+        // Estimated from the model's inputs: a batch that was begun may go on.
+        let memory = self.memory.as_ref().filter(|_| range.start == 0);
+        let _reserved = memory
+            .map(|memory| memory.reserve(&tensors))
+            .transpose()
+            .map_err(|error| RunError::new(NAME, error.to_string()))?;
         for (part, index) in parts.iter().zip(range) {
             let between = index + 1 < shared.parts.len();
             // The inputs have to live until the run is over: the library reads them where they lie.

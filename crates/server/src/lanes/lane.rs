@@ -160,6 +160,10 @@ fn run(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work: &mut W
         return Outcome::default();
     }
     let clock = runtime.clock();
+    let differs = |member: &Member| member.length != work.launch.length;
+    if runtime.tensors().is_padding_off() && work.launch.segments.first == 0 && work.members.iter().any(differs) {
+        return each_alone(runtime, watch, engine, work);
+    }
     let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
     let state = assemble(runtime, engine, work);
     let assembled = clock.now();
@@ -235,7 +239,9 @@ fn answers(runtime: &Runtime, work: &Work, state: State) -> Result<Vec<(RequestI
     let outputs = runtime.tensors().plan.separate(state, &rows)?;
     let each = work.members.iter().zip(outputs);
     each.map(|(member, outputs)| {
-        Ok((member.request, runtime.tensors().cut(outputs, member.length, work.launch.length)?))
+        let outputs = runtime.tensors().cut(outputs, member.length, work.launch.length)?;
+        runtime.tensors().watch(member, work.launch.length, &outputs);
+        Ok((member.request, outputs))
     })
     .collect()
 }
@@ -249,17 +255,25 @@ fn answer_alone(
     work: &Work,
     failure: RunFailure,
 ) -> Outcome {
-    let mut outcome = Outcome { alone: true, ..Outcome::default() };
     // A failure of later segments may be that of a neighbour who has left since.
     let has_dummies = work.launch.computed_rows > work.launch.rows;
     let is_alone = work.members.len() == 1 && work.launch.segments.first == 0 && !has_dummies;
-    let mut failure = (is_alone || !matches!(failure, RunFailure::Engine(_))).then_some(failure);
+    if is_alone || !matches!(failure, RunFailure::Engine(_)) {
+        return failed(work, &failure);
+    }
+    each_alone(runtime, watch, engine, work)
+}
+
+/// Runs each member by itself, through all segments, until one takes too long.
+fn each_alone(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work: &Work) -> Outcome {
+    let mut outcome = Outcome { alone: true, ..Outcome::default() };
+    let mut failure: Option<RunFailure> = None;
     for member in &work.members {
         if let Some(failure) = &failure {
             outcome.failed.push((member.request, failure.clone()));
             continue;
         }
-        let length = runtime.tensors().padded_length(member.length);
+        let length = runtime.tensors().length_alone(member);
         let joined = runtime.tensors().join_inputs(engine, std::slice::from_ref(member), length, 0);
         let result = joined.map_err(RunFailure::from).and_then(|state| {
             let plan = &runtime.tensors().plan;

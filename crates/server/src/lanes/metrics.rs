@@ -22,6 +22,7 @@ pub struct LaneMetricsFamily {
     ring_occupied: IntGaugeVec,
     ring_most_occupied: IntGaugeVec,
     ring_overflowed: IntCounterVec,
+    padding_checks: IntCounterVec,
 }
 
 impl LaneMetricsFamily {
@@ -86,9 +87,19 @@ impl LaneMetricsFamily {
                 "Requests that found the input ring full and waited with the host",
                 &LABELS,
             )?,
+            padding_checks: counter(
+                "downbeat_padding_checks_total",
+                "Padded requests that were run once more alone: whose answer was the same, and different",
+                &["model", "version", "result"],
+            )?,
             busy_seconds,
             scheduling_seconds,
         })
+    }
+
+    /// What became of looks at padded requests of a model version: same, different.
+    pub fn padding_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
+        ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
 
     /// The metrics of one model version on one device.

@@ -24,6 +24,7 @@ mod metrics;
 mod occupancy;
 mod padding;
 mod padding_check;
+mod padding_watch;
 mod runtime;
 mod setup;
 mod tensors;

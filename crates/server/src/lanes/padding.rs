@@ -180,6 +180,34 @@ impl Padding {
         plan.inputs().get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
     }
 
+    /// A batch whose items are padded, without their zeros: all are `length` long. `None` if there is no memory for it.
+    pub fn bare(&self, plan: &BatchPlan, state: &State, length: u32) -> Option<State> {
+        let mut tensors = Vec::with_capacity(state.tensors.len());
+        for (index, (tensor, binding)) in state.tensors.iter().zip(plan.inputs()).enumerate() {
+            let rows = *tensor.shape.first()?;
+            let unit = binding.datatype().size()?;
+            let item = self.item(plan, index, length);
+            let padded = match self.inputs.get(index)? {
+                None => item.clone(),
+                Some(axis) => {
+                    let others = item.iter().enumerate().filter(|(at, _)| at != axis).map(|(_, size)| *size);
+                    let row = others.product::<usize>().checked_mul(rows)?.checked_mul(unit)?;
+                    let mut padded = item.clone();
+                    *padded.get_mut(*axis)? = tensor.data.len().checked_div(row)?;
+                    padded
+                }
+            };
+            let all =
+                |item: &[usize]| -> SmallVec<[usize; 6]> { [rows].into_iter().chain(item.iter().copied()).collect() };
+            let mut data = Vec::new();
+            data.try_reserve_exact(item.iter().product::<usize>().checked_mul(rows)?.checked_mul(unit)?).ok()?;
+            crop(&mut data, tensor.data.as_slice(), &all(&padded), &all(&item), unit);
+            let shape = plan.engine_shape(index, rows, &item);
+            tensors.push(Tensor { datatype: tensor.datatype, shape, data: Buffer::from_bytes(data.into()) });
+        }
+        Some(State { tensors })
+    }
+
     /// Cuts the outputs of a request of `length` that ran padded to `padded`.
     ///
     /// # Errors

@@ -1,42 +1,85 @@
-//! Whether a model's answers stay the same when its inputs are padded: asked once, at load.
+//! Whether a model's answers stay the same when its inputs are padded: asked at load.
+//!
+//! No number of trials shows that they always do. A model behaves otherwise from some length on, or where its inputs hold something rare: so requests of
+//! lengths on both sides of every power of two are tried, of ones and of random numbers, and what is left is for
+//! [`super::padding_watch`] to find in service.
 
-use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::State;
 
-use super::padding::Padding;
+use super::padding::{LARGEST_LENGTH, Padding};
+use crate::fill::Fill;
 use crate::plan::{Admitted, BatchPlan, Outputs};
 
-/// The length of the request that is asked with, and what it is padded to.
-const LENGTH: u32 = 5;
-const PADDED: u32 = 12;
+/// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
+const FIRST: (u32, u32) = (5, 12);
 /// How far an answer may be off, relative to its size or absolute.
 const TOLERANCE: f64 = 1e-3;
+/// Random numbers that a model is tried with, the widest range that it takes.
+const RANDOM: [Fill; 2] = [Fill::Random { most: 99, seed: 7 }, Fill::Random { most: 1, seed: 7 }];
 
-/// Runs a request alone, and padded beside a longer one, and compares its answers.
+/// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as there `is_time`.
 ///
 /// # Errors
-/// If they differ, or the model cannot run it.
+/// If they differ, or the model cannot run the first.
 pub fn check(
     plan: &BatchPlan,
     padding: &Padding,
+    is_time: &dyn Fn() -> bool,
     run: &mut dyn FnMut(State) -> Result<State, String>,
 ) -> Result<(), String> {
-    let longest = padding.max_length().unwrap_or(PADDED);
-    let (length, padded) = (LENGTH.min(longest), PADDED.min(longest));
-    let cannot =
-        |reason| format!("the model cannot run the request of ones that tells whether it may be padded: {reason}");
-    let (request, longer) = (ones(plan, padding, length), ones(plan, padding, padded));
-    let alone = run(padding.assemble(plan, std::iter::once(&request), length, 0)?).map_err(cannot)?;
-    let alone = plan.separate(alone, &[1]).map_err(cannot)?.pop().unwrap_or_default();
-    // That what varies is the length shows where it does.
-    let alone = padding.cut(plan, alone, length, length)?;
-    // Where the model takes no batch of two, alone and padded.
-    let both: &[&Admitted] = if plan.max_batch() > 1 { &[&request, &longer] } else { &[&request] };
-    let together = run(padding.assemble(plan, both.iter().copied(), padded, 0)?).map_err(cannot)?;
-    let mut together = plan.separate(together, &vec![1; both.len()]).map_err(cannot)?;
-    let beside = padding.cut(plan, together.swap_remove(0), length, padded)?;
-    match difference(plan, &alone, &beside) {
+    let mut trial = Trial { plan, padding, run };
+    let longest = padding.max_length().unwrap_or(LARGEST_LENGTH);
+    let (length, padded) = (FIRST.0.min(longest), FIRST.1.min(longest));
+    let alone = trial.alone(Fill::Ones, length).map_err(|reason| {
+        format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
+    })?;
+    let beside = trial.beside(Fill::Ones, length, padded).map_err(|reason| {
+        format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
+    })?;
+    compare(plan, (length, &alone), (padded, &beside))?;
+    let random = RANDOM.into_iter().find(|fill| trial.alone(*fill, length).is_ok());
+    let fills: Vec<Fill> = random.into_iter().chain([Fill::Ones]).collect();
+    let lengths = lengths(longest);
+    // Each length with the next one, so that whatever begins at some length is met, and the shortest with the longest, where that is known.
+    let next = lengths.iter().copied().zip(lengths.iter().skip(1).copied());
+    let farthest = padding.max_length().map(|longest| (1, longest));
+    for (length, padded) in farthest.into_iter().chain(next).filter(|(length, padded)| length < padded) {
+        for fill in &fills {
+            if !is_time() {
+                tracing::info!(
+                    length,
+                    "there was no time to try longer requests padded; what differs from there on shows in service"
+                );
+                return Ok(());
+            }
+            // Longer than the model takes: such requests are told so, alone too.
+            let Ok(alone) = trial.alone(*fill, length) else { return Ok(()) };
+            let Ok(beside) = trial.beside(*fill, length, padded) else { continue };
+            compare(plan, (length, &alone), (padded, &beside))?;
+        }
+    }
+    Ok(())
+}
+
+/// Lengths on both sides of every power of two up to `longest`, and that, ascending.
+fn lengths(longest: u32) -> Vec<u32> {
+    let powers = (0..32).map(|exponent| 1u32 << exponent).take_while(|power| *power <= longest);
+    let mut lengths: Vec<u32> = powers.flat_map(|power| [power - 1, power, power.saturating_add(1)]).collect();
+    lengths.extend([longest - 1, longest]);
+    lengths.retain(|length| (1..=longest).contains(length));
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths
+}
+
+/// Says that answers differ.
+fn compare(
+    plan: &BatchPlan,
+    (length, alone): (u32, &Outputs),
+    (padded, beside): (u32, &Outputs),
+) -> Result<(), String> {
+    match difference(plan, alone, beside) {
         None => Ok(()),
         Some((output, alone, beside)) => Err(format!(
             "its answers change when its inputs are padded: output '{output}' has {alone} for a request of length {length} alone, and {beside} for the \
@@ -45,34 +88,38 @@ pub fn check(
     }
 }
 
-/// A request of one item of ones, such as ids and a mask; numbers with a fraction vary a little.
-fn ones(plan: &BatchPlan, padding: &Padding, length: u32) -> Admitted {
-    let inputs = plan.inputs().iter().enumerate().map(|(index, binding)| {
-        let item: Vec<i64> = padding.item(plan, index, length).iter().map(|d| *d as i64).collect();
-        let elements = item.iter().product::<i64>().max(0) as usize;
-        let bytes: Vec<u8> = (0..elements).flat_map(|at| one(binding.datatype(), at)).collect();
-        (Bytes::from(bytes), item)
-    });
-    Admitted::of_one(inputs)
+/// A model that is tried.
+struct Trial<'a> {
+    plan: &'a BatchPlan,
+    padding: &'a Padding,
+    run: &'a mut dyn FnMut(State) -> Result<State, String>,
 }
 
-fn one(datatype: DataType, at: usize) -> Vec<u8> {
-    let fraction = 1.0 + (at % 7) as f64 / 8.0;
-    match datatype {
-        DataType::Bool | DataType::Uint8 | DataType::Int8 => vec![1],
-        DataType::Uint16 | DataType::Int16 => 1u16.to_le_bytes().into(),
-        DataType::Uint32 | DataType::Int32 => 1u32.to_le_bytes().into(),
-        DataType::Uint64 | DataType::Int64 => 1u64.to_le_bytes().into(),
-        DataType::Fp16 => half::f16::from_f64(fraction).to_le_bytes().into(),
-        DataType::Bf16 => half::bf16::from_f64(fraction).to_le_bytes().into(),
-        DataType::Fp32 => (fraction as f32).to_le_bytes().into(),
-        DataType::Fp64 => fraction.to_le_bytes().into(),
-        DataType::Bytes => 0u32.to_le_bytes().into(),
+impl Trial<'_> {
+    /// What a request of this length is answered alone.
+    fn alone(&mut self, fill: Fill, length: u32) -> Result<Outputs, String> {
+        let request = self.plan.sample(fill, length.into())?;
+        self.first(&[&request], length, length)
+    }
+
+    /// What it is answered padded to another length, beside a request of that.
+    fn beside(&mut self, fill: Fill, length: u32, padded: u32) -> Result<Outputs, String> {
+        let (request, longer) = (self.plan.sample(fill, length.into())?, self.plan.sample(fill, padded.into())?);
+        // Where the model takes no batch of two, alone and padded.
+        let both: &[&Admitted] = if self.plan.max_batch() > 1 { &[&request, &longer] } else { &[&request] };
+        self.first(both, length, padded)
+    }
+
+    /// The first answer of a batch of requests padded to `padded`, cut back to `length`; that what varies is the length shows there.
+    fn first(&mut self, requests: &[&Admitted], length: u32, padded: u32) -> Result<Outputs, String> {
+        let state = self.padding.assemble(self.plan, requests.iter().copied(), padded, 0)?;
+        let answers = self.plan.separate((self.run)(state)?, &vec![1; requests.len()])?;
+        self.padding.cut(self.plan, answers.into_iter().next().unwrap_or_default(), length, padded)
     }
 }
 
 /// The first output, and the numbers, in which two answers differ.
-fn difference(plan: &BatchPlan, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
+pub fn difference(plan: &BatchPlan, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
     for ((a, b), binding) in a.iter().zip(b).zip(plan.outputs()) {
         let (datatype, name) = (binding.datatype(), binding.client.name.clone());
         let Some(size) = datatype.size() else {
@@ -89,8 +136,9 @@ fn difference(plan: &BatchPlan, a: &Outputs, b: &Outputs) -> Option<(String, f64
                 continue;
             }
             let (a, b) = (number(datatype, a), number(datatype, b));
-            // Not a number is far from everything.
-            let near = (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()));
+            // Not a number is far from every number; infinities are near themselves.
+            let near =
+                a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()));
             if !near {
                 return Some((name, a, b));
             }

@@ -18,6 +18,7 @@ use super::metrics::LaneMetricsFamily;
 use super::occupancy::Occupancy;
 use super::padding::Padding;
 use super::padding_check;
+use super::padding_watch::{self, Looker, PaddingWatch};
 use super::runtime::{self, Runtime};
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
@@ -33,6 +34,8 @@ const SLOTS_AN_ITEM: u32 = 4;
 const BUFFER_PAIRS: u16 = 2;
 /// Stages, where nobody says.
 const STAGES: usize = 4;
+/// About how long requests of ever greater lengths are tried padded, at load.
+const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
 /// Largest number of lanes.
 const MOST_LANES: usize = 256;
 
@@ -113,14 +116,16 @@ pub fn padding(
 ///
 /// # Errors
 /// If they do, or the model cannot run what it is asked with.
-pub fn check_padding(plan: &BatchPlan, padding: &Padding, model: &dyn Model) -> anyhow::Result<()> {
+pub fn check_padding(plan: &BatchPlan, padding: &Padding, model: &dyn Model, clock: Clock) -> anyhow::Result<()> {
     let mut lane = model.lane()?;
+    let end = clock.now() + PADDING_BUDGET;
     let mut run = |state: State| -> Result<State, String> {
         let mut state = state;
         lane.run(0..model.segments(), &mut state).map_err(|error| error.to_string())?;
         Ok(state)
     };
-    padding_check::check(plan, padding, &mut run).map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))
+    padding_check::check(plan, padding, &|| clock.now() < end, &mut run)
+        .map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))
 }
 
 /// The lanes of the elastic policy: which under which load, and how many items at once.
@@ -197,6 +202,18 @@ pub fn start(
     let exit = |rule| Exit::new(&**ground.model, rule).map_err(refuses);
     let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<Result<_, _>>()?;
     let works = |device: usize| ground.model.lost(device).is_none();
+    let every = ground.settings.pad_check_every.unwrap_or(padding_watch::EVERY);
+    let watch = |padding: &Arc<Padding>| {
+        let looker = Looker {
+            model: ground.name.to_owned(),
+            version: ground.version.to_owned(),
+            plan: ground.plan.clone(),
+            padding: padding.clone(),
+            results: ground.metrics.padding_checks(ground.name, ground.version),
+        };
+        PaddingWatch::start(looker, &**ground.model, every).map(Arc::new)
+    };
+    let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
     for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
         let (mut policy, rings) =
             policy(&ground, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
@@ -218,7 +235,7 @@ pub fn start(
             model: ground.name.to_owned(),
             device,
             clock: ground.clock,
-            tensors: BatchTensors { plan: ground.plan.clone(), rings, padding: padding.clone() },
+            tensors: BatchTensors { plan: ground.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() },
             policy,
             policy_name: ground.policy.name(),
             engines,

@@ -8,6 +8,7 @@ use downbeat_engine::{Lane, State};
 use super::input_rings::InputRings;
 use super::lane::Member;
 use super::padding::Padding;
+use super::padding_watch::PaddingWatch;
 use crate::plan::{Admitted, BatchPlan, Outputs};
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
@@ -18,11 +19,16 @@ pub struct BatchTensors {
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.
     pub padding: Option<Arc<Padding>>,
+    /// Looks whether that changes their answers.
+    pub watch: Option<Arc<PaddingWatch>>,
 }
 
 impl BatchTensors {
     /// Copies a request's inputs into its slots of the ring; `false`: they stay where they are.
     pub fn write(&self, input: &Admitted, slots: SlotRun) -> bool {
+        if self.is_padding_off() {
+            return false;
+        }
         let written = |rings: &InputRings| rings.write(&self.plan, self.padding.as_deref(), input, slots);
         self.rings.as_ref().is_some_and(written)
     }
@@ -30,8 +36,38 @@ impl BatchTensors {
     /// What a request of `length` is padded to before it meets others.
     pub fn padded_length(&self, length: u32) -> u32 {
         match &self.rings {
-            Some(rings) if rings.length() > 0 => rings.length(),
+            Some(rings) if rings.length() > 0 && !self.is_padding_off() => rings.length(),
             _ => length,
+        }
+    }
+
+    /// Whether an answer was wrong because its request was padded, so that none is any more.
+    pub fn is_padding_off(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.is_off())
+    }
+
+    /// What a member's inputs are padded to when it runs by itself.
+    pub fn length_alone(&self, member: &Member) -> u32 {
+        match (&self.rings, &member.input) {
+            // It is in the ring as it is.
+            (Some(rings), None) if rings.length() > 0 => rings.length(),
+            _ => self.padded_length(member.length),
+        }
+    }
+
+    /// Has a look at an answer of a member of a batch that was padded to `padded`, if it is its turn.
+    pub fn watch(&self, member: &Member, padded: u32, outputs: &Outputs) {
+        let (Some(watch), Some(padding)) = (&self.watch, &self.padding) else { return };
+        if member.length >= padded || !watch.wants_next() {
+            return;
+        }
+        let state = match (&member.input, member.slots) {
+            (Some(input), _) => self.assemble(std::iter::once(&**input), member.length, 0).ok(),
+            (None, Some(slots)) => self.read(slots).and_then(|state| padding.bare(&self.plan, &state, member.length)),
+            (None, None) => None,
+        };
+        if let Some(state) = state {
+            watch.offer(state, member.rows, member.length, padded, outputs.clone());
         }
     }
 

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_server::error::ServiceError;
 use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 
-use crate::model::{FLOAT, ModelProto, floats, folder, identity, ints, model, node, value, write};
+use crate::model::{
+    AttributeProto, FLOAT, ModelProto, TensorProto, ValueInfoProto, floats, folder, identity, ints, model, node, value,
+    write,
+};
 
 const INT64: i32 = 7;
 
@@ -19,7 +23,7 @@ fn engines() -> Vec<EngineChoice> {
     [EngineChoice::Rten].into_iter().chain(library).collect()
 }
 
-fn options(repository: &Path, engine: EngineChoice) -> ServerOptions {
+pub fn options(repository: &Path, engine: EngineChoice) -> ServerOptions {
     let mut options = ServerOptions::new(repository.to_owned());
     options.engine = engine;
     options.threads = 1;
@@ -29,23 +33,29 @@ fn options(repository: &Path, engine: EngineChoice) -> ServerOptions {
     options
 }
 
-fn add(repository: &Path, name: &str, model: &ModelProto) {
+/// A weight of integers.
+pub fn integers(name: &str, dims: &[i64], elements: &[i64]) -> TensorProto {
+    let raw_data = elements.iter().flat_map(|n| n.to_le_bytes()).collect();
+    TensorProto { data_type: INT64, raw_data, ..floats(name, dims, &[]) }
+}
+
+pub fn add(repository: &Path, name: &str, model: &ModelProto) {
     let folder = repository.join(name).join("1");
     std::fs::create_dir_all(&folder).unwrap();
     write(&folder, "model.onnx", model);
 }
 
-fn open(options: ServerOptions) -> Registry {
+pub fn open(options: ServerOptions) -> Registry {
     let registry = Registry::open(Arc::new(options)).unwrap();
     registry.set_started();
     registry
 }
 
-async fn load(registry: &Registry, name: &str) -> Result<(), String> {
+pub async fn load(registry: &Registry, name: &str) -> Result<(), String> {
     registry.load_model(name, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())
 }
 
-fn request(model: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferRequest {
+pub fn request(model: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferRequest {
     let inputs = vec![InferInput {
         name: "x".into(),
         datatype,
@@ -84,16 +94,8 @@ async fn a_model_that_answers_nothing_is_not_ready() {
             node("Gather", &["table", "seventh"], &["z"]),
             node("Add", &["x", "z"], &["y"]),
         ]);
-        let number = |name: &str, n: i64| {
-            let mut tensor = floats(name, &[], &[]);
-            tensor.data_type = INT64;
-            tensor.raw_data = n.to_le_bytes().to_vec();
-            tensor
-        };
-        let mut table = floats("table", &[3], &[]);
-        table.data_type = INT64;
-        table.raw_data = vec![0; 24];
-        let weights = vec![number("zero", 0), number("seven", 7), table];
+        let weights =
+            vec![integers("zero", &[], &[0]), integers("seven", &[], &[7]), integers("table", &[3], &[0, 0, 0])];
         let (input, output) = (value("x", INT64, &[-1, 4]), value("y", INT64, &[-1, 4]));
         add(folder.path(), "mute", &model(size.collect(), weights, vec![input], vec![output]));
         let registry = open(options(folder.path(), engine));
@@ -107,19 +109,17 @@ async fn a_model_that_answers_nothing_is_not_ready() {
 async fn a_model_that_refuses_zeros_is_ready() {
     for engine in engines() {
         let folder = folder();
-        let number = |name: &str, n: i64| {
-            let mut tensor = floats(name, &[], &[]);
-            tensor.data_type = INT64;
-            tensor.raw_data = n.to_le_bytes().to_vec();
-            tensor
-        };
         // The index of a 0 is 10, that of a 1 is 0.
         let nodes = vec![
             node("Mul", &["x", "minus_ten"], &["a"]),
             node("Add", &["a", "ten"], &["b"]),
             node("Gather", &["table", "b"], &["y"]),
         ];
-        let weights = vec![number("minus_ten", -10), number("ten", 10), floats("table", &[3], &[5.0, 6.0, 7.0])];
+        let weights = vec![
+            integers("minus_ten", &[], &[-10]),
+            integers("ten", &[], &[10]),
+            floats("table", &[3], &[5.0, 6.0, 7.0]),
+        ];
         let (input, output) = (value("x", INT64, &[-1, 1]), value("y", FLOAT, &[-1, 1]));
         add(folder.path(), "choosy", &model(nodes, weights, vec![input], vec![output]));
         let registry = open(options(folder.path(), engine));
@@ -145,4 +145,119 @@ async fn a_convolution_without_the_size_of_its_kernel_is_served() {
         let answer = registry.infer(request("conv", DataType::Fp32, &[1, 1, 2, 2], ones)).await.unwrap();
         assert_eq!(answer.outputs[0].data[..], 4.0f32.to_le_bytes());
     }
+}
+
+/// A value of two dimensions that vary, each on its own.
+pub fn varying(name: &str) -> ValueInfoProto {
+    let mut value = value(name, FLOAT, &[-1, -1]);
+    let tensor = value.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
+    tensor.shape.as_mut().unwrap().dim[1].dim_param = Some("m".to_owned());
+    value
+}
+
+/// Every number of a request times every other: a few kilobytes take gigabytes.
+fn outer_product() -> ModelProto {
+    let nodes = vec![
+        node("Unsqueeze", &["x", "two"], &["column"]),
+        node("Unsqueeze", &["x", "one"], &["row"]),
+        node("Mul", &["column", "row"], &["all"]),
+        node("ReduceMax", &["all"], &["most"]),
+        node("Mul", &["most", "x"], &["y"]),
+    ];
+    let nodes = nodes.into_iter().map(|mut node| {
+        if node.op_type == "ReduceMax" {
+            node.attribute = vec![ints("axes", &[2]), int("keepdims", 0)];
+        }
+        node
+    });
+    let weights = vec![integers("one", &[1], &[1]), integers("two", &[1], &[2])];
+    model(nodes.collect(), weights, vec![varying("x")], vec![varying("y")])
+}
+
+pub fn int(name: &str, i: i64) -> AttributeProto {
+    const INT: i32 = 2;
+    AttributeProto { name: name.into(), i, r#type: INT, ..AttributeProto::default() }
+}
+
+#[tokio::test]
+async fn a_request_whose_run_takes_more_memory_than_there_is_is_refused_before_it_runs() {
+    for engine in engines() {
+        let folder = folder();
+        add(folder.path(), "outer", &outer_product());
+        let mut options = options(folder.path(), engine);
+        options.run_memory_bytes = Some(64 << 20);
+        let registry = open(options);
+        load(&registry, "outer").await.unwrap();
+        let ask = async |rows: i64, length: i64| {
+            let data = vec![0; (rows * length * 4) as usize];
+            registry.infer(request("outer", DataType::Fp32, &[rows, length], data)).await
+        };
+        ask(1, 64).await.unwrap();
+        ask(4, 1024).await.unwrap();
+        // 360 gigabytes for 1.2 megabytes.
+        for (rows, length) in [(1, 300_000), (1, 8192), (8, 2048)] {
+            let error = ask(rows, length).await.unwrap_err();
+            assert!(matches!(error, ServiceError::InvalidArgument(_)), "{error:?}");
+            let error = error.to_string();
+            assert!(error.contains(&format!("'all' alone is [{rows}, {length}, {length}]")), "{error}");
+            assert!(error.contains("runs may take 67108864"), "{error}");
+        }
+        ask(1, 64).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_names_a_size_gets_no_more_memory_than_there_is() {
+    for engine in engines() {
+        let folder = folder();
+        // `x` is a shape, to which a number is expanded.
+        let nodes = vec![node("Expand", &["number", "x"], &["wide"]), node("ReduceMax", &["wide"], &["y"])];
+        let (input, output) = (value("x", INT64, &[2]), value("y", FLOAT, &[1, 1]));
+        add(folder.path(), "expand", &model(nodes, vec![floats("number", &[], &[3.0])], vec![input], vec![output]));
+        let registry = open(options(folder.path(), engine));
+        load(&registry, "expand").await.unwrap();
+        let ask = async |sizes: [i64; 2]| {
+            let data = sizes.iter().flat_map(|n| n.to_le_bytes()).collect();
+            registry.infer(request("expand", DataType::Int64, &[2], data)).await
+        };
+        assert_eq!(ask([2, 3]).await.unwrap().outputs[0].data[..], 3.0f32.to_le_bytes());
+        let error = ask([1_000_000, 1_000_000]).await.unwrap_err();
+        assert!(matches!(error, ServiceError::InvalidArgument(_)), "{error:?}");
+        assert!(error.to_string().contains("[1000000, 1000000]"), "{error}");
+        assert_eq!(ask([5, 1]).await.unwrap().outputs[0].data[..], 3.0f32.to_le_bytes());
+    }
+}
+
+#[tokio::test]
+async fn what_a_file_computes_of_its_weights_alone_is_looked_at_before_it_is_computed() {
+    for engine in engines() {
+        let folder = folder();
+        let nodes = vec![
+            node("ConstantOfShape", &["sizes"], &["wide"]),
+            node("ReduceMax", &["wide"], &["most"]),
+            node("Add", &["x", "most"], &["y"]),
+        ];
+        let (input, output) = (value("x", FLOAT, &[-1, 1]), value("y", FLOAT, &[-1, 1]));
+        let weights = vec![integers("sizes", &[2], &[1 << 20, 1 << 20])];
+        add(folder.path(), "wide", &model(nodes, weights, vec![input], vec![output]));
+        let registry = open(options(folder.path(), engine));
+        let error = load(&registry, "wide").await.unwrap_err();
+        assert!(error.contains("'wide' alone is [1048576, 1048576]"), "{error}");
+    }
+}
+
+/// The smallest integer by -1 is no integer of the size.
+#[tokio::test]
+async fn a_division_that_overflows_is_answered_by_rten() {
+    let folder = folder();
+    let (input, output) = (value("x", 6, &[-1, 1]), value("y", 6, &[-1, 1]));
+    let by = TensorProto { data_type: 6, raw_data: (-1i32).to_le_bytes().to_vec(), ..floats("by", &[], &[]) };
+    add(folder.path(), "div", &model(vec![node("Div", &["x", "by"], &["y"])], vec![by], vec![input], vec![output]));
+    let registry = open(options(folder.path(), EngineChoice::Rten));
+    load(&registry, "div").await.unwrap();
+    let least = request("div", DataType::Int32, &[1, 1], i32::MIN.to_le_bytes().to_vec());
+    // An answer or an error; not the end of the process.
+    let _ = registry.infer(least).await;
+    let six = request("div", DataType::Int32, &[1, 1], 6i32.to_le_bytes().to_vec());
+    assert_eq!(registry.infer(six).await.unwrap().outputs[0].data[..], (-6i32).to_le_bytes());
 }

@@ -13,6 +13,7 @@ mod loading;
 #[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
+mod padding;
 mod serving;
 mod shared_memory;
 mod support;

@@ -1,0 +1,204 @@
+//! The memory of a run, estimated before it begins: an engine that is given none may end the process, and a few kilobytes of inputs may ask for gigabytes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use smallvec::SmallVec;
+
+use crate::onnx::proto::ModelProto;
+use crate::onnx::sizes::{Input, Need, Sizes};
+use crate::tensor::Tensor;
+
+/// Shapes of inputs whose needs are remembered; all are forgotten when there are more.
+const REMEMBERED: usize = 1024;
+/// Runs that take less are not counted: there are as many at once as there are lanes.
+const SMALL: u64 = 64 << 20;
+/// How long a run waits for the memory that others use.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the runs of all models may take together.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    bytes: u64,
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// A run would take too much.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TooMuchMemory {
+    /// More than runs may take at all.
+    #[error(
+        "a run of these shapes takes about {needed} bytes (the value '{value}' alone is {shape:?}), and runs may take {budget} (run_memory_bytes); \
+         send smaller inputs"
+    )]
+    Never {
+        /// Estimated bytes.
+        needed: u64,
+        /// What runs may take.
+        budget: u64,
+        /// The largest value.
+        value: String,
+        /// Its sizes.
+        shape: Vec<u64>,
+    },
+    /// More than other runs leave.
+    #[error(
+        "a run of these shapes takes about {needed} bytes, and other runs use {used} of the {budget} that runs may take (run_memory_bytes); try again later"
+    )]
+    Now {
+        /// Estimated bytes.
+        needed: u64,
+        /// What other runs take.
+        used: u64,
+        /// What runs may take.
+        budget: u64,
+    },
+}
+
+impl MemoryBudget {
+    /// A budget of so many bytes.
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(MemoryBudget { bytes, used: Mutex::new(0), freed: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory that a run may take; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    budget: Arc<MemoryBudget>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let mut used = self.budget.lock();
+            *used = used.saturating_sub(self.bytes);
+            self.budget.freed.notify_all();
+        }
+    }
+}
+
+/// What the runs of one model take.
+#[derive(Debug)]
+pub struct RunMemory {
+    sizes: Sizes,
+    budget: Arc<MemoryBudget>,
+    /// By the dimensions of all inputs.
+    known: Mutex<BTreeMap<SmallVec<[u64; 8]>, Need>>,
+}
+
+impl RunMemory {
+    /// Reads the model file at `path`; `None` if nobody limits runs.
+    ///
+    /// # Errors
+    /// In words, if the file cannot be read, or what it computes of its weights alone takes too much.
+    pub(crate) fn of(path: &Path, budget: Option<&Arc<MemoryBudget>>) -> Result<Option<RunMemory>, String> {
+        let Some(budget) = budget else { return Ok(None) };
+        let bytes = std::fs::read(path).map_err(|e| format!("it cannot be read: {e}"))?;
+        let graph = ModelProto::decode(Bytes::from(bytes)).ok().and_then(|model| model.graph);
+        // What cannot be decoded here is for the engine to say.
+        let Some(Ok(sizes)) = graph.map(|graph| Sizes::new(&graph)) else { return Ok(None) };
+        let memory = RunMemory { sizes, budget: budget.clone(), known: Mutex::default() };
+        let constant = memory.sizes.need(std::iter::empty());
+        memory.judge(&constant).map_err(|error| error.to_string())?;
+        Ok(Some(memory))
+    }
+
+    /// Whether a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs.
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn check<'a>(
+        &self,
+        inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,
+    ) -> Result<(), TooMuchMemory> {
+        self.with_need(inputs, |need| self.judge(need))
+    }
+
+    /// Waits for the memory of a run.
+    ///
+    /// # Errors
+    /// If it may not have it, or others have it for too long.
+    pub(crate) fn reserve(&self, tensors: &[Tensor]) -> Result<Reserved, TooMuchMemory> {
+        let inputs = tensors.iter().map(|tensor| (&tensor.shape[..], tensor.data.as_slice()));
+        let needed = self.with_need(inputs, |need| self.judge(need).map(|()| need.bytes))?;
+        let budget = &self.budget;
+        if needed < SMALL {
+            return Ok(Reserved { budget: budget.clone(), bytes: 0 });
+        }
+        let is_full = |used: &mut u64| used.saturating_add(needed) > budget.bytes;
+        let waited = budget.freed.wait_timeout_while(budget.lock(), PATIENCE, is_full);
+        let (mut used, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if is_full(&mut used) {
+            return Err(TooMuchMemory::Now { needed, used: *used, budget: budget.bytes });
+        }
+        *used += needed;
+        Ok(Reserved { budget: budget.clone(), bytes: needed })
+    }
+
+    fn judge(&self, need: &Need) -> Result<(), TooMuchMemory> {
+        if need.bytes <= self.budget.bytes {
+            return Ok(());
+        }
+        let (value, shape, _) = need.largest.clone();
+        Err(TooMuchMemory::Never { needed: need.bytes, budget: self.budget.bytes, value, shape })
+    }
+
+    /// What a run with these inputs takes.
+    fn with_need<'a, T>(
+        &self,
+        inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,
+        then: impl FnOnce(&Need) -> T,
+    ) -> T {
+        let key: SmallVec<[u64; 8]> = inputs.clone().flat_map(|(dims, _)| dims).map(|d| *d as u64).collect();
+        let with_data = || self.sizes.need(inputs.clone().map(|(dims, data)| Some(Input { dims, data })));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(need) = known.get(&key) {
+            if !need.by_data {
+                return then(need);
+            }
+            drop(known);
+            return then(&with_data());
+        }
+        drop(known);
+        let need = self.sizes.need(inputs.clone().map(|(dims, _)| Some(Input { dims, data: &[] })));
+        let exact = need.by_data.then(with_data);
+        let result = then(exact.as_ref().unwrap_or(&need));
+        known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(key, need);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_has_others_have_not() {
+        let budget = MemoryBudget::new(100 << 20);
+        let reserve = |bytes| {
+            *budget.lock() += bytes;
+            Reserved { budget: budget.clone(), bytes }
+        };
+        let (a, b) = (reserve(60 << 20), reserve(40 << 20));
+        assert_eq!(*budget.lock(), 100 << 20);
+        drop(a);
+        assert_eq!(*budget.lock(), 40 << 20);
+        drop(b);
+        assert_eq!(*budget.lock(), 0);
+    }
+}

@@ -164,6 +164,9 @@ pub fn calibration(data: &[u8]) {
     }
 }
 
+/// Most pairs of a model and a sub-cluster that are searched here.
+const MOST_SEARCHED: usize = 64;
+
 /// A workload of `downbeat plan`: read, written, and planned where it is small.
 ///
 /// # Panics
@@ -173,7 +176,9 @@ pub fn workload(data: &[u8]) {
     let Ok(workload) = downbeat_plan::Workload::parse(text) else { return };
     let again = downbeat_plan::Workload::parse(&workload.to_toml());
     again.expect("what was read is written so that it can be read");
-    if workload.models.len() * workload.sub_clusters <= 64 {
+    let pairs = workload.models.len().saturating_mul(workload.sub_clusters);
+    // Small ones are searched, and vast ones refused; what is in between takes as long as it is allowed to.
+    if pairs <= MOST_SEARCHED || pairs >= usize::MAX / 2 {
         let problem = workload.problem();
         let options = downbeat_plan::Options {
             time_limit: Duration::from_millis(1),

@@ -195,7 +195,7 @@ def run(binary, seconds, seed, folder):
         reply = requests.get(load.url("health/ready"), timeout=60)
         if reply.status_code != 200:
             failures.append(f"not ready: {reply.text}")
-    if left := list((folder / "temporary").glob("downbeat*")):
+    if left := list((folder / "temporary").glob("downbeat*/*")):
         failures.append(f"left behind: {left}")
     return failures
 

@@ -58,6 +58,12 @@ class Http2:
         self.ended, self.next_stream = False, 1
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(self.SETTINGS, 0, 0))
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
     @staticmethod
     def frame(kind, flags, stream, payload=b""):
         return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 import models
+import wire
 from serving import environment
 
 # The most that a test lets a server take: a failure should not take the machine down.
@@ -57,6 +58,21 @@ def attacked(start, repository):
 
 
 # -- memory
+
+
+def test_half_messages_of_one_grpc_connection_are_bounded(attacked):
+    server = attacked("--max-in-flight-bytes", "64M")
+    before = server.memory_mib()
+    with wire.Http2(server.grpc_port) as client:
+        for _ in range(10):
+            stream = client.open("/inference.GRPCInferenceService/ModelInfer")
+            client.send(stream, b"\0" + (60 << 20).to_bytes(4) + bytes(30 << 20), wait_s=0.5)
+            if client.ended:
+                break
+        # Also while the rest is still said to come.
+        small(server)
+        assert server.memory_mib("VmHWM") - before < 200
+    small(server)
 
 
 def test_a_model_file_that_declares_a_terabyte_is_refused(attacked, repository):

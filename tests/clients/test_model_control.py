@@ -75,6 +75,9 @@ def test_a_load_can_bring_its_own_configuration_and_files(start, repository):
         client.load_model("one", config=json.dumps({"max_batch_size": 3}))
         assert client.get_model_config("one")["max_batch_size"] == 3
         client.load_model("one")
+        assert client.get_model_config("one")["max_batch_size"] == 3, "it holds, as on Triton, until the files change"
+        client.unload_model("one")
+        client.load_model("one")
         assert client.get_model_config("one")["max_batch_size"] != 3
         client.load_model("one", config=json.dumps({"backend": "onnxruntime"}), files={"file:1/model.onnx": other.read_bytes()})
         assert ask(client, "one") == 6

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use downbeat_engine::{Emulated, Engine, LoadOptions};
+use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
 use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -81,7 +81,14 @@ fn options(args: &CheckArgs) -> ServerOptions {
 fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     for (_, file) in definition.versions.clone() {
         let signature = match definition.format {
-            ModelFormat::Onnx => downbeat_engine::inspect(&file)?,
+            ModelFormat::Onnx => {
+                let mut declared = Declared::default();
+                for (name, shape, is_optional) in definition.declared_inputs() {
+                    declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));
+                    declared.optional.extend(is_optional.then(|| name.to_owned()));
+                }
+                declared.inspect(&file)?
+            }
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),
         };
         definition.complete(&signature)?;

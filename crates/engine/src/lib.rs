@@ -29,7 +29,7 @@ pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
 pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
 pub use emulated::Emulated;
-pub use onnx::inspect;
+pub use onnx::{Declared, DefaultValue, inspect};
 pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
 pub use rten::Rten;
 pub use run_memory::{MemoryBudget, RunMemory, TooMuchMemory};

@@ -1,5 +1,7 @@
 //! How a model's requests are queued and batched.
 
+use std::collections::BTreeSet;
+
 use downbeat_core::Duration;
 use downbeat_protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy};
 
@@ -19,6 +21,11 @@ pub struct Batching {
     pub preserve_ordering: bool,
     /// Queues by priority, the most urgent first; at least one.
     pub levels: Vec<Level>,
+    /// The first of the priorities of each level. One each, but where there are more than [`MAX_LEVELS`]: then those that the configuration names and
+    /// those at both ends have a level of their own, and what lies between two of them shares one.
+    firsts: Vec<u64>,
+    /// The last priority of all.
+    last: u64,
     /// Index in `levels` of requests without a priority.
     pub default_level: usize,
 }
@@ -69,6 +76,10 @@ impl Level {
 
 /// More levels than anyone tells apart; each costs a queue.
 pub(crate) const MAX_LEVELS: u64 = 256;
+/// Of more priorities than that, how many at each end have a level of their own.
+const ALONE: u64 = 32;
+/// Of more priorities than that, how many may have a policy of their own.
+pub(crate) const MOST_POLICIES: usize = (MAX_LEVELS / 2 - 2 * ALONE - 1) as usize;
 
 impl Batching {
     /// Requests run as they come, each alone.
@@ -80,21 +91,24 @@ impl Batching {
             max_queue_delay: Duration::ZERO,
             preserve_ordering: false,
             levels: vec![Level::UNCONFIGURED],
+            firsts: vec![1],
+            last: 1,
             default_level: 0,
         }
     }
 
-    /// Resolves a checked configuration: levels in `1..=MAX_LEVELS` or none, sizes positive.
+    /// Resolves a checked configuration: sizes positive.
     pub(crate) fn dynamic(max_batch_size: u32, batching: &ModelDynamicBatching) -> Batching {
         let mut preferred: Vec<u32> =
             batching.preferred_batch_size.iter().filter_map(|size| u32::try_from(*size).ok()).collect();
         preferred.sort_unstable();
         preferred.dedup();
         let default_policy = batching.default_queue_policy.as_ref().map_or(Level::UNCONFIGURED, Level::new);
-        let count = batching.priority_levels.clamp(1, MAX_LEVELS);
-        let levels = (1..=count)
-            .map(|priority| batching.priority_queue_policy.get(&priority).map_or(default_policy, Level::new))
-            .collect();
+        let last = batching.priority_levels.max(1);
+        let default_priority = batching.default_priority_level.clamp(1, last);
+        let firsts = firsts(last, default_priority, batching.priority_queue_policy.keys().copied());
+        let level = |first| batching.priority_queue_policy.get(first).map_or(default_policy, Level::new);
+        let levels = firsts.iter().map(level).collect();
         Batching {
             max_batch_size,
             dynamic: max_batch_size > 1,
@@ -102,16 +116,62 @@ impl Batching {
             max_queue_delay: Duration::from_micros(batching.max_queue_delay_microseconds),
             preserve_ordering: batching.preserve_ordering,
             levels,
-            default_level: usize::try_from(batching.default_priority_level.clamp(1, count) - 1).unwrap_or(0),
+            default_level: level_in(&firsts, default_priority),
+            firsts,
+            last,
         }
     }
 
     /// The index in `levels` of a request's `priority`: 1 is the most urgent; 0 and what is beyond the last level mean
     /// the default, as in Triton.
     pub fn level_of(&self, priority: u64) -> usize {
-        match usize::try_from(priority) {
-            Ok(priority) if (1..=self.levels.len()).contains(&priority) => priority - 1,
-            _ => self.default_level,
-        }
+        if (1..=self.last).contains(&priority) { level_in(&self.firsts, priority) } else { self.default_level }
+    }
+}
+
+/// Where the levels of the priorities from 1 to `last` begin: one each, or at most [`MAX_LEVELS`].
+fn firsts(last: u64, default: u64, named: impl Iterator<Item = u64>) -> Vec<u64> {
+    if last <= MAX_LEVELS {
+        return (1..=last).collect();
+    }
+    let ends = (1..=ALONE).chain(last - ALONE + 1..=last);
+    // Each of them takes a level, and what follows it up to the next another.
+    let named = named.filter(|priority| (1..=last).contains(priority)).take(MOST_POLICIES);
+    let alone: BTreeSet<u64> = ends.chain([default]).chain(named).collect();
+    let after = alone.iter().filter_map(|priority| priority.checked_add(1)).filter(|next| *next <= last);
+    let mut firsts: Vec<u64> = alone.iter().copied().chain(after).collect();
+    firsts.sort_unstable();
+    firsts.dedup();
+    firsts
+}
+
+/// The level of a priority.
+fn level_in(firsts: &[u64], priority: u64) -> usize {
+    firsts.partition_point(|first| *first <= priority).saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_any_number_of_priorities_those_that_matter_have_a_level_of_their_own() {
+        let few = ModelDynamicBatching { priority_levels: 3, default_priority_level: 2, ..Default::default() };
+        let few = Batching::dynamic(1, &few);
+        assert_eq!([0, 1, 2, 3, 4].map(|priority| few.level_of(priority)), [1, 0, 1, 2, 1]);
+        let policy = ModelQueuePolicy { max_queue_size: 7, ..Default::default() };
+        let many = ModelDynamicBatching {
+            priority_levels: u64::MAX,
+            default_priority_level: 1 << 40,
+            priority_queue_policy: (1..=MOST_POLICIES as u64).map(|i| (i << 20, policy)).collect(),
+            ..Default::default()
+        };
+        let many = Batching::dynamic(1, &many);
+        assert!(many.levels.len() <= MAX_LEVELS as usize, "{}", many.levels.len());
+        let order = [1, 2, 32, 1 << 39, 1 << 40, (1 << 40) + 1, u64::MAX - 1, u64::MAX].map(|p| many.level_of(p));
+        assert!(order.is_sorted_by(|a, b| a < b), "{order:?}");
+        assert_eq!(many.level_of(0), many.level_of(1 << 40));
+        assert_eq!(many.levels.iter().filter(|level| level.max_queue_size == 7).count(), 63);
+        assert_eq!(many.levels[many.level_of(1 << 41)].max_queue_size, 0, "what lies between has the default policy");
     }
 }

@@ -18,6 +18,8 @@ pub struct TensorBinding {
     pub labels: Arc<[String]>,
     /// Whether the first dimension is the batch.
     pub batched: bool,
+    /// Whether the configuration lets requests leave it out; they can where the model has a value for it.
+    pub optional: bool,
 }
 
 impl TensorBinding {

@@ -11,7 +11,7 @@ use downbeat_protocol::inference::{
     model_instance_group,
 };
 
-use crate::batching::MAX_LEVELS;
+use crate::batching::{MAX_LEVELS, MOST_POLICIES};
 use crate::binding::show;
 use crate::config_source::ConfigSource;
 use crate::definition::{ModelFormat, datatype};
@@ -220,9 +220,6 @@ impl<'a> Report<'a> {
                 "is not supported: requests of different shapes are not batched with each other",
             );
         }
-        if input.optional {
-            self.warn(&format!("{path}.optional"), "is not supported: every request must have this input");
-        }
     }
 
     fn version_policy(&mut self, config: &ModelConfig) {
@@ -273,9 +270,6 @@ impl<'a> Report<'a> {
             }
         }
         let levels = batching.priority_levels;
-        if levels > MAX_LEVELS {
-            self.error("dynamic_batching.priority_levels", format!("is {levels}; at most {MAX_LEVELS} are supported"));
-        }
         if levels > 0 && !(1..=levels).contains(&batching.default_priority_level) {
             self.error(
                 "dynamic_batching.default_priority_level",
@@ -287,6 +281,12 @@ impl<'a> Report<'a> {
         }
         if levels > 1 && batching.preserve_ordering {
             self.error("dynamic_batching.preserve_ordering", "allows only one priority level");
+        }
+        if levels > MAX_LEVELS && batching.priority_queue_policy.len() > MOST_POLICIES {
+            let message = format!(
+                "at most {MOST_POLICIES} priorities may have a policy where there are more than {MAX_LEVELS} levels"
+            );
+            self.error("dynamic_batching.priority_queue_policy", message);
         }
         for priority in batching.priority_queue_policy.keys() {
             if !(1..=levels).contains(priority) {

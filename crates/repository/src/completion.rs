@@ -2,6 +2,7 @@
 
 use downbeat_core::tensor::{Signature, TensorSpec};
 use downbeat_protocol::inference::model_config::SchedulingChoice;
+use downbeat_protocol::inference::model_optimization_policy::PinnedMemoryBuffer;
 use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
 use downbeat_protocol::inference::{
     ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
@@ -59,6 +60,7 @@ impl ModelDefinition {
                     format!("is {}, larger than max_batch_size {max_batch_size}", warmup.batch_size),
                 );
             }
+            let required = || inputs.iter().filter(|b| !b.optional).map(|b| b.client.name.as_str());
             let names = || inputs.iter().map(|b| b.client.name.as_str());
             for name in warmup.inputs.keys() {
                 if !names().any(|n| n == name) {
@@ -68,7 +70,7 @@ impl ModelDefinition {
                     );
                 }
             }
-            for name in names() {
+            for name in required() {
                 if !warmup.inputs.contains_key(name) {
                     report.error(&format!("model_warmup[{i}].inputs"), format!("lacks the input '{name}'"));
                 }
@@ -95,9 +97,9 @@ impl ModelDefinition {
             config.version_policy =
                 Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
         }
+        let gpus: Vec<i32> = self.completion.gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
+        let on_gpus = !gpus.is_empty() && self.format == ModelFormat::Onnx;
         if config.instance_group.is_empty() {
-            let gpus: Vec<i32> = self.completion.gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
-            let on_gpus = !gpus.is_empty() && self.format == ModelFormat::Onnx;
             let kind = if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu };
             config.instance_group.push(ModelInstanceGroup {
                 name: self.name.clone(),
@@ -106,6 +108,19 @@ impl ModelDefinition {
                 gpus: if on_gpus { gpus } else { Vec::new() },
                 ..ModelInstanceGroup::default()
             });
+        }
+        for (i, group) in config.instance_group.iter_mut().enumerate() {
+            if group.name.is_empty() {
+                group.name = format!("{}_{i}", self.name);
+            }
+            if group.kind() == model_instance_group::Kind::Auto {
+                group.set_kind(if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu });
+            }
+            group.count = group.count.max(1);
+        }
+        let optimization = config.optimization.get_or_insert_default();
+        for pinned in [&mut optimization.input_pinned_memory, &mut optimization.output_pinned_memory] {
+            pinned.get_or_insert(PinnedMemoryBuffer { enable: true });
         }
         self.batching = ModelDefinition::batching(&config, max_batch_size);
         self.config = config;
@@ -249,6 +264,7 @@ impl ModelDefinition {
             client: TensorSpec { name: tensor.name.clone(), datatype: spec.datatype, dims: with_batch(&tensor.dims) },
             model_index,
             model_dims,
+            optional: tensor.optional,
             labels: self.labels.get(&tensor.name).filter(|_| path.starts_with("output")).cloned().unwrap_or_default(),
             batched,
         })
@@ -302,6 +318,7 @@ struct Tensor {
     data_type: i32,
     dims: Vec<i64>,
     reshape: Option<Vec<i64>>,
+    optional: bool,
 }
 
 impl Side {
@@ -318,9 +335,16 @@ impl Side {
             data_type,
             dims: dims.clone(),
             reshape: reshape.as_ref().map(|r| r.shape.clone()),
+            optional: false,
         };
         match self {
-            Side::Input => config.input.iter().map(|i| tensor(&i.name, i.data_type, &i.dims, &i.reshape)).collect(),
+            Side::Input => {
+                let input = |i: &ModelInput| Tensor {
+                    optional: i.optional,
+                    ..tensor(&i.name, i.data_type, &i.dims, &i.reshape)
+                };
+                config.input.iter().map(input).collect()
+            }
             Side::Output => config.output.iter().map(|o| tensor(&o.name, o.data_type, &o.dims, &o.reshape)).collect(),
         }
     }

@@ -151,6 +151,17 @@ impl ModelDefinition {
         }
     }
 
+    /// What the configuration as written says of each input: its name, its sizes as the model sees them (none if it has none), and whether requests
+    /// may leave it out.
+    pub fn declared_inputs(&self) -> impl Iterator<Item = (&str, Option<Vec<i64>>, bool)> {
+        let batch = (self.source.config.max_batch_size > 0).then_some(-1);
+        self.source.config.input.iter().map(move |input| {
+            let dims = input.reshape.as_ref().map_or(&input.dims, |reshape| &reshape.shape);
+            let shape = batch.into_iter().chain(dims.iter().copied()).collect();
+            (input.name.as_str(), (!input.dims.is_empty()).then_some(shape), input.optional)
+        })
+    }
+
     /// A string parameter of the configuration.
     pub fn parameter(&self, key: &str) -> Option<&str> {
         self.config.parameters.get(key).map(|p| p.string_value.as_str())

@@ -71,6 +71,11 @@ impl ModelRepositories {
         self.scan().map(|scan| scan.names)
     }
 
+    /// Whether a repository has a model of this name, be it with a configuration or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|repository| repository.has(name))
+    }
+
     /// As [`ModelRepository::definition`], in the repository that has the model.
     ///
     /// # Errors

@@ -194,6 +194,12 @@ impl ModelRepository {
                 None => warn("the name is not UTF-8; ignored".to_owned()),
                 Some(name) => match self.model_dir(name) {
                     Err(e) => warn(format!("{e}; ignored")),
+                    // As in Triton: without a configuration, and none to be made up, it is no model.
+                    Ok(dir)
+                        if looks_like_model(&dir) && !self.completion.enabled && !dir.join(CONFIG_FILE).exists() =>
+                    {
+                        warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
+                    }
                     Ok(dir) if looks_like_model(&dir) => scan.names.push(name.to_owned()),
                     Ok(dir) if dir.join("model.onnx").exists() => {
                         warn(format!("has no version folder; move the file to {name}/1/model.onnx"));
@@ -463,8 +469,9 @@ impl Files<'_> {
                     continue;
                 };
                 let data = match &input.input_data_type {
-                    Some(model_warmup::input::InputDataType::ZeroData(true)) => WarmupData::Zero,
-                    Some(model_warmup::input::InputDataType::RandomData(true)) => WarmupData::Random,
+                    // As in Triton, naming the field is what counts.
+                    Some(model_warmup::input::InputDataType::ZeroData(_)) => WarmupData::Zero,
+                    Some(model_warmup::input::InputDataType::RandomData(_)) => WarmupData::Random,
                     Some(model_warmup::input::InputDataType::InputDataFile(name)) => {
                         match self.named(&format!("warmup/{name}")) {
                             Ok(path) => WarmupData::File(path),
@@ -474,7 +481,7 @@ impl Files<'_> {
                             }
                         }
                     }
-                    _ => {
+                    None => {
                         report.error(&path, "needs one of zero_data: true, random_data: true, input_data_file");
                         continue;
                     }

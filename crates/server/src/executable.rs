@@ -9,6 +9,7 @@ use downbeat_driver::Place;
 use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
+use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
@@ -44,6 +45,8 @@ pub struct Executable {
     health: Arc<ModelHealth>,
     /// The devices that make its batches themselves; `None`: the scheduler does.
     group: Option<LaneGroup>,
+    /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
+    _folder: Option<TempDir>,
 }
 
 /// The scheduler's queue for the requests of one shape.
@@ -121,7 +124,15 @@ impl Executable {
             last_gathered: Mutex::new(None),
             waiting: AtomicU32::new(0),
             group: None,
+            _folder: None,
         })
+    }
+
+    /// The same version, which keeps `folder` as long as it lives.
+    #[must_use]
+    pub fn keeping(mut self, folder: Option<TempDir>) -> Self {
+        self._folder = folder;
+        self
     }
 
     /// The same version, routed to devices that make its batches themselves.

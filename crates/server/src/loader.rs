@@ -1,7 +1,8 @@
 //! Brings a model version from its file into service: engine, lanes, warm-up, latency profile, queue.
 
 use std::cell::OnceCell;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use anyhow::Context;
@@ -9,10 +10,11 @@ use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
-use downbeat_engine::{Cut, Engine, LoadError, LoadOptions, MemoryBudget, Model};
+use downbeat_engine::{Cut, Declared, DefaultValue, Engine, LoadError, LoadOptions, MemoryBudget, Model};
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
+use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::driver::Driver;
@@ -172,6 +174,12 @@ impl Loader {
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
         let (cut, is_asked) = lanes::cut(policy, settings);
+        let opened = if is_emulated(definition) { None } else { open_declared(definition, path)? };
+        let (own, defaults, folder) = match opened {
+            Some(OpenedFile { path, defaults, folder }) => (Some(path), defaults, Some(folder)),
+            None => (None, BTreeMap::new(), None),
+        };
+        let path = own.as_deref().unwrap_or(path);
         let mut source = Source { engine: &**engine, path, cut, memory: self.memory.as_ref(), key: OnceCell::new() };
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
@@ -198,8 +206,18 @@ impl Loader {
             definition.batching.max_batch_size = most;
             definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
         }
-        let mut plan =
-            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), definition.batching.max_batch_size);
+        for input in definition.inputs.iter().filter(|i| i.optional && !defaults.contains_key(&i.client.name)) {
+            tracing::warn!(
+                model = %definition.name, input = %input.client.name,
+                "optional in the configuration, but the model file has no value for it: every request must have it"
+            );
+        }
+        let plan_of = |definition: &ModelDefinition, max_batch_size| {
+            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch_size)
+                .with_defaults(&defaults)
+                .map_err(anyhow::Error::msg)
+        };
+        let mut plan = plan_of(definition, definition.batching.max_batch_size)?;
         let routed = policy != DevicePolicy::Exclusive;
         let mut padding = None;
         if routed {
@@ -210,7 +228,7 @@ impl Loader {
                 tracing::info!(model = %definition.name, max_batch_size = largest, "the device policy's lanes take no larger batches");
                 definition.batching.max_batch_size = largest;
                 definition.config.max_batch_size = i32::try_from(largest).unwrap_or(i32::MAX);
-                plan = BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), largest);
+                plan = plan_of(definition, largest)?;
             }
             if let Some(padding) = &padding {
                 lanes::check_padding(&plan, padding, &*model, self.clock)
@@ -253,7 +271,8 @@ impl Loader {
             lanes,
             metrics,
             queue_bound,
-        )?;
+        )?
+        .keeping(folder);
         progress.step("warming up", 0.9);
         if routed {
             let segments = self.segments(&*model, &plan, padding.as_deref(), &source, most_threads, &profile);
@@ -535,6 +554,27 @@ impl Loader {
         let samples = self.samples(definition, executable)?;
         executable.lanes().try_for_each(|mut lane| warm_up::run_whole(&samples, executable, &mut **lane))
     }
+}
+
+/// A model file with what its configuration says beyond it, for the engines to read.
+struct OpenedFile {
+    path: PathBuf,
+    defaults: BTreeMap<String, DefaultValue>,
+    folder: TempDir,
+}
+
+/// The file at `path` with what the configuration says of its inputs; `None` if it says all that itself.
+fn open_declared(definition: &ModelDefinition, path: &Path) -> anyhow::Result<Option<OpenedFile>> {
+    let mut declared = Declared::default();
+    for (name, shape, is_optional) in definition.declared_inputs() {
+        declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));
+        declared.optional.extend(is_optional.then(|| name.to_owned()));
+    }
+    let Some(opened) = declared.open(path)? else { return Ok(None) };
+    let folder = downbeat_engine::scratch::folder()?;
+    let path = folder.path().join("model.onnx");
+    std::fs::write(&path, &opened.bytes)?;
+    Ok(Some(OpenedFile { path, defaults: opened.defaults, folder }))
 }
 
 /// Says what of a model's queue policies a device policy passes over.

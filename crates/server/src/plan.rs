@@ -1,10 +1,11 @@
 //! How requests of one model version are checked, joined into a batch, and separated again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
-use downbeat_engine::{Buffer, Model, OutOfMemory, State, Tensor};
+use downbeat_engine::{Buffer, DefaultValue, Model, OutOfMemory, State, Tensor};
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
@@ -26,10 +27,21 @@ pub struct BatchPlan {
     inputs: Vec<TensorBinding>,
     /// In the configuration's order.
     outputs: Vec<TensorBinding>,
+    /// For each input, what it is where a request leaves it out; `None`: no request may.
+    defaults: Vec<Option<LeftOut>>,
     /// Whether the first dimension of every tensor is the batch.
     batched: bool,
     max_batch: u32,
     input_memory: InputMemory,
+}
+
+/// An input that a request left out: of each of its items, the same.
+#[derive(Debug)]
+struct LeftOut {
+    /// Sizes as clients see them, the batch dimension left out.
+    shape: SmallVec<[i64; 4]>,
+    /// The elements of one item.
+    item: Bytes,
 }
 
 /// Where batches are assembled: in the memory that a model's lanes want, or in plain memory.
@@ -93,12 +105,36 @@ impl BatchPlan {
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
         BatchPlan {
+            defaults: inputs.iter().map(|_| None).collect(),
             inputs,
             outputs,
             batched: max_batch > 0,
             max_batch: max_batch.max(1),
             input_memory: InputMemory::default(),
         }
+    }
+
+    /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
+    ///
+    /// # Errors
+    /// In words, if a value does not have the sizes of its input.
+    pub fn with_defaults(mut self, defaults: &BTreeMap<String, DefaultValue>) -> Result<Self, String> {
+        for (input, default) in self.inputs.iter().zip(&mut self.defaults) {
+            let Some(value) = defaults.get(&input.client.name).filter(|_| input.optional) else { continue };
+            let shape = input
+                .client_shape(&value.shape)
+                .map_err(|reason| format!("the value of the optional input {reason}"))?;
+            if self.batched && shape.first() != Some(&1) {
+                return Err(format!(
+                    "the value of the optional input '{}' has the sizes {shape:?}, of which each item of a batch cannot have one; set \
+                     max_batch_size: 0",
+                    input.client.name
+                ));
+            }
+            let shape = shape.iter().skip(usize::from(self.batched)).map(|d| i64::try_from(*d).unwrap_or(i64::MAX));
+            *default = Some(LeftOut { shape: shape.collect(), item: value.data.clone() });
+        }
+        Ok(self)
     }
 
     /// The same, with batches in memory that suits the lanes of `model`.
@@ -194,21 +230,33 @@ impl BatchPlan {
     /// `InvalidArgument`, naming the tensor, what was expected and what came.
     pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
         let model = &request.model_name;
-        if request.inputs.len() != self.inputs.len() {
+        let least = self.defaults.iter().filter(|default| default.is_none()).count();
+        if !(least..=self.inputs.len()).contains(&request.inputs.len()) {
             return Err(self.wrong_inputs(model, &request.inputs));
         }
-        let mut inputs = SmallVec::new();
+        let sent = request.inputs.len();
+        let mut found_inputs = 0;
+        let mut inputs: SmallVec<[Bytes; 2]> = SmallVec::new();
         let mut shapes = SmallVec::new();
         let mut rows = None;
         for (position, plan) in self.inputs.iter().enumerate() {
             // Clients nearly always send the inputs in the model's order.
             let found = match request.inputs.get(position) {
                 Some(input) if input.name == plan.client.name => position,
-                _ => match request.inputs.iter().position(|i| i.name == plan.client.name) {
-                    Some(found) => found,
-                    None => return Err(self.wrong_inputs(model, &request.inputs)),
-                },
+                _ => {
+                    match (request.inputs.iter().position(|i| i.name == plan.client.name), self.defaults.get(position))
+                    {
+                        (Some(found), _) => found,
+                        (None, Some(Some(default))) => {
+                            shapes.extend_from_slice(&default.shape);
+                            inputs.push(default.item.clone());
+                            continue;
+                        }
+                        (None, _) => return Err(self.wrong_inputs(model, &request.inputs)),
+                    }
+                }
             };
+            found_inputs += 1;
             let input = &mut request.inputs[found];
             let its_rows = self.check_input(model, plan, input)?;
             if *rows.get_or_insert(its_rows) != its_rows {
@@ -225,6 +273,17 @@ impl BatchPlan {
         let rows = rows.unwrap_or(1);
         if rows > self.max_batch {
             return Err(self.too_many(model, u64::from(rows)));
+        }
+        if found_inputs < sent {
+            return Err(self.wrong_inputs(model, &request.inputs));
+        }
+        if rows > 1 && found_inputs < self.inputs.len() {
+            for ((plan, default), data) in self.inputs.iter().zip(&self.defaults).zip(&mut inputs) {
+                let is_left_out = !request.inputs.iter().any(|input| input.name == plan.client.name);
+                if let Some(default) = default.as_ref().filter(|_| is_left_out) {
+                    *data = default.item.repeat(rows as usize).into();
+                }
+            }
         }
         Ok(Admitted { inputs, shapes, rows })
     }
@@ -317,11 +376,15 @@ impl BatchPlan {
                 list(&mut wanted())
             ));
         }
-        let missing = list(&mut wanted().filter(|wanted| !got().any(|name| name == *wanted)));
+        let required = || wanted().zip(&self.defaults).filter(|(_, default)| default.is_none()).map(|(name, _)| name);
+        let missing = list(&mut required().filter(|wanted| !got().any(|name| name == *wanted)));
+        let expected = match (required().count(), self.inputs.len()) {
+            (least, most) if least < most => format!("number of inputs between {least} and {most}"),
+            (_, most) => format!("{most} inputs"),
+        };
         ServiceError::InvalidArgument(format!(
-            "expected {} inputs but got {} inputs for model '{model}'. Got input(s) {}, but missing required input(s) \
+            "expected {expected} but got {} inputs for model '{model}'. Got input(s) {}, but missing required input(s) \
              {missing}. Please provide all required input(s).",
-            self.inputs.len(),
             got().count(),
             list(&mut got()),
         ))
@@ -536,6 +599,7 @@ mod tests {
             model_dims: dims.to_vec(),
             labels: [].into(),
             batched: true,
+            optional: false,
         }
     }
 
@@ -620,6 +684,31 @@ mod tests {
         let error = plan().admit(&mut request(large)).unwrap_err();
         assert!(error.to_string().contains("inference request batch-size must be <= 8 for 'm'"), "{error}");
         assert_eq!(plan().admit(&mut request(good())).unwrap().rows, 2);
+    }
+
+    #[test]
+    fn an_optional_input_that_is_left_out_has_its_value_in_each_item() {
+        let mut x = binding("x", DataType::Int16, &[-1, 2]);
+        x.optional = true;
+        let mut text = binding("text", DataType::Bytes, &[-1, -1]);
+        text.model_index = 1;
+        let value = |shape: &[usize]| {
+            let value = DefaultValue { shape: shape.to_vec(), data: vec![1, 0, 2, 0].into() };
+            BTreeMap::from([("x".to_owned(), value)])
+        };
+        let plan = || BatchPlan::new(vec![x.clone(), text.clone()], vec![], 8);
+        assert!(plan().with_defaults(&value(&[2, 2])).unwrap_err().contains("set max_batch_size: 0"));
+        assert!(plan().with_defaults(&value(&[1, 3])).unwrap_err().contains("'x' should have shape [-1,2]"));
+        let plan = plan().with_defaults(&value(&[1, 2])).unwrap();
+        let only_text = || vec![input("text", DataType::Bytes, &[2, 1], strings(&[b"a", b""]))];
+        let left_out = plan.admit(&mut request(only_text())).unwrap();
+        assert_eq!((left_out.rows, &left_out.inputs[0][..]), (2, &[1, 0, 2, 0, 1, 0, 2, 0][..]));
+        let sent = plan.admit(&mut request(good())).unwrap();
+        assert_eq!(&sent.inputs[0][..], [1; 8]);
+        assert_eq!(plan.shape_key(&left_out), plan.shape_key(&sent), "they share batches");
+        let told = |inputs| plan.admit(&mut request(inputs)).unwrap_err().to_string();
+        assert!(told(vec![]).starts_with("expected number of inputs between 1 and 2 but got 0 inputs for model 'm'"));
+        assert!(told(vec![only_text().remove(0), only_text().remove(0)]).starts_with("expected number of inputs"));
     }
 
     #[test]

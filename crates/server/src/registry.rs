@@ -58,6 +58,9 @@ struct Entry {
     phases: Mutex<BTreeMap<u64, (Phase, String)>>,
     /// The files it was loaded from, where a load request brought its own.
     overlay: Mutex<Option<Overlay>>,
+    /// The configuration that a load request brought for the files in the repository, and what those were then: as in Triton, it holds for later
+    /// loads without one, as long as the files stay as they are and the model is not unloaded.
+    kept: Mutex<Option<(String, Fingerprint)>>,
 }
 
 /// A model that is ready to be taken into service.
@@ -265,13 +268,15 @@ impl Registry {
     async fn load_or_keep(
         &self,
         name: &str,
-        overrides: LoadOverrides,
+        mut overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
         if self.serving.is_draining() {
             return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
         }
-        let is_there = self.names()?.iter().any(|known| known == name);
+        // A folder without a configuration may be none of the models, and yet is one with that of the request.
+        let is_there = self.names()?.iter().any(|known| known == name)
+            || (overrides.config.is_some() && self.repository.has(name));
         if !is_there {
             ModelRepository::check_name(name).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;
         }
@@ -285,6 +290,16 @@ impl Registry {
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
         entry.set(0, Phase::Loading, String::new());
+        let mut kept = None;
+        if overrides.files.is_empty() {
+            let files = self.repository.fingerprint(name);
+            let before = entry.kept.lock().clone();
+            if let (None, Some((config, _))) = (&overrides.config, before.filter(|(_, seen)| *seen == files)) {
+                tracing::info!(model = %name, "the configuration of an earlier load request still holds, as the model's files are unchanged");
+                overrides.config = Some(config);
+            }
+            kept = overrides.config.clone().map(|config| (config, files));
+        }
         let this = self.clone();
         let owned_name = name.to_owned();
         let loaded = self.spawn_load(name, move || this.load_files(&owned_name, overrides, &*progress)).await;
@@ -306,6 +321,7 @@ impl Registry {
         let served = Arc::new(served);
         let before = self.serving.replace(name, Some(served.clone()));
         entry.settle(&served, &failures);
+        *entry.kept.lock() = kept;
         let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
         self.retire(name, before, Some(&served)).await;
         drop(overlay_before);
@@ -452,6 +468,7 @@ impl Registry {
             None => entry.set(0, Phase::Unavailable, reason.to_owned()),
         }
         *entry.overlay.lock() = None;
+        *entry.kept.lock() = None;
         if has_ended {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! ONNX files before any engine sees them: their signature, and what is wrong with them.
 
+mod declared;
 mod external;
 mod file;
 pub(crate) mod graph;
@@ -14,6 +15,7 @@ use std::path::Path;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
 use crate::traits::LoadError;
+pub use declared::{Declared, DefaultValue, Opened};
 use file::{OnnxFile, ValueInfo, ValueKind};
 
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
@@ -38,6 +40,14 @@ pub(crate) struct Checked<'a> {
 
 /// Walks and checks the file. Every engine calls this before it lets a parser of its own near the file.
 pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
+    let checked = walk(path)?;
+    // Whatever is wrong with inputs and outputs is said here, in the same words for every engine.
+    checked.signature(|_| Some((DataType::Fp32, Vec::new())))?;
+    Ok(checked)
+}
+
+/// Walks the file and checks all of it but its inputs and outputs.
+fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
     // Before it is opened: opening a pipe would block.
     let metadata = std::fs::metadata(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
@@ -78,10 +88,7 @@ pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
         Some(_) => {}
     }
     external::check(path, &file.external).map_err(error)?;
-    let checked = Checked { path, file };
-    // Whatever is wrong with inputs and outputs is said here, in the same words for every engine.
-    checked.signature(|_| Some((DataType::Fp32, Vec::new())))?;
-    Ok(checked)
+    Ok(Checked { path, file })
 }
 
 impl Checked<'_> {
@@ -106,12 +113,25 @@ impl Checked<'_> {
         &self,
         infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,
     ) -> Result<Signature, LoadError> {
+        self.signature_with(&Declared::default(), infer)
+    }
+
+    /// The same, with what is declared beside the file.
+    fn signature_with(
+        &self,
+        declared: &Declared,
+        infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,
+    ) -> Result<Signature, LoadError> {
         let Some(graph) = &self.file.graph else { return Ok(Signature::default()) };
+        let declared_of = |info: &ValueInfo| {
+            let ValueKind::Tensor { element, .. } = info.kind else { return None };
+            Some((datatype(element)?, declared.shapes.get(&info.name)?.clone()))
+        };
         let inputs = graph
             .inputs
             .iter()
-            .filter(|i| !graph.initializers.contains(&i.name))
-            .map(|i| self.spec("input", i, || None))
+            .filter(|i| !graph.initializers.contains(&i.name) || declared.optional.contains(&i.name))
+            .map(|i| self.spec("input", i, || declared_of(i)))
             .collect::<Result<_, _>>()?;
         let outputs = graph
             .outputs
@@ -152,7 +172,7 @@ impl Checked<'_> {
             }
             ValueKind::Tensor { .. } | ValueKind::Unknown => infer().ok_or_else(|| {
                 error(format!(
-                    "{what} '{name}' has no shape in the file. Add it: onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)"
+                    "{what} '{name}' has no shape in the file. Give its dims in config.pbtxt, or add it: onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)"
                 ))
             })?,
         };

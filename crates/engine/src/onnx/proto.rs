@@ -108,6 +108,21 @@ pub(crate) struct TypeProto {
 pub(crate) struct TensorTypeProto {
     #[prost(int32, tag = "1")]
     pub elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    pub shape: Option<TensorShapeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    pub dim: Vec<DimensionProto>,
+}
+
+/// A size, or none where it varies.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DimensionProto {
+    #[prost(int64, optional, tag = "1")]
+    pub dim_value: Option<i64>,
 }
 
 /// Of a weight, what says how large it is, and where in a file of weights.
@@ -123,7 +138,7 @@ pub(crate) struct WeightProto {
     pub external_data: Vec<StringEntry>,
 }
 
-/// A tensor, but for strings and unsigned 64-bit integers.
+/// A tensor with its elements, which are in one of the fields by datatype and by taste of the exporter.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
     #[prost(int64, repeated, tag = "1")]
@@ -134,6 +149,8 @@ pub(crate) struct TensorProto {
     pub float_data: Vec<f32>,
     #[prost(int32, repeated, tag = "5")]
     pub int32_data: Vec<i32>,
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub string_data: Vec<Bytes>,
     #[prost(int64, repeated, tag = "7")]
     pub int64_data: Vec<i64>,
     #[prost(string, tag = "8")]
@@ -142,6 +159,10 @@ pub(crate) struct TensorProto {
     pub raw_data: Bytes,
     #[prost(double, repeated, tag = "10")]
     pub double_data: Vec<f64>,
+    #[prost(uint64, repeated, tag = "11")]
+    pub uint64_data: Vec<u64>,
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<StringEntry>,
 }
 
 /// A key and a value.
@@ -155,6 +176,12 @@ pub(crate) struct StringEntry {
 
 /// A value of a datatype and of any shape.
 pub(crate) fn value_info(name: &str, element_type: i32) -> ValueInfoProto {
-    let tensor_type = Some(TensorTypeProto { elem_type: element_type });
+    let tensor_type = Some(TensorTypeProto { elem_type: element_type, shape: None });
     ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type }.encode_to_vec().into()) }
+}
+
+/// A tensor of a datatype and of these sizes, -1 where they vary.
+pub(crate) fn shaped_type(element_type: i32, dims: &[i64]) -> TypeProto {
+    let dim = dims.iter().map(|d| DimensionProto { dim_value: (*d >= 0).then_some(*d) }).collect();
+    TypeProto { tensor_type: Some(TensorTypeProto { elem_type: element_type, shape: Some(TensorShapeProto { dim }) }) }
 }

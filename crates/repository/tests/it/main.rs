@@ -7,5 +7,6 @@ mod examples;
 mod hostile;
 mod layout;
 mod load_request;
+mod normalised;
 mod places;
 mod warmup;

@@ -434,6 +434,44 @@ async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_servi
 }
 
 #[tokio::test]
+async fn the_configuration_of_a_load_request_holds_until_the_files_change_or_the_model_is_unloaded() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 1.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let load = async |config: Option<&str>| {
+        let overrides = LoadOverrides { config: config.map(str::to_owned), ..LoadOverrides::default() };
+        registry.load("m", overrides).await.unwrap();
+        registry.model_config("m", "").unwrap().max_batch_size
+    };
+    let own = load(None).await;
+    let given = r#"{"backend": "downbeat_emulated", "max_batch_size": 3}"#;
+    assert_eq!((load(Some(given)).await, load(None).await), (3, 3));
+    registry.unload("m").await.unwrap();
+    assert_eq!(load(None).await, own, "unloaded");
+    assert_eq!(load(Some(given)).await, 3);
+    models.add("m", 1, (1.0, 1.0), 4, "max_batch_size: 2");
+    assert_eq!(load(None).await, 2, "the files are others");
+}
+
+#[tokio::test]
+async fn without_completion_a_folder_without_a_configuration_is_no_model() {
+    let models = Models::new();
+    let config = "max_batch_size: 8 input { name: \"x\" data_type: TYPE_FP32 dims: 4 } output { name: \"y\" data_type: TYPE_FP32 dims: 1 }";
+    models.add("whole", 1, (1.0, 1.0), 4, config);
+    models.add("bare", 1, (1.0, 1.0), 4, "");
+    std::fs::remove_file(models.path().join("bare/config.pbtxt")).unwrap();
+    let registry = models.serve(|options| options.auto_complete_config = false).await;
+    assert!(registry.is_ready());
+    assert_eq!(registry.wanted_at_start(), ["whole"]);
+    let error = registry.load("bare", LoadOverrides::default()).await.unwrap_err().to_string();
+    assert!(error.starts_with("failed to load 'bare', failed to poll from model repository"), "{error}");
+    let config = r#"{"backend": "downbeat_emulated", "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}], "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]}"#;
+    registry.load("bare", LoadOverrides { config: Some(config.to_owned()), ..Default::default() }).await.unwrap();
+    registry.infer(request("bare", 1, 4)).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_server_without_a_model_is_not_ready_unless_it_may_be_empty() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "");

@@ -1,0 +1,201 @@
+//! What a configuration says of a model's inputs beyond its file: a file that leaves them open is opened with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use bytes::Bytes;
+use downbeat_core::tensor::{DataType, Signature};
+use prost::Message;
+
+use super::file::{Graph, ValueKind};
+use super::proto::{ModelProto, StringEntry, TensorProto, WeightProto, shaped_type};
+use super::{Checked, datatype, walk};
+use crate::traits::LoadError;
+
+/// What a configuration says of a model's inputs beyond its file.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Declared {
+    /// Sizes by the input's name, all dimensions, -1 where they vary; of use where the file has none.
+    pub shapes: BTreeMap<String, Vec<i64>>,
+    /// Inputs that a request may leave out: their initialiser in the file is their value then.
+    pub optional: BTreeSet<String>,
+}
+
+/// A model file with all that was declared: its inputs have sizes, and those that may be left out are inputs like others.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The file.
+    pub bytes: Vec<u8>,
+    /// The values of inputs that may be left out, by name.
+    pub defaults: BTreeMap<String, DefaultValue>,
+}
+
+/// The value of an input that was left out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DefaultValue {
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Elements in the protocol's binary form.
+    pub data: Bytes,
+}
+
+impl Declared {
+    /// As [`super::inspect`], with what is declared here.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn inspect(&self, path: &Path) -> Result<Signature, LoadError> {
+        walk(path)?.signature_with(self, |_| None)
+    }
+
+    /// The file at `path` with what is declared here; `None` if it says all that itself.
+    ///
+    /// # Errors
+    /// As [`super::inspect`]; if the weights of a file that has to be changed are kept in other files, or a value is broken.
+    pub fn open(&self, path: &Path) -> Result<Option<Opened>, LoadError> {
+        if self.shapes.is_empty() && self.optional.is_empty() {
+            return Ok(None);
+        }
+        let checked = walk(path)?;
+        let Some(graph) = &checked.file.graph else { return Ok(None) };
+        let (optional, without_shape) = (self.optional_in(graph), self.without_shape_in(graph));
+        if optional.is_empty() && without_shape.is_empty() {
+            return Ok(None);
+        }
+        let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
+        let named =
+            optional.iter().chain(&without_shape).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+        if checked.external_locations().next().is_some() {
+            return Err(error(format!(
+                "the inputs {named} are optional or have no shape in the file, which is served only of models without external data. Save it \
+                 in one file: onnx.save(onnx.load(path), path)"
+            )));
+        }
+        self.rewrite(&checked, &optional, &without_shape).map(Some).map_err(|e| error(format!("inputs {named}: {e}")))
+    }
+
+    /// Inputs that may be left out and have a value.
+    fn optional_in(&self, graph: &Graph) -> BTreeSet<String> {
+        let names = graph.inputs.iter().map(|input| &input.name);
+        names.filter(|name| self.optional.contains(*name) && graph.initializers.contains(*name)).cloned().collect()
+    }
+
+    /// Inputs whose sizes only the configuration has.
+    fn without_shape_in(&self, graph: &Graph) -> BTreeSet<String> {
+        let open = graph.inputs.iter().filter(|input| matches!(input.kind, ValueKind::Tensor { dims: None, .. }));
+        let names = open.map(|input| &input.name);
+        names.filter(|name| self.shapes.contains_key(*name)).cloned().collect()
+    }
+
+    fn rewrite(
+        &self,
+        checked: &Checked<'_>,
+        optional: &BTreeSet<String>,
+        without_shape: &BTreeSet<String>,
+    ) -> Result<Opened, String> {
+        let bytes = Bytes::from(std::fs::read(checked.path).map_err(|e| e.to_string())?);
+        let mut model = ModelProto::decode(bytes).map_err(|e| e.to_string())?;
+        let graph = model.graph.as_mut().ok_or("the file has no graph")?;
+        let mut defaults = BTreeMap::new();
+        let mut initializers = Vec::with_capacity(graph.initializer.len());
+        for bytes in std::mem::take(&mut graph.initializer) {
+            let name = WeightProto::decode(bytes.clone()).map_err(|e| e.to_string())?.name;
+            if optional.contains(&name) {
+                let tensor = TensorProto::decode(bytes).map_err(|e| e.to_string())?;
+                defaults.insert(name, default_value(&tensor)?);
+            } else {
+                initializers.push(bytes);
+            }
+        }
+        graph.initializer = initializers;
+        for input in graph.input.iter_mut().filter(|input| without_shape.contains(&input.name)) {
+            let Some(dims) = self.shapes.get(&input.name) else { continue };
+            let element = checked.file.graph.iter().flat_map(|graph| &graph.inputs).find_map(|info| match &info.kind {
+                ValueKind::Tensor { element, .. } if info.name == input.name => i32::try_from(*element).ok(),
+                _ => None,
+            });
+            input.r#type = Some(shaped_type(element.unwrap_or_default(), dims).encode_to_vec().into());
+        }
+        Ok(Opened { bytes: model.encode_to_vec(), defaults })
+    }
+}
+
+/// The value of an initialiser.
+fn default_value(tensor: &TensorProto) -> Result<DefaultValue, String> {
+    let TensorProto { dims, data_type, name, external_data, .. } = tensor;
+    let datatype =
+        datatype(i64::from(*data_type)).ok_or_else(|| format!("'{name}' has the element type {data_type}"))?;
+    if let Some(StringEntry { value, .. }) = external_data.first() {
+        return Err(format!("the value of '{name}' is in another file ('{value}')"));
+    }
+    let shape = dims.iter().map(|d| usize::try_from(*d)).collect::<Result<Vec<_>, _>>();
+    let shape = shape.map_err(|_| format!("'{name}' has the sizes {dims:?}"))?;
+    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or("it has too many elements")?;
+    let data = elements_of(tensor, datatype);
+    let is_whole = match datatype.size() {
+        Some(size) => elements.checked_mul(size) == Some(data.len()),
+        None => tensor.string_data.len() == elements,
+    };
+    if !is_whole {
+        return Err(format!(
+            "'{name}' of the sizes {dims:?} has {} bytes; the file is corrupt. Export it again",
+            data.len()
+        ));
+    }
+    Ok(DefaultValue { shape, data })
+}
+
+/// The elements of an initialiser, which may be in any of several fields, in the protocol's binary form.
+fn elements_of(tensor: &TensorProto, datatype: DataType) -> Bytes {
+    if !tensor.raw_data.is_empty() && datatype != DataType::Bytes {
+        return tensor.raw_data.clone();
+    }
+    let narrow = tensor.int32_data.iter();
+    let bytes: Vec<u8> = match datatype {
+        DataType::Fp32 => tensor.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DataType::Fp64 => tensor.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DataType::Int64 => tensor.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DataType::Uint64 => tensor.uint64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DataType::Uint32 => tensor.uint64_data.iter().flat_map(|v| (*v as u32).to_le_bytes()).collect(),
+        DataType::Int32 => narrow.flat_map(|v| v.to_le_bytes()).collect(),
+        DataType::Int16 | DataType::Uint16 | DataType::Fp16 | DataType::Bf16 => {
+            narrow.flat_map(|v| (*v as u16).to_le_bytes()).collect()
+        }
+        DataType::Int8 | DataType::Uint8 | DataType::Bool => narrow.map(|v| *v as u8).collect(),
+        DataType::Bytes => {
+            let strings = tensor.string_data.iter();
+            strings.flat_map(|s| (s.len() as u32).to_le_bytes().into_iter().chain(s.iter().copied())).collect()
+        }
+    };
+    bytes.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_read_from_whichever_field_it_is_in() {
+        let tensor = |data_type, change: fn(&mut TensorProto)| {
+            let mut tensor = TensorProto { dims: vec![2], data_type, name: "t".into(), ..TensorProto::default() };
+            change(&mut tensor);
+            default_value(&tensor).map(|value| value.data.to_vec())
+        };
+        let floats = Ok([1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
+        assert_eq!(tensor(1, |t| t.float_data = vec![1.0, 2.0]), floats);
+        assert_eq!(tensor(1, |t| t.raw_data = [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat().into()), floats);
+        assert_eq!(tensor(5, |t| t.int32_data = vec![-1, 2]), Ok(vec![255, 255, 2, 0]));
+        assert_eq!(tensor(9, |t| t.int32_data = vec![0, 1]), Ok(vec![0, 1]));
+        assert_eq!(tensor(12, |t| t.uint64_data = vec![7, 8]), Ok(vec![7, 0, 0, 0, 8, 0, 0, 0]));
+        assert_eq!(tensor(8, |t| t.string_data = vec!["a".into(), "".into()]), Ok(vec![1, 0, 0, 0, b'a', 0, 0, 0, 0]));
+        for broken in [
+            tensor(1, |t| t.float_data = vec![1.0]),
+            tensor(1, |t| t.dims = vec![-1]),
+            tensor(1, |t| t.dims = vec![i64::MAX, i64::MAX]),
+            tensor(77, |_| {}),
+            tensor(1, |t| t.external_data = vec![StringEntry { key: "location".into(), value: "w".into() }]),
+        ] {
+            assert!(broken.is_err(), "{broken:?}");
+        }
+    }
+}

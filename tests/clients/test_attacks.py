@@ -83,7 +83,7 @@ def test_a_model_file_that_declares_a_terabyte_is_refused(attacked, repository):
     small(server)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime"])
+@pytest.mark.parametrize("engine", ["rten", "onnxruntime"])
 def test_a_small_request_that_computes_a_large_tensor_is_refused(attacked, repository, engine):
     model(repository, "outer",
           [helper.make_node("Transpose", ["x"], ["c"], perm=[1, 0]), helper.make_node("MatMul", ["c", "x"], ["p"]),

@@ -98,7 +98,9 @@ pub struct InferOutput {
 pub fn element_count(shape: &[i64]) -> Result<usize, String> {
     shape.iter().try_fold(1_usize, |count, &size| {
         let size = usize::try_from(size).map_err(|_| format!("shape {shape:?} has the negative size {size}"))?;
-        count.checked_mul(size).ok_or_else(|| format!("shape {shape:?} has more elements than can be counted"))
+        count.checked_mul(size).ok_or_else(|| {
+            format!("shape {shape:?} causes total element count to exceed maximum size of {}", usize::MAX)
+        })
     })
 }
 

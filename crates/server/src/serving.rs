@@ -477,7 +477,10 @@ fn wanted_outputs(executable: &Executable, request: &InferRequest) -> Result<Opt
             )));
         };
         if wanted.contains(&position) {
-            return Err(ServiceError::InvalidArgument(format!("output '{}' is asked for twice", output.name)));
+            return Err(ServiceError::InvalidArgument(format!(
+                "Duplicate output name '{}' is not allowed in a request",
+                output.name
+            )));
         }
         wanted.push(position);
     }

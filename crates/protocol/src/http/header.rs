@@ -171,6 +171,9 @@ impl TensorHeader<'_> {
             }
             (Some(data), None) => {
                 let count = element_count(&shape).map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
+                if count.checked_mul(datatype.size().unwrap_or(1)).is_none() {
+                    return Err(CodecError(format!("byte size overflow for {role} '{name}': {datatype} {shape:?}")));
+                }
                 let data = tensor_json::read(data.get(), datatype, count, nulls)
                     .map_err(|e| CodecError(format!("{role} '{name}': {datatype} {shape:?}: {e}")))?;
                 Bytes::from(data)

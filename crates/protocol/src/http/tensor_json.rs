@@ -15,6 +15,9 @@ pub(super) enum Nulls {
     NotANumber,
 }
 
+/// Deepest nesting of lists, as in Triton.
+const MOST_DEPTH: usize = 100;
+
 /// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is free, as in Triton:
 /// elements are taken in the order in which they are written.
 pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -> Result<Vec<u8>, String> {
@@ -25,6 +28,7 @@ pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -
         datatype,
         count: 0,
         limit: count,
+        depth: 0,
         nulls,
     };
     let mut deserializer = serde_json::Deserializer::from_str(text);
@@ -94,6 +98,8 @@ struct Elements {
     datatype: DataType,
     count: usize,
     limit: usize,
+    /// Lists that are open.
+    depth: usize,
     nulls: Nulls,
 }
 
@@ -239,7 +245,14 @@ impl<'de> Visitor<'de> for &mut Elements {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        if self.depth == MOST_DEPTH {
+            return Err(de::Error::custom(format_args!(
+                "JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})"
+            )));
+        }
+        self.depth += 1;
         while seq.next_element_seed(&mut *self)?.is_some() {}
+        self.depth -= 1;
         Ok(())
     }
 }

@@ -125,27 +125,37 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
 }
 
 /// Triton's raw binary request: the whole body is the one input of the model, which tells its name and shape. At most
-/// one dimension besides the batch may vary; it takes what the others leave.
+/// one dimension besides the batch may vary; it takes what the others leave. The words of errors are Triton's.
 fn raw_request<S: Service>(
     service: &S,
     path: ModelPath,
     body: Bytes,
 ) -> Result<(InferRequest, OutputForms), HttpError> {
     let metadata = service.model_metadata(&path.model, &path.version)?;
-    let invalid = |what: String| {
-        HttpError::from(ServiceError::InvalidArgument(format!(
-            "model '{}': {what}; expected with Inference-Header-Content-Length: 0 a body that is the model's only input",
-            path.model
-        )))
-    };
+    let batched = service.model_config(&path.model, &path.version)?.max_batch_size > 0;
+    let invalid = |what: String| HttpError::from(ServiceError::InvalidArgument(what));
     let [input] = metadata.signature.inputs.as_slice() else {
-        return Err(invalid(format!("it has {} inputs", metadata.signature.inputs.len())));
+        return Err(invalid(format!(
+            "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
+            metadata.signature.inputs.len(),
+            path.model
+        )));
     };
+    let item = input.dims.get(usize::from(batched)..).unwrap_or_default();
     let (shape, data) = match input.datatype.size() {
         Some(size) => {
+            if item.iter().filter(|size| **size < 0).count() > 1 {
+                return Err(invalid(format!(
+                    "The shape of the raw input '{}' can not be deduced because there are more than one variable-sized \
+                     dimension: {:?}",
+                    input.name, input.dims
+                )));
+            }
             let shape = raw_shape(&input.dims, size, body.len()).ok_or_else(|| {
                 invalid(format!(
-                    "{} bytes do not fit input '{}', {} {:?}",
+                    "model '{}': {} bytes do not fit input '{}', {} {:?}; expected with Inference-Header-Content-Length: 0 \
+                     a body that is the model's only input",
+                    path.model,
                     body.len(),
                     input.name,
                     input.datatype,
@@ -155,10 +165,14 @@ fn raw_request<S: Service>(
             (shape, body)
         }
         None => {
-            if input.dims.iter().any(|&size| size != 1 && size != -1) {
-                return Err(invalid(format!("input '{}' takes more than one BYTES element", input.name)));
+            if item.iter().any(|size| *size != 1) {
+                return Err(invalid(format!(
+                    "For BYTES datatype raw input '{}', the model must have input shape [1]; it has {:?}",
+                    input.name, input.dims
+                )));
             }
-            let length = u32::try_from(body.len()).map_err(|_| invalid("the element is longer than 4 GiB".into()))?;
+            let length = u32::try_from(body.len())
+                .map_err(|_| invalid(format!("raw input '{}': the element is longer than 4 GiB", input.name)))?;
             let mut data = Vec::with_capacity(4 + body.len());
             data.extend_from_slice(&length.to_le_bytes());
             data.extend_from_slice(&body);

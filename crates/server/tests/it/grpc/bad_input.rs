@@ -101,7 +101,7 @@ async fn requests_that_do_not_fit() {
         (
             change(|r| r.inputs[0].shape = vec![i64::MAX, 16]),
             Code::InvalidArgument,
-            "has more elements than can be counted",
+            "causes total element count to exceed maximum size of",
         ),
         (
             change(|r| r.raw_input_contents[0].truncate(63)),

@@ -42,7 +42,9 @@ async fn a_tensor_that_is_wrong() {
         .await;
     refused(|r| r["inputs"][0]["shape"] = json!([16]), &["'INPUT0'", "[16]", "expected [-1, 16]"]).await;
     refused(|r| r["inputs"][0]["shape"] = json!([-1, 16]), &["'INPUT0'", "[-1, 16]", "negative size -1"]).await;
-    refused(|r| r["inputs"][0]["shape"] = json!([i64::MAX, i64::MAX]), &["'INPUT0'", "more elements than"]).await;
+    refused(|r| r["inputs"][0]["shape"] = json!([i64::MAX, i64::MAX]), &["'INPUT0'", "exceed maximum size"]).await;
+    refused(|r| r["inputs"][0]["shape"] = json!([4, (1_i64 << 60) + 2]), &["byte size overflow for input 'INPUT0'"])
+        .await;
     refused(|r| r["inputs"][0]["shape"] = json!([1.5, 16]), &["`inputs[0].shape[0]`: invalid type: floating point"])
         .await;
     refused(|r| r["inputs"][0]["datatype"] = json!("INT31"), &["'INPUT0'", "'INT31'", "expected", "INT32"]).await;
@@ -101,8 +103,12 @@ async fn json_nested_a_hundred_thousand_deep() {
     let objects = deep(100_000, "{\"a\":", "}");
     let tensor =
         |data: &str| format!(r#"{{"inputs":[{{"name":"INPUT0","shape":[1],"datatype":"INT32","data":{data}}}]}}"#);
+    let message = connection.post(SIMPLE, &[], tensor(&deep(101, "[", "]"))).await.error(400);
+    assert_says(&message, &["JSON nesting depth exceeds maximum allowed limit (100)"]);
+    let message = connection.post(SIMPLE, &[], tensor(&deep(100, "[", "]"))).await.error(400);
+    assert_says(&message, &["has shape [1]; expected [-1, 16]"]);
     let message = connection.post(SIMPLE, &[], tensor(&lists)).await.error(400);
-    assert_says(&message, &["'INPUT0'", "recursion limit"]);
+    assert_says(&message, &["'INPUT0'", "JSON nesting depth exceeds maximum allowed limit (100)"]);
     for body in [
         tensor(&objects),
         lists.clone(),

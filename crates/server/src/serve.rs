@@ -23,6 +23,9 @@ use crate::{grpc, http, logging, metrics_port};
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: std::time::Duration = std::time::Duration::from_millis(1_000);
 
+/// How long the disk has to take what is left of the decision log.
+const LOG_ENDS_WITHIN: std::time::Duration = std::time::Duration::from_millis(2_000);
+
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
 /// # Errors
@@ -136,7 +139,10 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
         () = tokio::time::sleep(limit) => false,
         _ = interrupt.recv() => false,
     };
-    registry.close_decision_log();
+    // A disk that does not answer is no reason to go on either.
+    let log = registry.clone();
+    let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
+    let closed = tokio::time::timeout(LOG_ENDS_WITHIN, closed).await.is_ok();
     let loads_ended = loads_end(&registry).await;
     let is_idle = finished && registry.serving().is_idle();
     if is_idle {
@@ -144,7 +150,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     } else {
         tracing::warn!("stopped with requests unfinished");
     }
-    if is_idle && loads_ended && !registry.watchdog().is_busy() {
+    if is_idle && closed && loads_ended && !registry.watchdog().is_busy() {
         return outcome;
     }
     // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.

@@ -106,7 +106,7 @@ impl Search {
                 return Err(FindError::Missing { path, place, reason: e.to_string() }.into());
             }
             return match whole(&path) {
-                true => Ok(path),
+                true => not_cut_short(path, file),
                 false => Err(CudaUnavailable::NoProvider { path, who: who.clone(), provider: file }),
             };
         }
@@ -121,7 +121,8 @@ impl Search {
             places.add_system();
         }
         let found = places.for_onnxruntime().filter_map(|folder| newest_in(folder)).find(|library| whole(library));
-        found.ok_or_else(|| CudaUnavailable::NoLibrary { looked: places.words() })
+        let found = found.ok_or_else(|| CudaUnavailable::NoLibrary { looked: places.words() })?;
+        not_cut_short(found, file)
     }
 
     /// Where NVIDIA's libraries are looked for, `library` being the onnxruntime that shall use them.
@@ -137,6 +138,19 @@ impl Search {
         }
         places
     }
+}
+
+/// Gives the library, if it and the `provider` beside it are all there.
+fn not_cut_short(library: PathBuf, provider: &'static str) -> Result<PathBuf, CudaUnavailable> {
+    let beside = [provider, SHARED].map(|name| (name, library.with_file_name(name)));
+    for (name, path) in beside.into_iter().chain([("onnxruntime", library.clone())]) {
+        elf::check_whole(&path).map_err(|reason| CudaUnavailable::Broken {
+            name,
+            reason: format!("{}: {reason}", path.display()),
+            advice: "Run `downbeat engine install --cuda`",
+        })?;
+    }
+    Ok(library)
 }
 
 const IN_CACHE: &str = "in the cache of `downbeat engine install`";

@@ -165,7 +165,13 @@ fn libraries_that_are_missing() {
     assert!(said.contains(&format!("not ready: the CUDA runtime is missing: no libcudart.so.13 found {looked}")));
     assert!(said.contains("downbeat engine install --cuda"));
 
-    std::fs::remove_file(cache.join("cuda/1.31.1/libonnxruntime_providers_cuda.so")).expect("is there");
+    let provider = cache.join("cuda/1.31.1/libonnxruntime_providers_cuda.so");
+    let bytes = std::fs::read(&provider).expect("reads");
+    std::fs::write(&provider, &bytes[..bytes.len() / 2]).expect("writes");
+    let line = format!("libonnxruntime_providers_cuda.so does not load: {}: it is cut short", provider.display());
+    assert!(look().contains(&line));
+
+    std::fs::remove_file(provider).expect("is there");
     let said = look();
     assert!(said.contains("not ready: no onnxruntime with the CUDA provider found (looked in the cache"));
     assert!(said.contains("downbeat engine install --cuda"));

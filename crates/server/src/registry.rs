@@ -715,7 +715,7 @@ impl Service for Registry {
 
     fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let served = self.served(&request.model_name)?;
-        self.serving.check(&*served, &request.model_version)?.plan.check_inputs(request)
+        self.serving.check(&served, &request.model_version)?.plan.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {

@@ -297,7 +297,7 @@ fn an_interrupted_bench_reports_what_it_has() {
     bench.arg(server.http.to_string()).arg("--json").arg(&json);
     let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     while !server.http("GET", "/v2/models/digits/stats", "").1.contains("\"batch_size\"") {
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::park_timeout(Duration::from_millis(20));
     }
     let interrupt = std::process::Command::new("kill").args(["-INT", &bench.id().to_string()]).status().unwrap();
     assert!(interrupt.success());

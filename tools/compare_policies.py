@@ -14,6 +14,7 @@ With --rate the mean latency at fixed rates is measured instead: `--rate 200,800
 import argparse
 import json
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -89,7 +90,8 @@ class Server:
         sys.exit(f"the server did not become ready:\n{self.log.read()}")
 
     def __exit__(self, *_):
-        self.process.terminate()
+        # Nobody has to learn that it ends.
+        self.process.send_signal(signal.SIGINT)
         self.process.wait()
         self.folder.cleanup()
 

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use downbeat_server::connections::{Connections, Stage, bind};
 use downbeat_server::http::{HttpOptions, HttpState, serve};
 use downbeat_server::service::{LoadOverrides, Service};
 
@@ -18,21 +19,21 @@ struct Frontend {
     service: Arc<MemoryService>,
     address: SocketAddr,
     runtime: tokio::runtime::Runtime,
+    /// Dropped, it would end the frontend.
+    _stage: tokio::sync::watch::Sender<Stage>,
 }
 
 impl Frontend {
     fn start() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = runtime.block_on(tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        let listener = runtime.block_on(async { bind((Ipv4Addr::LOCALHOST, 0).into()) })?;
         let address = listener.local_addr()?;
         let service = Arc::new(MemoryService::default());
         let options = HttpOptions { max_body_bytes: 1 << 20, ..HttpOptions::default() };
-        runtime.spawn(serve(
-            listener,
-            HttpState::new(Arc::clone(&service), Arc::default(), options),
-            std::future::pending(),
-        ));
-        Ok(Frontend { service, address, runtime })
+        let (stage, stages) = tokio::sync::watch::channel(Stage::Serving);
+        let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
+        runtime.spawn(serve(listener, Connections::new(Default::default()), state, stages));
+        Ok(Frontend { service, address, runtime, _stage: stage })
     }
 }
 

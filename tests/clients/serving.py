@@ -39,7 +39,8 @@ def free_ports(count):
 
 def environment(folder, engine="onnxruntime"):
     """The environment of a server: a cache of its own, and the onnxruntime wheel's library or none."""
-    env = dict(os.environ, XDG_CACHE_HOME=str(folder / "cache"), NO_COLOR="1")
+    # Nobody has to learn that a server of a test ends.
+    env = dict(os.environ, XDG_CACHE_HOME=str(folder / "cache"), NO_COLOR="1", DOWNBEAT_SHUTDOWN_GRACE="0")
     env.pop("ORT_DYLIB_PATH", None)
     if engine == "onnxruntime":
         env["ORT_DYLIB_PATH"] = str(onnxruntime_library())

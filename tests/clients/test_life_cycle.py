@@ -44,9 +44,9 @@ def test_the_grpc_health_service_that_kubernetes_probes_use(examples):
 # -- end
 
 
-def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(start, repository):
+def test_sigterm_lets_requests_finish_and_answers_those_that_still_come(start, repository):
     models.slow(repository, products=80)
-    server = start(repository)
+    server = start(repository, "--shutdown-grace", "60", "--drain-timeout", "120")
     assert requests.post(f"{server.url}/v2/models/slow/infer", json=SLOW_BODY).status_code == 200
     codes, errors = [], []
     sent = threading.Barrier(9)
@@ -72,7 +72,6 @@ def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(start, repos
     threads = [threading.Thread(target=f) for f in [over_http] * 4 + [over_grpc] * 4]
     for thread in threads:
         thread.start()
-    # Opened before: what is refused is the request, not the connection.
     late = requests.Session()
     assert late.get(f"{server.url}/v2/health/ready").status_code == 200
     sent.wait()
@@ -82,12 +81,14 @@ def test_sigterm_lets_accepted_requests_finish_and_refuses_new_ones(start, repos
             break
         time.sleep(0.005)
     server.terminate()
-    time.sleep(0.02)
-    try:
+    while server.process.poll() is None and requests.get(f"{server.url}/v2/health/ready").status_code == 200:
+        time.sleep(0.005)
+    # On the connection of before, and on a new one.
+    for _ in range(2):
         reply = late.post(f"{server.url}/v2/models/slow/infer", json=SLOW_BODY)
-        assert reply.status_code == 503, f"{reply.status_code} {reply.text}"
-    except requests.ConnectionError:
-        pass
+        assert reply.status_code == 200 and reply.headers["Connection"] == "close", f"{reply.status_code} {reply.text}"
+    # Asked again, it gives no more grace.
+    server.terminate()
     for thread in threads:
         thread.join()
     assert server.wait_end() == 0, server.log

@@ -66,6 +66,15 @@ pub struct Layer {
     pub max_in_flight_bytes: Option<usize>,
     pub shared_memory: Option<bool>,
     pub run_memory_bytes: Option<usize>,
+    pub max_connections: Option<usize>,
+    #[serde(default, rename = "idle_timeout_s", deserialize_with = "seconds")]
+    pub idle_timeout: Option<Duration>,
+    #[serde(default, rename = "transfer_timeout_s", deserialize_with = "seconds")]
+    pub transfer_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "bytes")]
+    pub min_rate: Option<usize>,
+    #[serde(default, rename = "shutdown_grace_s", deserialize_with = "seconds")]
+    pub shutdown_grace: Option<Duration>,
     #[serde(default, rename = "drain_timeout_s", deserialize_with = "seconds")]
     pub drain_timeout: Option<Duration>,
     #[serde(default, rename = "run_timeout_s", deserialize_with = "seconds")]

@@ -132,6 +132,11 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
         over(&mut options.shared_memory, &layer.shared_memory);
         options.run_memory_bytes = layer.run_memory_bytes.or(options.run_memory_bytes);
+        over(&mut options.max_connections, &layer.max_connections);
+        over(&mut options.idle_timeout, &layer.idle_timeout);
+        over(&mut options.transfer_timeout, &layer.transfer_timeout);
+        over(&mut options.min_rate, &layer.min_rate.map(|bytes| bytes as u64));
+        over(&mut options.shutdown_grace, &layer.shutdown_grace);
         over(&mut options.drain_timeout, &layer.drain_timeout);
         over(&mut options.run_limits.least, &layer.run_timeout);
         over(&mut options.run_limits.factor, &layer.run_timeout_factor);
@@ -283,6 +288,11 @@ mod tests {
             max_grpc_message_bytes = "3M"
             max_in_flight_bytes = "1G"
             shared_memory = true
+            max_connections = 50
+            idle_timeout_s = 0
+            transfer_timeout_s = 2.5
+            min_rate = "1K"
+            shutdown_grace_s = 1
             drain_timeout_s = 2
             run_timeout_s = 3
             run_timeout_factor = 7
@@ -363,11 +373,13 @@ mod tests {
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
-        assert_eq!((options.max_body_bytes, options.drain_timeout), (1 << 20, ms(2000)));
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
         assert!(merged("", &["--shared-memory", "models"]).shared_memory);
         assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });
+        assert_eq!((options.max_body_bytes, options.max_connections, options.min_rate), (1 << 20, 50, 1 << 10));
+        assert_eq!((options.idle_timeout, options.transfer_timeout), (ms(0), ms(2500)));
+        assert_eq!((options.shutdown_grace, options.drain_timeout), (ms(1000), ms(2000)));
         assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
         let addresses = [options.http_address, options.grpc_address, options.metrics_address];
         assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);

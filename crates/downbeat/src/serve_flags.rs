@@ -211,7 +211,39 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_PROFILE_CACHE", help_heading = "Profiles")]
     pub profile_cache: Option<PathBuf>,
 
-    /// How long queued requests may take after SIGTERM [default: 30]
+    /// Most connections of HTTP and gRPC; 0: what the limit of open files allows, at most 32768 [default: 0]
+    #[arg(long, value_name = "N", env = "DOWNBEAT_MAX_CONNECTIONS", help_heading = "Connections")]
+    pub max_connections: Option<usize>,
+
+    /// How long a connection may be without a request; 0: for ever [default: 600]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_IDLE_TIMEOUT",
+        help_heading = "Connections"
+    )]
+    pub idle_timeout: Option<Duration>,
+
+    /// How long the head of a request may take, and the time that --min-rate is measured in; 0: for ever [default: 30]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_TRANSFER_TIMEOUT",
+        help_heading = "Connections"
+    )]
+    pub transfer_timeout: Option<Duration>,
+
+    /// Least rate of bodies and of answers being read, bytes per second [default: 500]
+    #[arg(
+        long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_MIN_RATE",
+        help_heading = "Connections"
+    )]
+    pub min_rate: Option<usize>,
+
+    /// How long to go on accepting after SIGTERM, not ready, until nobody sends any more; part of --drain-timeout [default: 5]
+    #[arg(
+        long, value_name = "SECONDS", value_parser = units::parse_seconds, env = "DOWNBEAT_SHUTDOWN_GRACE",
+        help_heading = "Operation"
+    )]
+    pub shutdown_grace: Option<Duration>,
+
+    /// How long stopping may take in all after SIGTERM [default: 30]
     #[arg(
         long, alias = "exit-timeout-secs", value_name = "SECONDS", value_parser = units::parse_seconds,
         env = "DOWNBEAT_DRAIN_TIMEOUT", help_heading = "Operation"
@@ -296,6 +328,11 @@ impl ServeFlags {
             max_in_flight_bytes: self.max_in_flight_bytes,
             shared_memory: self.shared_memory,
             run_memory_bytes: self.run_memory_bytes,
+            max_connections: self.max_connections,
+            idle_timeout: self.idle_timeout,
+            transfer_timeout: self.transfer_timeout,
+            min_rate: self.min_rate,
+            shutdown_grace: self.shutdown_grace,
             drain_timeout: self.drain_timeout,
             run_timeout: self.run_timeout,
             run_timeout_factor: self.run_timeout_factor,

@@ -7,17 +7,25 @@ mod memory_service;
 
 use std::sync::Arc;
 
+use downbeat_server::connections::{Connections, Stage, bind};
 use downbeat_server::http::{HttpOptions, HttpState, serve};
-use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port: u16 = std::env::args().nth(1).map_or(Ok(8000), |text| text.parse())?;
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+        let listener = bind(([127, 0, 0, 1], port).into())?;
         println!("listening on {}", listener.local_addr()?);
         let service = Arc::new(memory_service::MemoryService::default());
         let state = HttpState::new(service, Arc::default(), HttpOptions::default());
-        serve(listener, state, async { drop(tokio::signal::ctrl_c().await) }).await;
-        Ok(())
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let interrupted = async {
+            tokio::signal::ctrl_c().await?;
+            stage.send_replace(Stage::Draining);
+            Ok(())
+        };
+        let connections = Connections::new(Default::default());
+        let (interrupted, ()) = tokio::join!(interrupted, serve(listener, connections, state, stages));
+        interrupted
     })
 }

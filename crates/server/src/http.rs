@@ -6,7 +6,6 @@
 mod answer;
 mod autoscale;
 mod body;
-mod connection;
 mod encoding;
 mod health;
 mod infer;
@@ -20,7 +19,6 @@ mod shared_memory;
 mod timeline;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
@@ -31,6 +29,7 @@ use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 use answer::HttpError;
 pub use serve::serve;
+pub(crate) use serve::{Answers, serve_answers};
 
 /// What the HTTP frontend can be told.
 #[derive(Clone, Debug)]
@@ -39,21 +38,11 @@ pub struct HttpOptions {
     pub max_body_bytes: usize,
     /// What bodies and answers may hold of the memory, together with all other requests.
     pub budget: Arc<ByteBudget>,
-    /// How long a client may take to send the head of a request once it has begun, and how long it may pause while it
-    /// sends a body. Connections without a request in progress may stay as long as they like.
-    pub receive_timeout: Duration,
-    /// How long requests in flight may take once the server stops.
-    pub drain_timeout: Duration,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions {
-            max_body_bytes: 64 << 20,
-            budget: ByteBudget::unbounded(),
-            receive_timeout: Duration::from_secs(30),
-            drain_timeout: Duration::from_secs(30),
-        }
+        HttpOptions { max_body_bytes: 64 << 20, budget: ByteBudget::unbounded() }
     }
 }
 
@@ -98,8 +87,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
     Router::new()
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
-        .route("/v2/health/live", get(health::live::<S>))
-        .route("/v2/health/ready", get(health::ready::<S>))
+        .merge(health_routes())
         .route("/v2/models/stats", get(metadata::all_statistics::<S>))
         .merge(model_routes("/v2/models/{model}"))
         .merge(model_routes("/v2/models/{model}/versions/{version}"))
@@ -119,6 +107,11 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state)
+}
+
+/// What probes ask: liveness and readiness.
+pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
+    Router::new().route("/v2/health/live", get(health::live::<S>)).route("/v2/health/ready", get(health::ready::<S>))
 }
 
 /// What a model answers under its path, and under the path of one of its versions.

@@ -5,6 +5,7 @@ pub mod budget;
 pub mod call;
 pub mod clock;
 mod compression;
+pub mod connections;
 pub mod decision_log;
 mod device_options;
 pub mod driver;

@@ -1,15 +1,22 @@
-//! The metrics port: `GET /metrics` in Prometheus' text format.
+//! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections of its own, so that
+//! whatever clients do on the other ports the server can be looked at.
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower_service::Service as _;
 
+use crate::connections::{Connections, Stage, WatchedBody};
+use crate::http::{Answers, HttpState, health_routes, serve_answers};
 use crate::registry::Registry;
+use crate::shared_memory::Client;
 
-/// Answers scrapes until the process ends.
-pub async fn serve(listener: TcpListener, registry: Registry) {
+/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.
+pub async fn serve(listener: TcpListener, connections: Connections, registry: Registry, state: HttpState<Registry>) {
     let scrape = move || {
         let text = registry.metrics();
         async move {
@@ -21,8 +28,20 @@ pub async fn serve(listener: TcpListener, registry: Registry) {
             }
         }
     };
-    let router = Router::new().route("/metrics", get(scrape));
-    if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "the metrics port is closed");
+    let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
+    let (_serving, stages) = watch::channel(Stage::Serving);
+    serve_answers(listener, connections, Routed(router), stages).await;
+}
+
+struct Routed(Router);
+
+impl Answers for Routed {
+    type Body = Body;
+
+    async fn answer(&self, _client: Client, request: Request<WatchedBody>) -> Response<Body> {
+        match self.0.clone().call(request.map(Body::new)).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
     }
 }

@@ -80,7 +80,18 @@ pub struct ServerOptions {
     /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
     /// at the start. 0: no limit.
     pub run_memory_bytes: Option<usize>,
-    /// How long a stopping server lets queued requests finish.
+    /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
+    pub max_connections: usize,
+    /// How long a connection may be without a request; zero: for ever.
+    pub idle_timeout: Duration,
+    /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
+    pub transfer_timeout: Duration,
+    /// Least rate of a request's body that is waited for, and of an answer that waits to be read, bytes per second.
+    pub min_rate: u64,
+    /// How long a server that got SIGTERM goes on accepting, while it says that it is not ready: as long as it takes until
+    /// nobody sends to it any more. Part of `drain_timeout`.
+    pub shutdown_grace: Duration,
+    /// How long stopping may take in all. What is not finished then is broken off.
     pub drain_timeout: Duration,
     /// How long runs may take.
     pub run_limits: RunLimits,
@@ -137,6 +148,11 @@ impl ServerOptions {
             max_in_flight_bytes: None,
             shared_memory: false,
             run_memory_bytes: None,
+            max_connections: 0,
+            idle_timeout: Duration::from_millis(600_000),
+            transfer_timeout: Duration::from_millis(30_000),
+            min_rate: 500,
+            shutdown_grace: Duration::from_millis(5_000),
             drain_timeout: Duration::from_millis(30_000),
             run_limits: RunLimits::default(),
             model_control: ModelControl::None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use downbeat_engine::scratch;
@@ -11,20 +12,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::connections::{self, ConnectionOptions, Connections, Stage};
 use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
 use crate::loader::LoadProgress;
 use crate::options::{ModelControl, ServerOptions};
 use crate::registry::{Registry, shown};
-use crate::service::LoadOverrides;
+use crate::service::{LoadOverrides, Service};
 use crate::shared_memory::SharedMemory;
 use crate::{grpc, http, logging, metrics_port};
 
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
-const LOADS_END_WITHIN: std::time::Duration = std::time::Duration::from_millis(1_000);
+const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
+/// Most connections of the metrics port.
+const METRICS_CONNECTIONS: usize = 8;
 
 /// How long the disk has to take what is left of the decision log.
-const LOG_ENDS_WITHIN: std::time::Duration = std::time::Duration::from_millis(2_000);
+const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
@@ -45,12 +49,13 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 /// Ends the process itself where something goes on that would have to be waited for.
 async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
+    let connection_options = connection_options(&options);
+    let connections = Connections::new(connection_options.clone());
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
-    let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port").await?;
-    let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port").await?;
-    let metrics_listener =
-        bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port").await?;
+    let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
+    let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
+    let metrics_listener = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
 
     let registry = Registry::open(options.clone())?;
     if let Some(folder) = &options.decision_log {
@@ -60,34 +65,29 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let shared_memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
     let shared_memory = Arc::new(shared_memory);
 
-    let (stop, stopped) = watch::channel(false);
+    let (stage, stages) = watch::channel(Stage::Serving);
     let mut frontends = Vec::new();
+    let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: registry.budget().clone() };
+    let state = HttpState::new(service.clone(), shared_memory.clone(), http_options);
     if let Some((listener, address)) = http {
         tracing::info!(%address, "HTTP");
-        let http_options = HttpOptions {
-            max_body_bytes: options.max_body_bytes,
-            budget: registry.budget().clone(),
-            drain_timeout: options.drain_timeout.into(),
-            ..HttpOptions::default()
-        };
-        let state = HttpState::new(service.clone(), shared_memory.clone(), http_options);
-        frontends.push(tokio::spawn(http::serve(listener, state, wait_for(stopped.clone()))));
+        frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
     }
     if let Some((listener, address)) = grpc {
         tracing::info!(%address, "gRPC");
         let grpc_options = GrpcOptions {
             max_message_bytes: options.max_grpc_message_bytes,
             budget: registry.budget().clone(),
-            drain_timeout: options.drain_timeout,
             ..GrpcOptions::default()
         };
         let (service, memory) = (service.clone(), shared_memory.clone());
-        frontends.push(tokio::spawn(grpc::serve(listener, service, memory, grpc_options, wait_for(stopped.clone()))));
+        frontends.push(tokio::spawn(grpc::serve(listener, connections, service, memory, grpc_options, stages.clone())));
     }
     if let Some((listener, address)) = metrics_listener {
         tracing::info!(%address, "metrics");
+        let own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
         // Not among the frontends: the last moments of a drain should be seen, too.
-        tokio::spawn(metrics_port::serve(listener, registry.clone()));
+        tokio::spawn(metrics_port::serve(listener, Connections::new(own), registry.clone(), state));
     }
 
     tokio::spawn(watch_load(registry.clone()));
@@ -100,12 +100,13 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let mut loading = std::pin::pin!(loading);
     let mut follower = None;
     let mut loaded = false;
-    let outcome = loop {
+    // Nobody sends to a server that was never ready, and a person at a terminal does not want to wait.
+    let (outcome, grace) = loop {
         tokio::select! {
             result = &mut loading, if !loaded => {
                 loaded = true;
                 match result? {
-                    Err(error) if options.exit_on_error => break Err(error),
+                    Err(error) if options.exit_on_error => break (Err(error), Duration::ZERO),
                     Err(error) => tracing::error!("{error:#}"),
                     Ok(()) => {}
                 }
@@ -113,32 +114,45 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
                     follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
+            _ = terminate.recv() => {
+                let expected = loaded || registry.is_ready();
+                let grace = options.shutdown_grace.min(options.drain_timeout).into();
+                break (Ok(()), if expected { grace } else { Duration::ZERO });
+            }
+            _ = interrupt.recv() => break (Ok(()), Duration::ZERO),
         }
     };
     if let Some(follower) = follower {
         follower.abort();
     }
-    tracing::info!(limit = %options.drain_timeout, "stopping: no new requests, those that are in are finished");
+    let limit = tokio::time::Instant::now() + Duration::from(options.drain_timeout);
+    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
     registry.serving().start_draining();
     registry.watchdog().end_loads();
-    // A receiver is always there: `stopped`.
-    let _ = stop.send(true);
+    // A receiver is always there: `stages`.
+    let _ = stage.send(Stage::Leaving);
+    let mut interrupted = false;
+    tokio::select! {
+        () = tokio::time::sleep(grace) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => interrupted = true,
+    }
+    let _ = stage.send(Stage::Draining);
     let all = async {
-        for frontend in frontends {
+        for frontend in &mut frontends {
             if let Err(error) = frontend.await {
                 tracing::error!(%error, "a frontend ended badly");
             }
         }
     };
-    // A little more than the frontends' own limit, which gives them the time to close their connections.
-    let limit = std::time::Duration::from(options.drain_timeout) + std::time::Duration::from_secs(1);
-    let finished = tokio::select! {
-        () = all => true,
-        () = tokio::time::sleep(limit) => false,
-        _ = interrupt.recv() => false,
-    };
+    let finished = !interrupted
+        && tokio::select! {
+            () = all => true,
+            () = tokio::time::sleep_until(limit) => false,
+            _ = interrupt.recv() => false,
+        };
+    // Breaks off the connections that are left.
+    let _ = stage.send(Stage::Stopped);
     // A disk that does not answer is no reason to go on either.
     let log = registry.clone();
     let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
@@ -165,26 +179,46 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
 async fn loads_end(registry: &Registry) -> bool {
     let ended = async {
         while registry.watchdog().end_loads() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
 }
 
-async fn wait_for(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone: as good as stopped.
-    let _ = stopped.wait_for(|stopped| *stopped).await;
+fn connection_options(options: &ServerOptions) -> ConnectionOptions {
+    let limit = |duration: downbeat_core::Duration| {
+        let duration = Duration::from(duration);
+        (!duration.is_zero()).then_some(duration)
+    };
+    let files = connections::raise_file_limit();
+    let suited = connections::default_max_connections(files);
+    let max = match options.max_connections {
+        0 => suited,
+        asked => {
+            let room = connections::room_for_connections(files);
+            if asked > room {
+                tracing::warn!(
+                    asked,
+                    room,
+                    "the limit of open files leaves less room for connections; raise it (ulimit -n)"
+                );
+            }
+            asked.min(room)
+        }
+    };
+    ConnectionOptions {
+        max,
+        idle_timeout: limit(options.idle_timeout),
+        transfer_timeout: limit(options.transfer_timeout),
+        min_rate: options.min_rate,
+        linger: Duration::from(options.shutdown_grace).min(ConnectionOptions::default().linger),
+    }
 }
 
-async fn bind(
-    host: IpAddr,
-    port: Option<u16>,
-    what: &str,
-    flag: &str,
-) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Some(port) = port else { return Ok(None) };
     let wanted = SocketAddr::new(host, port);
-    let listener = TcpListener::bind(wanted).await.with_context(|| {
+    let listener = connections::bind(wanted).with_context(|| {
         format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}")
     })?;
     let address = listener.local_addr()?;
@@ -250,7 +284,7 @@ fn without_slo(models: &[String]) -> Option<String> {
     })
 }
 
-async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, every: std::time::Duration) {
+async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, every: Duration) {
     let progress: Arc<dyn LoadProgress> = Arc::new(());
     loop {
         tokio::time::sleep(every).await;

@@ -221,12 +221,13 @@ impl Serving {
         }
     }
 
-    /// From now on new requests are refused; those that are in go on.
+    /// From now on the server and its models are not ready. Requests that still come are answered: who sent them had not
+    /// heard of it yet, and it is the frontends that end connections.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Whether new requests are refused.
+    /// Whether the server is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
@@ -241,11 +242,6 @@ impl Serving {
     /// # Errors
     /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`Served::version`].
     pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<Executable>, ServiceError> {
-        if self.is_draining() {
-            return Err(ServiceError::Unavailable(
-                "Server is stopping, scheduler for model has stopped accepting new inference requests".to_owned(),
-            ));
-        }
         let executable = served.version(version)?;
         match executable.lost().or_else(|| executable.health().refuses()) {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", executable.name))),

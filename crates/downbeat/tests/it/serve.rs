@@ -34,6 +34,7 @@ impl Server {
         let mut command = downbeat(&["serve"]);
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
         command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log-format", "json"]);
+        command.env("DOWNBEAT_SHUTDOWN_GRACE", "0");
         let mut child = command.args(flags).env("XDG_CACHE_HOME", cache.path()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -1,18 +1,21 @@
-//! Accepts connections and ends them.
+//! A port over which gRPC is spoken.
 
-use std::future::Future;
-use std::io;
-use std::pin::pin;
-use std::time::Duration;
+use std::convert::Infallible;
+use std::sync::Arc;
 
+use http::Request;
+use http_body_util::BodyExt;
+use http_body_util::combinators::MapErr;
+use hyper::body::Incoming;
 use hyper::server::conn::http2;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::net::TcpListener;
+use tonic::Status;
 
 use super::GrpcOptions;
 use super::frontend::Frontend;
+use crate::connections::{self, Answering, BodyError, Connections, Framing, Protocol, Stages, WatchedBody};
 use crate::shared_memory::Client;
 
 /// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip every 64 KiB.
@@ -23,26 +26,26 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 const MAX_FRAME: u32 = 1 << 20;
 /// Bytes of answers buffered for a call whose client does not read.
 const SEND_BUFFER: usize = 1 << 20;
-/// Silence after which the kernel asks whether a client is still there. Not HTTP/2 pings: with them, each frame that
-/// comes in reads the clock and takes a lock.
-const KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// Between two such questions.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many are left unanswered before the connection is closed.
-const KEEP_ALIVE_COUNT: u32 = 3;
 /// Calls that a client cancels before they are looked at; more end the connection. A client that gives up a burst
 /// of requests is ordinary.
 const MAX_RESET_CALLS: usize = 1024;
-/// Pause after `accept` fails for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Calls whose clients may send message after message, and take their time between them.
+const CLIENT_STREAMS: [&str; 3] = [
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
+/// What a client sends in a call.
+pub(super) type CallBody = MapErr<WatchedBody, fn(BodyError) -> Status>;
 
 pub(super) async fn serve<F: Frontend>(
     listener: TcpListener,
+    connections: Connections,
     frontend: F,
     options: &GrpcOptions,
-    drain: watch::Sender<bool>,
-    draining: watch::Receiver<bool>,
-    shutdown: impl Future<Output = ()>,
+    stages: Stages,
 ) {
     let mut http = http2::Builder::new(TokioExecutor::new());
     http.timer(TokioTimer::new())
@@ -53,78 +56,34 @@ pub(super) async fn serve<F: Frontend>(
         .max_concurrent_streams(options.max_connection_calls)
         .max_pending_accept_reset_streams(MAX_RESET_CALLS)
         .auto_date_header(false);
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut shutdown => break,
-            accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => {
-                    let frontend = frontend.for_client(Client::at(peer.ip()));
-                    connections.spawn(connection(http.clone(), socket, frontend, draining.clone()));
+    let connection_options = connections.options().clone();
+    connections::serve(listener, Protocol::Grpc, connections, stages, move |stream, watched, peer| {
+        let (http, options) = (http.clone(), connection_options.clone());
+        let frontend = frontend.for_client(Client::at(peer));
+        async move {
+            let of_calls = Arc::clone(&watched);
+            let service = service_fn(move |request: Request<Incoming>| {
+                let in_request = of_calls.request();
+                let is_stream = CLIENT_STREAMS.contains(&request.uri().path());
+                let framing = if is_stream { Framing::messages() } else { Framing::Whole };
+                let request = request
+                    .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
+                let answer = frontend.call(request);
+                async move {
+                    let response = answer.await?;
+                    Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
                 }
-                Err(error) => {
-                    if is_about_the_listener(&error) {
-                        tracing::warn!(%error, "cannot accept gRPC connections for now");
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
-                    }
-                }
-            },
-            Some(_) = connections.join_next() => {}
+            });
+            let connection = http.serve_connection(TokioIo::new(stream), service);
+            connections::keep(connection, &watched, |connection| connection.graceful_shutdown()).await;
         }
-    }
-    drop(listener);
-    drain.send_replace(true);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(options.drain_timeout.into(), drained).await.is_err() {
-        tracing::warn!(
-            connections = connections.len(),
-            "gRPC calls were not done within the drain timeout; they are broken off"
-        );
-        connections.shutdown().await;
-    }
+    })
+    .await;
 }
 
-/// Whether `accept` failed because of this process, and not because the client has gone already.
-fn is_about_the_listener(error: &io::Error) -> bool {
-    !matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
-    )
-}
-
-async fn connection<F: Frontend>(
-    http: http2::Builder<TokioExecutor>,
-    socket: TcpStream,
-    frontend: F,
-    draining: watch::Receiver<bool>,
-) {
-    if let Err(error) = prepare(&socket) {
-        // The client has gone already, or this is no TCP socket as it should be; either way it still can be tried.
-        tracing::debug!(%error, "cannot set the options of a gRPC connection");
+fn status(error: BodyError) -> Status {
+    match error {
+        slow @ BodyError::Slow { .. } => Status::deadline_exceeded(slow.to_string()),
+        BodyError::Broken(error) => Status::from_error(Box::new(error)),
     }
-    let mut connection = pin!(http.serve_connection(TokioIo::new(socket), frontend));
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = super::drained(draining) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "a gRPC connection ended with an error");
-    }
-}
-
-fn prepare(socket: &TcpStream) -> io::Result<()> {
-    use rustix::net::sockopt;
-
-    // With the delay, answers wait for the client's acknowledgement of the one before.
-    socket.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, KEEP_ALIVE)?;
-    sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE_INTERVAL)?;
-    sockopt::set_tcp_keepcnt(socket, KEEP_ALIVE_COUNT)?;
-    Ok(())
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use downbeat_protocol::FILE_DESCRIPTOR_SET;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
@@ -19,6 +18,7 @@ use tonic_health::pb::health_server::HealthServer;
 
 use super::GrpcOptions;
 use super::call::Inference;
+use super::connection::CallBody;
 use super::health::HealthService;
 use super::inference::InferenceService;
 use super::message::{self, MessageReader, WholeMessages};
@@ -27,9 +27,6 @@ use crate::service::Service;
 use crate::shared_memory::{Client, SharedMemory};
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-
-/// What a call brings.
-type CallBody = Incoming;
 
 /// What a connection hands its calls to.
 pub(super) trait Frontend:

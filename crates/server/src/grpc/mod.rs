@@ -11,13 +11,12 @@ mod settings;
 mod stream;
 mod timeout;
 
-use std::future::Future;
 use std::sync::Arc;
 
-use downbeat_core::Duration;
 use tokio::net::TcpListener;
 
 use crate::budget::ByteBudget;
+use crate::connections::{Connections, Stage, Stages, reached};
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 
@@ -33,8 +32,6 @@ pub struct GrpcOptions {
     pub max_stream_requests: usize,
     /// Most calls of one connection at once. Clients keep further ones to themselves.
     pub max_connection_calls: u32,
-    /// How long a stopping frontend waits for calls that are under way.
-    pub drain_timeout: Duration,
 }
 
 impl Default for GrpcOptions {
@@ -44,23 +41,27 @@ impl Default for GrpcOptions {
             budget: ByteBudget::unbounded(),
             max_stream_requests: 1024,
             max_connection_calls: 4096,
-            drain_timeout: Duration::from_millis(30_000),
         }
     }
 }
 
-/// Serves gRPC until `shutdown` completes, then finishes what is under way: no new connections, no new calls, and
-/// streams end once their requests are answered. Calls that are not done after the drain timeout are broken off.
+/// Serves gRPC on `listener`, with connections among `connections`, as far as `stages` say: at [`Stage::Draining`] clients are
+/// told to go elsewhere (GOAWAY), calls are finished, and streams end once their requests are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
+    connections: Connections,
     service: Arc<S>,
     memory: Arc<SharedMemory>,
     options: GrpcOptions,
-    shutdown: impl Future<Output = ()>,
+    stages: Stages,
 ) {
     let (drain, draining) = tokio::sync::watch::channel(false);
-    let frontend = frontend::frontend(service, memory, &options, draining.clone());
-    connection::serve(listener, frontend, &options, drain, draining, shutdown).await;
+    let frontend = frontend::frontend(service, memory, &options, draining);
+    let begin_drain = async {
+        reached(stages.clone(), Stage::Draining).await;
+        drain.send_replace(true);
+    };
+    tokio::join!(connection::serve(listener, connections, frontend, &options, stages.clone()), begin_drain);
 }
 
 /// Completes once the frontend drains.

@@ -8,12 +8,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 
 use super::answer::HttpError;
-use super::connection::Receipt;
 use super::{HttpState, encoding};
 use crate::budget::Reservation;
+use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
 
@@ -27,8 +26,7 @@ const FIRST_RESERVE: usize = 1 << 20;
 /// answer and thrown away, so that a client that writes its whole request before it reads finds the answer and can go on
 /// with the connection; not if it is very large, or the client waits for `100 Continue`: then the connection ends.
 pub(super) struct ReceivedBody {
-    incoming: Option<Incoming>,
-    receipt: Receipt,
+    incoming: Option<WatchedBody>,
     /// Most bytes that are thrown away.
     most: u64,
     /// The client waits for leave to send, which asking for the first frame gives.
@@ -36,30 +34,21 @@ pub(super) struct ReceivedBody {
 }
 
 impl ReceivedBody {
-    /// The body of a request with these headers, of at most `limit` bytes. Its end is told to `receipt`.
-    pub fn new(incoming: Incoming, headers: &HeaderMap, limit: usize, receipt: Receipt) -> Self {
-        let mut body = ReceivedBody {
+    /// The body of a request with these headers, of at most `limit` bytes.
+    pub fn new(incoming: WatchedBody, headers: &HeaderMap, limit: usize) -> Self {
+        ReceivedBody {
             incoming: Some(incoming),
-            receipt,
             most: (limit as u64).saturating_mul(DRAIN_FACTOR),
             waits: headers.contains_key(header::EXPECT),
-        };
-        body.tell_end();
-        body
-    }
-
-    fn tell_end(&mut self) {
-        if self.incoming.as_ref().is_none_or(Body::is_end_stream) {
-            self.receipt.received();
         }
     }
 }
 
 impl Body for ReceivedBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         this.waits = false;
         let Some(incoming) = &mut this.incoming else { return Poll::Ready(None) };
@@ -67,7 +56,6 @@ impl Body for ReceivedBody {
         if !matches!(frame, Some(Ok(_))) {
             this.incoming = None;
         }
-        this.tell_end();
         Poll::Ready(frame)
     }
 
@@ -92,7 +80,7 @@ impl Drop for ReceivedBody {
     }
 }
 
-async fn throw_away(mut body: Incoming, most: u64) {
+async fn throw_away(mut body: WatchedBody, most: u64) {
     let mut taken = 0u64;
     while let Some(Ok(frame)) = body.frame().await {
         taken = taken.saturating_add(frame.data_ref().map_or(0, |data| data.len() as u64));
@@ -123,7 +111,7 @@ impl WholeBody {
     pub async fn of<S: Service, B>(state: &HttpState<S>, headers: &HeaderMap, body: B) -> Result<Self, HttpError>
     where
         B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
+        B::Error: std::error::Error + 'static,
     {
         let options = state.options();
         let coding = encoding::of_request(headers)?;
@@ -138,7 +126,7 @@ impl WholeBody {
 async fn collect<B>(mut body: B, headers: &HeaderMap, limit: usize, held: &mut Reservation) -> Result<Bytes, HttpError>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error + 'static,
 {
     let declared = body.size_hint().exact();
     if let Some(size) = declared
@@ -196,13 +184,10 @@ fn take(held: &mut Reservation, more: usize, taken: usize, limit: usize) -> Resu
 async fn next<B>(body: &mut B) -> Result<Option<Bytes>, HttpError>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error + 'static,
 {
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| {
-            HttpError::new(StatusCode::BAD_REQUEST, format!("the body ended before its announced length: {e}"))
-                .closing()
-        })?;
+        let frame = frame.map_err(|error| unfinished(&error))?;
         // Trailers say nothing that this protocol needs.
         if let Ok(data) = frame.into_data()
             && !data.is_empty()
@@ -211,6 +196,15 @@ where
         }
     }
     Ok(None)
+}
+
+/// The answer to a body that does not come to its end.
+fn unfinished(error: &(dyn std::error::Error + 'static)) -> HttpError {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    if let Some(slow @ BodyError::Slow { .. }) = causes.find_map(|cause| cause.downcast_ref()) {
+        return HttpError::new(StatusCode::REQUEST_TIMEOUT, slow.to_string()).closing();
+    }
+    HttpError::new(StatusCode::BAD_REQUEST, format!("the body ended before its announced length: {error}")).closing()
 }
 
 /// The answer to a body that is too large, as sent or once decompressed. The words are partly Triton's, which clients

@@ -46,7 +46,7 @@ pub(super) async fn infer<S: Service, B>(
 ) -> Result<Answer, HttpError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
+    B::Error: std::error::Error + 'static,
 {
     let header_length = match check_head(state.service(), &path, headers) {
         Ok(header_length) => header_length,

@@ -6,4 +6,5 @@ mod infer;
 mod management;
 mod server;
 mod shutdown;
+mod slow;
 mod stream;

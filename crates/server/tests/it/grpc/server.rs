@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use downbeat_server::connections::{ConnectionOptions, Connections, Stage, bind};
 use downbeat_server::grpc::{self, GrpcOptions};
 use downbeat_server::shared_memory::SharedMemory;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
@@ -21,7 +21,7 @@ pub struct Server {
     pub service: Arc<EchoService>,
     pub address: SocketAddr,
     pub task: JoinHandle<()>,
-    pub shutdown: Option<oneshot::Sender<()>>,
+    pub stage: watch::Sender<Stage>,
 }
 
 impl Server {
@@ -30,16 +30,18 @@ impl Server {
     }
 
     pub async fn with_options(options: GrpcOptions) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Server::with_connections(options, ConnectionOptions::default()).await
+    }
+
+    pub async fn with_connections(options: GrpcOptions, connections: ConnectionOptions) -> Self {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let service = Arc::new(EchoService::default());
         let memory = Arc::new(SharedMemory::new());
-        let (shutdown, stopped) = oneshot::channel();
-        let stopped = async {
-            let _ = stopped.await;
-        };
-        let task = tokio::spawn(grpc::serve(listener, Arc::clone(&service), memory, options, stopped));
-        Server { service, address, task, shutdown: Some(shutdown) }
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let connections = Connections::new(connections);
+        let task = tokio::spawn(grpc::serve(listener, connections, Arc::clone(&service), memory, options, stages));
+        Server { service, address, task, stage }
     }
 
     pub async fn channel(&self) -> Channel {

@@ -1,8 +1,7 @@
 //! How the frontend stops.
 
-use downbeat_core::Duration;
 use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_server::grpc::GrpcOptions;
+use downbeat_server::connections::Stage;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
@@ -10,7 +9,7 @@ use super::server::{Client, Server, check_good, parameter, simple};
 
 #[tokio::test]
 async fn what_is_under_way_is_finished() {
-    let mut server = Server::start().await;
+    let server = Server::start().await;
     let mut client = server.client().await;
     let held = |id: &str| {
         let (mut request, sums) = simple(id);
@@ -30,7 +29,7 @@ async fn what_is_under_way_is_finished() {
     let idle = server.channel().await;
     server.service.wait_for_started(2).await;
 
-    server.shutdown.take().unwrap().send(()).unwrap();
+    server.stage.send(Stage::Draining).unwrap();
     // Nobody new.
     while let Ok(channel) =
         tonic::transport::Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await
@@ -51,16 +50,26 @@ async fn what_is_under_way_is_finished() {
 
 #[tokio::test]
 async fn what_does_not_finish_is_broken_off() {
-    let options = GrpcOptions { drain_timeout: Duration::from_millis(20), ..Default::default() };
-    let mut server = Server::with_options(options).await;
+    let server = Server::start().await;
     let mut client = server.client().await;
     check_good(&mut client).await;
     let (mut request, _) = simple("held");
     request.parameters.insert("hold".into(), parameter(ParameterChoice::BoolParam(true)));
     let call = tokio::spawn(async move { client.model_infer(request).await });
     server.service.wait_for_started(2).await;
-    server.shutdown.take().unwrap().send(()).unwrap();
+    server.stage.send(Stage::Draining).unwrap();
+    server.stage.send(Stage::Stopped).unwrap();
     server.task.await.unwrap();
     assert!(call.await.unwrap().is_err());
     server.service.wait_for_cancelled(1).await;
+}
+
+#[tokio::test]
+async fn a_silent_connection_does_not_hold_the_drain() {
+    let server = Server::start().await;
+    let _silent = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    check_good(&mut server.client().await).await;
+    server.stage.send(Stage::Draining).unwrap();
+    // Far below any drain timeout; only a hang is longer.
+    tokio::time::timeout(std::time::Duration::from_secs(20), server.task).await.unwrap().unwrap();
 }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use downbeat_server::connections::{ConnectionOptions, Connections, Stage, bind};
 use downbeat_server::http::{HttpOptions, HttpState, serve};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::support::MemoryService;
@@ -15,8 +16,8 @@ use crate::support::MemoryService;
 pub struct Server {
     pub address: std::net::SocketAddr,
     pub service: Arc<MemoryService>,
-    stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<()>,
+    pub stage: watch::Sender<Stage>,
+    pub task: JoinHandle<()>,
 }
 
 impl Server {
@@ -25,19 +26,17 @@ impl Server {
     }
 
     pub async fn with_options(options: HttpOptions) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = Arc::new(MemoryService::default());
-        let (stop, stopped) = oneshot::channel();
-        let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
-        let task = tokio::spawn(serve(listener, state, async { drop(stopped.await) }));
-        Server { address, service, stop: Some(stop), task }
+        Server::with_connections(options, ConnectionOptions::default()).await
     }
 
-    /// Tells the server to stop; the handle ends when it has.
-    pub fn stop(mut self) -> JoinHandle<()> {
-        self.stop.take().unwrap().send(()).unwrap();
-        self.task
+    pub async fn with_connections(options: HttpOptions, connections: ConnectionOptions) -> Server {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = Arc::new(MemoryService::default());
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
+        let task = tokio::spawn(serve(listener, Connections::new(connections), state, stages));
+        Server { address, service, stage, task }
     }
 
     pub async fn connect(&self) -> Connection {
@@ -85,6 +84,11 @@ impl Reply {
 impl Connection {
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// Whether the server takes it.
+    pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        self.stream.write_all(bytes.as_ref()).await.is_ok()
     }
 
     pub async fn get(&mut self, path: &str) -> Reply {

@@ -1,0 +1,195 @@
+//! Ports: connections accepted, driven, drained.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use socket2::{SockFilter, SockRef};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::open::Connections;
+use super::refusal::refuse;
+use super::watched::{Watched, WatchedStream};
+use super::{Protocol, Stage, Stages, reached};
+
+/// Connections that the kernel may have ready for a port. It lowers this to what the system allows (`somaxconn`).
+const BACKLOG: u32 = i32::MAX as u32;
+/// How long accepting pauses when the process has no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Clients that are told at once that there is no room. Further ones are closed without a word.
+const MOST_REFUSED_AT_ONCE: usize = 8;
+/// Silence after which the kernel asks whether a client is still there. Not HTTP/2 pings: with them, each frame that
+/// comes in reads the clock and takes a lock.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
+/// Between two such questions.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How many are left unanswered before the connection is closed.
+const KEEP_ALIVE_COUNT: u32 = 3;
+/// How long a stopping port waits for one more connection that the kernel has completed.
+const LAST_CALL: Duration = Duration::from_millis(20);
+/// How many it takes at most then.
+const MOST_AT_LAST_CALL: usize = 4096;
+/// How often a draining port looks at its connections.
+const DRAIN_LOOK: Duration = Duration::from_millis(25);
+
+/// Listens on `address`.
+///
+/// # Errors
+/// If the address is in use or not this machine's.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A server that starts again has its port though connections of the one before linger.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Accepts connections and lets `drive` serve each, until [`Stage::Draining`]; then brings them to their ends, and breaks
+/// off at [`Stage::Stopped`] those that have not come to it.
+pub(crate) async fn serve<D, F>(
+    listener: TcpListener,
+    protocol: Protocol,
+    connections: Connections,
+    stages: Stages,
+    drive: D,
+) where
+    D: Fn(WatchedStream, Arc<Watched>, IpAddr) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let leaving = Arc::new(AtomicBool::new(false));
+    let mut port = Port { protocol, connections, leaving, drive, tasks: JoinSet::new() };
+    port.accept(&listener, &stages).await;
+    port.last_call(listener).await;
+    port.drain(&stages).await;
+}
+
+struct Port<D> {
+    protocol: Protocol,
+    connections: Connections,
+    leaving: Arc<AtomicBool>,
+    drive: D,
+    tasks: JoinSet<()>,
+}
+
+impl<D, F> Port<D>
+where
+    D: Fn(WatchedStream, Arc<Watched>, IpAddr) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
+    async fn accept(&mut self, listener: &TcpListener, stages: &Stages) {
+        let mut looks = interval(self.connections.options().look_every());
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut left = std::pin::pin!(reached(stages.clone(), Stage::Leaving));
+        let mut drained = std::pin::pin!(reached(stages.clone(), Stage::Draining));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut left, if !self.leaving.load(Relaxed) => self.leaving.store(true, Relaxed),
+                () = &mut drained => return,
+                _ = looks.tick() => self.connections.look(self.protocol, false),
+                Some(_) = self.tasks.join_next() => {}
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, peer)) => self.take_in(stream, peer.ip()).await,
+                    Err(error) if is_about_the_client(&error) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, protocol = self.protocol.name(), "cannot accept connections for now");
+                        self.connections.make_room().await;
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+            }
+        }
+    }
+
+    async fn take_in(&mut self, stream: TcpStream, peer: IpAddr) {
+        if let Err(error) = prepare(&stream) {
+            // The client has gone already; it still can be tried.
+            tracing::debug!(%error, "cannot set the options of a connection");
+        }
+        let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.leaving)));
+        if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
+            let connection = (self.drive)(WatchedStream::new(stream, Arc::clone(&watched)), watched, peer);
+            self.tasks.spawn(async move {
+                connection.await;
+                drop(entry);
+            });
+        } else if let Some(refusing) = self.connections.refuse(self.protocol, MOST_REFUSED_AT_ONCE) {
+            let max = self.connections.options().max;
+            self.tasks.spawn(async move {
+                refuse(stream, max).await;
+                drop(refusing);
+            });
+        }
+    }
+
+    /// Closing a port resets the connections that nobody has accepted, and the requests that were sent on them. So no more
+    /// are let in, those that are there are accepted, and then it is closed.
+    async fn last_call(&mut self, listener: TcpListener) {
+        self.leaving.store(true, Relaxed);
+        if let Err(error) = let_nobody_in(&listener) {
+            tracing::debug!(%error, "clients that connect at this moment may be reset");
+        }
+        for _ in 0..MOST_AT_LAST_CALL {
+            match timeout(LAST_CALL, listener.accept()).await {
+                Ok(Ok((stream, peer))) => self.take_in(stream, peer.ip()).await,
+                Ok(Err(error)) if is_about_the_client(&error) => {}
+                Ok(Err(_)) | Err(_) => return,
+            }
+        }
+    }
+
+    async fn drain(&mut self, stages: &Stages) {
+        let mut looks = interval(DRAIN_LOOK);
+        let mut stopped = std::pin::pin!(reached(stages.clone(), Stage::Stopped));
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stopped => break,
+                _ = looks.tick() => self.connections.look(self.protocol, true),
+                task = self.tasks.join_next() => if task.is_none() { return },
+            }
+        }
+        tracing::warn!(
+            connections = self.tasks.len(),
+            protocol = self.protocol.name(),
+            "requests were not done within the drain timeout; their connections are closed"
+        );
+        self.tasks.shutdown().await;
+    }
+}
+
+/// Lets the kernel drop what begins a connection (SYN). A client sends it again after a second, and is refused then.
+fn let_nobody_in(listener: &TcpListener) -> io::Result<()> {
+    const FLAGS_OF_TCP: u32 = 13;
+    const SYN: u32 = 2;
+    // Classic BPF: BPF_LD | BPF_B | BPF_ABS, BPF_JMP | BPF_JSET | BPF_K, BPF_RET | BPF_K.
+    let filter = [
+        SockFilter::new(0x30, 0, 0, FLAGS_OF_TCP),
+        SockFilter::new(0x45, 0, 1, SYN),
+        SockFilter::new(0x06, 0, 0, 0),
+        SockFilter::new(0x06, 0, 0, u32::MAX),
+    ];
+    SockRef::from(listener).attach_filter(&filter)
+}
+
+/// Whether `accept` failed because the client has gone already, and not because of this process.
+fn is_about_the_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | ConnectionRefused)
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    // With the delay, answers wait for the client's acknowledgement of the one before.
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_COUNT)?;
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! How many files the process may have open, of which connections are most.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Files that are not connections of the frontends: ports, logs, model files, libraries, the metrics port's connections,
+/// and clients that are being refused.
+const RESERVE: u64 = 40;
+/// Fewest connections, however few files there may be.
+const LEAST: u64 = 8;
+/// Most connections unless more are asked for: each takes some 20 KiB once it was used.
+const MOST: usize = 32_768;
+
+/// Raises the soft limit of open files to the hard one. Gives the limit there is now; `None`: there is none.
+pub fn raise_file_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return limit.current;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of open files cannot be raised");
+            limit.current
+        }
+    }
+}
+
+/// How many connections a process has room for that may have `files` files open.
+pub fn room_for_connections(files: Option<u64>) -> usize {
+    let room = files.unwrap_or(u64::MAX).saturating_sub(RESERVE).max(LEAST);
+    usize::try_from(room).unwrap_or(usize::MAX)
+}
+
+/// How many connections suit such a process.
+pub fn default_max_connections(files: Option<u64>) -> usize {
+    room_for_connections(files).min(MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_room_for_other_files() {
+        assert_eq!(default_max_connections(Some(64)), 24);
+        assert_eq!(default_max_connections(Some(10)), 8);
+        assert_eq!(default_max_connections(Some(1 << 20)), 32_768);
+        assert_eq!(default_max_connections(None), 32_768);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a port thinks of a connection when it looks at it: a state machine over the connection's counts.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::watched::{Request, Seen};
+use super::{ConnectionOptions, Protocol};
+
+/// How long a connection that was asked to end, and has nothing under way, may take to.
+const FINISH_LIMIT: Duration = Duration::from_secs(5);
+/// How long the end of a connection waits for what its peer still sends.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+/// What a client sends first over gRPC (the preface of HTTP/2, RFC 9113 §3.4), bytes.
+const PREFACE: u64 = 24;
+
+/// What was seen so far.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// When something was last under way.
+    active: Instant,
+    served: u64,
+    /// Since when a head is awaited, and which.
+    head: Option<(Instant, u64)>,
+    /// Since when the peer reads too little, and the bytes it had taken then.
+    blocked: Option<(Instant, u64)>,
+    /// Since when it was asked to end.
+    finishing: Option<Instant>,
+    /// Since when it waits for what the peer still sends.
+    closing: Option<Instant>,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Stay,
+    /// It should end without losing a request.
+    Finish,
+    /// It has to end, because of this.
+    Stop(&'static str),
+}
+
+impl Look {
+    /// Of a connection accepted at `now`.
+    pub fn new(now: Instant) -> Self {
+        Look { active: now, served: 0, head: None, blocked: None, finishing: None, closing: None }
+    }
+
+    /// Since when it is idle, if it can make room for another.
+    pub fn idle_since(&self, seen: &Seen) -> Option<Instant> {
+        (seen.is_idle() && seen.served == self.served && seen.asked == Request::Stay).then_some(self.active)
+    }
+
+    /// Looks at it at `now`, which never goes back.
+    pub fn handle(&mut self, now: Instant, seen: &Seen, options: &ConnectionOptions, draining: bool) -> Verdict {
+        if seen.served != self.served || !seen.is_idle() {
+            self.active = now;
+            self.served = seen.served;
+        }
+        let over = |since: Instant, limit: Duration| now.duration_since(since) >= limit;
+        let transfer = options.transfer_timeout.unwrap_or(Duration::MAX);
+
+        let same = self.head.filter(|(_, served)| *served == seen.served);
+        self.head = seen.is_in_head().then_some(same.unwrap_or((now, seen.served)));
+        if self.head.is_some_and(|(since, _)| over(since, transfer)) {
+            return Verdict::Stop("the head of its request did not arrive in time");
+        }
+
+        self.blocked = seen.write_blocked.then(|| self.blocked.unwrap_or((now, seen.sent)));
+        if let Some((since, sent)) = self.blocked
+            && over(since, transfer)
+        {
+            if seen.sent - sent < options.least() {
+                return Verdict::Stop("its answer is not read");
+            }
+            self.blocked = Some((now, seen.sent));
+        }
+
+        self.closing = seen.closing.then(|| self.closing.unwrap_or(now));
+        if self.closing.is_some_and(|since| over(since, CLOSE_LIMIT)) {
+            return Verdict::Stop("it goes on sending after its last answer");
+        }
+
+        self.finishing = (seen.asked != Request::Stay).then(|| self.finishing.unwrap_or(now));
+        if let Some(since) = self.finishing {
+            let late = seen.requests == 0 && over(since, FINISH_LIMIT);
+            return if late { Verdict::Stop("it was asked to end and did not") } else { Verdict::Stay };
+        }
+
+        if draining && seen.protocol == Protocol::Grpc && seen.received >= PREFACE {
+            return Verdict::Finish;
+        }
+        let limit = if draining { Some(options.linger) } else { options.idle_timeout };
+        if !limit.is_some_and(|limit| seen.is_idle() && over(self.active, limit)) {
+            return Verdict::Stay;
+        }
+        // Without a preface there is nobody to say goodbye to.
+        if seen.protocol == Protocol::Grpc && seen.received < PREFACE {
+            return Verdict::Stop("it did not say that it speaks HTTP/2");
+        }
+        Verdict::Finish
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTIONS: ConnectionOptions = ConnectionOptions {
+        max: 1,
+        idle_timeout: Some(Duration::from_secs(100)),
+        transfer_timeout: Some(Duration::from_secs(10)),
+        min_rate: 5,
+        linger: Duration::from_secs(1),
+    };
+
+    fn seen(protocol: Protocol) -> Seen {
+        Seen {
+            protocol,
+            requests: 0,
+            served: 0,
+            received: 0,
+            settled: 0,
+            sent: 0,
+            write_blocked: false,
+            closing: false,
+            asked: Request::Stay,
+        }
+    }
+
+    struct Looked {
+        start: Instant,
+        look: Look,
+        seen: Seen,
+        draining: bool,
+    }
+
+    impl Looked {
+        fn new(protocol: Protocol) -> Looked {
+            let start = tokio::time::Instant::now();
+            Looked { start, look: Look::new(start), seen: seen(protocol), draining: false }
+        }
+
+        fn at(&mut self, second: u64) -> Verdict {
+            self.look.handle(self.start + Duration::from_secs(second), &self.seen, &OPTIONS, self.draining)
+        }
+    }
+
+    #[test]
+    fn an_idle_connection_ends_after_its_time_and_each_request_begins_it_anew() {
+        let mut http = Looked::new(Protocol::Http);
+        assert_eq!(http.at(99), Verdict::Stay);
+        http.seen.served = 1;
+        assert_eq!((http.at(100), http.at(199)), (Verdict::Stay, Verdict::Stay));
+        assert_eq!(http.at(200), Verdict::Finish);
+        http.seen.asked = Request::Finish;
+        assert_eq!((http.at(201), http.at(205)), (Verdict::Stay, Verdict::Stay));
+        assert!(matches!(http.at(206), Verdict::Stop(_)));
+    }
+
+    #[test]
+    fn a_request_may_take_as_long_as_it_likes() {
+        for protocol in [Protocol::Http, Protocol::Grpc] {
+            let mut busy = Looked::new(protocol);
+            (busy.seen.requests, busy.seen.served, busy.seen.received) = (1, 1, 100);
+            assert_eq!((busy.at(1), busy.at(1000)), (Verdict::Stay, Verdict::Stay));
+        }
+    }
+
+    #[test]
+    fn a_head_that_trickles_in_is_not_waited_for() {
+        let mut http = Looked::new(Protocol::Http);
+        for second in 0..10 {
+            http.seen.received += 1;
+            assert_eq!(http.at(second), Verdict::Stay);
+        }
+        http.seen.received += 1;
+        assert!(matches!(http.at(10), Verdict::Stop(_)));
+
+        let mut next = Looked::new(Protocol::Http);
+        next.seen.received = 5;
+        assert_eq!(next.at(0), Verdict::Stay);
+        // Another head than the one before.
+        (next.seen.served, next.seen.settled, next.seen.received) = (1, 50, 55);
+        assert_eq!((next.at(9), next.at(18)), (Verdict::Stay, Verdict::Stay));
+        assert!(matches!(next.at(19), Verdict::Stop(_)));
+    }
+
+    #[test]
+    fn an_answer_must_be_read_at_the_least_rate() {
+        let mut http = Looked::new(Protocol::Http);
+        (http.seen.requests, http.seen.served, http.seen.write_blocked) = (1, 1, true);
+        assert_eq!(http.at(0), Verdict::Stay);
+        http.seen.sent = 50;
+        assert_eq!(http.at(10), Verdict::Stay);
+        http.seen.sent = 99;
+        assert!(matches!(http.at(20), Verdict::Stop(_)));
+    }
+
+    #[test]
+    fn in_a_drain_grpc_is_told_at_once_and_http_when_it_is_idle() {
+        let mut grpc = Looked::new(Protocol::Grpc);
+        (grpc.draining, grpc.seen.requests, grpc.seen.received) = (true, 1, 100);
+        assert_eq!(grpc.at(0), Verdict::Finish);
+        let mut silent = Looked::new(Protocol::Grpc);
+        (silent.draining, silent.seen.received) = (true, 3);
+        assert_eq!(silent.at(0), Verdict::Stay);
+        assert!(matches!(silent.at(1), Verdict::Stop(_)));
+        let mut http = Looked::new(Protocol::Http);
+        (http.draining, http.seen.requests) = (true, 1);
+        assert_eq!(http.at(5), Verdict::Stay);
+        http.seen.requests = 0;
+        assert_eq!(http.at(6), Verdict::Finish);
+    }
+}

@@ -1,0 +1,111 @@
+//! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a request.
+//!
+//! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection counts what it does
+//! ([`watched::Watched`]); its port looks at the counts a few times in each limit ([`look`]) and asks those to end that
+//! have been idle too long, send a head too slowly or do not read their answers. No connection and no request has a timer
+//! of its own, but for bodies that are waited for ([`body`]).
+
+mod accept;
+mod body;
+mod file_limit;
+mod look;
+mod open;
+mod refusal;
+mod watched;
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+pub use accept::bind;
+pub(crate) use accept::serve;
+pub(crate) use body::{BodyError, Framing, WatchedBody};
+pub use file_limit::{default_max_connections, raise_file_limit, room_for_connections};
+pub use open::Connections;
+pub(crate) use watched::{Answering, keep};
+
+/// What connections may do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConnectionOptions {
+    /// Most connections at once. At the cap, one that has been idle makes room for a new one; without such a one the new
+    /// one is refused.
+    pub max: usize,
+    /// How long a connection may be without a request; `None`: for ever.
+    pub idle_timeout: Option<Duration>,
+    /// How long the head of a request may take once it has begun, and the time in which `min_rate` is measured; `None`: for
+    /// ever.
+    pub transfer_timeout: Option<Duration>,
+    /// Least rate of a request's body, and of an answer that waits to be read, bytes per second on average over each
+    /// `transfer_timeout`. At least one byte has to move in it.
+    pub min_rate: u64,
+    /// How long a connection that has just been used, or is new, may yet bring a request once the server drains.
+    pub linger: Duration,
+}
+
+impl ConnectionOptions {
+    /// Fewest bytes in each `transfer_timeout`.
+    fn least(&self) -> u64 {
+        let seconds = self.transfer_timeout.unwrap_or_default().as_secs_f64();
+        ((self.min_rate as f64 * seconds) as u64).max(1)
+    }
+
+    /// How often the connections are looked at: a few times in the shortest limit.
+    fn look_every(&self) -> Duration {
+        let limits = [self.idle_timeout, self.transfer_timeout].into_iter().flatten();
+        limits.map(|limit| limit / 4).fold(MOST_BETWEEN_LOOKS, Duration::min).max(LEAST_BETWEEN_LOOKS)
+    }
+}
+
+const MOST_BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const LEAST_BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+impl Default for ConnectionOptions {
+    fn default() -> Self {
+        ConnectionOptions {
+            max: 32_768,
+            idle_timeout: Some(Duration::from_secs(600)),
+            transfer_timeout: Some(Duration::from_secs(30)),
+            min_rate: 500,
+            linger: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What a port speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Protocol {
+    Http,
+    Grpc,
+}
+
+impl Protocol {
+    fn name(self) -> &'static str {
+        match self {
+            Protocol::Http => "HTTP",
+            Protocol::Grpc => "gRPC",
+        }
+    }
+}
+
+/// How far the server is on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub enum Stage {
+    /// Not at all.
+    #[default]
+    Serving,
+    /// Still accepting and answering while clients learn that they should go elsewhere: HTTP answers end their connection.
+    Leaving,
+    /// Nobody is accepted any more. What is under way is finished, then the connections are closed.
+    Draining,
+    /// Everything is broken off.
+    Stopped,
+}
+
+/// What tells ports the [`Stage`]. A sender that is gone is as good as [`Stage::Stopped`].
+pub type Stages = watch::Receiver<Stage>;
+
+/// Completes once the server is at `stage` or further.
+pub(crate) async fn reached(mut stages: Stages, stage: Stage) {
+    // An error: the sender is gone.
+    let _ = stages.wait_for(|now| *now >= stage).await;
+}

@@ -1,0 +1,173 @@
+//! The connections that are open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::look::{Look, Verdict};
+use super::watched::{Request, Watched};
+use super::{ConnectionOptions, Protocol};
+
+/// How long a connection that has had requests must have been idle to make room for another: below, its next request may
+/// be on its way.
+const IDLE_BEFORE_MAKING_ROOM: Duration = Duration::from_secs(1);
+/// The same for one that never had any.
+const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
+/// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
+const ROOM_LIMITS: [(Request, Duration); 2] =
+    [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
+/// Between two log lines that say that connections are refused.
+const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
+
+/// The open connections of the ports that share a cap.
+#[derive(Clone)]
+pub struct Connections(Arc<Table>);
+
+struct Table {
+    options: ConnectionOptions,
+    open: Mutex<BTreeMap<u64, Open>>,
+    /// Notified when a connection has ended.
+    ended: Notify,
+    next: AtomicU64,
+    /// Clients that are being told that there is no room.
+    refusing: AtomicUsize,
+    refusals: Mutex<Refusals>,
+}
+
+struct Open {
+    protocol: Protocol,
+    watched: Arc<Watched>,
+    look: Look,
+}
+
+#[derive(Default)]
+struct Refusals {
+    logged: Option<Instant>,
+    /// Since then.
+    count: u64,
+}
+
+impl Connections {
+    /// None yet.
+    pub fn new(options: ConnectionOptions) -> Self {
+        Connections(Arc::new(Table {
+            options,
+            open: Mutex::default(),
+            ended: Notify::new(),
+            next: AtomicU64::new(0),
+            refusing: AtomicUsize::new(0),
+            refusals: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn options(&self) -> &ConnectionOptions {
+        &self.0.options
+    }
+
+    /// Takes in a connection, if there is room or an idle one makes some.
+    pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
+        if !self.has_room() {
+            self.make_room().await;
+            if !self.has_room() {
+                return None;
+            }
+        }
+        let id = self.0.next.fetch_add(1, Relaxed);
+        let look = Look::new(Instant::now());
+        self.0.open.lock().insert(id, Open { protocol, watched: Arc::clone(watched), look });
+        Some(Entry { connections: self.clone(), id })
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.open.lock().len() < self.options().max
+    }
+
+    /// Ends the connection that has been idle longest, if any has been for a while.
+    pub(super) async fn make_room(&self) {
+        let now = Instant::now();
+        let longest = {
+            let open = self.0.open.lock();
+            let idle = open.values().filter_map(|open| {
+                let seen = open.watched.seen();
+                let since = open.look.idle_since(&seen)?;
+                let least = if seen.served == 0 { UNUSED_BEFORE_MAKING_ROOM } else { IDLE_BEFORE_MAKING_ROOM };
+                (now.duration_since(since) >= least).then_some((since, &open.watched))
+            });
+            idle.min_by_key(|(since, _)| *since).map(|(_, watched)| Arc::clone(watched))
+        };
+        let Some(longest) = longest else { return };
+        for (request, limit) in ROOM_LIMITS {
+            // A request of it may have come meanwhile.
+            if !longest.seen().is_idle() {
+                return;
+            }
+            let ended = self.0.ended.notified();
+            longest.ask(request);
+            if timeout(limit, ended).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at all connections of a protocol's port.
+    pub(super) fn look(&self, protocol: Protocol, draining: bool) {
+        let now = Instant::now();
+        for open in self.0.open.lock().values_mut().filter(|open| open.protocol == protocol) {
+            match open.look.handle(now, &open.watched.seen(), &self.0.options, draining) {
+                Verdict::Stay => {}
+                Verdict::Finish => open.watched.ask(Request::Finish),
+                Verdict::Stop(reason) => {
+                    tracing::debug!(protocol = protocol.name(), reason, "a connection is closed");
+                    open.watched.ask(Request::Stop);
+                }
+            }
+        }
+    }
+
+    /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.
+    pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
+        {
+            let mut refusals = self.0.refusals.lock();
+            refusals.count += 1;
+            let now = Instant::now();
+            if refusals.logged.is_none_or(|at| now.duration_since(at) >= REFUSALS_LOGGED_EVERY) {
+                tracing::warn!(
+                    refused = refusals.count,
+                    max_connections = self.options().max,
+                    protocol = protocol.name(),
+                    "connections are refused: there are as many as may be, and none is idle"
+                );
+                *refusals = Refusals { logged: Some(now), count: 0 };
+            }
+        }
+        let refusing = Refusing(self.clone());
+        (self.0.refusing.fetch_add(1, Relaxed) < most).then_some(refusing)
+    }
+}
+
+/// A connection's place among the open ones; given back when dropped.
+pub(super) struct Entry {
+    connections: Connections,
+    id: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.connections.0.open.lock().remove(&self.id);
+        self.connections.0.ended.notify_waiters();
+    }
+}
+
+/// A client that is being refused.
+pub(super) struct Refusing(Connections);
+
+impl Drop for Refusing {
+    fn drop(&mut self) {
+        self.0.0.refusing.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,128 @@
+//! Clients that take their time.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use downbeat_server::connections::ConnectionOptions;
+use downbeat_server::grpc::GrpcOptions;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tower_service::Service;
+
+use super::server::{Client, Server, check_good, simple};
+
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// A message of 100 bytes is announced, and three are here.
+const HALF: &[u8] = &[0, 0, 0, 0, 100, 1, 2, 3];
+
+async fn server() -> Server {
+    let transfer_timeout = Some(Duration::from_millis(200));
+    let options = ConnectionOptions { transfer_timeout, ..ConnectionOptions::default() };
+    Server::with_connections(GrpcOptions::default(), options).await
+}
+
+/// A call whose bytes are sent one by one, and its status.
+fn call(
+    mut channel: Channel,
+    path: &str,
+) -> (mpsc::Sender<Result<Frame<Bytes>, Status>>, impl Future<Output = Status> + use<>) {
+    let (sender, receiver) = mpsc::channel(1);
+    let request = http::Request::post(path)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(tonic::body::Body::new(StreamBody::new(ReceiverStream::new(receiver))))
+        .unwrap();
+    let status = async move {
+        std::future::poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
+        let response = channel.call(request).await.unwrap();
+        if let Some(status) = Status::from_header_map(response.headers()) {
+            return status;
+        }
+        let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
+        Status::from_header_map(body.trailers().unwrap()).unwrap()
+    };
+    (sender, status)
+}
+
+fn data(bytes: &'static [u8]) -> Result<Frame<Bytes>, Status> {
+    Ok(Frame::data(Bytes::from_static(bytes)))
+}
+
+#[tokio::test]
+async fn half_a_message_is_not_waited_for() {
+    let server = server().await;
+    for path in [INFER, STREAM] {
+        for beginning in [HALF, &HALF[..2]] {
+            let (sender, status) = call(server.channel().await, path);
+            sender.send(data(beginning)).await.unwrap();
+            let status = status.await;
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{path}: {status}");
+            assert!(status.message().contains("expected at least 100 (--transfer-timeout, --min-rate)"), "{status}");
+        }
+    }
+    // A call that never says anything.
+    let (_sender, status) = call(server.channel().await, INFER);
+    assert_eq!(status.await.code(), Code::DeadlineExceeded);
+    check_good(&mut server.client().await).await;
+}
+
+#[tokio::test]
+async fn a_message_that_trickles_in_is_not_waited_for() {
+    let server = server().await;
+    let (sender, status) = call(server.channel().await, INFER);
+    let trickling = tokio::spawn(async move {
+        sender.send(data(&[0, 0, 0, 16, 0])).await.unwrap();
+        while sender.send(data(&[1])).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert_eq!(status.await.code(), Code::DeadlineExceeded);
+    trickling.abort();
+    check_good(&mut server.client().await).await;
+}
+
+#[tokio::test]
+async fn a_stream_may_rest_between_its_messages() {
+    let server = server().await;
+    let mut client: Client = server.client().await;
+    let (sender, receiver) = mpsc::channel(1);
+    let mut answers = client.model_stream_infer(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    for id in ["first", "second"] {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        sender.send(simple(id).0).await.unwrap();
+        assert_eq!(answers.message().await.unwrap().unwrap().infer_response.unwrap().id, id);
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_told_to_go_and_one_with_an_open_stream_is_not() {
+    let idle_timeout = Some(Duration::from_millis(100));
+    let options = ConnectionOptions { idle_timeout, ..ConnectionOptions::default() };
+    let server = Server::with_connections(GrpcOptions::default(), options).await;
+    let mut client: Client = server.client().await;
+    let (sender, receiver) = mpsc::channel(1);
+    let mut answers = client.model_stream_infer(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    sender.send(simple("late").0).await.unwrap();
+    assert_eq!(answers.message().await.unwrap().unwrap().infer_response.unwrap().id, "late");
+    drop((sender, answers));
+    // Its connection ends meanwhile; the client makes another.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    check_good(&mut client).await;
+}
+
+#[tokio::test]
+async fn a_client_without_room_is_told_why() {
+    let options = ConnectionOptions { max: 0, ..ConnectionOptions::default() };
+    let server = Server::with_connections(GrpcOptions::default(), options).await;
+    let mut connection = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let mut told = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut told).await.unwrap();
+    let text = String::from_utf8_lossy(&told);
+    assert!(text.contains("as many connections as it takes (0, --max-connections)"), "{text}");
+}

@@ -11,7 +11,7 @@ use downbeat_server::clock::Clock;
 use downbeat_server::loader::PROFILED_LENGTH;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
-use downbeat_server::profiler::{self, Measurement};
+use downbeat_server::profiler::{self, Measurement, ProfileStore};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::calibration_file;
@@ -28,7 +28,17 @@ use crate::units;
 #[derive(Args, Debug)]
 pub struct ProfileArgs {
     /// The model
-    model: String,
+    #[arg(required_unless_present_any = ["list", "clear"])]
+    model: Option<String>,
+    /// List the profiles that the server has measured and kept, with the threads that it runs each model on
+    #[arg(long, conflicts_with = "model")]
+    list: bool,
+    /// Forget the profiles that the server has kept: models are measured again when they are next loaded
+    #[arg(long, conflicts_with_all = ["model", "list"])]
+    clear: bool,
+    /// Folder of the profiles that are kept [default: downbeat/profiles in the user's cache folder]
+    #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_PROFILE_CACHE")]
+    profile_cache: Option<PathBuf>,
     /// Batch sizes: 8, 1..32, 1,2,4,8 [default: powers of two up to the model's largest batch]
     #[arg(long, value_name = "SIZES", value_parser = batch_sizes)]
     batch: Option<BatchSizes>,
@@ -88,11 +98,47 @@ pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
     units::batch_sizes(text).map(BatchSizes)
 }
 
+/// Shows or forgets what the server has kept.
+fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
+    let Some(folder) = store.folder() else {
+        bail!("profiles are kept nowhere: neither --profile-cache nor HOME says where");
+    };
+    let mut out = std::io::stdout().lock();
+    let cannot = |what| format!("cannot {what} the profiles in {}", folder.display());
+    if clear {
+        let files = store.clear().with_context(|| cannot("remove"))?;
+        writeln!(out, "{files} files removed from {}", folder.display())?;
+        return Ok(());
+    }
+    let profiles = store.list().with_context(|| cannot("read"))?;
+    if profiles.is_empty() {
+        writeln!(out, "no profiles in {}", folder.display())?;
+    }
+    for profile in profiles {
+        let batch = |m: &Measurement| format!("batch {}: {}", m.batch, m.median());
+        let ends = [profile.measurements.first(), profile.measurements.last()].map(|m| m.map_or(String::new(), batch));
+        writeln!(
+            out,
+            "{}  {}  {}  {}  {}{}",
+            profile.model.display(),
+            profile.engine,
+            units::threads(profile.threads),
+            ends[0],
+            ends[1],
+            if profile.settled { "" } else { "  measured beside other work, to be measured again" }
+        )?;
+    }
+    Ok(())
+}
+
 /// Runs the command.
 ///
 /// # Errors
 /// If the model cannot be loaded or run, or a file cannot be written.
 pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
+    let Some(model) = &args.model else {
+        return kept(&ProfileStore::new(args.profile_cache.clone()), args.clear);
+    };
     let batch = args.batch.as_ref().map(|sizes| &*sizes.0);
     let largest = |sizes: Option<&[u32]>| sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
     // Lanes side by side are what uses the cores where several run.
@@ -102,7 +148,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    let repository = resolve::repository_of(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
+    let repository = resolve::repository_of(model, args.repository.as_deref(), &std::env::current_dir()?)?;
     let wanted = |name, version, sizes, cut| ModelWanted {
         repository: &repository,
         name,
@@ -112,12 +158,12 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         threads,
     };
     let cut = args.shares.segments.map_or(Cut::Whole, |segments| Cut::Stages(segments.into()));
-    let profiled = ProfiledModel::load(wanted(&args.model, args.model_version, batch, cut), |format| {
+    let profiled = ProfiledModel::load(wanted(model, args.model_version, batch, cut), |format| {
         engine_for(format, args.engine, &Search::from_env())
     })?;
     if let Some(other) = &args.pairs.beside {
         if let Some(file) = &args.save {
-            calibration_file::check_pairs(file, [&args.model, other], args.pairs.split)?;
+            calibration_file::check_pairs(file, [model, other], args.pairs.split)?;
         }
         let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
         let other = ProfiledModel::load(wanted(other, None, sizes, Cut::Whole), |format| {
@@ -141,12 +187,12 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     }
     let subject = profiled.subject(args.length, Clock::start());
     if let Some(BatchSizes(totals)) = &args.worker_mix {
-        return measure_mixes(args, &subject, totals, profiled.max_batch, profiled.conditions(args.length));
+        return measure_mixes(args, &profiled, &subject, totals);
     }
     let sizes = profiled.sizes(batch, profiler::default_sizes)?;
     let info = profiled.engine.info();
     let mut report = ProfileReport {
-        model: args.model.clone(),
+        model: model.clone(),
         version: profiled.version,
         engine: info.name.to_owned(),
         engine_version: info.version,
@@ -184,13 +230,14 @@ fn write(file: &Option<PathBuf>, text: &dyn Fn() -> anyhow::Result<String>) -> a
 /// The offline phase of E-Ebird (E²bird §7.3.2).
 fn measure_mixes(
     args: &ProfileArgs,
+    profiled: &ProfiledModel,
     subject: &profiler::Subject<'_>,
     totals: &[u32],
-    max_batch: u32,
-    subject_text: String,
 ) -> anyhow::Result<()> {
+    let ProfiledModel { name, max_batch, .. } = profiled;
+    let max_batch = *max_batch;
     if max_batch == 0 {
-        bail!("'{}' has no batch dimension: there is no mix of batch sizes to choose", args.model);
+        bail!("'{name}' has no batch dimension: there is no mix of batch sizes to choose");
     }
     if let Some(total) = totals.iter().find(|total| **total > MOST_LANES) {
         bail!("{total} items are too many: up to {MOST_LANES} lanes can be measured at once");
@@ -204,7 +251,7 @@ fn measure_mixes(
         bar.inc(1);
     });
     bar.finish_and_clear();
-    let report = MixReport { model: args.model.clone(), subject: subject_text, loads: loads? };
+    let report = MixReport { model: name.clone(), subject: profiled.conditions(args.length), loads: loads? };
     write!(std::io::stdout().lock(), "{}", report.table())?;
     write(&args.mixes, &|| Ok(report.mixes()))?;
     write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;

@@ -1,7 +1,7 @@
 //! Brings a model version from its file into service: engine, lanes, warm-up, latency profile, queue.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
@@ -21,11 +21,12 @@ use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
 use crate::executable::{Executable, LaneCount, Queue};
 use crate::lanes::{self, Occupancy, Padding, PolicyError};
+use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
 use crate::plan::{BatchPlan, ShapeKey};
-use crate::profiler::{self, Measurement, ProfileStore, StoredProfile};
+use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredProfile, Threads};
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, Sample};
@@ -36,8 +37,6 @@ use crate::watchdog::Watchdog;
 pub const PROFILED_LENGTH: i64 = 32;
 /// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
-/// How much faster the largest batch has to be to be worth all the threads.
-const WORTH_SPEEDUP: f64 = 1.25;
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
@@ -68,11 +67,20 @@ impl Source<'_> {
         self.engine.load(&LoadOptions { memory, ..LoadOptions::new(self.path, threads).with_cut(self.cut.clone()) })
     }
 
-    /// What its profiles are stored under, measured with up to these threads and items. Reads the file, once.
-    fn key(&self, most_threads: usize, max_batch: u32) -> Result<&str, String> {
-        let read = || ProfileStore::key(self.path, &self.engine.info(), most_threads, max_batch);
+    /// What its profiles are stored under, measured with these threads and up to so many items. Reads the file, once.
+    fn key(&self, threads: Threads, max_batch: u32) -> Result<&str, String> {
+        let read = || ProfileStore::key(self.path, &self.engine.info(), threads, max_batch);
         self.key.get_or_init(read).as_deref().map_err(ToString::to_string)
     }
+}
+
+/// What a model takes.
+struct Profiled {
+    profile: LatencyProfile,
+    /// Of each run.
+    threads: usize,
+    /// There is no reason to measure it again.
+    settled: bool,
 }
 
 /// Loads model versions. Slow: never on a thread that serves requests.
@@ -89,6 +97,8 @@ pub struct Loader {
     wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
     /// What the runs of all models may take; `None`: nobody limits them.
     memory: Option<Arc<MemoryBudget>>,
+    /// See [`Loader::unsettled`].
+    unsettled: Mutex<BTreeSet<String>>,
 }
 
 impl Loader {
@@ -110,8 +120,8 @@ impl Loader {
             Some(bytes) => Some(bytes as u64),
         };
         let memory = memory.map(MemoryBudget::new);
-        let wishes = Mutex::default();
-        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes, memory }
+        let (wishes, unsettled) = Default::default();
+        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes, unsettled, memory }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -166,11 +176,11 @@ impl Loader {
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
         let refuses = |reason: String| PolicyError { policy, reason };
         let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
-        let most_threads = match self.options.threads {
+        let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
-            _ if on_gpus => 1,
-            0 => (most_threads(&self.options) / lanes::at_once(policy, settings)).max(1),
-            threads => threads,
+            _ if on_gpus => Threads::Chosen(1),
+            Some(threads) => Threads::Chosen(threads),
+            None => Threads::UpTo((most_threads(&self.options) / lanes::at_once(policy, settings)).max(1)),
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
         let (cut, is_asked) = lanes::cut(policy, settings);
@@ -243,8 +253,14 @@ impl Loader {
         }
         let plan = Arc::new(if on_gpus { plan.for_model(model.clone()) } else { plan });
         progress.step("measuring", 0.2);
-        let (profile, threads) = self.profile(&mut model, &plan, &source, most_threads, progress)?;
+        let Profiled { profile, threads: on_threads, settled } =
+            self.profile(&mut model, &plan, &source, threads, progress)?;
         let name = definition.name.clone();
+        if settled {
+            self.unsettled.lock().remove(&name);
+        } else {
+            self.unsettled.lock().insert(name.clone());
+        }
         let slo = self.options.slo(&name, definition.slo);
         if let Some(slo) = slo
             && profile.latency(1) > slo
@@ -275,7 +291,7 @@ impl Loader {
         .keeping(folder);
         progress.step("warming up", 0.9);
         if routed {
-            let segments = self.segments(&*model, &plan, padding.as_deref(), &source, most_threads, &profile);
+            let segments = self.segments(&*model, &plan, padding.as_deref(), &source, threads, &profile);
             let chosen = self.options.dispatch_policy(&name, definition.dispatch);
             let ground = lanes::Ground {
                 name: &name,
@@ -299,7 +315,7 @@ impl Loader {
             let samples = self.samples(definition, &executable)?;
             let group =
                 lanes::start(ground, padding, |specs, lanes| warm_up::run_lanes(&samples, &executable, specs, lanes))?;
-            return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, threads, begin)));
+            return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, on_threads, begin)));
         }
         self.warm_up(definition, &executable)?;
         let key = if executable.plan.has_varying_shapes() {
@@ -310,7 +326,7 @@ impl Loader {
         let queue = self.queue(definition, profile, None);
         // Nobody else knows of this executable yet, so there cannot be another queue.
         let _ = executable.insert_queue(key, queue);
-        let executable = Arc::new(self.ready(executable, engine.info().name, threads, begin));
+        let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
         self.grow(&executable, self.at_once(definition))?;
         Ok(executable)
     }
@@ -359,7 +375,7 @@ impl Loader {
         plan: &BatchPlan,
         padding: Option<&Padding>,
         source: &Source<'_>,
-        most_threads: usize,
+        threads: Threads,
         profile: &LatencyProfile,
     ) -> SegmentProfile {
         let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
@@ -368,7 +384,7 @@ impl Loader {
         }
         let (clock, budget) = (self.clock, self.options.profiling.budget);
         let subject = SegmentSubject { model, plan, padding, clock, budget };
-        let key = source.key(most_threads, plan.max_batch()).ok();
+        let key = source.key(threads, plan.max_batch()).ok();
         subject.profile(&self.store, key).unwrap_or_else(|| {
             tracing::warn!(path = %source.path.display(), "its segments cannot be measured with zeros; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
@@ -456,78 +472,105 @@ impl Loader {
         model: &mut Arc<dyn Model>,
         plan: &BatchPlan,
         source: &Source<'_>,
-        most_threads: usize,
+        threads: Threads,
         progress: &dyn LoadProgress,
-    ) -> anyhow::Result<(LatencyProfile, usize)> {
+    ) -> anyhow::Result<Profiled> {
+        let settled = true;
         if let Some(profile) = model.profile() {
-            return Ok((profile.clone(), 1));
+            return Ok(Profiled { profile: profile.clone(), threads: 1, settled });
         }
         let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, plan.max_batch());
-        if !self.options.profiling.enabled {
-            if most_threads > 1 {
-                *model = source.load(most_threads)?;
+        let mut reload = |threads: usize| -> anyhow::Result<()> {
+            if threads > 1 {
+                *model = source.load(threads)?;
             }
-            return Ok((unknown()?, most_threads));
+            Ok(())
+        };
+        if !self.options.profiling.enabled {
+            reload(threads.most())?;
+            return Ok(Profiled { profile: unknown()?, threads: threads.most(), settled });
         }
-        let key = source.key(most_threads, plan.max_batch());
+        let key = source.key(threads, plan.max_batch());
         if let Ok(key) = key
             && let Some(stored) = self.store.get::<StoredProfile>(key)
+            && stored.settled
             && let Ok(profile) = profiler::profile(&stored.measurements)
         {
-            if stored.threads > 1 {
-                *model = source.load(stored.threads)?;
-            }
-            return Ok((profile, stored.threads));
+            reload(stored.threads)?;
+            return Ok(Profiled { profile, threads: stored.threads, settled });
+        }
+        if let Threads::Chosen(threads) = threads {
+            reload(threads)?;
         }
         let sizes = profiler::default_sizes(plan.max_batch());
         let budget = self.options.profiling.budget;
-        let measure = |model: &Arc<dyn Model>, sizes: &[u32], from: f64, to: f64| -> anyhow::Result<Vec<Measurement>> {
-            let mut lane = model.lane()?;
-            let share = Duration::from_secs_f64(budget.as_secs_f64() * (to - from));
-            let mut done = 0;
-            let subject = profiler::Subject { model: &**model, plan, varying: PROFILED_LENGTH, clock: self.clock };
-            let measured = subject.measure(&mut *lane, sizes, share, |m| {
-                done += 1;
-                let fraction = from + (to - from) * f64::from(done) / sizes.len() as f64;
-                progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
-            });
-            Ok(measured?)
-        };
-        let mut threads = 1;
+        let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
+        let (watch, busy_before) = (LoadWatch::start(), self.metrics.totals().busy);
+        let begin = self.clock.now();
+        let mut on_threads = if let Threads::Chosen(threads) = threads { threads } else { 1 };
         let mut measure_all = || -> anyhow::Result<Vec<Measurement>> {
-            if most_threads > 1 {
-                let largest = [plan.max_batch()];
-                // The fastest run tells what the threads can do; medians tell what the neighbours did meanwhile.
-                let fastest = |measured: Vec<Measurement>| measured.first().map_or(u64::MAX, |m| m.min_ns);
-                let mut alone = fastest(measure(model, &largest, 0.0, 0.08)?);
-                if alone > WORTH_THREADS.as_nanos() {
-                    let wide = source.load(most_threads)?;
-                    let together = fastest(measure(&wide, &largest, 0.08, 0.2)?);
-                    // Once more, as the first look may have been the one with the neighbours.
-                    alone = alone.min(fastest(measure(model, &largest, 0.2, 0.3)?));
-                    if alone as f64 > together as f64 * WORTH_SPEEDUP {
+            if let Threads::UpTo(most) = threads
+                && most > 1
+            {
+                let largest = self.subject(&**model, plan).measure(
+                    &mut *model.lane()?,
+                    &[plan.max_batch()],
+                    part(0.05),
+                    |_| {},
+                )?;
+                if largest.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()) || largest.is_empty() {
+                    progress.step("choosing the threads", 0.25);
+                    let wide = source.load(most)?;
+                    let subjects = [self.subject(&**model, plan), self.subject(&*wide, plan)];
+                    if profiler::compare(subjects, plan.max_batch(), part(0.3))? {
                         *model = wide;
-                        threads = most_threads;
+                        on_threads = most;
                     }
                 }
             }
-            measure(model, &sizes, 0.3, 1.0)
+            let mut done = 0;
+            let measured = self.subject(&**model, plan).measure(&mut *model.lane()?, &sizes, part(0.65), |m| {
+                done += 1;
+                let fraction = 0.35 + 0.65 * f64::from(done) / sizes.len() as f64;
+                progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
+            });
+            Ok(measured?)
         };
         let measurements = match measure_all() {
             Ok(measurements) => measurements,
             // A model may refuse zeros (an index, a length); that is no reason not to serve it.
             Err(error) => {
                 tracing::warn!(path = %source.path.display(), %error, "cannot be measured with zeros; its latency is learned in service");
-                return Ok((unknown()?, threads));
+                return Ok(Profiled { profile: unknown()?, threads: on_threads, settled });
             }
         };
         let profile = profiler::profile(&measurements)?;
-        let put =
-            |key| self.store.put(key, &StoredProfile { threads, measurements }).map_err(|error| error.to_string());
-        if let Err(error) = key.and_then(put) {
+        // Neighbours, or this server's own models: either has had the cores that were counted on.
+        let took = self.clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
+        let served = self.metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
+        let settled = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
+        if !settled {
+            tracing::info!(
+                path = %source.path.display(), threads = on_threads,
+                "measured on a machine with other things to do; it is measured again when there are none, or at the next start"
+            );
+        }
+        let (model, engine) = (source.path.to_owned(), source.engine.info().name.to_owned());
+        let stored = StoredProfile { model, engine, threads: on_threads, settled, measurements };
+        if let Err(error) = key.and_then(|key| self.store.put(key, &stored).map_err(|error| error.to_string())) {
             tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
         }
-        Ok((profile, threads))
+        Ok(Profiled { profile, threads: on_threads, settled })
+    }
+
+    /// A model to be timed.
+    fn subject<'a>(&self, model: &'a dyn Model, plan: &'a BatchPlan) -> profiler::Subject<'a> {
+        profiler::Subject { model, plan, varying: PROFILED_LENGTH, clock: self.clock }
+    }
+
+    /// The models that were measured on a machine with other things to do, by name.
+    pub fn unsettled(&self) -> Vec<String> {
+        self.unsettled.lock().iter().cloned().collect()
     }
 
     /// The configured warm-up samples, or a request of zeros if there are none.

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
+use crate::machine_load::processor;
 use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// Largest inputs of a batch that is timed, bytes. Larger batches are taken to go on as the measured ones.
@@ -45,6 +46,84 @@ pub fn default_sizes(max_batch: u32) -> Vec<u32> {
     sizes
 }
 
+/// How much faster on several threads a batch has to be to be worth them.
+const WORTH_SPEEDUP: f64 = 1.25;
+/// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is for models so slow that the
+/// second would take more than twice the time that there is.
+const ROUNDS: [usize; 3] = [2, 5, 60];
+/// A comparison is by batches that take at most this part of the time there is for it, so that there are some rounds.
+const ROUND_SHARE: u64 = 16;
+/// A machine on which others take more than this share of the processor time says little about a model.
+pub const NOISE: f64 = 0.15;
+
+/// On how many threads a model runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Threads {
+    /// Somebody said so.
+    Chosen(usize),
+    /// On one, or on so many if that is faster.
+    UpTo(usize),
+}
+
+impl Threads {
+    /// The most that a run may use.
+    pub fn most(self) -> usize {
+        let (Threads::Chosen(most) | Threads::UpTo(most)) = self;
+        most
+    }
+}
+
+impl std::fmt::Display for Threads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Threads::Chosen(threads) => write!(f, "{threads}"),
+            Threads::UpTo(most) => write!(f, "1-{most}"),
+        }
+    }
+}
+
+/// Whether a model that takes `alone` on one thread is to run on several, on which it takes `together`. The fastest runs tell what threads can do;
+/// all others tell what the neighbours did meanwhile.
+fn is_worth_threads(alone: &[Duration], together: &[Duration]) -> bool {
+    let fastest = |times: &[Duration]| times.iter().min().map_or(0.0, |time| time.as_secs_f64());
+    fastest(alone) > fastest(together) * WORTH_SPEEDUP
+}
+
+/// Whether a batch is faster on the second of two subjects, of the same model on one thread and on several, by as much as is worth it. They are
+/// timed in turns, so that both meet what the machine does besides.
+///
+/// # Errors
+/// What the engine says, if it cannot run a batch of zeros.
+pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> anyhow::Result<bool> {
+    let [alone, together] = subjects;
+    let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
+    let (one, several) = (&mut *one, &mut *several);
+    let item = alone.item()?;
+    let most = Duration::from_nanos(budget.as_nanos() / ROUND_SHARE);
+    // The largest batch that leaves time for the rounds. A size that is run for the first time allocates and plans.
+    let mut rows = vec![1];
+    let mut took = (alone.run(one, &item, &rows)?, alone.run(one, &item, &rows)?).1;
+    let largest = (max_batch as usize).min(alone.largest());
+    while rows.len() < largest && took.saturating_mul(2) <= most {
+        rows.resize((rows.len() * 2).min(largest), 1);
+        took = (alone.run(one, &item, &rows)?, alone.run(one, &item, &rows)?).1;
+    }
+    together.run(several, &item, &rows)?;
+    let begin = alone.clock.now();
+    let mut times = [Vec::new(), Vec::new()];
+    loop {
+        let [least, few, most] = ROUNDS;
+        let (rounds, took) = (times[0].len(), alone.clock.now().since(begin));
+        let is_time = took < budget || rounds < few && took < budget.saturating_mul(2);
+        if rounds >= most || rounds >= least && !is_time {
+            break;
+        }
+        times[0].push(alone.run(one, &item, &rows)?);
+        times[1].push(together.run(several, &item, &rows)?);
+    }
+    Ok(is_worth_threads(&times[0], &times[1]))
+}
+
 /// A model to be timed.
 pub struct Subject<'a> {
     /// The model.
@@ -69,6 +148,16 @@ impl Subject<'_> {
         Ok(self.clock.now().since(begin))
     }
 
+    /// The largest batch that is timed.
+    fn largest(&self) -> usize {
+        MOST_BYTES / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// What batches are made of.
+    fn item(&self) -> Result<Admitted, RunError> {
+        self.plan.zeros(self.varying).map_err(|reason| RunError::new("batch plan", reason))
+    }
+
     /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
     /// requests to separating the outputs, as in service. `progress` hears of each size when it is done.
     ///
@@ -81,9 +170,8 @@ impl Subject<'_> {
         budget: Duration,
         mut progress: impl FnMut(Measurement),
     ) -> Result<Vec<Measurement>, RunError> {
-        let item = self.plan.zeros(self.varying).map_err(|reason| RunError::new("batch plan", reason))?;
-        let largest = MOST_BYTES / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1);
-        let sizes: Vec<u32> = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
+        let item = self.item()?;
+        let sizes: Vec<u32> = sizes.iter().copied().filter(|size| *size as usize <= self.largest()).collect();
         let mut measurements: Vec<Measurement> = Vec::with_capacity(sizes.len());
         let end = self.clock.now() + budget;
         for (done, &batch) in sizes.iter().enumerate() {
@@ -130,8 +218,17 @@ pub fn profile(measurements: &[Measurement]) -> Result<LatencyProfile, ProfileEr
 /// What was found out about a model file on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredProfile {
+    /// The model's file.
+    #[serde(default)]
+    pub model: PathBuf,
+    /// What ran it.
+    #[serde(default)]
+    pub engine: String,
     /// Threads a run used.
     pub threads: usize,
+    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    #[serde(default)]
+    pub settled: bool,
     /// Latency by batch size.
     pub measurements: Vec<Measurement>,
 }
@@ -154,11 +251,11 @@ impl ProfileStore {
         ProfileStore { folder }
     }
 
-    /// The key of a model file: what it holds and what runs it, on how many cores, in batches of up to how many.
+    /// The key of a model file: what it holds and what runs it, on which processor with how many cores and threads, in batches of up to how many.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub fn key(path: &Path, engine: &EngineInfo, threads: usize, max_batch: u32) -> std::io::Result<String> {
+    pub fn key(path: &Path, engine: &EngineInfo, threads: Threads, max_batch: u32) -> std::io::Result<String> {
         let mut hasher = crc32fast::Hasher::new();
         let mut file = std::fs::File::open(path)?;
         let mut chunk = vec![0u8; 1 << 20];
@@ -172,14 +269,60 @@ impl ProfileStore {
             length += read as u64;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let processor = crc32fast::hash(processor().as_bytes());
         Ok(format!(
-            "{:08x}-{length}-{}-{}-{}-c{cores}-t{threads}-b{max_batch}",
+            "{:08x}-{length}-{}-{}-{}-p{processor:08x}-c{cores}-t{threads}-b{max_batch}",
             hasher.finalize(),
             engine.name,
             engine.version,
             engine.device,
         )
         .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_"))
+    }
+
+    /// Where it is; `None`: nowhere.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The files of the store, in order of their names.
+    ///
+    /// # Errors
+    /// If the folder is there and cannot be read.
+    fn files(&self) -> std::io::Result<Vec<PathBuf>> {
+        let Some(folder) = &self.folder else { return Ok(Vec::new()) };
+        let entries = match std::fs::read_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                files.push(path);
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    /// The profiles of whole models that are stored.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn list(&self) -> std::io::Result<Vec<StoredProfile>> {
+        let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).ok()?).ok();
+        Ok(self.files()?.into_iter().filter_map(read).collect())
+    }
+
+    /// Forgets everything; how many files there were.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn clear(&self) -> std::io::Result<usize> {
+        let files = self.files()?;
+        files.iter().try_for_each(std::fs::remove_file)?;
+        Ok(files.len())
     }
 
     /// What is stored under a key. A file that cannot be read or understood is as good as none.
@@ -199,5 +342,49 @@ impl ProfileStore {
         let aside = folder.join(format!("{key}.json.{}", std::process::id()));
         std::fs::write(&aside, serde_json::to_vec_pretty(profile)?)?;
         std::fs::rename(aside, folder.join(format!("{key}.json")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(times: &[u64]) -> Vec<Duration> {
+        times.iter().map(|ms| Duration::from_millis(*ms)).collect()
+    }
+
+    /// Timed in turns: of the runs in which a neighbour had a core some are left in which it had none.
+    #[test]
+    fn threads_are_judged_by_what_they_can_do() {
+        assert!(is_worth_threads(&ms(&[10, 10, 10, 10]), &ms(&[20, 6, 25, 6])));
+        assert!(!is_worth_threads(&ms(&[10, 30, 30, 30]), &ms(&[9, 9, 9, 9])));
+        assert!(!is_worth_threads(&ms(&[10]), &ms(&[10])));
+    }
+
+    #[test]
+    fn what_is_stored_is_listed_and_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = ProfileStore::new(Some(folder.path().join("profiles")));
+        assert_eq!((store.list().unwrap(), store.clear().unwrap()), (Vec::new(), 0));
+        let profile = StoredProfile {
+            model: "m/1/model.onnx".into(),
+            engine: "rten".to_owned(),
+            threads: 2,
+            settled: true,
+            measurements: Vec::new(),
+        };
+        store.put("a", &profile).unwrap();
+        store.put("segments", &[1, 2]).unwrap();
+        assert_eq!(store.list().unwrap(), [profile]);
+        assert_eq!((store.clear().unwrap(), store.list().unwrap()), (2, Vec::new()));
+    }
+
+    #[test]
+    fn threads_that_were_chosen_have_profiles_of_their_own() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let engine = downbeat_engine::Engine::info(&downbeat_engine::Emulated::new());
+        let key = |threads| ProfileStore::key(file.path(), &engine, threads, 8).unwrap();
+        assert_ne!(key(Threads::Chosen(2)), key(Threads::UpTo(2)));
+        assert_eq!(key(Threads::UpTo(2)), key(Threads::UpTo(2)));
     }
 }

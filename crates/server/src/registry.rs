@@ -232,6 +232,18 @@ impl Registry {
         &self.watchdog
     }
 
+    /// The models to measure again once the machine has nothing else to do: none before the server has started or while it stops.
+    pub fn to_measure_again(&self) -> Vec<String> {
+        if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
+            return Vec::new();
+        }
+        let unsettled = self.loader.unsettled();
+        // Files that came with a load request are not in the repository.
+        let is_overlaid =
+            |name: &str| self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some());
+        unsettled.into_iter().filter(|name| self.serving.get(name).is_some() && !is_overlaid(name)).collect()
+    }
+
     /// The models in service whose requests have no deadline unless they bring one.
     pub fn names_without_slo(&self) -> Vec<String> {
         let served = self.serving.all();

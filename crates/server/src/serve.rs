@@ -16,7 +16,9 @@ use crate::connections::{self, ConnectionOptions, Connections, Stage};
 use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
 use crate::loader::LoadProgress;
+use crate::machine_load::LoadWatch;
 use crate::options::{ModelControl, ServerOptions};
+use crate::profiler::NOISE;
 use crate::registry::{Registry, shown};
 use crate::service::{LoadOverrides, Service};
 use crate::shared_memory::SharedMemory;
@@ -91,6 +93,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     }
 
     tokio::spawn(watch_load(registry.clone()));
+    tokio::spawn(measure_again(registry.clone()));
 
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
@@ -270,6 +273,11 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     Ok(())
 }
 
+/// So long a machine is idle before it is used to measure a model again.
+const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+/// How often a model is measured again, at most.
+const TRIES: u32 = 5;
+
 /// What there is to say about models without an SLO.
 fn without_slo(models: &[String]) -> Option<String> {
     const NAMED: usize = 8;
@@ -300,6 +308,27 @@ async fn watch_load(registry: Registry) {
         ticks.tick().await;
         registry.watch_load();
         registry.flush_decision_log();
+    }
+}
+
+/// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
+async fn measure_again(registry: Registry) {
+    let mut tried = BTreeMap::<String, u32>::new();
+    loop {
+        let watch = LoadWatch::start();
+        tokio::time::sleep(IDLE).await;
+        if !watch.all().is_some_and(|all| all <= NOISE) {
+            continue;
+        }
+        // One at a time: what a load does is no idle time.
+        let next =
+            registry.to_measure_again().into_iter().find(|name| tried.get(name).is_none_or(|tried| *tried < TRIES));
+        if let Some(name) = next {
+            *tried.entry(name.clone()).or_default() += 1;
+            tracing::info!(model = %name, "the machine is idle: measuring it again");
+            // A failure is logged, and what is served goes on.
+            let _ = registry.load_model(&name, LoadOverrides::default(), Arc::new(())).await;
+        }
     }
 }
 

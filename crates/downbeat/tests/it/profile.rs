@@ -210,3 +210,35 @@ fn what_cannot_be_measured_is_named() {
         "cannot write /nonexistent/p.json: No such file",
     );
 }
+
+#[test]
+fn what_the_server_has_kept_is_listed_and_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().to_str().unwrap();
+    let kept = |what| {
+        let output = run(&["profile", what, "--profile-cache", cache]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output).replace(cache, "CACHE")
+    };
+    assert_eq!(kept("--list"), "no profiles in CACHE\n");
+    let measured = |batch, ns| format!(r#"{{"batch":{batch},"runs":9,"min_ns":{ns},"median_ns":{ns},"p95_ns":{ns}}}"#);
+    let profile = |settled, threads| {
+        let measurements = [measured(1, 1_500_000), measured(8, 9_000_000)].join(",");
+        format!(
+            r#"{{"model":"m/1/model.onnx","engine":"rten","threads":{threads},"settled":{settled},"measurements":[{measurements}]}}"#
+        )
+    };
+    std::fs::write(folder.path().join("a.json"), profile(true, 2)).unwrap();
+    std::fs::write(folder.path().join("b.json"), profile(false, 1)).unwrap();
+    std::fs::write(folder.path().join("c.json"), "broken").unwrap();
+    let line = "m/1/model.onnx  rten";
+    assert_eq!(
+        kept("--list"),
+        format!(
+            "{line}  2 threads  batch 1: 1.5 ms  batch 8: 9 ms\n\
+             {line}  1 thread  batch 1: 1.5 ms  batch 8: 9 ms  measured beside other work, to be measured again\n"
+        )
+    );
+    assert_eq!(kept("--clear"), "3 files removed from CACHE\n");
+    assert_eq!(kept("--list"), "no profiles in CACHE\n");
+}

@@ -31,17 +31,35 @@ async fn a_slow_model_leaves_room_for_another() {
     assert!(!slow.is_finished(), "the fast model waited for the slow one");
 }
 
+/// Eight clients ask for a model until so many batches run at once, and a while longer: the most that were seen.
+async fn most_running(registry: &Registry, model: &'static str, expected: f64) -> f64 {
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let registry = registry.clone();
+            tokio::spawn(async move {
+                loop {
+                    registry.infer(request(model, 1, 4)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let (mut most, mut looks) = (0.0, 0);
+    // Thirty seconds, for a machine that has other things to do.
+    while looks < 6_000 && (most < expected || looks < 100) {
+        most = f64::max(most, running(registry));
+        looks += 1;
+        tokio::time::sleep(ms(5)).await;
+    }
+    clients.iter().for_each(|client| client.abort());
+    most
+}
+
 #[tokio::test]
 async fn an_instance_group_runs_so_many_batches_at_once() {
     let models = Models::new();
-    models.add("m", 1, (0.0, 1_500.0), 4, "max_batch_size: 1\ninstance_group { count: 4 }");
+    models.add("m", 1, (0.0, 50.0), 4, "max_batch_size: 1\ninstance_group { count: 4 }");
     let registry = models.serve(|_| {}).await;
-    let mut answers = Vec::new();
-    for _ in 0..5 {
-        answers.push(send(&registry, request("m", 1, 4)).await);
-    }
-    assert_eq!(running(&registry), 4.0, "four of five run");
-    assert!(answers.iter().all(|answer| !answer.is_finished()));
+    assert_eq!(most_running(&registry, "m", 4.0).await, 4.0);
 }
 
 #[tokio::test]
@@ -71,13 +89,9 @@ async fn a_model_that_asks_for_nothing_runs_one_batch_at_a_time_whatever_its_req
 async fn chosen_devices_stay_as_many() {
     let models = Models::new();
     models.add("m", 1, (0.0, 1.0), 4, "max_batch_size: 1\ninstance_group { count: 4 }");
-    models.add("n", 1, (0.0, 1_500.0), 4, "max_batch_size: 1");
+    models.add("n", 1, (0.0, 50.0), 4, "max_batch_size: 1");
     let registry = models.serve(|options| options.devices = 2).await;
-    let mut answers = Vec::new();
-    for _ in 0..3 {
-        answers.push(send(&registry, request("n", 1, 4)).await);
-    }
-    assert_eq!(running(&registry), 2.0, "a model that asks for nothing has as many as there are");
+    assert_eq!(most_running(&registry, "n", 2.0).await, 2.0, "a model that asks for nothing has as many as there are");
 }
 
 /// Triton's `L0_batcher`, `test_multi_batch_different_shape`: the first of two requests of different shapes does not wait for

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
+use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
+use downbeat_server::profiler::ProfileStore;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 
@@ -260,4 +261,30 @@ async fn a_division_that_overflows_is_answered_by_rten() {
     let _ = registry.infer(least).await;
     let six = request("div", DataType::Int32, &[1, 1], 6i32.to_le_bytes().to_vec());
     assert_eq!(registry.infer(six).await.unwrap().outputs[0].data[..], (-6i32).to_le_bytes());
+}
+
+/// What was found to be faster for the model does not hold where somebody says how many threads it runs on.
+#[tokio::test]
+async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
+    let folder = folder();
+    add(folder.path(), "small", &identity(FLOAT, &[-1, 4]));
+    let kept = |change: &dyn Fn(&mut ServerOptions)| {
+        let mut options = options(folder.path(), EngineChoice::Rten);
+        options.threads = 0;
+        change(&mut options);
+        let store = ProfileStore::new(options.profiling.cache_dir.clone());
+        async move {
+            load(&open(options), "small").await.unwrap();
+            let mut threads: Vec<usize> = store.list().unwrap().into_iter().map(|profile| profile.threads).collect();
+            threads.sort_unstable();
+            threads
+        }
+    };
+    assert_eq!(kept(&|_| {}).await, [1], "for so small a model");
+    assert_eq!(kept(&|options| options.threads = 2).await, [1, 2]);
+    let own = |options: &mut ServerOptions| {
+        let own = ModelOptions { threads: Some(3), ..ModelOptions::default() };
+        options.models.insert("small".to_owned(), own);
+    };
+    assert_eq!(kept(&own).await, [1, 2, 3]);
 }

@@ -609,7 +609,8 @@ async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models(
     models.add("m", 1, (1.0, 100.0), 4, "max_batch_size: 1");
     let config = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }";
     models.add("with_levels", 1, (1.0, 100.0), 4, config);
-    let registry = models.serve(|_| {}).await;
+    // One executor: both models wait for it.
+    let registry = models.serve(|options| options.devices = 1).await;
     let urgent = |model: &str, priority: u64| {
         let mut request = request(model, 1, 4);
         request.parameters.insert("priority".to_owned(), Parameter::Uint64(priority));

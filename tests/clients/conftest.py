@@ -26,8 +26,8 @@ def binary():
 
 @pytest.fixture(scope="session")
 def examples(binary, tmp_path_factory):
-    """A server on examples/models with ONNX Runtime; models are loaded and unloaded elsewhere."""
-    with Server(binary, EXAMPLES / "models", tmp_path_factory.mktemp("examples")) as server:
+    """A server on examples/models with ONNX Runtime and shared memory; models are loaded and unloaded elsewhere."""
+    with Server(binary, EXAMPLES / "models", tmp_path_factory.mktemp("examples"), "--shared-memory") as server:
         yield server
 
 

@@ -104,10 +104,10 @@ def test_bad_regions_are_refused(made, module):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_without_the_option_it_is_off(examples, module):
+def test_without_the_option_it_is_off(examples_rten, module):
     """As Triton: clients may use shared memory only where the server was started for it."""
     words = "Client shared memory is disabled. Start the server with '--shared-memory'"
-    with connect(module, examples) as client, region(64) as (key, _):
+    with connect(module, examples_rten) as client, region(64) as (key, _):
         calls = [
             lambda: client.register_system_shared_memory("off", key, 64),
             lambda: client.unregister_system_shared_memory(),

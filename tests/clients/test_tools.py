@@ -105,7 +105,7 @@ def test_schemathesis(start, repository, tmp_path, names):
     """Requests made from the protocol's OpenAPI text, right and wrong: each is answered as the text says, never with a 5xx."""
     models.add_sub(repository)
     models.add_sub(repository, "extra")
-    server = start(repository, "--model-control-mode", "explicit", "--load-model", "*")
+    server = start(repository, "--model-control-mode", "explicit", "--load-model", "*", "--shared-memory")
     (tmp_path / "schemathesis.toml").write_text(names)
     run([SCRIPTS / "schemathesis", "--config-file", tmp_path / "schemathesis.toml", "run", ROOT / "crates/server/openapi.yaml", "--url", server.url,
          "--max-examples", "30", "--seed", "1", "--workers", "1", "--phases", "examples,coverage,fuzzing", "--request-timeout", "30",

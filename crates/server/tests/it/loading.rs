@@ -280,11 +280,18 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
             threads
         }
     };
-    assert_eq!(kept(&|_| {}).await, [1], "for so small a model");
-    assert_eq!(kept(&|options| options.threads = 2).await, [1, 2]);
+    // One, unless the machine had other things to do.
+    let measured = kept(&|_| {}).await;
+    assert_eq!(measured.len(), 1);
+    let with = |chosen: &[usize]| {
+        let mut all = [&measured, chosen].concat();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(kept(&|options| options.threads = 2).await, with(&[2]));
     let own = |options: &mut ServerOptions| {
         let own = ModelOptions { threads: Some(3), ..ModelOptions::default() };
         options.models.insert("small".to_owned(), own);
     };
-    assert_eq!(kept(&own).await, [1, 2, 3]);
+    assert_eq!(kept(&own).await, with(&[2, 3]));
 }

@@ -28,6 +28,10 @@ fn options(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> S
     options.threads = 1;
     options.profiling.enabled = false;
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
+    // Of the examples some have an SLO, which a busy machine may not keep: all are to be answered here.
+    for name in models {
+        options.models.entry((*name).to_owned()).or_default().slo = Some(downbeat_core::Duration::from_millis(600_000));
+    }
     let models = models.iter().map(|name| (*name).to_owned()).collect();
     options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
     options

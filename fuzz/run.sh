@@ -10,14 +10,14 @@ targets=("${@:2}")
 
 # Sanitizers' flags are unstable; the stable compiler takes them with this.
 export RUSTC_BOOTSTRAP=1
-# Whole programs are not optimised for minutes to run for one.
-export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+# A program is not optimised for many minutes to run for one.
+export CARGO_PROFILE_RELEASE_LTO=off
 failed=()
 for target in "${targets[@]}"; do
   printf '\n== %s (%d s)\n' "$target" "$seconds"
   mkdir -p "target/fuzz/corpus/$target" "target/fuzz/artifacts/$target"
   # A leak is looked for by the soak, in the whole server; here a frontend lives until the end.
-  cargo fuzz run "$target" --features libfuzzer --target-dir target/fuzz "target/fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+  cargo fuzz run "$target" --features libfuzzer --codegen-units 16 --target-dir target/fuzz "target/fuzz/corpus/$target" "fuzz/seeds/$target" -- \
     -max_total_time="$seconds" -timeout=30 -rss_limit_mb=2048 -malloc_limit_mb=1024 -max_len=65536 -detect_leaks=0 -print_final_stats=1 \
     -artifact_prefix="target/fuzz/artifacts/$target/" || failed+=("$target")
 done

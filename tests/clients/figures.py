@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Figures of a server under attack and beside others, of two builds in turns: `figures.py BEFORE AFTER [FIGURE ...]`.
+
+    pip install -r tests/clients/requirements.txt && python tests/clients/figures.py before/downbeat target/release/downbeat
+
+Both serve the same models with the same flags, one after the other in each round, and the later build's `bench` is the client of both.
+Prints a table in Markdown: medians over the rounds, and all values. Takes about 20 minutes; it is no test, and nothing calls it.
+"""
+import concurrent.futures
+import contextlib
+import json
+import pathlib
+import random
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import requests
+
+import models
+from serving import EXAMPLES, Server
+
+ROUNDS = 3
+JSON_BYTES = 45 << 20
+
+
+class Bench:
+    """`downbeat bench` as a client."""
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def run(self, server, *arguments, protocol="http"):
+        with tempfile.NamedTemporaryFile(suffix=".json") as report:
+            url = server.http if protocol == "http" else server.grpc
+            subprocess.run([self.binary, "bench", "-u", url, "-p", protocol, "--json", report.name, *arguments],
+                           check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            return json.load(open(report.name))
+
+
+def memory_mb(server, key):
+    for line in pathlib.Path(f"/proc/{server.process.pid}/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+@contextlib.contextmanager
+def running(binary, repository, *flags, engine="onnxruntime"):
+    """A server that is killed at the end, however it is by then."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(binary, repository, pathlib.Path(folder), *flags, engine=engine)
+        try:
+            yield server
+        finally:
+            server.process.kill()
+            server.process.wait()
+
+
+def connect(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def closed_loop(protocol):
+    def figure(binary, bench, _folder):
+        with running(binary, EXAMPLES / "models") as server:
+            report = bench.run(server, "-m", "mlp", "--closed", "-c", "32", "-d", "4", protocol=protocol)
+            return {"requests/s": rate(report)}
+    return figure
+
+
+def rate(report):
+    return report["total"]["answered_per_second"]
+
+
+def p99_ms(report):
+    return report["total"]["latency_ms"]["p99"]
+
+
+def p50_ms(report):
+    return report["total"]["latency_ms"]["p50"]
+
+
+def connections(binary, bench, _folder):
+    """10,000 idle connections that have each had an answer, and a client beside them."""
+    with running(binary, EXAMPLES / "models") as server:
+        before = memory_mb(server, "VmRSS")
+        held, answered = [], 0
+        for _ in range(10_000):
+            try:
+                client = connect(server.http_port)
+                client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+                answered += client.recv(4096).startswith(b"HTTP/1.1 200")
+                held.append(client)
+            except OSError:
+                break
+        report = bench.run(server, "-m", "mlp", "--rate", "1000", "-d", "3", "--max-connections", "16")
+        grown = memory_mb(server, "VmRSS") - before
+        for client in held:
+            client.close()
+        return {"answered": answered, "KiB a connection": grown * 1024 / max(len(held), 1), "p99 ms of a client beside them": p99_ms(report)}
+
+
+def pipelined(binary, _bench, _folder):
+    """172,000 requests for the largest answer on one connection; nothing is read."""
+    with running(binary, EXAMPLES / "models") as server:
+        client = connect(server.http_port)
+        client.settimeout(5)
+        burst = b"GET /v2/openapi.yaml HTTP/1.1\r\nHost: a\r\n\r\n" * 1000
+        with contextlib.suppress(OSError):
+            for _ in range(172):
+                client.sendall(burst)
+        time.sleep(10)
+        return attacked(server)
+
+
+def attacked(server):
+    alive = False
+    with contextlib.suppress(requests.RequestException):
+        alive = requests.get(f"{server.url}/v2/health/live", timeout=5).status_code == 200
+    ended = server.process.poll()
+    return {"peak RSS MiB": memory_mb(server, "VmHWM") if ended is None else float("nan"), "answers after": float(alive)}
+
+
+def half_bodies(binary, _bench, _folder):
+    """40 bodies of 60 MiB, all but the last byte, for a model that does not exist."""
+    with running(binary, EXAMPLES / "models") as server:
+        size = 60 << 20
+        head = f"POST /v2/models/none/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode()
+        body = bytes(size - 1)
+        held = []
+
+        def send(_):
+            client = connect(server.http_port)
+            held.append(client)
+            with contextlib.suppress(OSError):
+                client.sendall(head)
+                client.sendall(body)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, range(40)))
+        return attacked(server)
+
+
+def half_messages(binary, _bench, _folder):
+    """50 gRPC messages of 55 MiB, all but the last byte, on one connection."""
+    import h2.config
+    import h2.connection
+    with running(binary, EXAMPLES / "models") as server:
+        client = connect(server.grpc_port)
+        client.settimeout(0.2)
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        connection.initiate_connection()
+        size = 55 << 20
+        left = {}
+        for _ in range(50):
+            stream = connection.get_next_available_stream_id()
+            connection.send_headers(stream, [
+                (":method", "POST"), (":scheme", "http"), (":path", "/inference.GRPCInferenceService/ModelInfer"), (":authority", "a"),
+                ("content-type", "application/grpc"), ("te", "trailers")])
+            connection.send_data(stream, b"\0" + size.to_bytes(4, "big"))
+            left[stream] = size - 1
+        quiet, end = 0, time.monotonic() + 60
+        with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
+            while left and quiet < 10 and time.monotonic() < end:
+                moved = False
+                for stream in list(left):
+                    try:
+                        most = min(left[stream], connection.local_flow_control_window(stream), connection.max_outbound_frame_size)
+                    except h2.exceptions.ProtocolError:
+                        left.pop(stream)
+                        continue
+                    if most > 0:
+                        connection.send_data(stream, bytes(most))
+                        left[stream] -= most
+                        moved = True
+                    if left[stream] == 0:
+                        left.pop(stream)
+                client.settimeout(20)
+                client.sendall(connection.data_to_send())
+                client.settimeout(0.2)
+                try:
+                    data = client.recv(1 << 20)
+                    if not data:
+                        break
+                    connection.receive_data(data)
+                    moved = True
+                except TimeoutError:
+                    pass
+                quiet = 0 if moved else quiet + 1
+        return attacked(server)
+
+
+def beside_json(binary, bench, folder):
+    """A small model beside two clients that send 45 MiB of JSON each, again and again."""
+    repository = folder / "json"
+    if not repository.exists():
+        models.identity(repository, "FP32", "large")
+        shutil.copytree(EXAMPLES / "models" / "mlp", repository / "mlp")
+    with running(binary, repository) as server:
+        alone = bench.run(server, "-m", "mlp", "--rate", "200", "-d", "5")
+        numbers = ",".join(["0.12345678"] * (JSON_BYTES // 11))
+        body = ('{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%d],"data":[%s]}],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}'
+                % (JSON_BYTES // 11, numbers)).encode()
+        stop, answers = threading.Event(), []
+
+        def send():
+            while not stop.is_set():
+                answers.append(requests.post(f"{server.url}/v2/models/large/infer", data=body, timeout=60).status_code)
+
+        clients = [threading.Thread(target=send) for _ in range(2)]
+        for client in clients:
+            client.start()
+        time.sleep(1)
+        beside = bench.run(server, "-m", "mlp", "--rate", "200", "-d", "8")
+        stop.set()
+        for client in clients:
+            client.join()
+        return {"p99 ms alone": p99_ms(alone), "p99 ms beside": p99_ms(beside), "p50 ms beside": p50_ms(beside),
+                "large answered": sum(status == 200 for status in answers)}
+
+
+def beside_slow(binary, bench, folder):
+    """A fast model beside one whose runs take some 600 ms, with one client of that."""
+    repository = folder / "slow"
+    if not repository.exists():
+        models.slow(repository, "slow", products=1200)
+        models.add_sub(repository, "fast")
+    with running(binary, repository) as server:
+        stop, took = threading.Event(), []
+
+        def send():
+            while not stop.is_set():
+                begin = time.monotonic()
+                requests.post(f"{server.url}/v2/models/slow/infer", timeout=60,
+                              json={"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]})
+                took.append(time.monotonic() - begin)
+
+        client = threading.Thread(target=send)
+        client.start()
+        time.sleep(1)
+        report = bench.run(server, "-m", "fast", "--rate", "100", "-d", "8")
+        stop.set()
+        client.join()
+        return {"p99 ms": p99_ms(report), "p50 ms": p50_ms(report), "slow ms": statistics.median(took) * 1e3}
+
+
+def terminations(binary, _bench, _folder):
+    """SIGTERM under 16 busy keep-alive connections, ten times: requests that were sent whole and got no answer."""
+    lost = refused = 0
+    slowest = 0.0
+    for _ in range(10):
+        with running(binary, EXAMPLES / "models") as server:
+            ended = threading.Event()
+
+            def send():
+                counts = [0, 0]
+                body = (EXAMPLES / "digit.json").read_bytes()
+                head = f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                client = None
+                while not ended.is_set():
+                    if client is None:
+                        try:
+                            client = connect(server.http_port)
+                        except OSError:
+                            counts[1] += 1
+                            break
+                    try:
+                        client.sendall(head + body)
+                        answer = b""
+                        while b"\r\n\r\n" not in answer:
+                            part = client.recv(65536)
+                            if not part:
+                                raise ConnectionResetError
+                            answer += part
+                        text, _, rest = answer.partition(b"\r\n\r\n")
+                        length = next(int(line.split(b":")[1]) for line in text.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                        while len(rest) < length:
+                            part = client.recv(65536)
+                            if not part:
+                                raise ConnectionResetError
+                            rest += part
+                        if b"connection: close" in text.lower():
+                            client.close()
+                            client = None
+                    except OSError:
+                        counts[0] += 1
+                        break
+                return counts
+
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                clients = [pool.submit(send) for _ in range(16)]
+                time.sleep(0.5 + random.random() / 4)
+                begin = time.monotonic()
+                server.terminate()
+                server.process.wait(120)
+                slowest = max(slowest, time.monotonic() - begin)
+                ended.set()
+                for client in clients:
+                    counts = client.result()
+                    lost += counts[0]
+                    refused += counts[1]
+    return {"requests lost": lost, "clients refused a connection at the end": refused, "slowest end s": slowest}
+
+
+FIGURES = {
+    "closed loop HTTP": (closed_loop("http"), 5),
+    "closed loop gRPC": (closed_loop("grpc"), 5),
+    "10,000 connections": (connections, 1),
+    "pipelined, unread": (pipelined, 1),
+    "HTTP half bodies": (half_bodies, 1),
+    "gRPC half messages": (half_messages, 1),
+    "beside 45 MiB of JSON": (beside_json, ROUNDS),
+    "beside a slow model": (beside_slow, ROUNDS),
+    "10 SIGTERMs": (terminations, 1),
+}
+
+
+def main():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    before, after = (str(pathlib.Path(binary).resolve()) for binary in sys.argv[1:3])
+    wanted = sys.argv[3:] or list(FIGURES)
+    bench = Bench(after)
+    print("| figure | | before | after |\n|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in wanted:
+            measure, rounds = FIGURES[name]
+            values = {before: [], after: []}
+            for _ in range(rounds):
+                for binary in (before, after):
+                    values[binary].append(measure(binary, bench, pathlib.Path(folder)))
+            for key in values[before][0]:
+                cells = []
+                for binary in (before, after):
+                    found = [run[key] for run in values[binary]]
+                    all_of = f" ({', '.join(f'{value:,.4g}' for value in found)})" if len(found) > 1 else ""
+                    cells.append(f"{statistics.median(found):,.5g}{all_of}")
+                print(f"| {name} | {key} | {cells[0]} | {cells[1]} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,7 @@ struct Cli {
 enum Command {
     Serve(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
-    Profile(profile_command::ProfileArgs),
+    Profile(Box<profile_command::ProfileArgs>),
     Slice(slice_command::SliceArgs),
     Plan(plan_command::PlanArgs),
     Bench(Box<BenchArgs>),

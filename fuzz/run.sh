@@ -11,7 +11,7 @@ targets=("${@:2}")
 # Sanitizers' flags are unstable; the stable compiler takes them with this.
 export RUSTC_BOOTSTRAP=1
 # A program is not optimised for many minutes to run for one.
-export CARGO_PROFILE_RELEASE_LTO=off
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 failed=()
 for target in "${targets[@]}"; do
   printf '\n== %s (%d s)\n' "$target" "$seconds"

@@ -65,6 +65,7 @@ pub struct Layer {
     #[serde(default, deserialize_with = "bytes")]
     pub max_in_flight_bytes: Option<usize>,
     pub shared_memory: Option<bool>,
+    #[serde(default, deserialize_with = "bytes")]
     pub run_memory_bytes: Option<usize>,
     pub max_connections: Option<usize>,
     #[serde(default, rename = "idle_timeout_s", deserialize_with = "seconds")]

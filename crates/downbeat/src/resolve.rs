@@ -287,6 +287,7 @@ mod tests {
             max_body_bytes = "1M"
             max_grpc_message_bytes = "3M"
             max_in_flight_bytes = "1G"
+            run_memory_bytes = "2G"
             shared_memory = true
             max_connections = 50
             idle_timeout_s = 0
@@ -374,6 +375,7 @@ mod tests {
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
+        assert_eq!(options.run_memory_bytes, Some(2 << 30));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
         assert!(merged("", &["--shared-memory", "models"]).shared_memory);
         assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });

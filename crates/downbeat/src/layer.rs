@@ -65,7 +65,7 @@ pub struct Layer {
     #[serde(default, deserialize_with = "bytes")]
     pub max_in_flight_bytes: Option<usize>,
     pub shared_memory: Option<bool>,
-    #[serde(default, deserialize_with = "bytes")]
+    #[serde(default, deserialize_with = "bytes_or_zero")]
     pub run_memory_bytes: Option<usize>,
     pub max_connections: Option<usize>,
     #[serde(default, rename = "idle_timeout_s", deserialize_with = "seconds")]
@@ -293,6 +293,17 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration
 }
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    size(deserializer, units::bytes)
+}
+
+fn bytes_or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    size(deserializer, units::bytes_or_zero)
+}
+
+fn size<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    read: impl Fn(&str) -> Result<usize, String>,
+) -> Result<Option<usize>, D::Error> {
     #[derive(serde::Deserialize)]
     #[serde(untagged, expecting = "a size is a number of bytes, or a text such as \"64M\"")]
     enum Written {
@@ -303,7 +314,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D:
         Written::Number(number) => number.to_string(),
         Written::Text(text) => text,
     };
-    units::bytes(&text).map(Some).map_err(D::Error::custom)
+    read(&text).map(Some).map_err(D::Error::custom)
 }
 
 impl Layer {

@@ -376,6 +376,8 @@ mod tests {
         assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
         assert_eq!(options.run_memory_bytes, Some(2 << 30));
+        assert_eq!(merged("run_memory_bytes = 0", &["models"]).run_memory_bytes, Some(0));
+        assert_eq!(merged("", &["--run-memory-bytes=0", "models"]).run_memory_bytes, Some(0));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
         assert!(merged("", &["--shared-memory", "models"]).shared_memory);
         assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });

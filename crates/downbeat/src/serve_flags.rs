@@ -73,7 +73,7 @@ pub struct ServeFlags {
     )]
     pub shared_memory: Option<bool>,
     /// What runs of models on the CPU may take together, such as 4G, as estimated before each; 0: no limit [default: a quarter of the memory]
-    #[arg(long, value_name = "BYTES", value_parser = units::bytes, env = "DOWNBEAT_RUN_MEMORY_BYTES", help_heading = "Engine")]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes_or_zero, env = "DOWNBEAT_RUN_MEMORY_BYTES", help_heading = "Engine")]
     pub run_memory_bytes: Option<usize>,
 
     /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]

@@ -44,6 +44,11 @@ pub fn parse_seconds(text: &str) -> Result<downbeat_core::Duration, String> {
 
 /// Bytes: `65536`, `64K`, `64MiB`, `1G`; the units are powers of 1024.
 pub fn bytes(text: &str) -> Result<usize, String> {
+    bytes_or_zero(text).and_then(|n| if n > 0 { Ok(n) } else { Err(format!("'{}' is out of range", text.trim())) })
+}
+
+/// As [`bytes`], zero included.
+pub fn bytes_or_zero(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -56,7 +61,7 @@ pub fn bytes(text: &str) -> Result<usize, String> {
     };
     let number: usize =
         number.parse().map_err(|_| format!("'{text}' is not a size; write bytes, or a number with K, M or G"))?;
-    number.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(|| format!("'{text}' is out of range"))
+    number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is out of range"))
 }
 
 /// Batch sizes: `8`, `1..32` (both included), `1,2,4`, and mixtures of them.

@@ -24,6 +24,7 @@ import time
 import requests
 
 import models
+import wire
 from serving import EXAMPLES, Server
 
 ROUNDS = 3
@@ -150,51 +151,13 @@ def half_bodies(binary, _bench, _folder):
 
 def half_messages(binary, _bench, _folder):
     """50 gRPC messages of 55 MiB, all but the last byte, on one connection."""
-    import h2.config
-    import h2.connection
     with running(binary, EXAMPLES / "models") as server:
-        client = connect(server.grpc_port)
-        client.settimeout(0.2)
-        connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        connection.initiate_connection()
         size = 55 << 20
-        left = {}
-        for _ in range(50):
-            stream = connection.get_next_available_stream_id()
-            connection.send_headers(stream, [
-                (":method", "POST"), (":scheme", "http"), (":path", "/inference.GRPCInferenceService/ModelInfer"), (":authority", "a"),
-                ("content-type", "application/grpc"), ("te", "trailers")])
-            connection.send_data(stream, b"\0" + size.to_bytes(4, "big"))
-            left[stream] = size - 1
-        quiet, end = 0, time.monotonic() + 60
-        with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
-            while left and quiet < 10 and time.monotonic() < end:
-                moved = False
-                for stream in list(left):
-                    try:
-                        most = min(left[stream], connection.local_flow_control_window(stream), connection.max_outbound_frame_size)
-                    except h2.exceptions.ProtocolError:
-                        left.pop(stream)
-                        continue
-                    if most > 0:
-                        connection.send_data(stream, bytes(most))
-                        left[stream] -= most
-                        moved = True
-                    if left[stream] == 0:
-                        left.pop(stream)
-                client.settimeout(20)
-                client.sendall(connection.data_to_send())
-                client.settimeout(0.2)
-                try:
-                    data = client.recv(1 << 20)
-                    if not data:
-                        break
-                    connection.receive_data(data)
-                    moved = True
-                except TimeoutError:
-                    pass
-                quiet = 0 if moved else quiet + 1
-        return attacked(server)
+        message = b"\0" + size.to_bytes(4, "big") + bytes(size - 1)
+        with wire.Http2(server.grpc_port) as client:
+            for _ in range(50):
+                client.send(client.open("/inference.GRPCInferenceService/ModelInfer"), message)
+            return attacked(server)
 
 
 def beside_json(binary, bench, folder):

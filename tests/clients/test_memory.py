@@ -11,6 +11,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 import models
+import wire
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -145,97 +146,22 @@ def test_large_answers_and_requests_pass_within_the_budget(bounded):
             np.testing.assert_array_equal(got, data)
 
 
-class Http2:
-    """As much of HTTP/2 as it takes to send half messages: frames, literal headers, flow control."""
-
-    def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(4, 0, 0, b""))
-        self.read, self.window, self.windows, self.initial = b"", 65535, {}, 65535
-        self.ended = {}
-        self.receive(lambda: self.initial != 65535 and self.window > 65535)
-
-    @staticmethod
-    def frame(kind, flags, stream, payload):
-        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-    def receive(self, done, timeout=30):
-        """Reads frames until `done()`, or nothing has come for a while."""
-        self.socket.settimeout(timeout)
-        while not done():
-            try:
-                chunk = self.socket.recv(65536)
-            except TimeoutError:
-                return False
-            if not chunk:
-                return False
-            self.read += chunk
-            while len(self.read) >= 9:
-                length = int.from_bytes(self.read[:3], "big")
-                if len(self.read) < 9 + length:
-                    break
-                kind, flags = self.read[3], self.read[4]
-                stream = int.from_bytes(self.read[5:9], "big")
-                self.handle(kind, flags, stream, self.read[9:9 + length])
-                self.read = self.read[9 + length:]
-        return True
-
-    def handle(self, kind, flags, stream, payload):
-        if kind == 4 and not flags & 1:
-            for at in range(0, len(payload), 6):
-                if int.from_bytes(payload[at:at + 2], "big") == 4:
-                    self.initial = int.from_bytes(payload[at + 2:at + 6], "big")
-            self.socket.sendall(self.frame(4, 1, 0, b""))
-        elif kind == 8:
-            more = int.from_bytes(payload, "big")
-            if stream == 0:
-                self.window += more
-            elif stream in self.windows:
-                self.windows[stream] += more
-        elif kind == 1:
-            self.ended[stream] = payload
-        elif kind == 3:
-            self.ended.setdefault(stream, b"")
-
-    def begin(self, stream, path):
-        headers = b"\x83\x86"
-        for name, value in [(":path", path), (":authority", "test"), ("content-type", "application/grpc"), ("te", "trailers")]:
-            headers += bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        self.windows[stream] = self.initial
-        self.socket.sendall(self.frame(1, 4, stream, headers))
-
-    def send(self, stream, data):
-        """Sends `data` unless the call ends first."""
-        while data and stream not in self.ended:
-            room = min(self.window, self.windows[stream], 16384)
-            if room == 0:
-                if not self.receive(lambda: stream in self.ended or min(self.window, self.windows[stream]) > 0):
-                    return
-                continue
-            part, data = data[:room], data[room:]
-            self.window -= len(part)
-            self.windows[stream] -= len(part)
-            self.socket.sendall(self.frame(0, 0, stream, part))
-
-
 @pytest.mark.parametrize("model, most", [("identity_fp32", BUDGET + 96 * MIB), ("nothing", 48 * MIB)])
 def test_half_grpc_messages_on_one_connection_are_bounded(bounded, model, most):
     """50 of 12 MiB, of messages of twice that: 600 MiB."""
     before = peak_rss(bounded)
-    connection = Http2(bounded.grpc_port)
     size = 12 * MIB
     start = b"\x0a" + bytes([len(model)]) + model.encode()
     message = b"\0" + (2 * size).to_bytes(4, "big") + start + b"\0" * (size - len(start))
-    streams = range(1, 101, 2)
-    for stream in streams:
-        connection.begin(stream, "/inference.GRPCInferenceService/ModelInfer")
-        connection.send(stream, message)
-    connection.receive(lambda: len(connection.ended) == len(streams), timeout=2)
-    assert len(connection.ended) >= 44, len(connection.ended)
-    assert bounded.metric("downbeat_in_flight_bytes") <= (BUDGET if model == "identity_fp32" else 0)
-    assert peak_rss(bounded) - before < most
-    ask(bounded)
-    connection.socket.close()
+    with wire.Http2(bounded.grpc_port) as client:
+        for _ in range(50):
+            client.send(client.open("/inference.GRPCInferenceService/ModelInfer"), message, wait_s=30)
+        while len(client.answers) < 50 and client.read(2):
+            pass
+        assert len(client.answers) >= 44, len(client.answers)
+        assert bounded.metric("downbeat_in_flight_bytes") <= (BUDGET if model == "identity_fp32" else 0)
+        assert peak_rss(bounded) - before < most
+        ask(bounded)
     for _ in range(600):
         if bounded.metric("downbeat_in_flight_bytes") == 0:
             break

@@ -49,13 +49,15 @@ def is_closed(connection):
 class Http2:
     """A client of HTTP/2 that sends frames and minds the windows."""
 
-    DATA, HEADERS, SETTINGS, GOAWAY, WINDOW_UPDATE, PING = 0, 1, 4, 7, 8, 6
+    DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 
     def __init__(self, port):
         self.socket = connect(port)
         self.buffer = b""
         self.window, self.initial, self.streams = 65_535, 65_535, {}
         self.ended, self.next_stream = False, 1
+        # By stream: the (compressed) head of the first answer, or nothing where there is none.
+        self.answers = {}
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(self.SETTINGS, 0, 0))
 
     def __enter__(self):
@@ -110,14 +112,16 @@ class Http2:
                     self.streams = {open_: window + value - self.initial for open_, window in self.streams.items()}
                     self.initial = value
             self.socket.sendall(self.frame(self.SETTINGS, 1, 0))
+        elif kind in (self.HEADERS, self.RST_STREAM):
+            self.answers.setdefault(stream, payload if kind == self.HEADERS else b"")
         elif kind == self.PING and not flags & 1:
             self.socket.sendall(self.frame(self.PING, 1, 0, payload))
 
     def send(self, stream, data, wait_s=2):
-        """Sends on a stream as far as the server takes it within `wait_s` of silence; the bytes that went."""
+        """Sends on a stream until it is answered, as far as the server takes it within `wait_s` of silence; the bytes that went."""
         sent = 0
         with contextlib.suppress(OSError):
-            while sent < len(data) and not self.ended:
+            while sent < len(data) and not self.ended and stream not in self.answers:
                 room = min(16_384, self.window, self.streams[stream], len(data) - sent)
                 if room <= 0:
                     if not self.read(wait_s):

@@ -44,7 +44,7 @@ pub struct ServerOptions {
     /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
     pub threads: usize,
     /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
-    /// ([`crate::engines::executors`]).
+    /// (docs/configuration.md, Threads and executors).
     pub devices: usize,
     /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
     pub cuda: CudaOptions,

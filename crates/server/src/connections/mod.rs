@@ -1,9 +1,9 @@
 //! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a request.
 //!
 //! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection counts what it does
-//! ([`watched::Watched`]); its port looks at the counts a few times in each limit ([`look`]) and asks those to end that
+//! (`watched.rs`); its port looks at the counts a few times in each limit (`look.rs`) and asks those to end that
 //! have been idle too long, send a head too slowly or do not read their answers. No connection and no request has a timer
-//! of its own, but for bodies that are waited for ([`body`]).
+//! of its own, but for bodies that are waited for (`body.rs`).
 
 mod accept;
 mod body;

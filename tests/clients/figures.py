@@ -195,7 +195,7 @@ def beside_slow(binary, bench, folder):
     """A fast model beside one whose runs take some 600 ms, with one client of that."""
     repository = folder / "slow"
     if not repository.exists():
-        models.slow(repository, "slow", products=1200)
+        models.slow(repository, "slow", products=240)
         models.add_sub(repository, "fast")
     with running(binary, repository) as server:
         stop, took = threading.Event(), []

@@ -17,18 +17,16 @@ pub struct Newest {
     told: AtomicBool,
 }
 
+/// Words of a candidate. All are treated alike, and loom, which tries every order of every one, gets only the first few.
+const WORDS: usize = if cfg!(loom) { 4 } else { 6 };
+
 /// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
 /// the writer will say afterwards that there is something new.
 #[derive(Default)]
 struct Slot {
     version: AtomicU64,
-    /// Items; 0: there is no candidate.
-    size: AtomicU64,
-    exec_ns: AtomicU64,
-    latest_ns: AtomicU64,
-    since_ns: AtomicU64,
-    delay_ns: AtomicU64,
-    pace_ns: AtomicU64,
+    /// See [`to_words`].
+    words: [AtomicU64; WORDS],
 }
 
 impl Newest {
@@ -61,35 +59,38 @@ impl Slot {
         self.version.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the words below sees the odd version as well.
         fence(Ordering::Release);
-        match candidate {
-            None => self.size.store(0, Ordering::Relaxed),
-            Some(Candidate { size, exec, latest, since, delay, pace }) => {
-                self.size.store(u64::from(size), Ordering::Relaxed);
-                self.exec_ns.store(exec.as_nanos(), Ordering::Relaxed);
-                self.latest_ns.store(latest.as_nanos(), Ordering::Relaxed);
-                self.since_ns.store(since.as_nanos(), Ordering::Relaxed);
-                self.delay_ns.store(delay.as_nanos(), Ordering::Relaxed);
-                self.pace_ns.store(pace.as_nanos(), Ordering::Relaxed);
-            }
+        for (word, value) in self.words.iter().zip(to_words(candidate)) {
+            word.store(value, Ordering::Relaxed);
         }
         self.version.store(version + 2, Ordering::Release);
     }
 
     fn read(&self) -> Result<Option<Candidate>, BeingWritten> {
         let version = self.version.load(Ordering::Acquire);
-        let size = self.size.load(Ordering::Relaxed);
-        let exec = Time::from_nanos(self.exec_ns.load(Ordering::Relaxed));
-        let latest = Time::from_nanos(self.latest_ns.load(Ordering::Relaxed));
-        let since = Time::from_nanos(self.since_ns.load(Ordering::Relaxed));
-        let delay = Duration::from_nanos(self.delay_ns.load(Ordering::Relaxed));
-        let pace = Duration::from_nanos(self.pace_ns.load(Ordering::Relaxed));
+        let mut words = [0; 6];
+        for (value, word) in words.iter_mut().zip(&self.words) {
+            *value = word.load(Ordering::Relaxed);
+        }
         fence(Ordering::Acquire);
         if !version.is_multiple_of(2) || version != self.version.load(Ordering::Relaxed) {
             return Err(BeingWritten);
         }
-        let size = u32::try_from(size).unwrap_or(u32::MAX);
-        Ok((size > 0).then_some(Candidate { size, exec, latest, since, delay, pace }))
+        Ok(from_words(words))
     }
+}
+
+/// Items first; 0: there is no candidate.
+fn to_words(candidate: Option<Candidate>) -> [u64; 6] {
+    candidate.map_or([0; 6], |Candidate { size, exec, latest, since, delay, pace }| {
+        [u64::from(size), exec.as_nanos(), latest.as_nanos(), since.as_nanos(), delay.as_nanos(), pace.as_nanos()]
+    })
+}
+
+fn from_words([size, exec, latest, since, delay, pace]: [u64; 6]) -> Option<Candidate> {
+    let (time, span) = (Time::from_nanos, Duration::from_nanos);
+    let size = u32::try_from(size).unwrap_or(u32::MAX);
+    let (exec, latest, since) = (time(exec), time(latest), time(since));
+    (size > 0).then_some(Candidate { size, exec, latest, since, delay: span(delay), pace: span(pace) })
 }
 
 /// A candidate could not be read because it is being replaced.
@@ -135,10 +136,10 @@ mod modelled {
     use super::*;
     use crate::sync::SegQueue;
 
+    /// As far as loom gets it.
     fn candidate(size: u32) -> Option<Candidate> {
-        let (n, ns) = (u64::from(size), Duration::from_nanos);
-        let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
-        Some(Candidate { size, exec, latest, since: Time::from_nanos(n + 500), delay: ns(n + 300), pace: ns(n + 400) })
+        let n = u64::from(size);
+        from_words([n, n + 100, n + 200, n + 500, 0, 0])
     }
 
     const KIND: DeviceKind = DeviceKind(0);

@@ -192,7 +192,7 @@ def beside_json(binary, bench, folder):
 
 
 def beside_slow(binary, bench, folder):
-    """A fast model beside one whose runs take some 600 ms, with one client of that."""
+    """A fast model beside one whose runs take most of a second, with one client of that."""
     repository = folder / "slow"
     if not repository.exists():
         models.slow(repository, "slow", products=240)

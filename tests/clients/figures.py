@@ -13,7 +13,6 @@ import pathlib
 import random
 import resource
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -45,13 +44,6 @@ class Bench:
             return json.load(open(report.name))
 
 
-def memory_mb(server, key):
-    for line in pathlib.Path(f"/proc/{server.process.pid}/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
-
-
 @contextlib.contextmanager
 def running(binary, repository, *flags, engine="onnxruntime"):
     """A server that is killed at the end, however it is by then."""
@@ -62,10 +54,6 @@ def running(binary, repository, *flags, engine="onnxruntime"):
         finally:
             server.process.kill()
             server.process.wait()
-
-
-def connect(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=20)
 
 
 def closed_loop(protocol):
@@ -91,27 +79,27 @@ def p50_ms(report):
 def connections(binary, bench, _folder):
     """10,000 idle connections that have each had an answer, and a client beside them."""
     with running(binary, EXAMPLES / "models") as server:
-        before = memory_mb(server, "VmRSS")
+        before = server.memory_bytes()
         held, answered = [], 0
         for _ in range(10_000):
             try:
-                client = connect(server.http_port)
+                client = wire.connect(server.http_port)
                 client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
                 answered += client.recv(4096).startswith(b"HTTP/1.1 200")
                 held.append(client)
             except OSError:
                 break
         report = bench.run(server, "-m", "mlp", "--rate", "1000", "-d", "3", "--max-connections", "16")
-        grown = memory_mb(server, "VmRSS") - before
+        grown = server.memory_bytes() - before
         for client in held:
             client.close()
-        return {"answered": answered, "KiB a connection": grown * 1024 / max(len(held), 1), "p99 ms of a client beside them": p99_ms(report)}
+        return {"answered": answered, "KiB a connection": grown / 1024 / max(len(held), 1), "p99 ms of a client beside them": p99_ms(report)}
 
 
 def pipelined(binary, _bench, _folder):
     """172,000 requests for the largest answer on one connection; nothing is read."""
     with running(binary, EXAMPLES / "models") as server:
-        client = connect(server.http_port)
+        client = wire.connect(server.http_port)
         client.settimeout(5)
         burst = b"GET /v2/openapi.yaml HTTP/1.1\r\nHost: a\r\n\r\n" * 1000
         with contextlib.suppress(OSError):
@@ -126,7 +114,7 @@ def attacked(server):
     with contextlib.suppress(requests.RequestException):
         alive = requests.get(f"{server.url}/v2/health/live", timeout=5).status_code == 200
     ended = server.process.poll()
-    return {"peak RSS MiB": memory_mb(server, "VmHWM") if ended is None else float("nan"), "answers after": float(alive)}
+    return {"peak RSS MiB": server.memory_mib("VmHWM") if ended is None else float("nan"), "answers after": float(alive)}
 
 
 def half_bodies(binary, _bench, _folder):
@@ -138,7 +126,7 @@ def half_bodies(binary, _bench, _folder):
         held = []
 
         def send(_):
-            client = connect(server.http_port)
+            client = wire.connect(server.http_port)
             held.append(client)
             with contextlib.suppress(OSError):
                 client.sendall(head)
@@ -232,7 +220,7 @@ def terminations(binary, _bench, _folder):
                 while not ended.is_set():
                     if client is None:
                         try:
-                            client = connect(server.http_port)
+                            client = wire.connect(server.http_port)
                         except OSError:
                             counts[1] += 1
                             break

@@ -109,10 +109,14 @@ class Server:
         """The sum of the samples of `name` whose labels include `labels`."""
         return sum(value for found, value in self.metrics().get(name, []) if labels.items() <= found.items())
 
-    def memory_mib(self, field="VmRSS"):
+    def memory_bytes(self, field="VmRSS"):
         """What the process has in memory; with `VmHWM` the most it ever had."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"{field}:\s+(\d+) kB", status).group(1)) // 1024
+        return int(re.search(rf"{field}:\s+(\d+) kB", status).group(1)) * 1024
+
+    def memory_mib(self, field="VmRSS"):
+        """The same in whole MiB."""
+        return self.memory_bytes(field) >> 20
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 
 import models
 from serving import Server
+from wire import connect
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}).encode()
 INFER = "/v2/models/one/infer"
@@ -26,10 +27,6 @@ def one(start, repository):
     """Starts a server on one small model: `one(*flags)`."""
     models.add(repository, "one", 1)
     return lambda *flags: start(repository, *flags, engine="rten")
-
-
-def connect(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
 
 
 def get(path):

@@ -1,6 +1,4 @@
 """What requests hold of the server's memory: bounded for all together, whatever they claim and however they stop."""
-import pathlib
-import re
 import socket
 
 import numpy as np
@@ -18,8 +16,7 @@ BUDGET = 64 * MIB
 
 
 def peak_rss(server):
-    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s*(\d+) kB", status).group(1)) * 1024
+    return server.memory_bytes("VmHWM")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::plan::Admitted;
 use crate::profiler::Subject;
-use crate::share_profiler::{item, quantile};
+use crate::share_profiler::quantile;
 
 /// Most runs of each that are timed for one pair of batch sizes.
 const MOST_RUNS: usize = 1000;
@@ -162,7 +162,7 @@ pub fn measure(
         let no_lane = |error: LoadError| RunError::new("pair profiler", error.to_string());
         let subject = subjects[index];
         let lane = subject.model.lane_at(Place { device: 0, share }).map_err(no_lane)?;
-        Ok(Side { subject, lane, item: item(subject, &[])?.0 })
+        Ok(Side { subject, lane, item: subject.item()? })
     };
     let mut whole = [side(0, Share::Whole)?, side(1, Share::Whole)?];
     let mut parts = match split {

@@ -12,8 +12,6 @@ use crate::clock::Clock;
 use crate::machine_load::processor;
 use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
-/// Largest inputs of a batch that is timed, bytes. Larger batches are taken to go on as the measured ones.
-pub(crate) const MOST_BYTES: usize = LARGEST_TRIAL;
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 200;
 
@@ -148,13 +146,19 @@ impl Subject<'_> {
         Ok(self.clock.now().since(begin))
     }
 
-    /// The largest batch that is timed.
+    /// The largest batch that is timed. Larger ones are taken to go on as the measured ones.
     fn largest(&self) -> usize {
-        MOST_BYTES / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
+        LARGEST_TRIAL / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Those of these batch sizes that are timed.
+    pub(crate) fn timed(&self, sizes: &[u32]) -> Vec<u32> {
+        let largest = self.largest();
+        sizes.iter().copied().filter(|size| *size as usize <= largest).collect()
     }
 
     /// What batches are made of.
-    fn item(&self) -> Result<Admitted, RunError> {
+    pub(crate) fn item(&self) -> Result<Admitted, RunError> {
         self.plan.zeros(self.varying).map_err(|reason| RunError::new("batch plan", reason))
     }
 
@@ -171,7 +175,7 @@ impl Subject<'_> {
         mut progress: impl FnMut(Measurement),
     ) -> Result<Vec<Measurement>, RunError> {
         let item = self.item()?;
-        let sizes: Vec<u32> = sizes.iter().copied().filter(|size| *size as usize <= self.largest()).collect();
+        let sizes = self.timed(sizes);
         let mut measurements: Vec<Measurement> = Vec::with_capacity(sizes.len());
         let end = self.clock.now() + budget;
         for (done, &batch) in sizes.iter().enumerate() {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
 use crate::lanes::Padding;
-use crate::plan::BatchPlan;
-use crate::profiler::{MOST_BYTES, ProfileStore};
+use crate::plan::{BatchPlan, LARGEST_TRIAL};
+use crate::profiler::ProfileStore;
 
 /// What requests are padded to while a model is measured, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
@@ -101,8 +101,8 @@ impl SegmentSubject<'_> {
     /// Medians by segment and batch size.
     fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<(u32, u64)>>> {
         let varying = i64::from(length.max(1));
-        let item_bytes = self.plan.item_bytes(varying).filter(|bytes| *bytes <= MOST_BYTES)?;
-        let most_rows = u32::try_from(MOST_BYTES / item_bytes.max(1)).unwrap_or(u32::MAX);
+        let item_bytes = self.plan.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL)?;
+        let most_rows = u32::try_from(LARGEST_TRIAL / item_bytes.max(1)).unwrap_or(u32::MAX);
         // Every second power of two, and the largest: enough to draw a profile through.
         let mut sizes: Vec<u32> =
             (0..16).map(|n| 1 << (2 * n)).take_while(|size| *size < self.plan.max_batch()).collect();

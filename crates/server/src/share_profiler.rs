@@ -5,7 +5,7 @@ use downbeat_engine::{Lane, Place, RunError, Share};
 use serde::Serialize;
 
 use crate::plan::Admitted;
-use crate::profiler::{MOST_BYTES, Subject};
+use crate::profiler::Subject;
 
 /// Most runs that are timed for one batch size on one share, and the fewest, however little time there is.
 const MOST_RUNS: usize = 100;
@@ -67,16 +67,6 @@ fn median(values: impl Iterator<Item = Duration>) -> u64 {
     quantile(&sorted, 0.5)
 }
 
-/// An item of zeros, and the largest of these batch sizes whose inputs are small enough to be measured.
-pub(crate) fn item(subject: &Subject<'_>, sizes: &[u32]) -> Result<(Admitted, Vec<u32>), RunError> {
-    let too_large = || RunError::new("profiler", "one item is larger than 1 GiB".to_owned());
-    let bytes = subject.plan.item_bytes(subject.varying).filter(|bytes| *bytes <= MOST_BYTES).ok_or_else(too_large)?;
-    let largest = MOST_BYTES / bytes.max(1);
-    let sizes = sizes.iter().copied().filter(|size| *size as usize <= largest).collect();
-    let item = subject.plan.zeros(subject.varying).map_err(|reason| RunError::new("batch plan", reason))?;
-    Ok((item, sizes))
-}
-
 impl Subject<'_> {
     /// Runs a batch of copies of `item`, of one row each, segment by segment. `rows` has a 1 for each copy.
     pub(crate) fn run_timed(&self, lane: &mut dyn Lane, item: &Admitted, rows: &[u32]) -> Result<TimedRun, RunError> {
@@ -110,7 +100,7 @@ impl Subject<'_> {
         budget: Duration,
         mut progress: impl FnMut(&ShareMeasurement),
     ) -> Result<Vec<ShareMeasurement>, RunError> {
-        let (item, sizes) = item(self, sizes)?;
+        let (item, sizes) = (self.item()?, self.timed(sizes));
         let cells = shares.len() * sizes.len();
         let mut found = Vec::with_capacity(cells);
         let end = self.clock.now() + budget;

@@ -84,7 +84,9 @@ Copy this repository's files with one part at a time ($pack is ignored by git), 
 
     python3 tools/gpu_run.py unpack $pack/1 /tmp/gpu                                  # with $pack/1
     python3 tools/gpu_run.py unpack $pack/2 /tmp/gpu && python3 tools/gpu_run.py measure /tmp/gpu "\$OUT"   # with $pack/2, at once after it: 9.3 minutes
+    python3 tools/gpu_run.py measure /tmp/gpu "\$OUT" more                             # the second call: the server's policies, larger models
+    python3 tools/gpu_run.py measure /tmp/gpu "\$OUT" abacus                           # the third: samples for a predictor
     python3 tools/gpu_run.py measure /tmp/gpu "\$OUT" STEP ...                         # single steps again
 
-"\$OUT" is the folder whose files come back: gpu.md, gpu.jsonl, logs.txt.
+"\$OUT" is the folder whose files come back: gpu.md, gpu.jsonl, logs.txt, gpu.toml, abacus.jsonl.
 TEXT

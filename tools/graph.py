@@ -111,7 +111,7 @@ class Graph:
         erf = self.node("Erf", self.node("Div", value, self.constant(np.float32(np.sqrt(2.0)))))
         return self.node("Mul", half, self.node("Add", erf, self.constant(np.float32(1.0))))
 
-    def attention(self, value, mask, width, heads):
+    def attention(self, value, mask, width, heads, as_pytorch=False):
         """Multi-head self-attention over [N, T, width]; `mask` is added to the scores and broadcasts to [N, 1, 1, T]."""
         size = width // heads
 
@@ -122,14 +122,18 @@ class Graph:
 
         query, key, content = heads_of([0, 2, 1, 3]), heads_of([0, 2, 3, 1]), heads_of([0, 2, 1, 3])
         scores = self.node("MatMul", query, key)
-        scores = self.node("Mul", scores, self.constant(np.float32(1.0 / np.sqrt(size))))
+        if as_pytorch:
+            scores = self.node("Div", scores, self.constant(np.float32(np.sqrt(size))))
+        else:
+            scores = self.node("Mul", scores, self.constant(np.float32(1.0 / np.sqrt(size))))
         weights = self.node("Softmax", self.node("Add", scores, mask), axis=-1)
         mixed = self.node("Transpose", self.node("MatMul", weights, content), perm=[0, 2, 1, 3])
         mixed = self.node("Reshape", mixed, self.constant(np.array([0, 0, width], np.int64)))
         return self.project(mixed, width, width)
 
-    def encoder(self, ids, mask, vocabulary, positions, width, heads, inner, layers):
-        """A BERT-like encoder: INT64 token ids and 0/1 mask, both [N, T], to FP32 [N, T, width]."""
+    def encoder(self, ids, mask, vocabulary, positions, width, heads, inner, layers, as_pytorch=False):
+        """A BERT-like encoder: INT64 token ids and 0/1 mask, both [N, T], to FP32 [N, T, width]. `as_pytorch`: attention in the form that PyTorch exports, which
+        onnxruntime.transformers.optimizer fuses."""
         tokens = self.node("Gather", self.random_table(vocabulary, width), ids, axis=0)
         length = self.node("Slice", self.node("Shape", ids), self.constant(np.array([1], np.int64)),
                            self.constant(np.array([2], np.int64)))
@@ -138,12 +142,17 @@ class Graph:
         value = self.layer_norm(self.node("Add", tokens, place), width)
 
         # 1 -> 0, 0 -> -10000: a masked position gets no weight in the softmax.
-        real = self.node("Cast", mask, to=TensorProto.FLOAT)
-        real = self.node("Unsqueeze", real, self.constant(np.array([1, 2], np.int64)))
-        bias = self.node("Mul", self.node("Sub", real, self.constant(np.float32(1.0))), self.constant(np.float32(1e4)))
+        if as_pytorch:
+            real = self.node("Unsqueeze", mask, self.constant(np.array([1], np.int64)))
+            real = self.node("Cast", self.node("Unsqueeze", real, self.constant(np.array([2], np.int64))), to=TensorProto.FLOAT)
+            bias = self.node("Mul", self.node("Sub", self.constant(np.float32(1.0)), real), self.constant(np.float32(-1e4)))
+        else:
+            real = self.node("Cast", mask, to=TensorProto.FLOAT)
+            real = self.node("Unsqueeze", real, self.constant(np.array([1, 2], np.int64)))
+            bias = self.node("Mul", self.node("Sub", real, self.constant(np.float32(1.0))), self.constant(np.float32(1e4)))
 
         for _ in range(layers):
-            attended = self.attention(value, bias, width, heads)
+            attended = self.attention(value, bias, width, heads, as_pytorch)
             value = self.layer_norm(self.node("Add", value, attended), width)
             inner_value = self.project(self.gelu(self.project(value, width, inner)), inner, width)
             value = self.layer_norm(self.node("Add", value, inner_value), width)

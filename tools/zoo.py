@@ -167,7 +167,8 @@ def encoder(name, width, heads, inner, layers):
     graph = Graph(name, SEED)
     ids = graph.input("input_ids", TensorProto.INT64, ["N", "T"])
     mask = graph.input("attention_mask", TensorProto.INT64, ["N", "T"])
-    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=width, heads=heads, inner=inner, layers=layers)
+    hidden = graph.encoder(ids, mask, vocabulary=30522, positions=512, width=width, heads=heads, inner=inner, layers=layers,
+                           as_pytorch=True)
     graph.output(hidden, "hidden", TensorProto.FLOAT, ["N", "T", width])
     return graph
 

@@ -247,6 +247,8 @@ int stand_ins_runs_once(void *stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return ensure() || cuStreamIsCapturing(stream, &status) || status == CU_STREAM_CAPTURE_STATUS_NONE;
 }
+int stand_ins_take(void *stream, void **to, size_t len) { return keep(ensure() ?: cuMemAllocAsync((CUdeviceptr *)to, len, stream)); }
+int stand_ins_give(void *stream, void *at) { return keep(ensure() ?: cuMemFreeAsync(D(at), stream)); }
 void stand_ins_touch(void *stream, const void *at, size_t len, int writes) {
   if (at && len && !ensure()) stand_in_touch(stream, D(at), len, writes);
 }

@@ -128,15 +128,24 @@ static void multiply(void *data) {
     }
   if (p->runs_once) free(p);
 }
+// Bytes that a product works in.
+#define WORKSPACE 4096
 int stand_ins_multiply(void *stream, struct product p) {
   size_t size = p.half ? sizeof(f16) : sizeof(f32);
   struct product *copy = malloc(sizeof *copy);
   *copy = p;
   copy->runs_once = stand_ins_runs_once(stream);
+  // Where it is recorded cuBLAS takes its workspace in the graph, unless it was given one.
+  void *workspace = NULL;
+  if (!copy->runs_once) {
+    int error = stand_ins_call("cublas workspace", "stream=%p", stream) ?: stand_ins_take(stream, &workspace, WORKSPACE);
+    if (error) return free(copy), error;
+    stand_ins_touch(stream, workspace, WORKSPACE, 1);
+  }
   stand_ins_touch(stream, p.a, ((p.transposed_a ? p.m - 1 : p.k - 1) * (size_t)p.lda + (p.transposed_a ? p.k : p.m)) * size, 0);
   stand_ins_touch(stream, p.b, ((p.transposed_b ? p.k - 1 : p.n - 1) * (size_t)p.ldb + (p.transposed_b ? p.n : p.k)) * size, 0);
   stand_ins_touch(stream, p.c, ((p.n - 1) * (size_t)p.ldc + p.m) * size, 1);
   int error = stand_ins_enqueue(stream, multiply, copy);
   if (error) free(copy);
-  return error;
+  return error ?: workspace ? stand_ins_give(stream, workspace) : 0;
 }

@@ -17,6 +17,10 @@ int stand_ins_runs_once(void *stream);
 // Says what the function enqueued next reads or writes, so that the driver finds what nothing orders.
 void stand_ins_touch(void *stream, const void *at, size_t len, int writes);
 
+// Takes and gives back memory in the order of a stream; in one that is being recorded, of the graph.
+int stand_ins_take(void *stream, void **to, size_t len);
+int stand_ins_give(void *stream, void *at);
+
 // A kernel that is computed: its function, and the bytes of each parameter, '0' where it is not used.
 struct kernel {
   void (*run)(void **parameters);

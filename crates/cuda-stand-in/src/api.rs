@@ -37,6 +37,8 @@ mod pool;
 mod stream;
 mod unsupported;
 
+pub use green::Resource;
+
 /// The address of an entry point.
 pub fn symbol(name: &str) -> Option<*mut std::ffi::c_void> {
     let found = [

@@ -180,16 +180,16 @@ impl Machine {
             capture.origin == stream && capture.mode != Mode::Relaxed && capture.thread != thread
         })?;
         let capture = self.captures.remove(&id).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
-        if capture.is_invalidated {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-        }
         let is_joined = |(other, clock): (&u64, &Clock)| {
             capture.streams.get(&stream).is_some_and(|known| clock.at(*other) <= known.at(*other))
         };
-        if !capture.streams.iter().all(is_joined) {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
-        }
-        Ok(self.graph_of(capture.device, capture.recorded))
+        let code = match capture.is_invalidated {
+            true => CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            false if !capture.streams.iter().all(is_joined) => CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+            false => return Ok(self.graph_of(capture.device, capture.recorded)),
+        };
+        allocations(&capture.recorded).for_each(|start| self.leave_of_graph(start));
+        Err(code)
     }
 
     /// The capture, if something may still be recorded in it.
@@ -208,6 +208,23 @@ impl Machine {
         let number = capture.recorded.len() as u64;
         capture.streams.entry(stream).or_default().reach(stream, number);
         Ok(())
+    }
+
+    /// Writes an allocation down; the memory is the graph's.
+    pub fn capture_allocation(&mut self, capture: u64, stream: u64, device: i32, len: u64) -> Outcome<u64> {
+        self.valid_capture(capture)?;
+        let start = self.allocate_for_graph(device, len).inspect_err(|_| self.invalidate(capture))?;
+        self.capture(capture, stream, What::Allocate { start }).map(|()| start)
+    }
+
+    /// Writes down that memory is freed. As documented, it has to be the graph's, and is freed there once.
+    pub fn capture_free(&mut self, capture: u64, stream: u64, start: u64) -> Outcome {
+        let recorded = &self.valid_capture(capture)?.recorded;
+        let is_freed = recorded.iter().any(|what| matches!(what, What::Free { start: at } if *at == start));
+        if is_freed || !allocations(recorded).any(|at| at == start) {
+            return self.refuse_in_capture(stream, CUDA_ERROR_INVALID_VALUE);
+        }
+        self.capture(capture, stream, What::Free { start })
     }
 
     /// An event is recorded in a capture.
@@ -253,4 +270,12 @@ impl Machine {
             None => Ok(()),
         }
     }
+}
+
+/// The memory that recorded operations allocate.
+pub fn allocations(recorded: &[What]) -> impl Iterator<Item = u64> {
+    recorded.iter().filter_map(|what| match what {
+        What::Allocate { start } => Some(*start),
+        _ => None,
+    })
 }

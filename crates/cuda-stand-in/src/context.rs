@@ -70,8 +70,8 @@ impl Device {
 #[derive(Debug)]
 pub struct Context {
     pub device: i32,
-    /// The first multiprocessor and their count, of a green context.
-    pub partition: Option<(u32, u32)>,
+    /// The multiprocessors of a green context, ascending.
+    pub partition: Option<Vec<u32>>,
     /// How often the primary context was retained; 1 for a green context.
     pub references: u32,
     /// The handle of the stream that stands for the null stream.
@@ -109,7 +109,7 @@ pub fn pop_current() -> Option<u64> {
 
 impl Machine {
     /// Makes a context with its null stream.
-    pub fn add_context(&mut self, device: i32, partition: Option<(u32, u32)>) -> u64 {
+    pub fn add_context(&mut self, device: i32, partition: Option<Vec<u32>>) -> u64 {
         let (handle, null_stream) = (self.handle(), self.handle());
         self.streams.insert(null_stream, Stream::new(device, handle, 0, 0, true));
         self.contexts.insert(handle, Context { device, partition, references: 1, null_stream });

@@ -5,8 +5,9 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::address;
-use crate::context::{Device, DeviceConfig};
+use crate::context::{Context, Device, DeviceConfig};
 use crate::machine::Machine;
+use crate::nvml;
 use crate::result;
 use crate::session::{self, Needs, Session, lock};
 use crate::stream::What;
@@ -45,6 +46,7 @@ control! {
     /// Back to the beginning, with one device.
     stand_in_reset() {
         lock().reset();
+        nvml::reset();
     }
 
     /// Sets the devices: `count` alike ones.
@@ -164,6 +166,16 @@ control! {
     /// A number, by [`Count`](crate::Count).
     stand_in_count(what: u32) -> u64 {
         count(&lock(), what)
+    }
+
+    /// Copies the green contexts that are alive, each as its handle, how many multiprocessors it has, and their numbers; returns how many values that is.
+    stand_in_partitions(to: *mut u64, room: usize) -> usize {
+        let session = lock();
+        let partition = |(handle, context): (&u64, &Context)| {
+            let numbers = context.partition.as_ref()?;
+            Some([*handle, numbers.len() as u64].into_iter().chain(numbers.iter().map(|n| u64::from(*n))).collect::<Vec<u64>>())
+        };
+        copy_out(&session.contexts.iter().filter_map(partition).flatten().collect::<Vec<u64>>(), to, room)
     }
 
     /// Copies what has run; returns how many operations there are.

@@ -82,7 +82,8 @@ impl Session {
         if let Ok(Some(work)) = work
             && self.trace.len() < TRACE
         {
-            self.trace.push(Work { stream: handle, context, ..work });
+            let priority = self.streams.get(&handle).map_or(0, |stream| stream.priority);
+            self.trace.push(Work { stream: handle, context, priority, ..work });
         }
         if let Some(stream) = self.streams.get_mut(&handle) {
             stream.ended(number, end);
@@ -113,7 +114,7 @@ impl Session {
             _ => start,
         };
         let work = |kind, to, from, len, duration| {
-            Ok(Some(Work { stream: 0, context: 0, to, from, len, start, end: start + duration, kind }))
+            Ok(Some(Work { stream: 0, context: 0, to, from, len, start, end: start + duration, kind, priority: 0 }))
         };
         let copy_time = |len: u64| 1_000 + len / 25;
         match operation.what {
@@ -178,6 +179,12 @@ impl Session {
             What::Allocate { start } => {
                 if let Some(region) = self.memory.regions.get_mut(&start) {
                     region.coming = false;
+                    if region.of_graph.is_some() {
+                        // As documented, what was there in the launch before is not kept.
+                        let len = region.len as usize;
+                        // SAFETY: the region is mapped, and nothing else uses it before this, as `reach` sees to.
+                        unsafe { std::ptr::write_bytes(address::view(start), FRESH, len) };
+                    }
                 }
                 Ok(None)
             }

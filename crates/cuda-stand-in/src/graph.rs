@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cudarc::driver::sys::{CUDA_MEMCPY3D, CUgraphNodeType, CUmemorytype};
 
+use crate::capture::allocations;
 use crate::machine::{CHANGED, Machine};
 use crate::ordering::Clock;
 use crate::result::{CUresult::*, Outcome};
@@ -22,6 +23,8 @@ pub struct Graph {
 #[derive(Debug)]
 pub struct Executable {
     pub graph: Graph,
+    /// The handle of what it was made of, which may be gone.
+    pub source: u64,
     /// The stream, the number of the last operation and what is over behind it, of the launch before.
     launched: Option<(u64, u64, Clock)>,
 }
@@ -35,9 +38,9 @@ impl What {
             }
             Self::Set { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET),
             Self::Kernel { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST),
+            Self::Allocate { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC),
+            Self::Free { .. } => Some(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE),
             Self::Wait { .. } | Self::Record { .. } | Self::Touch { .. } => None,
-            // Refused where a stream captures.
-            Self::Allocate { .. } | Self::Free { .. } => None,
         }
     }
 
@@ -92,6 +95,13 @@ impl What {
     }
 }
 
+impl Graph {
+    /// Whether it allocates or frees memory.
+    fn has_memory(&self) -> bool {
+        self.operations.iter().any(|what| matches!(what, What::Allocate { .. } | What::Free { .. }))
+    }
+}
+
 impl Machine {
     /// A graph of these operations, each with a node where the driver shows one.
     pub fn graph_of(&mut self, device: i32, operations: Vec<What>) -> Graph {
@@ -124,13 +134,29 @@ impl Machine {
 
     /// Makes a graph ready to be launched. As documented, it is a copy: the graph may be destroyed.
     pub fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
-        let Some(graph) = self.graphs.get(&graph).cloned() else {
-            let fate = self.fate(graph);
-            return self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{fate} graph {graph:#x} is instantiated"));
+        let source = graph;
+        let Some(graph) = self.graphs.get(&source).cloned() else {
+            let fate = self.fate(source);
+            return self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{fate} graph {source:#x} is instantiated"));
         };
+        // As documented, though not with which code.
+        if graph.has_memory() && self.executables.values().any(|executable| executable.source == source) {
+            let what = format!("graph {source:#x} has memory of its own and is instantiated twice");
+            return self.wrong(CUDA_ERROR_NOT_SUPPORTED, what);
+        }
         let handle = self.handle();
-        self.executables.insert(handle, Executable { graph, launched: None });
+        self.executables.insert(handle, Executable { graph, source, launched: None });
         Ok(handle)
+    }
+
+    /// Takes away the memory of a graph that was destroyed, recorded or executable, if nothing else is made of it.
+    pub fn leave_graph(&mut self, gone: &Graph) {
+        for start in allocations(&gone.operations) {
+            let mut others = self.graphs.values().chain(self.executables.values().map(|executable| &executable.graph));
+            if !others.any(|other| allocations(&other.operations).any(|at| at == start)) {
+                self.leave_of_graph(start);
+            }
+        }
     }
 
     /// An executable graph that is alive.
@@ -151,6 +177,14 @@ impl Machine {
         }
         // The stand-in has no graphs in graphs.
         self.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
+        let is_taken = |start: u64| {
+            let region = self.memory.regions.get(&start);
+            region.and_then(|region| region.of_graph).is_none_or(|of_graph| of_graph.is_taken)
+        };
+        if allocations(&graph.operations).any(is_taken) {
+            let what = format!("graph {handle:#x} is launched while memory that it allocates was not freed");
+            return self.wrong(CUDA_ERROR_INVALID_VALUE, what);
+        }
         self.wait_for_related(stream)?;
         if let Some((other, number, order)) = launched
             && other != stream
@@ -159,6 +193,11 @@ impl Machine {
         }
         let mut last = None;
         for what in graph.operations {
+            match what {
+                What::Allocate { start } => self.take_of_graph(start, true),
+                What::Free { start } => self.take_of_graph(start, false),
+                _ => {}
+            }
             last = Some(self.append(stream, what, true)?);
         }
         let order = self.streams.get(&stream).map(|stream| stream.order.clone()).unwrap_or_default();

@@ -17,6 +17,8 @@
 //!
 //! Every piece of work has a duration in virtual time (see [`Work`]), so that a test can show what overlaps without a clock.
 //!
+//! It is NVML too, by the name that has in [`folder`]: what it measures and reports is as [`StandIn::set_measured`] and [`StandIn::report`] say.
+//!
 //! Another process finds it with `LD_LIBRARY_PATH` set to [`folder`]; there, `CUDA_STAND_IN_DEVICES` (a count),
 //! `CUDA_STAND_IN_MULTIPROCESSORS`, `CUDA_STAND_IN_MEMORY` (bytes), `CUDA_STAND_IN_READABLE`, `CUDA_STAND_IN_SEED` (for the
 //! random order) and `CUDA_STAND_IN_LAUNCH_TIME` (see [`StandIn::set_launch_time`]) say what it finds.
@@ -35,6 +37,7 @@ mod host_memory;
 mod library;
 mod machine;
 mod memory;
+mod nvml;
 mod ordering;
 mod result;
 mod session;
@@ -46,5 +49,6 @@ mod worker;
 
 pub use address::FRESH;
 pub use library::{folder, library};
+pub use nvml::Measured;
 pub use stand_in::{Count, Order, StandIn};
 pub use trace::{Kind, Work};

@@ -24,7 +24,7 @@ pub fn library() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("{FILE} is not near {}; `cargo build -p cuda-stand-in` makes it", program.display()))
 }
 
-/// A folder for `LD_LIBRARY_PATH` of another process, in which the stand-in has the driver's names.
+/// A folder for `LD_LIBRARY_PATH` of another process, in which the stand-in has the names of the driver and of NVML.
 ///
 /// # Errors
 /// If the library is not found or the folder cannot be made.
@@ -33,7 +33,7 @@ pub fn folder() -> Result<PathBuf, String> {
     let folder = library.with_file_name("cuda-stand-in");
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
     std::fs::create_dir_all(&folder).map_err(failed)?;
-    for name in ["libcuda.so", "libcuda.so.1"] {
+    for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"] {
         match std::os::unix::fs::symlink(Path::new("..").join(FILE), folder.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex};
 
+use crate::api::Resource;
 use crate::capture::Capture;
 use crate::context::{Context, Device, DeviceConfig};
 use crate::fault::Faults;
@@ -29,8 +30,10 @@ pub struct Machine {
     pub contexts: BTreeMap<u64, Context>,
     pub streams: BTreeMap<u64, Stream>,
     pub events: BTreeMap<u64, Event>,
-    /// Descriptors of resources, each a range of multiprocessors of one device: (device, first, count).
-    pub descriptors: BTreeMap<u64, (i32, u32, u32)>,
+    /// Resources that were given out.
+    pub resources: Vec<Resource>,
+    /// Descriptors of resources: a device and multiprocessors of it.
+    pub descriptors: BTreeMap<u64, (i32, Vec<u32>)>,
     pub captures: BTreeMap<u64, Capture>,
     pub graphs: BTreeMap<u64, Graph>,
     pub executables: BTreeMap<u64, Executable>,
@@ -72,6 +75,7 @@ impl Machine {
             contexts: BTreeMap::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
+            resources: Vec::new(),
             descriptors: BTreeMap::new(),
             captures: BTreeMap::new(),
             graphs: BTreeMap::new(),
@@ -150,10 +154,8 @@ impl Machine {
         leaks.extend(self.graphs.keys().map(|handle| format!("graph {handle:#x}")));
         leaks.extend(self.executables.keys().map(|handle| format!("executable graph {handle:#x}")));
         for (handle, context) in &self.contexts {
-            match context.partition {
-                Some((first, count)) => {
-                    leaks.push(format!("green context {handle:#x} of SMs {first}..{}", first + count))
-                }
+            match &context.partition {
+                Some(partition) => leaks.push(format!("green context {handle:#x} of {} SMs", partition.len())),
                 None => leaks
                     .push(format!("primary context of device {}, {} references", context.device, context.references)),
             }

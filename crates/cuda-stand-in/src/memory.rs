@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use crate::address;
 use crate::machine::Machine;
 use crate::result::{CUresult::*, Outcome};
+use crate::stream::What;
 
 /// Memory at a range of addresses.
 #[derive(Debug)]
@@ -20,6 +21,17 @@ pub struct Region {
     pub coming: bool,
     /// Whether `cuMemFreeAsync` was called on it.
     pub leaving: bool,
+    /// Whose it is, where a capture has recorded its allocation: it comes and goes with each launch, at the same address.
+    pub of_graph: Option<OfGraph>,
+}
+
+/// What is known of memory that a graph owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfGraph {
+    /// Whether a launch that was enqueued has allocated it, and nothing that was enqueued has freed it.
+    pub is_taken: bool,
+    /// Whether the graph is gone, and all that was made of it.
+    pub is_left: bool,
 }
 
 /// Memory made by `cuMemCreate`.
@@ -39,11 +51,13 @@ pub struct Memory {
     pub blocks: BTreeMap<u64, Block>,
     /// Reserved addresses: start and length.
     pub reserved: BTreeMap<u64, u64>,
+    /// Memory opened by its handle, by address: how often.
+    pub opened: BTreeMap<u64, u32>,
 }
 
 impl Memory {
     pub const fn new() -> Self {
-        Self { regions: BTreeMap::new(), blocks: BTreeMap::new(), reserved: BTreeMap::new() }
+        Self { regions: BTreeMap::new(), blocks: BTreeMap::new(), reserved: BTreeMap::new(), opened: BTreeMap::new() }
     }
 
     /// Takes everything away.
@@ -106,6 +120,7 @@ impl Memory {
             }
         }
         leaks.extend(self.blocks.iter().map(|(handle, block)| format!("block {handle:#x} of {} bytes", block.len)));
+        leaks.extend(self.opened.keys().map(|start| format!("memory opened by its handle at {start:#x}")));
         leaks.extend(self.reserved.iter().map(|(start, len)| format!("{len} bytes of addresses at {start:#x}")));
         leaks
     }
@@ -146,7 +161,8 @@ impl Machine {
             self.refund(device, len);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         };
-        let region = Region { len, device, block: None, accessible: true, coming: false, leaving: false };
+        let region =
+            Region { len, device, block: None, accessible: true, coming: false, leaving: false, of_graph: None };
         self.memory.regions.insert(start, region);
         Ok(start)
     }
@@ -154,6 +170,10 @@ impl Machine {
     /// Whether memory can be freed: it is the start of an allocation, and nobody has freed it.
     pub fn freeable(&mut self, start: u64, call: &str) -> Outcome {
         match self.memory.regions.get(&start) {
+            Some(Region { of_graph: Some(OfGraph { is_taken: false, .. }), .. }) => self.wrong(
+                CUDA_ERROR_INVALID_VALUE,
+                format!("{call} of {start:#x}, which is a graph's, and free between its launches"),
+            ),
             Some(region) if region.block.is_none() && !region.leaving => Ok(()),
             Some(region) if region.leaving => {
                 self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{call} of {start:#x}, which cuMemFreeAsync has freed"))
@@ -165,11 +185,55 @@ impl Machine {
         }
     }
 
-    /// Frees device memory.
+    /// Frees device memory: what a graph owns stays at its address, for its next launch.
     pub fn free(&mut self, start: u64) {
+        if let Some(region) = self.memory.regions.get_mut(&start)
+            && let Some(OfGraph { is_left, .. }) = region.of_graph
+        {
+            region.coming = true;
+            if !is_left || self.is_awaited(start) {
+                return;
+            }
+        }
         if let Some(region) = self.memory.regions.remove(&start) {
             address::unmap(start, region.len as usize);
             self.refund(region.device, region.len);
+        }
+    }
+
+    /// Whether a launch that is under way has still to allocate or free this memory.
+    fn is_awaited(&self, start: u64) -> bool {
+        let concerns = |what: &What| match what {
+            What::Allocate { start: at } | What::Free { start: at } => *at == start,
+            _ => false,
+        };
+        self.streams.values().flat_map(|stream| &stream.queue).any(|operation| concerns(&operation.what))
+    }
+
+    /// Allocates memory that a graph is to own: there from its allocation to its free in each launch.
+    pub fn allocate_for_graph(&mut self, device: i32, len: u64) -> Outcome<u64> {
+        let start = self.allocate(device, len)?;
+        if let Some(region) = self.memory.regions.get_mut(&start) {
+            (region.coming, region.of_graph) = (true, Some(OfGraph { is_taken: false, is_left: false }));
+        }
+        Ok(start)
+    }
+
+    /// The graph that owns this memory is gone, and all that was made of it. As documented, what a launch has allocated and nobody has freed stays.
+    pub fn leave_of_graph(&mut self, start: u64) {
+        let Some(of_graph) = self.memory.regions.get_mut(&start).and_then(|region| region.of_graph.as_mut()) else {
+            return;
+        };
+        of_graph.is_left = true;
+        if !of_graph.is_taken && !self.is_awaited(start) {
+            self.free(start);
+        }
+    }
+
+    /// An allocation or a free of memory that a graph owns is enqueued: it is taken once, and freed before it is taken again.
+    pub fn take_of_graph(&mut self, start: u64, is_taken: bool) {
+        if let Some(of_graph) = self.memory.regions.get_mut(&start).and_then(|region| region.of_graph.as_mut()) {
+            of_graph.is_taken = is_taken;
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use libloading::os::unix::Library;
 
 use crate::library;
+use crate::nvml::Measured;
 use crate::trace::Work;
 
 /// Something the stand-in counts.
@@ -85,12 +86,15 @@ functions! {
     is_capturing: "cuStreamIsCapturing" fn(*mut c_void, *mut u32) -> u32;
     calls: "stand_in_calls" fn(*const c_char) -> u64;
     count: "stand_in_count" fn(u32) -> u64;
+    partitions: "stand_in_partitions" fn(*mut u64, usize) -> usize;
     trace: "stand_in_trace" fn(*mut Work, usize) -> usize;
     forget: "stand_in_forget" fn();
     mistakes: "stand_in_mistakes" fn(*mut u8, usize) -> usize;
     leaks: "stand_in_leaks" fn(*mut u8, usize) -> usize;
     view: "stand_in_view" fn(u64) -> *mut c_void;
     spend: "stand_in_spend" fn(u64);
+    set_measured: "stand_in_set_measured" fn(u32, Measured);
+    report: "stand_in_report" fn(u32, u64, u64) -> bool;
 }
 
 static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
@@ -239,6 +243,18 @@ impl StandIn {
         self.lose_device(device, 0);
     }
 
+    /// Sets what NVML measures of a device; before, it can measure nothing.
+    pub fn set_measured(&self, device: u32, measured: Measured) {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.set_measured)(device, measured) };
+    }
+
+    /// Has NVML report something of a device, with the number of its kind (8: an Xid) and its data; false where nobody wants to know of it.
+    pub fn report(&self, device: u32, kind: u64, data: u64) -> bool {
+        // SAFETY: it has no conditions.
+        unsafe { (self.functions.report)(device, kind, data) }
+    }
+
     /// How often an entry point was called. `pageable upload` and `pageable download` count copies of memory that is not pinned.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
@@ -250,6 +266,20 @@ impl StandIn {
     pub fn count(&self, what: Count) -> u64 {
         // SAFETY: it has no conditions.
         unsafe { (self.functions.count)(what as u32) }
+    }
+
+    /// The green contexts that are alive in the order in which they were made: their handles, as [`Work::context`] has them, and the numbers of their
+    /// multiprocessors, ascending.
+    pub fn partitions(&self) -> Vec<(u64, Vec<u64>)> {
+        // SAFETY: there is room for `room` values at `to`, or it is null.
+        let values = fill(|to, room| unsafe { (self.functions.partitions)(to, room) });
+        let (mut partitions, mut rest) = (Vec::new(), &values[..]);
+        while let [handle, count, after @ ..] = rest {
+            let (numbers, others) = after.split_at(*count as usize);
+            partitions.push((*handle, numbers.to_vec()));
+            rest = others;
+        }
+        partitions
     }
 
     /// What has run, in the order in which it ran.

@@ -43,6 +43,8 @@ pub struct Work {
     pub end: u64,
     /// What it was.
     pub kind: Kind,
+    /// Of the stream: the lower, the higher.
+    pub priority: i32,
 }
 
 impl Work {

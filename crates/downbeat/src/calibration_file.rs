@@ -26,7 +26,7 @@ impl Device {
         }
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let of_a_run = (profiled.threads as u32).clamp(1, cores);
-        Device { name, units: DeviceUnits { units: cores, grain: 1 }, of_a_run }
+        Device { name, units: DeviceUnits { units: cores, grain: 1, largest_part: cores - 1 }, of_a_run }
     }
 }
 

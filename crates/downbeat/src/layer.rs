@@ -89,6 +89,7 @@ pub struct Layer {
     pub allow_empty: Option<bool>,
     pub auto_complete_config: Option<bool>,
     pub exit_on_error: Option<bool>,
+    pub exit_when_not_live: Option<bool>,
     #[serde(default)]
     pub model_control: ModelControlLayer,
     #[serde(default)]
@@ -191,18 +192,22 @@ pub struct ModelLayer {
     #[serde(default, rename = "max_queue_wait_s", deserialize_with = "seconds")]
     pub max_queue_wait: Option<Duration>,
     pub threads: Option<usize>,
+    /// Bytes.
+    #[serde(default, rename = "gpu_memory_mb", deserialize_with = "mebibytes")]
+    pub gpu_memory: Option<u64>,
 }
 
 impl ModelLayer {
     /// What is given here, over what `options` already says.
     pub fn apply(&self, options: &mut ModelOptions) {
-        let ModelLayer { slo, scheduler, drop, max_queue_size, max_queue_wait, threads } = self;
+        let ModelLayer { slo, scheduler, drop, max_queue_size, max_queue_wait, threads, gpu_memory } = self;
         options.slo = slo.or(options.slo);
         options.dispatch = scheduler.or(options.dispatch);
         options.drop = drop.or(options.drop);
         options.max_queue_size = max_queue_size.or(options.max_queue_size);
         options.max_queue_wait = max_queue_wait.or(options.max_queue_wait);
         options.threads = threads.or(options.threads);
+        options.gpu_memory = gpu_memory.or(options.gpu_memory);
     }
 }
 
@@ -288,8 +293,14 @@ pub(crate) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     units::millis(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
 }
 
-fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+pub(crate) fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     units::seconds(f64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn mebibytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let mebibytes = u64::deserialize(deserializer)?;
+    let bytes = mebibytes.checked_mul(1 << 20).filter(|bytes| *bytes > 0);
+    bytes.map(Some).ok_or_else(|| D::Error::custom(format!("{mebibytes} MiB: must be at least 1")))
 }
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {

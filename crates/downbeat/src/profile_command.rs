@@ -11,7 +11,7 @@ use downbeat_server::clock::Clock;
 use downbeat_server::loader::PROFILED_LENGTH;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
-use downbeat_server::profiler::{self, Measurement, ProfileStore};
+use downbeat_server::profiler::{self, Measurement, ProfileStore, StoredOperators, StoredProfile};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::calibration_file;
@@ -110,8 +110,9 @@ fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
         writeln!(out, "{files} files removed from {}", folder.display())?;
         return Ok(());
     }
-    let profiles = store.list().with_context(|| cannot("read"))?;
-    if profiles.is_empty() {
+    let profiles: Vec<StoredProfile> = store.list().with_context(|| cannot("read"))?;
+    let cut: Vec<StoredOperators> = store.list().with_context(|| cannot("read"))?;
+    if profiles.is_empty() && cut.is_empty() {
         writeln!(out, "no profiles in {}", folder.display())?;
     }
     for profile in profiles {
@@ -127,6 +128,11 @@ fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
             ends[1],
             if profile.settled { "" } else { "  measured beside other work, to be measured again" }
         )?;
+    }
+    for StoredOperators { model, engine, threads, operators } in cut {
+        let (model, threads) = (model.display(), units::threads(threads));
+        let (count, total) = (operators.operators(), operators.total());
+        writeln!(out, "{model}  {engine}  {threads}  {count} operators, for its cut into stages: {total}")?;
     }
     Ok(())
 }

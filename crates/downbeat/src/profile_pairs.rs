@@ -50,7 +50,7 @@ pub fn measure(
             let device = device?;
             let units = asked.next_multiple_of(device.grain);
             ensure!(
-                units < device.units,
+                units <= device.largest_part,
                 "--split {asked}: the GPU has {} compute units in steps of {}, of which some have to be left for '{}'",
                 device.units,
                 device.grain,

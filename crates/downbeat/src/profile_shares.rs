@@ -40,14 +40,19 @@ pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
     let gpus = survey(&Search::from_env(), &CudaOptions::default()).driver?.gpus;
     let gpu = gpus.iter().find(|gpu| info.device.ends_with(&gpu.name)).or(gpus.first()).context("there is no GPU")?;
     let device = Device::open(gpu.ordinal)?;
-    let grain = Splitter::new(&device)?.grain();
-    Ok(DeviceUnits { units: device.compute_units(), grain: grain.max(1) })
+    let splitter = Splitter::new(&device)?;
+    let (grain, groups) = (splitter.grain(), u32::try_from(splitter.groups()).unwrap_or(u32::MAX));
+    Ok(DeviceUnits {
+        units: device.compute_units(),
+        grain,
+        largest_part: groups.saturating_sub(1).saturating_mul(grain),
+    })
 }
 
 impl DeviceUnits {
     /// The shares to measure, ascending, the whole device being the last: all, or `wanted` in even steps.
     pub fn shares(self, wanted: u32) -> Vec<(Option<u32>, Share)> {
-        let parts: Vec<u32> = (1..).map(|n| n * self.grain).take_while(|units| *units < self.units).collect();
+        let parts: Vec<u32> = (1..).map(|n| n * self.grain).take_while(|units| *units <= self.largest_part).collect();
         let parts = match wanted {
             0 => parts,
             // The largest is the whole device.
@@ -121,14 +126,14 @@ mod tests {
         let units = |device: DeviceUnits, wanted| -> Vec<u32> {
             device.shares(wanted).iter().filter_map(|(units, _)| *units).collect()
         };
-        let device = DeviceUnits { units: 132, grain: 8 };
-        assert_eq!(units(device, 0).len(), 17);
+        let device = DeviceUnits { units: 132, grain: 8, largest_part: 112 };
+        assert_eq!(units(device, 0).len(), 15);
         assert_eq!(units(device, 0).first(), Some(&8));
         assert_eq!(units(device, 4), [32, 64, 96, 132]);
         assert_eq!(units(device, 1), [132]);
         assert_eq!(units(device, 1000), units(device, 0));
-        assert_eq!(units(DeviceUnits { units: 6, grain: 8 }, 0), [6]);
-        assert_eq!(units(DeviceUnits { units: 6, grain: 8 }, 3), [6]);
+        let small = DeviceUnits { units: 12, grain: 8, largest_part: 0 };
+        assert_eq!((units(small, 0), units(small, 3)), (vec![12], vec![12]));
         assert_eq!(device.shares(2)[1].1, Share::Whole, "not a partition of all units");
     }
 }

@@ -4,9 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
+use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_engine::{Cut, Engine, LoadOptions, Model};
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::clock::Clock;
+use downbeat_server::find_answer;
+use downbeat_server::loader::stream_priority;
 use downbeat_server::plan::BatchPlan;
 use downbeat_server::profiler::Subject;
 
@@ -69,11 +72,21 @@ impl ProfiledModel {
             bail!("'{name}' has no version {version} that is served (there is: {})", served.join(", "));
         };
         let engine = engine(definition.format)?;
-        let model = engine.load(&LoadOptions::new(file, threads).with_cut(cut))?;
+        let model =
+            engine.load(&LoadOptions::new(file, threads).with_cut(cut).with_priority(stream_priority(&definition)))?;
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
-        let plan =
+        let mut plan =
             BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
+        let may_refuse = |input: &TensorSpec| {
+            !matches!(input.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
+        };
+        // Indices, lengths and texts.
+        if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
+            let fill = find_answer(&plan, model.segments(), &mut *model.lane()?);
+            // What it says it says again where it is timed.
+            plan = plan.with_fill(fill.unwrap_or_default());
+        }
         Ok(ProfiledModel {
             name: name.to_owned(),
             version,

@@ -148,12 +148,14 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.allow_empty, &layer.allow_empty);
         over(&mut options.auto_complete_config, &layer.auto_complete_config);
         over(&mut options.exit_on_error, &layer.exit_on_error);
+        over(&mut options.exit_when_not_live, &layer.exit_when_not_live);
         over(&mut options.profiling.enabled, &layer.profiling.enabled);
         over(&mut options.profiling.budget, &layer.profiling.budget);
         if layer.profiling.cache_dir.is_some() {
             options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
         }
         layer.cuda.apply(&mut options.cuda)?;
+        over(&mut options.gpu_metrics_every, &layer.cuda.metrics_every);
         layer.device.apply(&mut options.device)?;
         match (layer.autoscale.enabled, &mut options.autoscale) {
             (Some(false), autoscale) => *autoscale = None,
@@ -303,12 +305,15 @@ mod tests {
             allow_empty = true
             auto_complete_config = false
             exit_on_error = true
+            exit_when_not_live = true
             [cuda]
             gpus = [1, 0]
             missing = "cpu"
             memory_limit_mb = 4096
             tf32 = false
             graphs = false
+            metrics_every_s = 0.5
+            nhwc = true
             [model_control]
             mode = "poll"
             poll_s = 0.5
@@ -351,6 +356,7 @@ mod tests {
             scheduler = "route"
             drop = "none"
             max_queue_size = 1
+            gpu_memory_mb = 3000
             max_queue_wait_s = 0
             threads = 2
         "#;
@@ -366,9 +372,14 @@ mod tests {
             memory_limit: Some(4096 << 20),
             tf32: false,
             graphs: false,
+            nhwc: true,
             ..CudaOptions::default()
         };
         assert_eq!(options.cuda, cuda);
+        assert_eq!(options.gpu_metrics_every, ms(500));
+        let every = |flags: &[&str]| merged("", &[flags, &["models"]].concat()).gpu_metrics_every;
+        assert_eq!((every(&[]), every(&["--metrics-interval-ms=100"])), (ms(2_000), ms(100)));
+        assert_eq!(every(&["--metrics-interval-ms=100", "--allow-gpu-metrics=false"]), Duration::ZERO);
         assert_eq!(options.scheduler_shards, 4);
         assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
@@ -390,6 +401,8 @@ mod tests {
         assert!(
             !options.strict_readiness && options.allow_empty && !options.auto_complete_config && options.exit_on_error
         );
+        assert!(options.exit_when_not_live && !merged(file, &["--exit-when-not-live=false"]).exit_when_not_live);
+        assert!(merged("", &["--exit-when-not-live", "models"]).exit_when_not_live);
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
         assert_eq!((options.device.policy, options.device.groups.len()), (DevicePolicy::Windowed, 1));
         let group = &options.device.groups[0];
@@ -432,6 +445,7 @@ mod tests {
         assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
         let digits = &options.models["digits"];
         assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
+        assert_eq!(digits.gpu_memory, Some(3000 << 20));
         assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
     }
 
@@ -617,12 +631,12 @@ mod tests {
         let error = |text: &str| Layer::parse(text).unwrap_err();
         assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
         assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
-        assert!(
-            error("[models.m]\nzzzz = 5")
-                .contains("here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads")
-        );
+        assert!(error("[models.m]\nzzzz = 5").contains(
+            "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, gpu_memory_mb"
+        ));
         assert!(error("http_port = 99999").starts_with("1:13: a port is a number from 0 to 65535, or false"));
         assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
+        assert!(error("[models.m]\ngpu_memory_mb = 0").contains("0 MiB: must be at least 1"));
         assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
         assert!(error("max_body_bytes = '1T'").contains("is not a size"));
         assert!(error("a = [").starts_with("1:"));

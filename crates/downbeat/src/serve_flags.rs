@@ -267,6 +267,13 @@ pub struct ServeFlags {
     )]
     pub load_run_timeout: Option<Duration>,
 
+    /// End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live
+    #[arg(
+        long, value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", env = "DOWNBEAT_EXIT_WHEN_NOT_LIVE", help_heading = "Operation"
+    )]
+    pub exit_when_not_live: Option<bool>,
+
     /// Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE
     #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_DECISION_LOG", help_heading = "Operation")]
     pub decision_log: Option<PathBuf>,
@@ -342,6 +349,7 @@ impl ServeFlags {
             allow_empty: self.allow_empty,
             auto_complete_config: self.disable_auto_complete_config.then_some(false),
             exit_on_error: self.exit_on_error,
+            exit_when_not_live: self.exit_when_not_live,
             model_control: ModelControlLayer {
                 mode: self.model_control_mode,
                 load: (!self.load_model.is_empty()).then(|| self.load_model.clone()),
@@ -358,6 +366,8 @@ impl ServeFlags {
                 memory_limit_mb: self.cuda_memory_limit_mb,
                 tf32: self.no_tf32.then_some(false),
                 graphs: None,
+                metrics_every: None,
+                nhwc: None,
             },
             device: DeviceLayer { policy: self.device_policy, groups: None },
             autoscale: AutoscaleLayer::default(),

@@ -15,6 +15,8 @@ pub struct DeviceUnits {
     pub units: u32,
     /// The step in which they are given out.
     pub grain: u32,
+    /// The most that can be given out so that some are left for others.
+    pub largest_part: u32,
 }
 
 /// What was measured, and on what.
@@ -256,7 +258,7 @@ mod tests {
             model: "m<b>".to_owned(),
             version: 1,
             conditions: "cuda".to_owned(),
-            device: Some(DeviceUnits { units: 16, grain: 8 }),
+            device: Some(DeviceUnits { units: 16, grain: 8, largest_part: 8 }),
             segments: vec!["conv".to_owned(), "pool".to_owned()],
             knees: Vec::new(),
             measurements: Vec::new(),

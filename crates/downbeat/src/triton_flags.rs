@@ -6,14 +6,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::bail;
 use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use downbeat_core::Duration;
 use downbeat_server::options::LogFormat;
 
 use crate::layer::{Layer, Port};
+use crate::units;
 
 /// Flags with a value that nothing here corresponds to.
-const PASSED_OVER: [&str; 57] = [
+const PASSED_OVER: [&str; 55] = [
     "allow-cpu-metrics",
-    "allow-gpu-metrics",
     "allow-sagemaker",
     "allow-vertex-ai",
     "backend-directory",
@@ -44,7 +45,6 @@ const PASSED_OVER: [&str; 57] = [
     "http-thread-count",
     "log-file",
     "metrics-config",
-    "metrics-interval-ms",
     "min-supported-compute-capability",
     "model-load-gpu-limit",
     "model-load-retry-count",
@@ -101,6 +101,14 @@ pub struct TritonFlags {
     #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(), hide = true)]
     pub allow_metrics: Option<bool>,
 
+    /// Whether GPUs are measured for metrics
+    #[arg(long, value_name = "BOOL", value_parser = BoolishValueParser::new(), hide = true)]
+    pub allow_gpu_metrics: Option<bool>,
+
+    /// How often they are
+    #[arg(long, value_name = "MS", value_parser = units::positive_millis, hide = true)]
+    pub metrics_interval_ms: Option<Duration>,
+
     /// 0: as the others say; from 1: debug
     #[arg(long, value_name = "N", hide = true)]
     pub log_verbose: Option<u32>,
@@ -149,6 +157,8 @@ impl TritonFlags {
             }
         }
         let off = |flag: Option<bool>| flag == Some(false);
+        let measured = if off(self.allow_gpu_metrics) { Some(Duration::ZERO) } else { self.metrics_interval_ms };
+        layer.cuda.metrics_every = layer.cuda.metrics_every.or(measured);
         let level = match self.log_verbose {
             Some(1..) => Some("debug"),
             _ if !off(self.log_info) => None,

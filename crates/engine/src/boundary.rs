@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use downbeat_core::Duration;
 use downbeat_core::tensor::TensorSpec;
+use serde::{Deserialize, Serialize};
 
 use crate::activations::{Activations, Lifetime};
 use crate::onnx::graph::OperatorGraph;
@@ -13,7 +14,7 @@ use crate::segment::{Cut, SegmentInfo};
 const WINDOW: f64 = 0.25;
 
 /// What was measured of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Value {
     /// Its datatype and sizes, -1 where they varied.
     pub spec: TensorSpec,

@@ -1,11 +1,11 @@
-//! Whether a library is all there. The loader does not look: it maps the file, and a process that reads where it was cut short is
-//! killed.
+//! Files of libraries: their sections, and whether they are all there. The loader does not look: it maps the file, and a process that reads where it was cut
+//! short is killed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Most program headers that are looked at; a library has about ten.
+/// Most program headers, and most sections, that are looked at; a library has some tens.
 const MOST_SEGMENTS: u64 = 1 << 10;
 
 /// Makes sure that an ELF file has all bytes that its headers speak of.
@@ -52,6 +52,36 @@ fn needed(file: &mut (impl Read + Seek)) -> std::io::Result<Option<u64>> {
         end = end.max(word(&segment, 8).saturating_add(word(&segment, 32)));
     }
     Ok(Some(end))
+}
+
+/// Where a section of a 64-bit file of this byte order begins, and how many bytes it has; `None` if there is none of the name.
+pub(crate) fn section(file: &mut (impl Read + Seek), name: &str) -> std::io::Result<Option<(u64, u64)>> {
+    let mut header = [0; 64];
+    file.seek(SeekFrom::Start(0))?;
+    file.read_exact(&mut header)?;
+    if header[..6] != *b"\x7fELF\x02\x01" {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "no library of 64 bits"));
+    }
+    let half = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let (e_shoff, e_shentsize, e_shnum, e_shstrndx) = (word(&header, 40), half(58), half(60), half(62));
+    let mut section = |index: u64| -> std::io::Result<(u64, u64, u64)> {
+        let mut section = [0; 40];
+        file.seek(SeekFrom::Start(e_shoff.saturating_add(index * e_shentsize)))?;
+        file.read_exact(&mut section)?;
+        // sh_name, sh_offset, sh_size
+        Ok((word(&section, 0) & 0xffff_ffff, word(&section, 24), word(&section, 32)))
+    };
+    let (_, names, _) = section(e_shstrndx)?;
+    let sections = (0..e_shnum.min(MOST_SEGMENTS)).map(section).collect::<std::io::Result<Vec<_>>>()?;
+    let mut found = vec![0; name.len() + 1];
+    for (name_at, offset, size) in sections {
+        file.seek(SeekFrom::Start(names.saturating_add(name_at)))?;
+        // The last names of a file may be shorter than this one.
+        if file.read_exact(&mut found).is_ok() && found.strip_suffix(&[0]) == Some(name.as_bytes()) {
+            return Ok(Some((offset, size)));
+        }
+    }
+    Ok(None)
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {

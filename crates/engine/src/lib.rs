@@ -8,9 +8,12 @@ pub mod choice;
 pub mod cuda;
 mod elf;
 pub mod emulated;
+mod fill;
+pub mod graph_report;
 pub mod install;
 pub mod onnx;
 pub mod onnxruntime;
+mod operator_profile;
 mod probe;
 pub mod process;
 mod python;
@@ -27,14 +30,20 @@ mod traits;
 
 pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
-pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
+pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider, Span};
 pub use emulated::Emulated;
+pub use fill::Fill;
+pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
 pub use onnx::{Declared, DefaultValue, inspect};
 pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
+pub use operator_profile::OperatorProfile;
 pub use rten::Rten;
 pub use run_memory::{MemoryBudget, RunMemory, TooMuchMemory};
 pub use segment::{Cut, SegmentInfo};
 pub use state::{State, StateError};
 pub use stop::{STOPPED, Stop};
 pub use tensor::{Buffer, OutOfMemory, Tensor};
-pub use traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
+pub use traits::{
+    DeviceMemory, DeviceShare, Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Pending, Place, RunError,
+    ShapeRange, Share, StreamPriority,
+};

@@ -2,24 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::tensor::{Signature, TensorSpec};
 
 use crate::boundary::Value;
 use crate::buffer::Buffer;
+use crate::fill::Fill;
 use crate::tensor::{Tensor, elements, shape};
 
 /// Lengths of dimensions that vary, beside the batch, which a model is tried with until one runs.
 const LENGTHS: [(usize, usize); 3] = [(64, 96), (16, 24), (224, 256)];
 
-/// What the batches hold: sizes of what varies, and numbers.
+/// What the batches are: sizes of what varies, and what they hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
     /// Every dimension that varies, but for the batch.
     pub length: usize,
     /// The same in one run, to see what varies with it.
     pub other_length: usize,
-    /// Every integer: 1, or 0 where that is out of range.
-    number: i64,
+    fill: Fill,
 }
 
 /// Whether every input has a batch as its axis 0.
@@ -57,10 +57,10 @@ pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, S
 fn probes(signature: &Signature) -> Vec<Probe> {
     let varies = signature.inputs.iter().any(|i| i.dims.iter().skip(1).any(|d| *d < 0));
     let lengths = if varies { &LENGTHS[..] } else { &LENGTHS[..1] };
-    let probe = |number| {
-        move |(length, other_length): &(usize, usize)| Probe { length: *length, other_length: *other_length, number }
+    let probe = |fill| {
+        move |(length, other_length): &(usize, usize)| Probe { length: *length, other_length: *other_length, fill }
     };
-    lengths.iter().map(probe(1)).chain(lengths.iter().map(probe(0))).collect()
+    Fill::ALL.into_iter().flat_map(|fill| lengths.iter().map(probe(fill))).collect()
 }
 
 impl Probe {
@@ -85,23 +85,12 @@ impl Probe {
     pub fn inputs(&self, signature: &Signature, batch: usize, length: usize) -> Result<Vec<Tensor>, String> {
         let tensor = |spec: &TensorSpec| {
             let shape = shape(spec, batch, length);
-            let size = spec.datatype.size().unwrap_or(4);
+            let size = self.fill.size(spec.datatype);
             let count = elements(&shape).filter(|n| n.checked_mul(size).is_some_and(|bytes| bytes <= 1 << 30));
             let count = count.ok_or_else(|| format!("input '{}': shape {shape:?} is too large to try", spec.name))?;
             let mut data =
                 Buffer::try_with_capacity(count * size).map_err(|e| format!("input '{}': {e}", spec.name))?;
-            let number = self.number.to_le_bytes();
-            let element: &[u8] = match spec.datatype {
-                DataType::Fp32 => &0.5f32.to_le_bytes(),
-                DataType::Fp64 => &0.5f64.to_le_bytes(),
-                // 0.5 in half precision, and in the upper half of a 32-bit float.
-                DataType::Fp16 => &0x3800u16.to_le_bytes(),
-                DataType::Bf16 => &0x3f00u16.to_le_bytes(),
-                DataType::Bytes => &[0; 4],
-                // Little-endian: the low bytes of the number.
-                _ => number.get(..size).unwrap_or_default(),
-            };
-            (0..count).for_each(|_| data.extend_from_slice(element));
+            self.fill.write(&spec.name, spec.datatype, count, &mut data);
             Ok(Tensor { datatype: spec.datatype, shape, data })
         };
         signature.inputs.iter().map(tensor).collect()

@@ -3,20 +3,30 @@
 use std::ffi::c_int;
 use std::io::Write;
 
-/// What onnxruntime reads before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
-const DISABLE_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+/// What foreign libraries read in the environment, once.
+const VARIABLES: [(&str, &str); 2] = [
+    // onnxruntime's, before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
+    ("ORT_DISABLE_TELEMETRY", "1"),
+    // The NVIDIA driver's, in `cuInit`: how many queues it has to a GPU; 8 unless said otherwise. Streams that share one may wait for each other, also those of
+    // partitions without a unit in common (cuda.h, Green Contexts). 32 is the most that it takes.
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+];
 
 unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Has foreign libraries collect and send nothing about the process, unless the environment says otherwise. To be called first in `main`: with a second
-/// thread it does nothing.
+/// Has foreign libraries collect and send nothing about the process, and the NVIDIA driver have a queue for each of many streams, unless the environment says
+/// otherwise. To be called first in `main`: with a second thread it does nothing.
 pub fn begin() {
-    let is_alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
-    if is_alone && std::env::var_os(DISABLE_TELEMETRY).is_none() {
-        // SAFETY: there is no other thread that could read the environment meanwhile.
-        unsafe { std::env::set_var(DISABLE_TELEMETRY, "1") };
+    if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
+        return;
+    }
+    for (name, value) in VARIABLES {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: there is no other thread that could read the environment meanwhile.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
 }
 

@@ -71,16 +71,26 @@ fn private(prefix: &str) -> tempfile::Builder<'_, 'static> {
 fn parent(temporary: &Path) -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let parent = temporary.join(format!("downbeat-{user}"));
-    match DirBuilder::new().mode(0o700).create(&parent) {
+    private_folder(&parent)?;
+    Ok(parent)
+}
+
+/// Makes a folder that nobody else may look into, if it is not there.
+///
+/// # Errors
+/// If it cannot be made, or what is there is another's or open to others.
+pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     // Not followed, if it is a link.
-    let found = std::fs::symlink_metadata(&parent)?;
+    let found = std::fs::symlink_metadata(path)?;
+    let user = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
-        return Ok(parent);
+        return Ok(());
     }
-    Err(io::Error::other(format!("{} is not a folder of this user alone", parent.display())))
+    Err(io::Error::other(format!("{} is not a folder of this user alone", path.display())))
 }
 
 /// Does something while no other process makes or removes folders in `parent`.

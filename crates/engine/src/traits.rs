@@ -1,5 +1,6 @@
 //! What an engine must be able to do.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,6 +9,9 @@ use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, LatencyProfile};
 
 use crate::activations::Activations;
+use crate::cuda::Span;
+use crate::graph_report::GraphReport;
+use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::run_memory::{MemoryBudget, RunMemory};
 use crate::segment::{Cut, SegmentInfo};
@@ -25,6 +29,38 @@ pub trait Engine: Send + Sync {
     /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder; if it
     /// cannot be cut as `options.cut` says.
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
+
+    /// Why nothing runs on any of its devices any more, if that is so; cheap to ask.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// The memory of a device, where it has memory of its own and works.
+    fn device_memory(&self, _device: usize) -> Option<DeviceMemory> {
+        None
+    }
+}
+
+/// The memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// The number by which its driver knows the device.
+    pub ordinal: u32,
+    /// All of it, bytes.
+    pub total: u64,
+    /// What nobody has taken, in this process or another, bytes.
+    pub free: u64,
+}
+
+/// What a model has been given of a device's own memory since it was loaded, also what it has given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceShare {
+    /// Bytes of its weights.
+    pub weights: u64,
+    /// Sessions of the engine that were made there.
+    pub sessions: u64,
+    /// Bytes that these took when they were made: handles of libraries, weights that are not shared.
+    pub session_bytes: u64,
 }
 
 /// Who an engine is.
@@ -51,12 +87,34 @@ pub struct LoadOptions {
     pub cut: Cut,
     /// What its runs may take, on the CPU; `None`: nobody limits them.
     pub memory: Option<Arc<MemoryBudget>>,
+    /// Options of onnxruntime's TensorRT provider that the model's configuration gives, by their names there.
+    pub tensorrt: BTreeMap<String, String>,
+    /// Folder for what is made once and kept between starts, such as what TensorRT compiles; `None`: it is made at each.
+    pub cache: Option<PathBuf>,
+    /// What its operators took when it was last cut, so that it is not measured again; one of another file or engine is passed over.
+    pub operators: Option<Arc<OperatorProfile>>,
+    /// What its lanes' work has on a device that it shares.
+    pub priority: StreamPriority,
+}
+
+/// Which kernels a GPU prefers where several wait for its compute units; what runs goes on, and copies take no notice. The CPU knows none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamPriority {
+    /// The driver's own; on most devices there is none below.
+    #[default]
+    Default,
+    /// The highest of the device.
+    Max,
+    /// The lowest of the device.
+    Min,
 }
 
 impl LoadOptions {
     /// The whole model at `path`, with `threads` threads inside one run (0: one a core).
     pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
-        LoadOptions { path: path.into(), threads, cut: Cut::Whole, memory: None }
+        let (cut, tensorrt) = (Cut::Whole, BTreeMap::new());
+        let priority = StreamPriority::Default;
+        LoadOptions { path: path.into(), threads, cut, memory: None, tensorrt, cache: None, priority, operators: None }
     }
 
     /// The same, cut into segments.
@@ -65,10 +123,22 @@ impl LoadOptions {
         LoadOptions { cut, ..self }
     }
 
+    /// The same, with a priority.
+    #[must_use]
+    pub fn with_priority(self, priority: StreamPriority) -> Self {
+        LoadOptions { priority, ..self }
+    }
+
     /// The same, with a limit on what its runs take.
     #[must_use]
     pub fn with_memory(self, memory: Arc<MemoryBudget>) -> Self {
         LoadOptions { memory: Some(memory), ..self }
+    }
+
+    /// The same, of which this is known.
+    #[must_use]
+    pub fn with_operators(self, operators: Arc<OperatorProfile>) -> Self {
+        LoadOptions { operators: Some(operators), ..self }
     }
 }
 
@@ -89,6 +159,11 @@ pub trait Model: Send + Sync {
 
     /// What its activations take, where its graph was measured to cut it.
     fn activations(&self) -> Option<&Activations> {
+        None
+    }
+
+    /// What its operators take, where they were measured to cut it: for [`LoadOptions::operators`].
+    fn operators(&self) -> Option<&Arc<OperatorProfile>> {
         None
     }
 
@@ -144,12 +219,52 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// To what length inputs that are padded anyway are better filled up, so that batches have few different ones; itself where any is as good.
+    fn filled_length(&self, length: usize) -> usize {
+        length
+    }
+
+    /// Which segments run as CUDA graphs on the lanes that there are, and why others do not; empty where the engine has no graphs. Cheap to ask.
+    fn graphs(&self) -> Vec<GraphReport> {
+        Vec::new()
+    }
+
+    /// What it has been given of a device's own memory, where it has some.
+    fn device_share(&self, _device: usize) -> Option<DeviceShare> {
+        None
+    }
+
     /// Says whether the first axis of all inputs and outputs is the batch, so that rows may be added to one and left out again. Not so before.
     fn set_batched(&self, _is_batched: bool) {}
+
+    /// Says which shapes its inputs will have, before the first lane: engines that compile for shapes do so then.
+    fn set_shapes(&self, _inputs: Vec<ShapeRange>) {}
 
     /// The sizes of batches that a lane has to have run once before they are fast, of those up to `most`; only the first run is slow where there are none.
     fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// Says that of [`Model::sizes_to_warm`] there is memory for these only. From then on batches of other sizes are filled up to the next of them where a lane is set
+    /// up for each size, and run as they are elsewhere.
+    fn set_sizes(&self, _sizes: &[usize]) {}
+}
+
+/// The shapes that an input of a model has in service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapeRange {
+    /// Name of the input.
+    pub name: String,
+    /// The smallest size of each axis.
+    pub least: Vec<usize>,
+    /// The largest; `None`: nobody knows.
+    pub most: Vec<Option<usize>>,
+}
+
+impl ShapeRange {
+    /// Whether it is one shape only.
+    pub fn is_fixed(&self) -> bool {
+        self.least.iter().zip(&self.most).all(|(least, most)| *most == Some(*least))
     }
 }
 
@@ -184,6 +299,19 @@ pub trait Lane: Send {
     /// If the engine fails: shapes the model cannot take, out of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
 
+    /// Begins to run the segments `range` on the batch in `state`, as [`Lane::run`] does, and does not wait for their end where the device has a queue of its own: it may then
+    /// be given the next launch before this one is over, and lies idle at no time between the two. Launches of a lane are over in the order in which they were enqueued; two may
+    /// be under way, and a third one waits here for the first. An engine without such a queue runs the launch here.
+    ///
+    /// After an error the lane is usable, and what was enqueued before is not touched by it, unless the device is lost.
+    ///
+    /// # Errors
+    /// As [`Lane::run`]; those that are found only while it runs come from [`Pending::wait`].
+    fn enqueue(&mut self, range: Range<usize>, mut state: State) -> Result<Box<dyn Pending>, RunError> {
+        self.run(range, &mut state)?;
+        Ok(Box::new(state))
+    }
+
     /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] takes them.
     ///
     /// # Errors
@@ -192,9 +320,39 @@ pub trait Lane: Send {
         State::join(states)
     }
 
-    /// When the last run began and ended on the device, by the device's own clock, from a fixed time that all lanes of a device share; where it has one.
-    fn last_run(&self) -> Option<(Duration, Duration)> {
+    /// When the launch that was enqueued last runs on the device, by the device's own clock, where it has one. Its times are there once it is over.
+    fn last_run(&self) -> Option<Span> {
         None
+    }
+}
+
+/// A launch that was enqueued on a lane. It goes on whether or not anybody waits for it: if it is dropped before it is over, that waits.
+pub trait Pending: Send {
+    /// Whether it is over, so that [`Pending::wait`] returns at once.
+    fn is_over(&self) -> bool;
+
+    /// How long the caller may do other things, or sleep, and still be there when it ends, by what launches like it have taken. Zero if nobody knows.
+    fn spare(&self) -> Duration;
+
+    /// Waits for its end; gives what [`Lane::run`] leaves in its state.
+    ///
+    /// # Errors
+    /// If the engine fails.
+    fn wait(self: Box<Self>) -> Result<State, RunError>;
+}
+
+/// What was run at once.
+impl Pending for State {
+    fn is_over(&self) -> bool {
+        true
+    }
+
+    fn spare(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn wait(self: Box<Self>) -> Result<State, RunError> {
+        Ok(*self)
     }
 }
 

@@ -26,9 +26,9 @@ mod tensor_json;
 
 pub use error::CodecError;
 pub use management::{
-    ErrorBody, IndexRequest, LiveBody, LoadRequest, ModelMetadataBody, ModelReadyBody, ReadyBody, RegionBody,
-    RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, UnloadRequest, config_to_json, statistics_from_json,
-    statistics_to_json,
+    CudaRegionBody, ErrorBody, IndexRequest, LiveBody, LoadRequest, ModelMetadataBody, ModelReadyBody, RawHandle,
+    ReadyBody, RegionBody, RegisterCudaRegionRequest, RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody,
+    UnloadRequest, config_to_json, statistics_from_json, statistics_to_json,
 };
 pub use request::{OutputForms, RequestForm, parse_request, write_request};
 pub use response::{parse_response, write_response};

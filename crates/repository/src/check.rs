@@ -1,6 +1,6 @@
 //! The checks of a configuration that need no model file: what is wrong, and what is passed over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use downbeat_core::Duration;
@@ -45,6 +45,23 @@ const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
     "cudnn_conv_use_max_workspace",
 ];
 
+/// Options of onnxruntime's TensorRT provider that a configuration may give as they are: none that names a file or a folder, which would be the server's.
+const TENSORRT_OPTIONS: [&str; 13] = [
+    "trt_bf16_enable",
+    "trt_build_heuristics_enable",
+    "trt_builder_optimization_level",
+    "trt_fp16_enable",
+    "trt_int8_enable",
+    "trt_layer_norm_fp32_fallback",
+    "trt_max_partition_iterations",
+    "trt_max_workspace_size",
+    "trt_min_subgraph_size",
+    "trt_profile_max_shapes",
+    "trt_profile_min_shapes",
+    "trt_profile_opt_shapes",
+    "trt_sparsity_enable",
+];
+
 /// What a configuration says, in the types of a definition.
 #[derive(Debug)]
 pub(crate) struct Checked {
@@ -55,6 +72,8 @@ pub(crate) struct Checked {
     pub(crate) dispatch: Option<DispatchPolicy>,
     pub(crate) device: Option<DevicePolicy>,
     pub(crate) drop: Option<DropPolicy>,
+    /// See [`ModelDefinition::tensorrt`](crate::ModelDefinition::tensorrt).
+    pub(crate) tensorrt: Option<BTreeMap<String, String>>,
 }
 
 /// Findings so far.
@@ -104,8 +123,9 @@ impl<'a> Report<'a> {
         self.scheduling(config);
         let instances = self.instances(config, gpus);
         let Policies { slo, dispatch, device, drop } = self.parameters(config);
+        let tensorrt = self.accelerators(config);
         self.unsupported(config);
-        Checked { format, instances, slo, dispatch, device, drop }
+        Checked { format, instances, slo, dispatch, device, drop, tensorrt }
     }
 
     fn format(&mut self, config: &ModelConfig) -> Option<ModelFormat> {
@@ -389,6 +409,54 @@ impl<'a> Report<'a> {
 
     fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, key: &str, text: &str) -> Option<T> {
         text.parse().map_err(|e: T::Err| self.error(&format!("parameters[\"{key}\"]"), e.to_string())).ok()
+    }
+
+    /// What the configuration asks of TensorRT, as options of onnxruntime's provider, if it asks for that.
+    fn accelerators(&mut self, config: &ModelConfig) -> Option<BTreeMap<String, String>> {
+        const FIELD: &str = "optimization.execution_accelerators";
+        let accelerators = config.optimization.as_ref()?.execution_accelerators.as_ref()?;
+        for (i, accelerator) in accelerators.cpu_execution_accelerator.iter().enumerate() {
+            let field = format!("{FIELD}.cpu_execution_accelerator[{i}]");
+            self.warn(&field, format!("'{}' is not supported and ignored", accelerator.name));
+        }
+        let mut tensorrt = None;
+        for (i, accelerator) in accelerators.gpu_execution_accelerator.iter().enumerate() {
+            let field = format!("{FIELD}.gpu_execution_accelerator[{i}]");
+            if accelerator.name != "tensorrt" {
+                self.warn(&field, format!("'{}' is not supported and ignored", accelerator.name));
+                continue;
+            }
+            let options: &mut BTreeMap<String, String> = tensorrt.get_or_insert_default();
+            let parameters: BTreeMap<_, _> = accelerator.parameters.iter().collect();
+            for (key, value) in parameters {
+                let field = format!("{field}.parameters[\"{key}\"]");
+                let mut set = |key: &str, value: &str| drop(options.insert(key.to_owned(), value.to_owned()));
+                match (key.as_str(), value.trim()) {
+                    ("precision_mode", "FP32") => {}
+                    ("precision_mode", "FP16") => set("trt_fp16_enable", "1"),
+                    ("precision_mode", "INT8") => set("trt_int8_enable", "1"),
+                    ("precision_mode", other) => {
+                        self.error(&field, format!("is '{other}'; must be FP32, FP16 or INT8"));
+                    }
+                    ("max_workspace_size_bytes", bytes) => match bytes.parse::<u64>() {
+                        Ok(_) => set("trt_max_workspace_size", bytes),
+                        Err(_) => self.error(&field, format!("is '{bytes}'; must be a number of bytes")),
+                    },
+                    (key, value) if TENSORRT_OPTIONS.contains(&key) => set(key, value),
+                    (key, _) if key.starts_with("trt_engine_cache") || key.starts_with("trt_timing_cache") => {
+                        self.warn(
+                            &field,
+                            "is ignored: what TensorRT compiles is kept beside the profiles (profiling.cache_dir)",
+                        );
+                    }
+                    (key, _) => {
+                        let hint = did_you_mean(key, TENSORRT_OPTIONS);
+                        self.warn(&field, format!("is not supported and ignored{hint}"));
+                    }
+                }
+            }
+        }
+        tensorrt
     }
 
     /// Fields that Triton knows. An error where an answer would be wrong without them, else a warning.

@@ -41,6 +41,9 @@ pub struct ModelDefinition {
     pub device: Option<DevicePolicy>,
     /// The drop policy (`parameters["drop"]`).
     pub drop: Option<DropPolicy>,
+    /// Options of onnxruntime's TensorRT provider, by their names there, where the configuration asks for TensorRT
+    /// (`optimization.execution_accelerators`).
+    pub tensorrt: Option<BTreeMap<String, String>>,
     /// Requests to send before the model is ready.
     pub warmups: Vec<Warmup>,
     /// What the configuration asks for and does not get.

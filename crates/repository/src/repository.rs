@@ -292,6 +292,7 @@ impl ModelRepository {
             dispatch: checked.dispatch,
             device: checked.device,
             drop: checked.drop,
+            tensorrt: checked.tensorrt,
             warmups,
             warnings,
             inputs: Vec::new(),

@@ -5,9 +5,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
-use downbeat_engine::{Lane, State};
+use downbeat_engine::{Lane, Pending, RunError, State};
 
-use crate::model_health::ModelHealth;
+use crate::model_health::{ModelHealth, RunCount};
 use crate::plan::{BatchPlan, Outputs};
 use crate::watchdog::Post;
 
@@ -36,6 +36,7 @@ impl std::fmt::Display for RunFailure {
 }
 
 /// Who watches a thread's runs, and what for.
+#[derive(Clone, Copy)]
 pub struct Watch<'a> {
     /// The thread's.
     pub post: &'a Post,
@@ -47,33 +48,86 @@ pub struct Watch<'a> {
     pub limit: Duration,
 }
 
-/// Runs segments on a batch. An engine that panics has failed.
+impl Watch<'_> {
+    /// A run is watched from now on, unless one of the thread is already.
+    fn begin(&self) -> bool {
+        self.post.begin(self.health, self.device, self.limit)
+    }
+}
+
+/// A run that goes on.
+pub struct Running<'a> {
+    watch: Watch<'a>,
+    pending: Box<dyn Pending>,
+    _count: RunCount<'a>,
+}
+
+impl Running<'_> {
+    /// How long the thread may do other things before it waits for the end; `None`: it is over.
+    pub fn spare(&self) -> Option<Duration> {
+        (!self.pending.is_over()).then(|| self.pending.spare())
+    }
+
+    /// Waits for the end of the run.
+    ///
+    /// # Errors
+    /// If the run fails or is ended.
+    pub fn end(self) -> Result<State, RunFailure> {
+        let Running { watch, pending, _count } = self;
+        // It has a limit of its own from when the one before it is over.
+        watch.begin();
+        end(&watch, caught(|| pending.wait()))
+    }
+}
+
+/// Begins to run segments on a batch, while another run of the thread may be going on. An engine that panics has failed.
 ///
 /// # Errors
 /// If the run fails, is ended, or the model is out of service.
+pub fn begin<'a>(
+    watch: Watch<'a>,
+    engine: &mut dyn Lane,
+    segments: Range<usize>,
+    state: State,
+) -> Result<Running<'a>, RunFailure> {
+    if let Some(reason) = watch.health.refuses() {
+        return Err(RunFailure::Refused(reason));
+    }
+    let count = watch.health.begin_run();
+    let is_first = watch.begin();
+    match caught(|| engine.enqueue(segments, state)) {
+        Ok(pending) => Ok(Running { watch, pending, _count: count }),
+        Err(reason) if is_first => end(&watch, Err(reason)),
+        Err(reason) => Err(RunFailure::Engine(reason)),
+    }
+}
+
+/// Runs segments on a batch.
+///
+/// # Errors
+/// As [`begin`].
 pub fn run(
     watch: &Watch<'_>,
     engine: &mut dyn Lane,
     segments: Range<usize>,
-    mut state: State,
+    state: State,
 ) -> Result<State, RunFailure> {
-    let Watch { post, health, device, limit } = watch;
-    if let Some(reason) = health.refuses() {
-        return Err(RunFailure::Refused(reason));
-    }
-    let count = health.begin_run();
-    post.begin(health, *device, *limit);
+    begin(*watch, engine, segments, state)?.end()
+}
+
+/// What the engine does, and its words where it fails.
+fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, String> {
     // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
-    let ran = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        engine.run(segments, &mut state).map_err(|error| error.to_string())?;
-        Ok(state)
-    }));
-    let ended = post.end();
-    drop(count);
-    match (ran.unwrap_or_else(|_| Err("the engine panicked on this batch".to_owned())), ended) {
-        (Ok(state), _) => {
-            health.succeeded();
-            Ok(state)
+    let ran = std::panic::catch_unwind(AssertUnwindSafe(run));
+    ran.map_or_else(|_| Err("the engine panicked on this batch".to_owned()), |ran| ran.map_err(|e| e.to_string()))
+}
+
+/// The run that is watched is over.
+fn end<T>(watch: &Watch<'_>, ran: Result<T, String>) -> Result<T, RunFailure> {
+    match (ran, watch.post.end()) {
+        (Ok(ran), _) => {
+            watch.health.succeeded();
+            Ok(ran)
         }
         (Err(_), Some(reason)) => Err(RunFailure::Ended(reason)),
         (Err(reason), None) => Err(RunFailure::Engine(reason)),

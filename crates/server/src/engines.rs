@@ -105,6 +105,7 @@ mod tests {
                 capability: (9, 0),
                 memory: 141 << 30,
                 multiprocessors: 132,
+                uuid: String::new(),
             };
             let engine = Arc::new(downbeat_engine::Emulated::new());
             Engines { onnx: engine.clone(), emulated: engine, gpus: (0..gpus).map(gpu).collect() }

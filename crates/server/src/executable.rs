@@ -64,10 +64,9 @@ pub struct Queue {
 }
 
 /// Where a version runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LaneCount {
-    /// On each of so many devices, by a lane of its own.
-    EachDevice(usize),
+pub enum LanesWanted {
+    /// On each of so many devices, by a lane of its own, of which the one on a device may be made before.
+    EachDevice(usize, Option<(usize, Box<dyn Lane>)>),
     /// On any device, in so many lanes: the devices are alike, and no more of its batches run at once.
     AnyDevice(usize),
 }
@@ -92,20 +91,23 @@ impl Executable {
         version: String,
         plan: Arc<BatchPlan>,
         model: Arc<dyn Model>,
-        lanes: LaneCount,
+        lanes: LanesWanted,
         metrics: ModelMetrics,
         queue_bound: u32,
     ) -> Result<Self, LoadError> {
         let lanes = match lanes {
-            LaneCount::EachDevice(devices) => {
+            LanesWanted::EachDevice(devices, mut first) => {
                 let lane = |device| {
                     let works = model.lost(device).is_none();
+                    if let Some((_, lane)) = first.take_if(|(on, _)| works && *on == device) {
+                        return Ok(Some(Mutex::new(lane)));
+                    }
                     let lane = works.then(|| model.lane_at(EnginePlace { device, share: Share::Whole }));
                     lane.transpose().map(|lane| lane.map(Mutex::new))
                 };
                 Lanes::EachDevice((0..devices).map(lane).collect::<Result<_, _>>()?)
             }
-            LaneCount::AnyDevice(lanes) => {
+            LanesWanted::AnyDevice(lanes) => {
                 Lanes::AnyDevice((0..lanes).map(|_| model.lane().map(Mutex::new)).collect::<Result<_, _>>()?)
             }
         };

@@ -15,8 +15,8 @@ use crate::offload;
 use crate::service::Service;
 use crate::shared_memory::{Client, SharedMemory};
 
-/// The extensions this server has, as the server metadata names them.
-pub const EXTENSIONS: [&str; 8] = [
+/// The extensions that every server has, as the server metadata names them.
+const EXTENSIONS: [&str; 8] = [
     "classification",
     "model_repository",
     "schedule_policy",
@@ -26,6 +26,12 @@ pub const EXTENSIONS: [&str; 8] = [
     "parameters",
     "statistics",
 ];
+
+/// The extensions that a server with this shared memory has, as the server metadata names them.
+pub fn extensions(memory: &SharedMemory) -> Vec<String> {
+    let cuda = memory.has_cuda().then_some("cuda_shared_memory");
+    EXTENSIONS.into_iter().chain(cuda).map(str::to_owned).collect()
+}
 
 const REGION: &str = "shared_memory_region";
 const BYTE_SIZE: &str = "shared_memory_byte_size";
@@ -47,22 +53,24 @@ pub async fn infer<S: Service>(
     request: InferRequest,
     held: &mut Reservation,
 ) -> Result<InferResponse, ServiceError> {
-    let shared_bytes = check_places(memory, client, &request)?;
-    let mut extended = Vec::new();
+    let shared = check_places(memory, client, &request)?;
+    let (mut extended, mut waits) = (Vec::new(), false);
     for output in &request.outputs {
         // Refused before the work, not after it.
         match OutputExtension::of(output)? {
             None => continue,
             Some(OutputExtension::Classes(_)) => {}
-            Some(OutputExtension::SharedMemory(place)) => memory
-                .check(client, place.region, place.offset, place.byte_size)
-                .map_err(|error| error.within(format_args!("output '{}'", output.name)))?,
+            Some(OutputExtension::SharedMemory(place)) => {
+                waits |= memory
+                    .check(client, place.region, place.offset, place.byte_size)
+                    .map_err(|error| error.within(format_args!("output '{}'", output.name)))?;
+            }
         }
         extended.push(output.clone());
     }
-    let request = match shared_bytes {
+    let request = match shared.bytes {
         0 => request,
-        bytes => copy_inputs(service, memory, client, request, bytes, held).await?,
+        _ => copy_inputs(service, memory, client, request, shared, held).await?,
     };
     if extended.is_empty() {
         return service.infer(request).await;
@@ -74,7 +82,8 @@ pub async fn infer<S: Service>(
     let mut response = service.infer(request).await?;
     let memory = Arc::clone(memory);
     // Ranking a row takes longer than copying it, and a write to shared memory may be the first to a page.
-    let heavy = response.outputs.iter().map(|output| output.data.len()).sum::<usize>() >= offload::PARSE_FROM;
+    let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
+    let heavy = waits || bytes >= offload::PARSE_FROM;
     offload::run_if(heavy, move || {
         let labels = |output: &str| {
             let found = extended.iter().zip(&names).find(|(e, _)| e.name == output);
@@ -86,26 +95,34 @@ pub async fn infer<S: Service>(
     .await?
 }
 
-/// The request with the `bytes` of its inputs that are in shared memory copied into it.
+/// What the inputs of a request have in shared memory.
+#[derive(Default)]
+struct Shared {
+    bytes: u64,
+    /// Whether some are in a GPU's memory, so that a copy is waited for.
+    waits: bool,
+}
+
+/// The request with its inputs that are in shared memory copied into it.
 async fn copy_inputs<S: Service>(
     service: &S,
     memory: &Arc<SharedMemory>,
     client: Client,
     mut request: InferRequest,
-    bytes: u64,
+    Shared { bytes, waits }: Shared,
     held: &mut Reservation,
 ) -> Result<InferRequest, ServiceError> {
     // All that can be told from the request's few bytes comes before the many.
     service.check_inputs(&request)?;
     held.grow(bytes)?;
     let memory = Arc::clone(memory);
-    let heavy = usize::try_from(bytes).unwrap_or(usize::MAX) >= offload::PARSE_FROM;
+    let heavy = waits || usize::try_from(bytes).unwrap_or(usize::MAX) >= offload::PARSE_FROM;
     offload::run_if(heavy, move || resolve_inputs(&memory, client, &mut request).map(|()| request)).await?
 }
 
-/// Checks what the inputs say of their places in shared memory; gives the bytes they take together.
-fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<u64, ServiceError> {
-    let mut total = 0u64;
+/// Checks what the inputs say of their places in shared memory; gives what they take together.
+fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<Shared, ServiceError> {
+    let mut shared = Shared::default();
     for input in &request.inputs {
         let Some(place) = Place::of("input", &input.name, &input.parameters)? else { continue };
         if !input.data.is_empty() {
@@ -116,18 +133,18 @@ fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -
             )));
         }
         check_byte_size(input, place.byte_size)?;
-        memory
+        shared.waits |= memory
             .check(client, place.region, place.offset, place.byte_size)
             .map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
         // A few bytes of request could else ask for copies of a large region without end.
-        total = total.saturating_add(place.byte_size);
-        if total > MOST_SHARED_BYTES {
+        shared.bytes = shared.bytes.saturating_add(place.byte_size);
+        if shared.bytes > MOST_SHARED_BYTES {
             return Err(ServiceError::TooLarge(format!(
                 "the inputs in shared memory are larger than {MOST_SHARED_BYTES} bytes together"
             )));
         }
     }
-    Ok(total)
+    Ok(shared)
 }
 
 /// Copies the inputs that are in `client`'s shared memory into the request. Their parameters stay.

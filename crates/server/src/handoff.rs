@@ -1,5 +1,6 @@
 //! Where a thread is left its next piece of work.
 
+use downbeat_core::Duration;
 use parking_lot::{Condvar, Mutex};
 
 /// Where a thread that does one thing at a time is left the next.
@@ -21,10 +22,10 @@ impl<T> Default for Handoff<T> {
 }
 
 impl<T> Handoff<T> {
-    /// Leaves work. Asserts that none is there: whoever decides gives work to those that are free only.
+    /// Leaves work. Asserts that none is there: whoever decides gives work to those only that have taken what they were given before.
     pub fn put(&self, work: T) {
         let mut next = self.next.lock();
-        assert!(next.work.is_none(), "a device or lane runs one batch at a time, and was given a second");
+        assert!(next.work.is_none(), "a device or lane is given a batch once it has taken the one before");
         next.work = Some(work);
         if next.waiting {
             self.arrived.notify_one();
@@ -51,5 +52,16 @@ impl<T> Handoff<T> {
             self.arrived.wait(&mut next);
             next.waiting = false;
         }
+    }
+
+    /// Waits for work for so long at most; `None` also when stopped.
+    pub fn take_within(&self, time: Duration) -> Option<T> {
+        let mut next = self.next.lock();
+        if next.work.is_none() && !next.stopped && time > Duration::ZERO {
+            next.waiting = true;
+            self.arrived.wait_for(&mut next, time.into());
+            next.waiting = false;
+        }
+        next.work.take()
     }
 }

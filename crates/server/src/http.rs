@@ -135,11 +135,11 @@ fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
 
 fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
     Router::new()
-        .route("/status", get(shared_memory::cuda_status_of_all))
-        .route("/unregister", post(shared_memory::cuda_unregister))
-        .route("/region/{region}/status", get(shared_memory::cuda_status))
-        .route("/region/{region}/register", post(shared_memory::cuda_register))
-        .route("/region/{region}/unregister", post(shared_memory::cuda_unregister))
+        .route("/status", get(shared_memory::cuda_status_of_all::<S>))
+        .route("/unregister", post(shared_memory::cuda_unregister_all::<S>))
+        .route("/region/{region}/status", get(shared_memory::cuda_status::<S>))
+        .route("/region/{region}/register", post(shared_memory::cuda_register::<S>))
+        .route("/region/{region}/unregister", post(shared_memory::cuda_unregister::<S>))
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> HttpError {

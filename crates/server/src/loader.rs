@@ -10,26 +10,32 @@ use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
-use downbeat_engine::{Cut, Declared, DefaultValue, Engine, LoadError, LoadOptions, MemoryBudget, Model};
+use downbeat_engine::{
+    Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Place as EnginePlace,
+    Share, StreamPriority, graph_report,
+};
+use downbeat_protocol::inference::ModelOptimizationPolicy;
+use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
 use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use crate::clock::Clock;
+use crate::device_budget::DeviceBudget;
 use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
-use crate::executable::{Executable, LaneCount, Queue};
+use crate::executable::{Executable, LanesWanted, Queue};
 use crate::lanes::{self, Occupancy, Padding, PolicyError};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
 use crate::plan::{BatchPlan, ShapeKey};
-use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredProfile, Threads};
+use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, StoredProfile, Threads};
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
-use crate::warm_up::{self, Sample};
+use crate::warm_up::{self, Sample, WarmUp};
 use crate::watchdog::Watchdog;
 
 /// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
@@ -39,6 +45,8 @@ pub const PROFILED_LENGTH: i64 = 32;
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
+/// How long a load waits at most for others on the same GPUs.
+const LONGEST_TURN: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Who is told how a load goes on.
 pub trait LoadProgress: Send + Sync {
@@ -57,20 +65,64 @@ struct Source<'a> {
     cut: Cut,
     /// What its runs may take.
     memory: Option<&'a Arc<MemoryBudget>>,
-    /// See [`Source::key`].
-    key: OnceCell<std::io::Result<String>>,
+    /// What its configuration asks of TensorRT.
+    tensorrt: BTreeMap<String, String>,
+    /// Where what is made of it is kept.
+    cache: Option<&'a Path>,
+    /// What its kernels have on a GPU.
+    priority: StreamPriority,
+    store: &'a ProfileStore,
+    /// See [`ProfileStore::file_key`].
+    file: OnceCell<std::io::Result<String>>,
 }
 
 impl Source<'_> {
+    /// Loads it; where it is to be cut, by what is stored of its operators, which is measured and stored else.
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
-        let memory = self.memory.cloned();
-        self.engine.load(&LoadOptions { memory, ..LoadOptions::new(self.path, threads).with_cut(self.cut.clone()) })
+        let (memory, tensorrt, cache) = (self.memory.cloned(), self.tensorrt.clone(), self.cache.map(Path::to_owned));
+        let options = LoadOptions::new(self.path, threads).with_cut(self.cut.clone()).with_priority(self.priority);
+        let mut options = LoadOptions { memory, tensorrt, cache, ..options };
+        if self.cut == Cut::Whole {
+            return self.engine.load(&options);
+        }
+        let key = self.key(Threads::Chosen(threads)).map(|key| format!("{key}-operators"));
+        let stored = key.as_ref().ok().and_then(|key| self.store.get::<StoredOperators>(key));
+        options.operators = stored.map(|stored| Arc::new(stored.operators));
+        let model = self.engine.load(&options)?;
+        if let Some(operators) = model.operators()
+            && !options.operators.is_some_and(|known| Arc::ptr_eq(&known, operators))
+        {
+            let stored = StoredOperators {
+                model: self.path.to_owned(),
+                engine: self.engine.info().name.to_owned(),
+                threads,
+                operators: (**operators).clone(),
+            };
+            if let Err(error) = key.and_then(|key| self.store.put(&key, &stored).map_err(|error| error.to_string())) {
+                tracing::warn!(%error, "what its operators take cannot be stored; it will be measured again at the next start");
+            }
+        }
+        Ok(model)
     }
 
-    /// What its profiles are stored under, measured with these threads and up to so many items. Reads the file, once.
-    fn key(&self, threads: Threads, max_batch: u32) -> Result<&str, String> {
-        let read = || ProfileStore::key(self.path, &self.engine.info(), threads, max_batch);
-        self.key.get_or_init(read).as_deref().map_err(ToString::to_string)
+    /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
+    fn key(&self, threads: Threads) -> Result<String, String> {
+        let file = self.file.get_or_init(|| ProfileStore::file_key(self.path)).as_ref().map_err(ToString::to_string)?;
+        Ok(ProfileStore::key(file, &self.engine.info(), threads))
+    }
+
+    /// What its profiles are stored under, measured with these threads and up to so many items.
+    fn batch_key(&self, threads: Threads, max_batch: u32) -> Result<String, String> {
+        Ok(format!("{}-b{max_batch}", self.key(threads)?))
+    }
+}
+
+/// What a model's kernels have on a GPU, by its configuration (`optimization.priority`).
+pub fn stream_priority(definition: &ModelDefinition) -> StreamPriority {
+    match definition.config.optimization.as_ref().map(ModelOptimizationPolicy::priority) {
+        Some(ModelPriority::PriorityMax) => StreamPriority::Max,
+        Some(ModelPriority::PriorityMin) => StreamPriority::Min,
+        Some(ModelPriority::PriorityDefault) | None => StreamPriority::Default,
     }
 }
 
@@ -97,6 +149,8 @@ pub struct Loader {
     wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
     /// What the runs of all models may take; `None`: nobody limits them.
     memory: Option<Arc<MemoryBudget>>,
+    /// The turn of loading a model onto GPUs.
+    gpu_turn: Mutex<()>,
     /// See [`Loader::unsettled`].
     unsettled: Mutex<BTreeSet<String>>,
 }
@@ -120,8 +174,21 @@ impl Loader {
             Some(bytes) => Some(bytes as u64),
         };
         let memory = memory.map(MemoryBudget::new);
-        let (wishes, unsettled) = Default::default();
-        Loader { options, engines, store, driver, metrics, clock, watchdog, occupancies, wishes, unsettled, memory }
+        let (wishes, unsettled, gpu_turn) = Default::default();
+        Loader {
+            options,
+            engines,
+            store,
+            driver,
+            metrics,
+            clock,
+            watchdog,
+            occupancies,
+            wishes,
+            unsettled,
+            memory,
+            gpu_turn,
+        }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue.
@@ -173,9 +240,13 @@ impl Loader {
     ) -> anyhow::Result<Arc<Executable>> {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
+        let limit = self.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
         let refuses = |reason: String| PolicyError { policy, reason };
         let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
+        // What each takes of a GPU is seen where one is loaded after another. A load that does not end holds up no other for good.
+        let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
+        let mut budget = DeviceBudget::before(&**engine, if on_gpus { self.driver.devices() } else { 0 }, limit);
         let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
@@ -190,7 +261,18 @@ impl Loader {
             None => (None, BTreeMap::new(), None),
         };
         let path = own.as_deref().unwrap_or(path);
-        let mut source = Source { engine: &**engine, path, cut, memory: self.memory.as_ref(), key: OnceCell::new() };
+        let (memory, cache, file) = (self.memory.as_ref(), self.store.folder(), OnceCell::new());
+        let tensorrt = definition.tensorrt.clone().unwrap_or_default();
+        let priority = stream_priority(definition);
+        let mut source =
+            Source { engine: &**engine, path, cut, memory, tensorrt, cache, priority, store: &self.store, file };
+        if definition.tensorrt.is_some() && on_gpus && engine.info().name != "tensorrt" {
+            tracing::warn!(
+                model = %definition.name,
+                "its configuration asks for TensorRT (optimization.execution_accelerators), and the engine is {}: --engine tensorrt compiles the models for it",
+                engine.info().name
+            );
+        }
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
@@ -240,22 +322,38 @@ impl Loader {
                 definition.config.max_batch_size = i32::try_from(largest).unwrap_or(i32::MAX);
                 plan = plan_of(definition, largest)?;
             }
-            if let Some(padding) = &padding {
-                lanes::check_padding(&plan, padding, &*model, self.clock)
-                    .map_err(|error| refuses(error.to_string()))?;
-            }
             warn_of_levels(definition, policy);
         }
+        model.set_shapes(plan.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
+        if let Some(padding) = &padding {
+            lanes::check_padding(&plan, padding, &*model, self.clock).map_err(|error| refuses(error.to_string()))?;
+        }
         model.set_batched(plan.is_batched());
+        let name = definition.name.clone();
+        let device = (0..self.driver.devices()).find(|device| model.lost(*device).is_none()).unwrap_or(0);
+        let mut first = None;
+        budget.begin_lanes(&*model);
         // An emulated model answers whatever fits its inputs.
-        if model.profile().is_none() && definition.warmups.is_empty() {
-            warm_up::find_answer(&plan, &*model)?;
+        if model.profile().is_none() {
+            let mut lane = model.lane_at(EnginePlace { device, share: Share::Whole })?;
+            if definition.warmups.is_empty() {
+                let fill = warm_up::find_answer(&plan, model.segments(), &mut *lane)?;
+                plan = plan.with_fill(fill);
+            }
+            first = Some(lane);
         }
         let plan = Arc::new(if on_gpus { plan.for_model(model.clone()) } else { plan });
+        let (mut wanted, mut run) = (Vec::new(), None);
+        if let Some(lane) = first.as_mut().filter(|_| on_gpus) {
+            // Before it is measured, so that no more sizes are set up for that than there is memory for.
+            let (budget, plan, model) = (&budget, &plan, &*model);
+            let mut warm_up = WarmUp { name: &name, model, plan, budget, wanted, run };
+            warm_up.whole(&[], device, &mut **lane)?;
+            (wanted, run) = (warm_up.wanted, warm_up.run);
+        }
         progress.step("measuring", 0.2);
         let Profiled { profile, threads: on_threads, settled } =
-            self.profile(&mut model, &plan, &source, threads, progress)?;
-        let name = definition.name.clone();
+            self.profile(&mut model, &plan, &source, threads, progress, &mut first)?;
         if settled {
             self.unsettled.lock().remove(&name);
         } else {
@@ -272,12 +370,25 @@ impl Loader {
         }
         let metrics = self.metrics.model(&name, &version.to_string());
         let queue_bound = self.queue_bound(definition);
+        let mut segments = None;
+        if routed {
+            let subject = SegmentSubject {
+                model: &*model,
+                plan: &plan,
+                padding: padding.as_deref(),
+                clock: self.clock,
+                budget: self.options.profiling.budget,
+            };
+            segments = Some(self.segments(&subject, &source, threads, &profile, first.take()));
+            budget.begin_lanes(&*model);
+        }
+        let warm = first.is_some().then_some(device);
         let lanes = match self.at_once(definition) {
-            _ if routed => LaneCount::AnyDevice(0),
-            _ if on_gpus => LaneCount::EachDevice(self.driver.devices()),
+            _ if routed => LanesWanted::AnyDevice(0),
+            _ if on_gpus => LanesWanted::EachDevice(self.driver.devices(), first.map(|lane| (device, lane))),
             // Nobody said how many devices there are to be: there come to be more.
-            at_once if self.options.devices == 0 => LaneCount::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
-            at_once => LaneCount::AnyDevice((at_once as usize).min(self.driver.devices())),
+            at_once if self.options.devices == 0 => LanesWanted::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
+            at_once => LanesWanted::AnyDevice((at_once as usize).min(self.driver.devices())),
         };
         let executable = Executable::new(
             name.clone(),
@@ -290,8 +401,10 @@ impl Loader {
         )?
         .keeping(folder);
         progress.step("warming up", 0.9);
-        if routed {
-            let segments = self.segments(&*model, &plan, padding.as_deref(), &source, threads, &profile);
+        let samples = self.samples(definition, &executable)?;
+        let budget = &budget;
+        let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
+        if let Some(segments) = segments {
             let chosen = self.options.dispatch_policy(&name, definition.dispatch);
             let ground = lanes::Ground {
                 name: &name,
@@ -299,7 +412,7 @@ impl Loader {
                 model: &model,
                 health: executable.health(),
                 watchdog: &self.watchdog,
-                plan,
+                plan: plan.clone(),
                 profile,
                 segments,
                 policy,
@@ -312,12 +425,32 @@ impl Loader {
                 devices: &self.occupancies,
                 log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
             };
-            let samples = self.samples(definition, &executable)?;
-            let group =
-                lanes::start(ground, padding, |specs, lanes| warm_up::run_lanes(&samples, &executable, specs, lanes))?;
+            // There are more lanes than one now.
+            warm_up.run = None;
+            let mut count = 0;
+            let group = lanes::start(ground, padding, |device, specs, lanes| {
+                count = lanes.len();
+                warm_up.lanes(&samples, device, specs, lanes)
+            })?;
+            warm_up.say(count);
+            say_graphs(&name, version, &*model);
             return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, on_threads, begin)));
         }
-        self.warm_up(definition, &executable)?;
+        if on_gpus {
+            for device in 0..self.driver.devices() {
+                let Some(mut lane) = executable.lane(device) else { continue };
+                // The one that was measured has run all sizes before.
+                if warm == Some(device) {
+                    warm_up.with_samples(&samples, &mut **lane)?;
+                } else {
+                    warm_up.whole(&samples, device, &mut **lane)?;
+                }
+            }
+            warm_up.say(1);
+        } else {
+            executable.lanes().try_for_each(|mut lane| warm_up.whole(&samples, 0, &mut **lane))?;
+        }
+        say_graphs(&name, version, &*model);
         let key = if executable.plan.has_varying_shapes() {
             executable.plan.shape_key_of(PROFILED_LENGTH)
         } else {
@@ -371,22 +504,21 @@ impl Loader {
     /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
     fn segments(
         &self,
-        model: &dyn Model,
-        plan: &BatchPlan,
-        padding: Option<&Padding>,
+        subject: &SegmentSubject<'_>,
         source: &Source<'_>,
         threads: Threads,
         profile: &LatencyProfile,
+        lane: Option<Box<dyn Lane>>,
     ) -> SegmentProfile {
+        let SegmentSubject { model, plan, padding, .. } = *subject;
         let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
         if is_known || !self.options.profiling.enabled {
             return SegmentProfile::even(profile, model.segments());
         }
-        let (clock, budget) = (self.clock, self.options.profiling.budget);
-        let subject = SegmentSubject { model, plan, padding, clock, budget };
-        let key = source.key(threads, plan.max_batch()).ok();
-        subject.profile(&self.store, key).unwrap_or_else(|| {
-            tracing::warn!(path = %source.path.display(), "its segments cannot be measured with zeros; they are taken to be alike");
+        let key = source.batch_key(threads, plan.max_batch()).ok();
+        let lane = lane.map_or_else(|| model.lane(), Ok).ok();
+        lane.and_then(|mut lane| subject.profile(&mut *lane, &self.store, key.as_deref())).unwrap_or_else(|| {
+            tracing::warn!(path = %source.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
         })
     }
@@ -466,7 +598,7 @@ impl Loader {
     }
 
     /// The latency profile, stored or measured, and the number of threads it was measured with, on which `model` is
-    /// loaded afterwards.
+    /// loaded afterwards. `lane` is one of the model's, where there is one already.
     fn profile(
         &self,
         model: &mut Arc<dyn Model>,
@@ -474,6 +606,7 @@ impl Loader {
         source: &Source<'_>,
         threads: Threads,
         progress: &dyn LoadProgress,
+        lane: &mut Option<Box<dyn Lane>>,
     ) -> anyhow::Result<Profiled> {
         let settled = true;
         if let Some(profile) = model.profile() {
@@ -482,6 +615,7 @@ impl Loader {
         let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, plan.max_batch());
         let mut reload = |threads: usize| -> anyhow::Result<()> {
             if threads > 1 {
+                *lane = None;
                 *model = source.load(threads)?;
             }
             Ok(())
@@ -490,8 +624,8 @@ impl Loader {
             reload(threads.most())?;
             return Ok(Profiled { profile: unknown()?, threads: threads.most(), settled });
         }
-        let key = source.key(threads, plan.max_batch());
-        if let Ok(key) = key
+        let key = source.batch_key(threads, plan.max_batch());
+        if let Ok(key) = &key
             && let Some(stored) = self.store.get::<StoredProfile>(key)
             && stored.settled
             && let Ok(profile) = profiler::profile(&stored.measurements)
@@ -523,13 +657,18 @@ impl Loader {
                     let wide = source.load(most)?;
                     let subjects = [self.subject(&**model, plan), self.subject(&*wide, plan)];
                     if profiler::compare(subjects, plan.max_batch(), part(0.3))? {
+                        *lane = None;
                         *model = wide;
                         on_threads = most;
                     }
                 }
             }
             let mut done = 0;
-            let measured = self.subject(&**model, plan).measure(&mut *model.lane()?, &sizes, part(0.65), |m| {
+            let lane = match lane {
+                Some(lane) => lane,
+                None => lane.insert(model.lane()?),
+            };
+            let measured = self.subject(&**model, plan).measure(&mut **lane, &sizes, part(0.65), |m| {
                 done += 1;
                 let fraction = 0.35 + 0.65 * f64::from(done) / sizes.len() as f64;
                 progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
@@ -538,9 +677,9 @@ impl Loader {
         };
         let measurements = match measure_all() {
             Ok(measurements) => measurements,
-            // A model may refuse zeros (an index, a length); that is no reason not to serve it.
+            // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
             Err(error) => {
-                tracing::warn!(path = %source.path.display(), %error, "cannot be measured with zeros; its latency is learned in service");
+                tracing::warn!(path = %source.path.display(), %error, "cannot be measured with requests of our own making; its latency is learned in service");
                 return Ok(Profiled { profile: unknown()?, threads: on_threads, settled });
             }
         };
@@ -557,7 +696,7 @@ impl Loader {
         }
         let (model, engine) = (source.path.to_owned(), source.engine.info().name.to_owned());
         let stored = StoredProfile { model, engine, threads: on_threads, settled, measurements };
-        if let Err(error) = key.and_then(|key| self.store.put(key, &stored).map_err(|error| error.to_string())) {
+        if let Err(error) = key.and_then(|key| self.store.put(&key, &stored).map_err(|error| error.to_string())) {
             tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
         }
         Ok(Profiled { profile, threads: on_threads, settled })
@@ -573,7 +712,7 @@ impl Loader {
         self.unsettled.lock().iter().cloned().collect()
     }
 
-    /// The configured warm-up samples, or a request of zeros if there are none.
+    /// The configured warm-up samples, or a request of our own making if there are none.
     fn samples(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for sample in &definition.warmups {
@@ -585,17 +724,18 @@ impl Loader {
             samples.push(Sample { name: Some(sample.name.clone()), count: sample.count, request: admitted });
         }
         if samples.is_empty()
-            && let Ok(request) = executable.plan.zeros(PROFILED_LENGTH)
+            && let Ok(request) = executable.plan.trial(PROFILED_LENGTH)
         {
             samples.push(Sample { name: None, count: 1, request });
         }
         Ok(samples)
     }
+}
 
-    /// Warms up every lane.
-    fn warm_up(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<()> {
-        let samples = self.samples(definition, executable)?;
-        executable.lanes().try_for_each(|mut lane| warm_up::run_whole(&samples, executable, &mut **lane))
+/// Says what of a model that is warmed up runs as CUDA graphs.
+fn say_graphs(name: &str, version: u64, model: &dyn Model) {
+    if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
+        tracing::info!(model = %name, version, "{graphs}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Advice;
+use downbeat_engine::cuda::nvml::NvmlSample;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
@@ -143,6 +144,7 @@ pub struct Metrics {
     in_flight_bytes_limit: Gauge,
     in_flight_bytes_refused: IntCounterVec,
     lanes: LaneMetricsFamily,
+    gpus: GpuMetrics,
 }
 
 /// What all models and devices have done since the start.
@@ -298,6 +300,7 @@ impl Metrics {
             )?,
             device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
             lanes: LaneMetricsFamily::new(&registry)?,
+            gpus: GpuMetrics::new(&registry)?,
             load_seconds,
             device_busy,
             registry,
@@ -350,6 +353,11 @@ impl Metrics {
     /// The metrics of device policies.
     pub fn lanes(&self) -> &LaneMetricsFamily {
         &self.lanes
+    }
+
+    /// What NVML says of GPUs.
+    pub fn gpus(&self) -> &GpuMetrics {
+        &self.gpus
     }
 
     /// The metrics of one device.
@@ -514,5 +522,77 @@ impl DeviceMetrics {
     pub fn end(&self, busy: Duration) {
         self.running.set(0);
         self.busy.inc_by(busy.as_secs_f64());
+    }
+}
+
+/// What NVML says of GPUs, by Triton's names. A clone is the same.
+#[derive(Clone)]
+pub struct GpuMetrics {
+    utilization: GaugeVec,
+    power: GaugeVec,
+    power_limit: GaugeVec,
+    energy: prometheus::CounterVec,
+    memory: GaugeVec,
+    memory_used: GaugeVec,
+    xids: IntCounterVec,
+}
+
+const GPU: [&str; 1] = ["gpu_uuid"];
+
+impl GpuMetrics {
+    fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str| -> Result<GaugeVec, prometheus::Error> {
+            let metric = GaugeVec::new(Opts::new(name, help), &GPU)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let energy = Opts::new("nv_energy_consumption", "GPU energy consumption in joules since the server started");
+        let energy = prometheus::CounterVec::new(energy, &GPU)?;
+        registry.register(Box::new(energy.clone()))?;
+        let xids =
+            Opts::new("downbeat_gpu_xids_total", "Errors of the GPU that its driver reported, by NVIDIA's number");
+        let xids = IntCounterVec::new(xids, &["gpu_uuid", "xid"])?;
+        registry.register(Box::new(xids.clone()))?;
+        Ok(GpuMetrics {
+            utilization: gauge("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0]")?,
+            power: gauge("nv_gpu_power_usage", "GPU power usage in watts")?,
+            power_limit: gauge("nv_gpu_power_limit", "GPU power management limit in watts")?,
+            energy,
+            memory: gauge("nv_gpu_memory_total_bytes", "GPU total memory, in bytes")?,
+            memory_used: gauge("nv_gpu_memory_used_bytes", "GPU used memory, in bytes")?,
+            xids,
+        })
+    }
+
+    /// Sets what was measured of a GPU, and adds the energy that it has taken since the last time, joules.
+    pub fn set(&self, gpu: &str, sample: &NvmlSample, energy: f64) {
+        let Self { utilization, power, power_limit, memory, memory_used, .. } = self;
+        let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+        for (gauge, value) in [
+            (utilization, sample.utilization),
+            (power, sample.power),
+            (power_limit, sample.power_limit),
+            (memory, bytes(sample.memory)),
+            (memory_used, bytes(sample.memory_used)),
+        ] {
+            match value {
+                Some(value) => gauge.with_label_values(&[gpu]).set(value),
+                // An error means that there was none.
+                None => drop(gauge.remove_label_values(&[gpu])),
+            }
+        }
+        if sample.energy.is_some() {
+            self.energy.with_label_values(&[gpu]).inc_by(energy.max(0.0));
+        }
+    }
+
+    /// Forgets the gauges of a GPU that cannot be measured any more.
+    pub fn forget(&self, gpu: &str) {
+        self.set(gpu, &NvmlSample::default(), 0.0);
+    }
+
+    /// Counts an error that the driver reported of a GPU.
+    pub fn count_xid(&self, gpu: &str, xid: u64) {
+        self.xids.with_label_values(&[gpu, xid.to_string().as_str()]).inc();
     }
 }

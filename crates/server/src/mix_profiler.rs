@@ -53,7 +53,7 @@ pub fn count(totals: &[u32], largest: u32) -> usize {
 /// Gives the mixes of each load, the fastest first. `progress` hears of the first run of each mix.
 ///
 /// # Errors
-/// What the engine says, if it has no memory for the lanes or cannot run a batch of zeros.
+/// What the engine says, if it has no memory for the lanes or cannot run such a batch.
 pub fn measure(
     subject: &Subject<'_>,
     totals: &[u32],
@@ -65,7 +65,7 @@ pub fn measure(
     let no_lane = |error: downbeat_engine::LoadError| RunError::new("mix profiler", error.to_string());
     let lanes = (0..most).map(|_| subject.model.lane().map(Mutex::new).map_err(no_lane));
     let lanes: Vec<Mutex<Box<dyn Lane>>> = lanes.collect::<Result<_, _>>()?;
-    let item = subject.plan.zeros(subject.varying).map_err(|reason| RunError::new("batch plan", reason))?;
+    let item = subject.item()?;
     // What the first run of each size allocates and plans is not measured.
     for (lane, size) in
         lanes.iter().zip((0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most)))

@@ -1,7 +1,9 @@
 //! Work that would hold up the event loop, done beside it by few enough threads that requests of others get their turn.
 
+use std::future::{Future, ready};
 use std::sync::LazyLock;
 
+use futures_util::future::Either;
 use tokio::sync::Semaphore;
 
 use crate::error::ServiceError;
@@ -37,9 +39,10 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_if<T: Send + 'static>(
+pub fn run_if<T: Send + 'static>(
     heavy: bool,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ServiceError> {
-    if heavy { run(work).await } else { Ok(work()) }
+) -> impl Future<Output = Result<T, ServiceError>> + Send {
+    // Neither the work nor the way beside the loop is kept in the request's future, which small requests would move for nothing.
+    if heavy { Either::Left(Box::pin(run(work))) } else { Either::Right(ready(Ok(work()))) }
 }

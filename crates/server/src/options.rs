@@ -48,6 +48,8 @@ pub struct ServerOptions {
     pub devices: usize,
     /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
     pub cuda: CudaOptions,
+    /// How often GPUs are measured for metrics; zero: not at all.
+    pub gpu_metrics_every: Duration,
     /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
     pub scheduler_shards: usize,
     /// When a batch leaves.
@@ -105,6 +107,8 @@ pub struct ServerOptions {
     pub auto_complete_config: bool,
     /// Stop at start if a model does not load, instead of serving the others.
     pub exit_on_error: bool,
+    /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
+    pub exit_when_not_live: bool,
     /// Measuring latency profiles.
     pub profiling: ProfilingOptions,
     /// When devices are advised to be added or given back; `None`: no advice.
@@ -134,6 +138,7 @@ impl ServerOptions {
             threads: 0,
             devices: 0,
             cuda: CudaOptions::default(),
+            gpu_metrics_every: Duration::from_millis(2_000),
             scheduler_shards: 0,
             dispatch: DispatchPolicy::Adaptive,
             drop: None,
@@ -160,6 +165,7 @@ impl ServerOptions {
             allow_empty: false,
             auto_complete_config: true,
             exit_on_error: false,
+            exit_when_not_live: false,
             profiling: ProfilingOptions::default(),
             autoscale: Some(AutoscaleOptions::default()),
             decision_log: None,
@@ -232,6 +238,8 @@ pub struct ModelOptions {
     pub max_queue_wait: Option<Duration>,
     /// Threads inside one run of it; 0: as if nothing were said.
     pub threads: Option<usize>,
+    /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
+    pub gpu_memory: Option<u64>,
 }
 
 /// How long a run may take before it is ended.

@@ -150,7 +150,7 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], budget: Duration) -> R
 /// units, the second the others; otherwise both have all. `progress` hears of each pair.
 ///
 /// # Errors
-/// If the device cannot be split so, or an engine cannot run a batch of zeros.
+/// If the device cannot be split so, or an engine cannot run such a batch.
 pub fn measure(
     subjects: [&Subject<'_>; 2],
     pairs: &[[u32; 2]],

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
-use downbeat_engine::{Buffer, DefaultValue, Model, OutOfMemory, State, Tensor};
+use downbeat_engine::{Buffer, DefaultValue, Fill, Model, OutOfMemory, ShapeRange, State, Tensor};
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
 
 use crate::error::ServiceError;
-use crate::fill::Fill;
 
 /// The sizes of the dimensions that vary from request to request, the batch dimension excluded.
 /// Only requests with equal keys can share a batch.
@@ -33,6 +32,8 @@ pub struct BatchPlan {
     batched: bool,
     max_batch: u32,
     input_memory: InputMemory,
+    /// What requests of our own making hold.
+    fill: Fill,
 }
 
 /// An input that a request left out: of each of its items, the same.
@@ -111,7 +112,14 @@ impl BatchPlan {
             batched: max_batch > 0,
             max_batch: max_batch.max(1),
             input_memory: InputMemory::default(),
+            fill: Fill::default(),
         }
+    }
+
+    /// The same, for a model that answers requests that hold this ([`crate::warm_up::find_answer`]).
+    #[must_use]
+    pub fn with_fill(self, fill: Fill) -> Self {
+        BatchPlan { fill, ..self }
     }
 
     /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
@@ -154,6 +162,12 @@ impl BatchPlan {
         }
     }
 
+    /// To what length its model would have inputs filled up that are padded anyway.
+    pub fn filled_length(&self, length: u32) -> u32 {
+        let filled = self.input_memory.0.as_ref().map(|model| model.filled_length(length as usize));
+        filled.and_then(|filled| u32::try_from(filled).ok()).unwrap_or(length)
+    }
+
     /// The most items a batch may have.
     pub fn max_batch(&self) -> u32 {
         self.max_batch
@@ -168,6 +182,20 @@ impl BatchPlan {
     /// The inputs, in the engine's order.
     pub fn inputs(&self) -> &[TensorBinding] {
         &self.inputs
+    }
+
+    /// The shapes that the model's inputs have in service; `longest`: what varies beside the batch is at most so long, where that is known.
+    pub fn shape_ranges(&self, longest: Option<u32>) -> Vec<ShapeRange> {
+        let range = |input: &TensorBinding| {
+            let sizes = input.model_dims.iter().enumerate().map(|(axis, size)| match usize::try_from(*size) {
+                Ok(size) => (size, Some(size)),
+                Err(_) if axis == 0 && input.batched => (1, Some(self.max_batch as usize)),
+                Err(_) => (1, longest.map(|length| length as usize)),
+            });
+            let (least, most) = sizes.unzip();
+            ShapeRange { name: input.client.name.clone(), least, most }
+        };
+        self.inputs.iter().map(range).collect()
     }
 
     /// Whether the first dimension of every tensor is the batch.
@@ -426,18 +454,18 @@ impl BatchPlan {
         dims.filter(|d| **d < 0).map(|_| varying).collect()
     }
 
-    /// A request of one item of zeros, every varying dimension `varying` long (`BYTES`: empty strings).
+    /// A request of one item that the model is timed and warmed up with, every varying dimension `varying` long: random as far as the model takes that.
     ///
     /// # Errors
     /// In words, if it takes more than [`LARGEST_TRIAL`], or there is no memory for it.
-    pub fn zeros(&self, varying: i64) -> Result<Admitted, String> {
-        self.sample(Fill::Zeros, varying)
+    pub fn trial(&self, varying: i64) -> Result<Admitted, String> {
+        self.sample(self.fill, varying)
     }
 
-    /// A request of one item of our own making, every varying dimension `varying` long.
+    /// A request of one item that holds `fill`, every varying dimension `varying` long.
     ///
     /// # Errors
-    /// As [`BatchPlan::zeros`].
+    /// As [`BatchPlan::trial`].
     pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
         self.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
         let mut inputs = SmallVec::new();
@@ -633,6 +661,26 @@ mod tests {
             input("text", DataType::Bytes, &[2, 1], strings(&[b"a", b""])),
             input("x", DataType::Int16, &[2, 2], vec![1; 8]),
         ]
+    }
+
+    /// Sizes that the configuration fixes are not those that vary in the file.
+    #[test]
+    fn the_shapes_in_service_are_bounded_by_the_largest_batch_and_the_longest_request() {
+        let (mut table, image) =
+            (binding("table", DataType::Fp32, &[-1]), binding("image", DataType::Fp32, &[-1, 3, 64, 64]));
+        table.batched = false;
+        let plan = BatchPlan::new(vec![binding("ids", DataType::Int64, &[-1, -1]), image, table], vec![], 8);
+        let range = |name: &str, least: &[usize], most: &[Option<usize>]| ShapeRange {
+            name: name.to_owned(),
+            least: least.into(),
+            most: most.into(),
+        };
+        let image = range("image", &[1, 3, 64, 64], &[Some(8), Some(3), Some(64), Some(64)]);
+        let of = |longest: Option<usize>| {
+            vec![range("ids", &[1, 1], &[Some(8), longest]), image.clone(), range("table", &[1], &[longest])]
+        };
+        assert_eq!(plan.shape_ranges(Some(128)), of(Some(128)));
+        assert_eq!(plan.shape_ranges(None), of(None));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use downbeat_core::profile::ProfileError;
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_engine::{EngineInfo, Lane, Model, RunError};
+use downbeat_engine::{EngineInfo, Lane, Model, OperatorProfile, RunError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -91,7 +91,7 @@ fn is_worth_threads(alone: &[Duration], together: &[Duration]) -> bool {
 /// timed in turns, so that both meet what the machine does besides.
 ///
 /// # Errors
-/// What the engine says, if it cannot run a batch of zeros.
+/// What the engine says, if it cannot run such a batch.
 pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> anyhow::Result<bool> {
     let [alone, together] = subjects;
     let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
@@ -134,6 +134,18 @@ pub struct Subject<'a> {
     pub clock: Clock,
 }
 
+/// The runs of a size that engines do more in than run: in the first one they allocate and plan, and on a GPU the second one may be tried as a graph.
+pub(crate) const WARM_UP: usize = 2;
+
+/// What runs of a size took, in their order, without those; where there was no time for more, the shortest of them: one that took this long has little to gain from a warm-up.
+pub(crate) fn settled<T: Ord + Copy>(mut times: Vec<T>) -> Vec<T> {
+    if times.len() > WARM_UP {
+        times.drain(..WARM_UP);
+        return times;
+    }
+    times.into_iter().min().into_iter().collect()
+}
+
 impl Subject<'_> {
     /// Runs a batch of copies of `item`, of one row each, from joining the requests to separating the outputs; gives how long it took. `rows` has a
     /// 1 for each copy.
@@ -159,14 +171,14 @@ impl Subject<'_> {
 
     /// What batches are made of.
     pub(crate) fn item(&self) -> Result<Admitted, RunError> {
-        self.plan.zeros(self.varying).map_err(|reason| RunError::new("batch plan", reason))
+        self.plan.trial(self.varying).map_err(|reason| RunError::new("batch plan", reason))
     }
 
     /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
     /// requests to separating the outputs, as in service. `progress` hears of each size when it is done.
     ///
     /// # Errors
-    /// What the engine says, if it cannot run a batch of zeros.
+    /// What the engine says, if it cannot run such a batch.
     pub fn measure(
         &self,
         lane: &mut dyn Lane,
@@ -184,16 +196,11 @@ impl Subject<'_> {
             let mut once = || self.run(lane, &item, &rows);
             let share = end.since(self.clock.now()).as_nanos() / (sizes.len() - done) as u64;
             let until = self.clock.now() + Duration::from_nanos(share);
-            // The first run of a size allocates and plans.
-            let first = once()?;
-            let mut times = Vec::new();
-            while times.len() < MOST_RUNS && self.clock.now() < until {
+            let mut times = vec![once()?];
+            while times.len() < MOST_RUNS + WARM_UP && self.clock.now() < until {
                 times.push(once()?);
             }
-            if times.is_empty() {
-                // No time for another: a run that took this long has little to gain from a warm-up.
-                times.push(first);
-            }
+            let mut times = settled(times);
             times.sort_unstable();
             let at = |quantile: f64| times[((times.len() - 1) as f64 * quantile).round() as usize].as_nanos();
             let measurement = Measurement {
@@ -237,6 +244,19 @@ pub struct StoredProfile {
     pub measurements: Vec<Measurement>,
 }
 
+/// What was found out about the operators of a model file when it was cut on this machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StoredOperators {
+    /// The model's file.
+    pub model: PathBuf,
+    /// What ran it.
+    pub engine: String,
+    /// Threads a run used.
+    pub threads: usize,
+    /// What they take and give.
+    pub operators: OperatorProfile,
+}
+
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
@@ -255,11 +275,11 @@ impl ProfileStore {
         ProfileStore { folder }
     }
 
-    /// The key of a model file: what it holds and what runs it, on which processor with how many cores and threads, in batches of up to how many.
+    /// What tells a model file from another: what it holds.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub fn key(path: &Path, engine: &EngineInfo, threads: Threads, max_batch: u32) -> std::io::Result<String> {
+    pub fn file_key(path: &Path) -> std::io::Result<String> {
         let mut hasher = crc32fast::Hasher::new();
         let mut file = std::fs::File::open(path)?;
         let mut chunk = vec![0u8; 1 << 20];
@@ -272,16 +292,19 @@ impl ProfileStore {
             hasher.update(&chunk[..read]);
             length += read as u64;
         }
+        Ok(format!("{:08x}-{length}", hasher.finalize()))
+    }
+
+    /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, and on what.
+    pub fn key(file: &str, engine: &EngineInfo, threads: Threads) -> String {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let processor = crc32fast::hash(processor().as_bytes());
-        Ok(format!(
-            "{:08x}-{length}-{}-{}-{}-p{processor:08x}-c{cores}-t{threads}-b{max_batch}",
-            hasher.finalize(),
-            engine.name,
-            engine.version,
-            engine.device,
+        // What was measured on zeros is not found again.
+        format!(
+            "{file}-{}-{}-{}-random-p{processor:08x}-c{cores}-t{threads}",
+            engine.name, engine.version, engine.device,
         )
-        .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_"))
+        .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
     }
 
     /// Where it is; `None`: nowhere.
@@ -310,11 +333,11 @@ impl ProfileStore {
         Ok(files)
     }
 
-    /// The profiles of whole models that are stored.
+    /// What is stored of one kind: profiles of whole models, or of the operators of those that are cut.
     ///
     /// # Errors
     /// If the folder cannot be read.
-    pub fn list(&self) -> std::io::Result<Vec<StoredProfile>> {
+    pub fn list<T: DeserializeOwned>(&self) -> std::io::Result<Vec<T>> {
         let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).ok()?).ok();
         Ok(self.files()?.into_iter().filter_map(read).collect())
     }
@@ -353,6 +376,96 @@ impl ProfileStore {
 mod tests {
     use super::*;
 
+    use std::sync::{Arc, Mutex};
+
+    use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+    use downbeat_engine::{Fill, LoadError, Place, State};
+    use downbeat_repository::TensorBinding;
+
+    use crate::device_budget::DeviceBudget;
+    use crate::segment_profiler::SegmentSubject;
+    use crate::warm_up::WarmUp;
+    use crate::{mix_profiler, pair_profiler};
+
+    /// A model that remembers what it was run with.
+    #[derive(Clone, Default)]
+    struct Spy {
+        signature: Signature,
+        seen: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl Model for Spy {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
+            Ok(Box::new(self.clone()))
+        }
+
+        fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
+            vec![2]
+        }
+    }
+
+    impl Lane for Spy {
+        fn run(&mut self, _range: std::ops::Range<usize>, state: &mut State) -> Result<(), RunError> {
+            self.seen.lock().unwrap().extend(state.tensors.drain(..).map(|tensor| tensor.data.as_slice().to_vec()));
+            Ok(())
+        }
+    }
+
+    /// A GPU is faster on zeros than it will be in service.
+    #[test]
+    fn nothing_is_timed_or_warmed_up_with_zeros() {
+        let model = Spy::default();
+        let dims = vec![-1, 64];
+        let client = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.clone() };
+        let (labels, batched, optional) = ([].into(), true, false);
+        let binding = TensorBinding { client, model_index: 0, model_dims: dims, labels, batched, optional };
+        let plan = BatchPlan::new(vec![binding], vec![], 2);
+        let clock = Clock::start();
+        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let budget = Duration::from_millis(1);
+        let mut lane = model.lane().unwrap();
+        let engine = downbeat_engine::Emulated::new();
+        let device_budget = DeviceBudget::before(&engine, 1, None);
+        let steps: [(&str, &mut dyn FnMut()); 6] = [
+            ("batches", &mut || drop(subject.measure(&mut *model.lane().unwrap(), &[1, 2], budget, |_| {}).unwrap())),
+            ("shares", &mut || {
+                drop(subject.measure_shares(&[(None, Default::default())], &[2], budget, |_| {}).unwrap());
+            }),
+            ("mixes", &mut || drop(mix_profiler::measure(&subject, &[2], 2, budget, |_, _| {}).unwrap())),
+            ("pairs", &mut || {
+                drop(pair_profiler::measure([&subject, &subject], &[[1, 2]], None, budget, |_| {}).unwrap());
+            }),
+            ("segments", &mut || {
+                let segments = SegmentSubject { model: &model, plan: &plan, padding: None, clock, budget };
+                segments.profile(&mut *model.lane().unwrap(), &ProfileStore::new(None), None).unwrap();
+            }),
+            ("warm-up", &mut || {
+                let (name, model, plan, budget) = ("spy", &model as &dyn Model, &plan, &device_budget);
+                let mut warm_up = WarmUp { name, model, plan, budget, wanted: Vec::new(), run: None };
+                warm_up.whole(&[], 0, &mut *lane).unwrap();
+            }),
+        ];
+        for (what, step) in steps {
+            model.seen.lock().unwrap().clear();
+            step();
+            let seen = model.seen.lock().unwrap();
+            assert!(!seen.is_empty(), "{what}");
+            for batch in &*seen {
+                let mut item: Vec<[u8; 4]> = batch[..256].as_chunks().0.to_vec();
+                item.sort_unstable();
+                item.dedup();
+                assert!(item.len() > 60, "{what}: {} different numbers of 64", item.len());
+            }
+        }
+        // Where a model takes nothing else.
+        let zeros = plan.with_fill(Fill::Zeros).trial(1).unwrap();
+        assert_eq!(zeros.input(0), [0; 256]);
+    }
+
     fn ms(times: &[u64]) -> Vec<Duration> {
         times.iter().map(|ms| Duration::from_millis(*ms)).collect()
     }
@@ -369,7 +482,7 @@ mod tests {
     fn what_is_stored_is_listed_and_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let store = ProfileStore::new(Some(folder.path().join("profiles")));
-        assert_eq!((store.list().unwrap(), store.clear().unwrap()), (Vec::new(), 0));
+        assert_eq!((store.list::<StoredProfile>().unwrap(), store.clear().unwrap()), (Vec::new(), 0));
         let profile = StoredProfile {
             model: "m/1/model.onnx".into(),
             engine: "rten".to_owned(),
@@ -379,16 +492,24 @@ mod tests {
         };
         store.put("a", &profile).unwrap();
         store.put("segments", &[1, 2]).unwrap();
-        assert_eq!(store.list().unwrap(), [profile]);
-        assert_eq!((store.clear().unwrap(), store.list().unwrap()), (2, Vec::new()));
+        assert_eq!(store.list::<StoredProfile>().unwrap(), [profile]);
+        assert_eq!(store.list::<StoredOperators>().unwrap(), []);
+        assert_eq!((store.clear().unwrap(), store.list::<StoredProfile>().unwrap()), (2, Vec::new()));
     }
 
     #[test]
     fn threads_that_were_chosen_have_profiles_of_their_own() {
-        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = ProfileStore::file_key(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
         let engine = downbeat_engine::Engine::info(&downbeat_engine::Emulated::new());
-        let key = |threads| ProfileStore::key(file.path(), &engine, threads, 8).unwrap();
+        let key = |threads| ProfileStore::key(&file, &engine, threads);
         assert_ne!(key(Threads::Chosen(2)), key(Threads::UpTo(2)));
         assert_eq!(key(Threads::UpTo(2)), key(Threads::UpTo(2)));
+    }
+
+    #[test]
+    fn runs_in_which_engines_do_more_do_not_count() {
+        assert_eq!(settled(vec![90, 400, 30, 31, 29]), [30, 31, 29]);
+        assert_eq!(settled(vec![90, 400, 30]), [30]);
+        assert_eq!((settled(vec![90, 400]), settled(vec![90])), (vec![90], vec![90]));
     }
 }

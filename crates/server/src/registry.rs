@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, Time};
+use downbeat_engine::GpuInfo;
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
 use downbeat_repository::{Fingerprint, ModelRepositories, ModelRepository};
@@ -20,6 +21,7 @@ use crate::decision_log::DecisionLog;
 use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::error::ServiceError;
+use crate::gpu_watch::GpuWatch;
 use crate::lanes::{REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
@@ -126,6 +128,9 @@ pub struct Registry {
     budget: Arc<ByteBudget>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
+    gpus: Arc<[GpuInfo]>,
+    /// While there are GPUs.
+    _gpu_watch: Option<Arc<GpuWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
@@ -172,8 +177,9 @@ impl Registry {
         let devices = engines.devices(options.devices)?;
         let chosen = if engines.gpus.is_empty() { options.devices } else { devices };
         let options = Arc::new(ServerOptions { devices: chosen, ..ServerOptions::clone(&options) });
-        let gpus: Vec<u32> = engines.gpus.iter().map(|gpu| gpu.ordinal).collect();
-        let repository = repository.map(|repository| repository.with_gpus(gpus.clone()));
+        let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
+        let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
+        let repository = repository.map(|repository| repository.with_gpus(ordinals.clone()));
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
@@ -181,12 +187,14 @@ impl Registry {
         let log = options.decision_log.as_deref();
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
-        let watchdog = Watchdog::start(run_limits(&options, &engines), clock)?;
+        let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
         let driver = Driver::start(clock, devices, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone(), watchdog.clone()));
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let budget = ByteBudget::new(limit);
+        let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);
+        let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
         let serving = Serving::new(options.clone(), driver.clone(), loader.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
         Ok(Registry {
@@ -199,10 +207,17 @@ impl Registry {
             budget,
             autoscale,
             watchdog,
+            gpus,
+            _gpu_watch: gpu_watch,
             entries: Arc::new(Mutex::new(waiting)),
             started: Arc::default(),
             wanted: wanted.into(),
         })
+    }
+
+    /// The GPUs that models run on; none: they run on the CPU.
+    pub fn gpus(&self) -> &[GpuInfo] {
+        &self.gpus
     }
 
     /// Whether clients may load and unload, as in Triton's model control modes.
@@ -666,10 +681,6 @@ impl Service for Registry {
     }
 
     fn is_live(&self) -> bool {
-        // A model shares its devices with the others.
-        if let Some(reason) = self.serving.all().iter().find_map(|served| served.lost()) {
-            self.watchdog.give_up(reason);
-        }
         self.watchdog.hopeless().is_none()
     }
 

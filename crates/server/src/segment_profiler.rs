@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::lanes::Padding;
 use crate::plan::{BatchPlan, LARGEST_TRIAL};
-use crate::profiler::ProfileStore;
+use crate::profiler::{ProfileStore, WARM_UP, settled};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
@@ -38,15 +38,15 @@ struct StoredSegments {
 }
 
 impl SegmentSubject<'_> {
-    /// The profile, stored under `key` or measured; `None` if the model cannot run zeros, or there is no time to measure it.
-    pub fn profile(&self, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
+    /// The profile, stored under `key` or measured; `None` if the model cannot run it, or there is no time to measure it.
+    pub fn profile(&self, lane: &mut dyn Lane, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
         let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
         let key = key.map(|key| format!("{key}-s{}-{:08x}-l{most}", self.model.segments(), self.cuts()));
         let stored = key.as_ref().and_then(|key| store.get::<StoredSegments>(key));
         if let Some(profile) = stored.and_then(|stored| self.checked(&stored)) {
             return Some(profile);
         }
-        let measured = self.measure()?;
+        let measured = self.measure(lane)?;
         let profile = self.checked(&measured)?;
         if let Some(Err(error)) = key.map(|key| store.put(&key, &measured)) {
             tracing::warn!(%error, "the profile of segments cannot be stored; it will be measured again at the next start");
@@ -75,7 +75,7 @@ impl SegmentSubject<'_> {
         (usize::from(profile.segments()) == self.model.segments()).then_some(profile)
     }
 
-    fn measure(&self) -> Option<StoredSegments> {
+    fn measure(&self, lane: &mut dyn Lane) -> Option<StoredSegments> {
         let most = self.padding.and_then(Padding::max_length).unwrap_or(u32::MAX);
         let lengths: Vec<u32> = match self.padding {
             None => vec![0],
@@ -84,12 +84,11 @@ impl SegmentSubject<'_> {
                 below.chain((most < LENGTHS[LENGTHS.len() - 1]).then_some(most)).collect()
             }
         };
-        let mut lane = self.model.lane().ok()?;
         let mut stored = StoredSegments { lengths: Vec::new(), segments: vec![Vec::new(); self.model.segments()] };
         let share = Duration::from_nanos(self.budget.as_nanos() / lengths.len().max(1) as u64);
         for length in lengths {
             // Longer than the model takes: what it would take is drawn from the others.
-            let Some(by_segment) = self.measure_length(&mut *lane, length, share) else { break };
+            let Some(by_segment) = self.measure_length(lane, length, share) else { break };
             stored.lengths.push(length);
             for (all, points) in stored.segments.iter_mut().zip(by_segment) {
                 all.push(points);
@@ -108,7 +107,7 @@ impl SegmentSubject<'_> {
             (0..16).map(|n| 1 << (2 * n)).take_while(|size| *size < self.plan.max_batch()).collect();
         sizes.push(self.plan.max_batch());
         sizes.retain(|size| *size <= most_rows);
-        let item = self.plan.zeros(varying).ok()?;
+        let item = self.plan.trial(varying).ok()?;
         let mut found = vec![Vec::new(); self.model.segments()];
         let end = self.clock.now() + budget;
         for (done, rows) in sizes.iter().enumerate() {
@@ -116,16 +115,12 @@ impl SegmentSubject<'_> {
             let mut times: Vec<Vec<u64>> = vec![Vec::new(); self.model.segments()];
             let left = end.since(self.clock.now()).as_nanos();
             let until = self.clock.now() + Duration::from_nanos(left / (sizes.len() - done) as u64);
-            // The first run of a size allocates and plans, and counts only where there is no time for another.
-            for run in 0..=MOST_RUNS {
+            for _ in 0..MOST_RUNS + WARM_UP {
                 let mut begin = self.clock.now();
                 let mut state = self.plan.assemble(members.clone()).ok()?;
                 for (segment, times) in times.iter_mut().enumerate() {
                     lane.run(segment..segment + 1, &mut state).ok()?;
                     let now = self.clock.now();
-                    if run == 1 {
-                        times.clear();
-                    }
                     times.push(now.since(begin).as_nanos());
                     begin = now;
                 }
@@ -133,7 +128,8 @@ impl SegmentSubject<'_> {
                     break;
                 }
             }
-            for (found, mut times) in found.iter_mut().zip(times) {
+            for (found, times) in found.iter_mut().zip(times) {
+                let mut times = settled(times);
                 times.sort_unstable();
                 found.push((*rows, times[times.len() / 2]));
             }

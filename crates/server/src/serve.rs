@@ -26,13 +26,15 @@ use crate::{grpc, http, logging, metrics_port};
 
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
+/// How often it is looked whether the server is live, where it ends otherwise.
+const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// Most connections of the metrics port.
 const METRICS_CONNECTIONS: usize = 8;
 
 /// How long the disk has to take what is left of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Serves until SIGTERM or SIGINT, then drains.
+/// Serves until SIGTERM or SIGINT, or until it is not live if that is asked for, then drains.
 ///
 /// # Errors
 /// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
@@ -65,7 +67,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     }
     let service = Arc::new(registry.clone());
     let shared_memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
-    let shared_memory = Arc::new(shared_memory);
+    let shared_memory = Arc::new(shared_memory.with_gpus(registry.gpus().iter().map(|gpu| gpu.ordinal))?);
 
     let (stage, stages) = watch::channel(Stage::Serving);
     let mut frontends = Vec::new();
@@ -103,6 +105,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let mut loading = std::pin::pin!(loading);
     let mut follower = None;
     let mut loaded = false;
+    let mut is_live = true;
     // Nobody sends to a server that was never ready, and a person at a terminal does not want to wait.
     let (outcome, grace) = loop {
         tokio::select! {
@@ -123,6 +126,11 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
                 break (Ok(()), if expected { grace } else { Duration::ZERO });
             }
             _ = interrupt.recv() => break (Ok(()), Duration::ZERO),
+            reason = not_live(&registry), if options.exit_when_not_live => {
+                is_live = false;
+                let reason = anyhow::anyhow!("{reason}; the server ends, as --exit-when-not-live asks");
+                break (Err(reason), Duration::ZERO);
+            }
         }
     };
     if let Some(follower) = follower {
@@ -167,7 +175,8 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     } else {
         tracing::warn!("stopped with requests unfinished");
     }
-    if is_idle && closed && loads_ended && !registry.watchdog().is_busy() {
+    // Nor does anybody know what a driver that has lost its GPU does when things are given back to it.
+    if is_idle && closed && loads_ended && is_live && !registry.watchdog().is_busy() {
         return outcome;
     }
     // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
@@ -176,6 +185,16 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     }
     scratch::close();
     downbeat_engine::process::end(u8::from(outcome.is_err()))
+}
+
+/// Waits until only a new process helps; says why.
+async fn not_live(registry: &Registry) -> String {
+    loop {
+        if let Some(reason) = registry.watchdog().hopeless() {
+            return reason;
+        }
+        tokio::time::sleep(LOOKS_LIVE_EVERY).await;
+    }
 }
 
 /// Waits a moment for loads, which were told to end; says whether they have.

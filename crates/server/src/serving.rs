@@ -58,11 +58,6 @@ impl Served {
         }
     }
 
-    /// Why one of its versions runs nowhere any more, if that is so.
-    pub fn lost(&self) -> Option<String> {
-        self.versions.values().find_map(|version| version.lost())
-    }
-
     /// Runs that go on, of all versions.
     fn running(&self) -> u32 {
         self.versions.values().map(|version| version.health().running()).sum()
@@ -325,8 +320,8 @@ impl Serving {
         executable.record_not_answered(Reason::QueueFull, Duration::ZERO);
         Err(ServiceError::QueueFull {
             message: format!(
-                "the queue of model '{}' is full: the inputs of its requests in flight are {held} bytes, and it may have \
-                 {share}, half of --max-in-flight-bytes; try again later",
+                "Exceeds maximum queue size: the inputs of the requests of model '{}' in flight are {held} bytes, and it may \
+                 have {share}, half of --max-in-flight-bytes; try again later",
                 executable.name
             ),
             retry_after: RETRY_AFTER,

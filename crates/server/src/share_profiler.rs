@@ -77,12 +77,9 @@ impl Subject<'_> {
         for segment in 0..self.model.segments() {
             let start = self.clock.now();
             lane.run(segment..segment + 1, &mut state)?;
-            let device = lane.last_run();
+            let device = lane.last_run().and_then(|span| span.took());
             by_device &= device.is_some();
-            segments.push(match device {
-                Some((begin, end)) => Duration::from_nanos(end.as_nanos().saturating_sub(begin.as_nanos())),
-                None => self.clock.now().since(start),
-            });
+            segments.push(device.unwrap_or_else(|| self.clock.now().since(start)));
         }
         self.plan.separate(state, rows).map_err(|reason| RunError::new("batch plan", reason))?;
         Ok(TimedRun { segments, host: self.clock.now().since(begin), by_device })
@@ -92,7 +89,7 @@ impl Subject<'_> {
     /// `progress` hears of each measurement.
     ///
     /// # Errors
-    /// If the device cannot give a share, or the engine cannot run a batch of zeros.
+    /// If the device cannot give a share, or the engine cannot run such a batch.
     pub fn measure_shares(
         &self,
         shares: &[(Option<u32>, Share)],

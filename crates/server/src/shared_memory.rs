@@ -1,4 +1,4 @@
-//! The system (POSIX) shared memory regions that clients have registered.
+//! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs (CUDA).
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use downbeat_engine::cuda::CudaError;
+use downbeat_engine::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use parking_lot::RwLock;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -43,19 +45,36 @@ impl Client {
 /// object's size before each access (a system call as well), and a client that shrinks the object between the check
 /// and the copy would still end the server with `SIGBUS`; a read that finds less than was promised is an error.
 ///
+/// A region of a GPU's memory is copied from and to the host, which waits for the GPU, and so does giving up the last of it:
+/// beside the event loop.
+///
 /// A region that is unregistered while a request uses it lives until that request is done with it.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     disabled: bool,
+    /// By ordinal, those whose memory clients may register.
+    gpus: BTreeMap<u32, Arc<IpcGpu>>,
     regions: RwLock<BTreeMap<Client, Regions>>,
 }
 
+/// Both kinds of regions share their names, as in Triton.
 type Regions = BTreeMap<String, Arc<Region>>;
 
 #[derive(Debug)]
-struct Region {
-    status: RegionStatus,
-    object: OwnedFd,
+enum Region {
+    System { status: RegionStatus, object: OwnedFd },
+    Cuda { status: CudaRegionStatus, memory: IpcMemory },
+}
+
+/// What is known of a registered region of a GPU's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CudaRegionStatus {
+    /// The name requests use.
+    pub name: String,
+    /// The GPU's ordinal.
+    pub device_id: u32,
+    /// Size of the region, bytes.
+    pub byte_size: u64,
 }
 
 /// What is known of a registered region.
@@ -82,9 +101,25 @@ impl SharedMemory {
         SharedMemory { disabled: true, ..SharedMemory::default() }
     }
 
+    /// The same, where clients may also register memory of these GPUs, by ordinal. An engine runs on them.
+    ///
+    /// # Errors
+    /// If one is lost or out of memory.
+    pub fn with_gpus(mut self, ordinals: impl IntoIterator<Item = u32>) -> Result<Self, CudaError> {
+        if !self.disabled {
+            self.gpus = ordinals.into_iter().map(|gpu| Ok((gpu, IpcGpu::new(gpu)?))).collect::<Result<_, _>>()?;
+        }
+        Ok(self)
+    }
+
     /// Whether clients may register regions.
     pub fn is_enabled(&self) -> bool {
         !self.disabled
+    }
+
+    /// Whether clients may register regions of GPUs' memory.
+    pub fn has_cuda(&self) -> bool {
+        !self.gpus.is_empty()
     }
 
     /// The words are Triton's, as far as its option is this server's.
@@ -113,6 +148,75 @@ impl SharedMemory {
         offset: u64,
         byte_size: u64,
     ) -> Result<(), ServiceError> {
+        self.check_new(client, name, byte_size)?;
+        let end = offset.checked_add(byte_size).ok_or_else(|| {
+            ServiceError::InvalidArgument(format!(
+                "shared memory region '{name}': offset {offset} + byte_size {byte_size} overflows"
+            ))
+        })?;
+        let path = object_name(name, key)?;
+        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
+        let no_link = rustix::shm::OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
+        let object = rustix::shm::open(path, rustix::shm::OFlags::RDWR | no_link, rustix::fs::Mode::empty())
+            .map_err(|errno| open_error(name, key, errno))?;
+        let status = RegionStatus { name: name.to_owned(), key: key.to_owned(), offset, byte_size };
+        let size = status.object_size(&object)?;
+        if size < end {
+            return Err(ServiceError::InvalidArgument(format!(
+                "shared memory region '{name}': object '{key}' has {size} bytes, expected at least {end} \
+                 (offset {offset} + byte_size {byte_size})"
+            )));
+        }
+        self.insert(client, name, Region::System { status, object })
+    }
+
+    /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has given the handle `raw_handle` to, as `name`. Waits for
+    /// the GPU. The words of errors begin with Triton's.
+    ///
+    /// # Errors
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if no such GPU is in use, the handle is none or its memory is smaller than that;
+    /// `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`]; `Unavailable` if the GPU is lost.
+    pub fn register_cuda(
+        &self,
+        client: Client,
+        name: &str,
+        raw_handle: &[u8],
+        device_id: u64,
+        byte_size: u64,
+    ) -> Result<(), ServiceError> {
+        let invalid = |why: String| {
+            ServiceError::InvalidArgument(format!(
+                "failed to register shared memory region '{name}': invalid args: {why}"
+            ))
+        };
+        if !self.disabled && self.gpus.is_empty() {
+            return Err(ServiceError::InvalidArgument(format!(
+                "failed to register CUDA shared memory region: '{name}', GPUs not supported: this server runs on none; expected a region of system \
+                 shared memory"
+            )));
+        }
+        self.check_new(client, name, byte_size)?;
+        let handle: IpcHandle = raw_handle.try_into().map_err(|_| {
+            invalid(format!("the handle (cudaIpcMemHandle_t) has {} bytes, expected 64", raw_handle.len()))
+        })?;
+        let gpu = u32::try_from(device_id).ok().and_then(|ordinal| Some((ordinal, self.gpus.get(&ordinal)?)));
+        let (ordinal, gpu) = gpu.ok_or_else(|| {
+            let used: Vec<String> = self.gpus.keys().map(u32::to_string).collect();
+            invalid(format!("device_id is {device_id}, and the GPUs that this server uses are {}", used.join(", ")))
+        })?;
+        let memory = gpu.open(&handle).map_err(|error| match error {
+            CudaError::Refused { .. } => invalid(error.to_string()),
+            error => cuda_error(error),
+        })?;
+        if memory.byte_size() < byte_size {
+            return Err(invalid(format!("byte_size is {byte_size}, and the memory has {} bytes", memory.byte_size())));
+        }
+        let status = CudaRegionStatus { name: name.to_owned(), device_id: ordinal, byte_size };
+        self.insert(client, name, Region::Cuda { status, memory })
+    }
+
+    /// What is wrong with a new region that can be told from its name and size.
+    fn check_new(&self, client: Client, name: &str, byte_size: u64) -> Result<(), ServiceError> {
         self.check_enabled()?;
         if name.is_empty() {
             return Err(ServiceError::InvalidArgument("the name of a shared memory region must not be empty".into()));
@@ -122,194 +226,274 @@ impl SharedMemory {
                 "shared memory region '{name}': byte_size is 0, expected at least 1"
             )));
         }
-        let end = offset.checked_add(byte_size).ok_or_else(|| {
-            ServiceError::InvalidArgument(format!(
-                "shared memory region '{name}': offset {offset} + byte_size {byte_size} overflows"
-            ))
-        })?;
-        let path = object_name(name, key)?;
-        let taken = || {
-            ServiceError::AlreadyExists(format!(
-                "shared memory region '{name}' is already registered; unregister it first"
-            ))
-        };
-        if self.regions.read().get(&client).is_some_and(|own| own.contains_key(name)) {
-            return Err(taken());
-        }
-        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
-        let no_link = rustix::shm::OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
-        let object = rustix::shm::open(path, rustix::shm::OFlags::RDWR | no_link, rustix::fs::Mode::empty())
-            .map_err(|errno| open_error(name, key, errno))?;
-        let region =
-            Region { status: RegionStatus { name: name.to_owned(), key: key.to_owned(), offset, byte_size }, object };
-        let size = region.object_size()?;
-        if size < end {
-            return Err(ServiceError::InvalidArgument(format!(
-                "shared memory region '{name}': object '{key}' has {size} bytes, expected at least {end} \
-                 (offset {offset} + byte_size {byte_size})"
-            )));
-        }
-        let mut regions = self.regions.write();
+        self.check_room(&self.regions.read(), client, name)
+    }
+
+    fn check_room(&self, regions: &BTreeMap<Client, Regions>, client: Client, name: &str) -> Result<(), ServiceError> {
         if regions.get(&client).is_some_and(|own| own.contains_key(name)) {
-            return Err(taken());
+            return Err(ServiceError::AlreadyExists(format!(
+                "shared memory region '{name}' is already registered; unregister it first"
+            )));
         }
         if regions.values().map(BTreeMap::len).sum::<usize>() >= MAX_REGIONS {
             return Err(ServiceError::TooLarge(format!(
                 "shared memory region '{name}': {MAX_REGIONS} regions are registered already, which is the most"
             )));
         }
+        Ok(())
+    }
+
+    fn insert(&self, client: Client, name: &str, region: Region) -> Result<(), ServiceError> {
+        let mut regions = self.regions.write();
+        self.check_room(&regions, client, name)?;
         regions.entry(client).or_default().insert(name.to_owned(), Arc::new(region));
         Ok(())
     }
 
-    /// Forgets a region of `client`. No error if there is none of that name, as in Triton.
+    /// Forgets a region of the system of `client`. No error if there is none of that name, as in Triton.
     ///
     /// # Errors
     /// `Unimplemented` if shared memory is disabled.
     pub fn unregister(&self, client: Client, name: &str) -> Result<(), ServiceError> {
         self.check_enabled()?;
-        let mut regions = self.regions.write();
-        if let Some(own) = regions.get_mut(&client) {
-            own.remove(name);
-            if own.is_empty() {
-                regions.remove(&client);
-            }
-        }
+        self.forget(client, |region| !region.is_cuda() && region.name() == name);
         Ok(())
     }
 
-    /// Forgets every region of `client`.
+    /// Forgets every region of the system of `client`.
     ///
     /// # Errors
     /// `Unimplemented` if shared memory is disabled.
     pub fn unregister_all(&self, client: Client) -> Result<(), ServiceError> {
         self.check_enabled()?;
-        self.regions.write().remove(&client);
+        self.forget(client, |region| !region.is_cuda());
         Ok(())
     }
 
-    /// The region of `client` of that name, or all of its regions, ordered by name.
+    /// Forgets the region of a GPU's memory of `client` of that name, or all of them. May wait for the GPU. There is no error, as where there are none.
+    pub fn unregister_cuda(&self, client: Client, name: Option<&str>) {
+        self.forget(client, |region| region.is_cuda() && name.is_none_or(|name| region.name() == name));
+    }
+
+    fn forget(&self, client: Client, which: impl Fn(&Region) -> bool) {
+        let mut regions = self.regions.write();
+        let Some(own) = regions.get_mut(&client) else { return };
+        let (gone, kept): (Regions, Regions) = std::mem::take(own).into_iter().partition(|(_, region)| which(region));
+        if kept.is_empty() {
+            regions.remove(&client);
+        } else {
+            *own = kept;
+        }
+        // Closing a GPU's memory may take a while.
+        drop(regions);
+        drop(gone);
+    }
+
+    /// The region of `client` of that name, or all of its regions, ordered by name; those of the system.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name; `Unimplemented` if shared memory is disabled.
     pub fn status(&self, client: Client, name: Option<&str>) -> Result<Vec<RegionStatus>, ServiceError> {
         self.check_enabled()?;
+        let found = self.list(client, name, |region| match region {
+            Region::System { status, .. } => Some(status.clone()),
+            Region::Cuda { .. } => None,
+        });
         match name {
-            Some(name) => Ok(vec![self.region(client, name)?.status.clone()]),
-            None => {
-                let regions = self.regions.read();
-                let own = regions.get(&client).into_iter().flat_map(BTreeMap::values);
-                Ok(own.map(|region| region.status.clone()).collect())
-            }
+            Some(name) if found.is_empty() => Err(not_registered(name)),
+            _ => Ok(found),
         }
     }
 
-    /// Checks that a range is inside a region of `client`.
+    /// As [`SharedMemory::status`], of regions of GPUs' memory; that there are none, also where there cannot be any.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none of that name, in Triton's words.
+    pub fn cuda_status(&self, client: Client, name: Option<&str>) -> Result<Vec<CudaRegionStatus>, ServiceError> {
+        let found = self.list(client, name, |region| match region {
+            Region::Cuda { status, .. } => Some(status.clone()),
+            Region::System { .. } => None,
+        });
+        match name {
+            Some(name) if found.is_empty() => {
+                Err(ServiceError::NotFound(format!("Unable to find cuda shared memory region: '{name}'")))
+            }
+            _ => Ok(found),
+        }
+    }
+
+    fn list<T>(&self, client: Client, name: Option<&str>, pick: impl Fn(&Region) -> Option<T>) -> Vec<T> {
+        let regions = self.regions.read();
+        let own = regions.get(&client).into_iter().flat_map(BTreeMap::values);
+        let wanted = own.filter(|region| name.is_none_or(|name| region.name() == name));
+        wanted.filter_map(|region| pick(region)).collect()
+    }
+
+    /// Checks that a range is inside a region of `client`; says whether it is a GPU's memory, which is waited for.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it; `Unimplemented` if
     /// shared memory is disabled.
-    pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<(), ServiceError> {
-        self.region(client, region)?.locate(offset, byte_size).map(|_| ())
+    pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<bool, ServiceError> {
+        self.check_enabled()?;
+        // Not held beyond the lock, as `region` gives it: whoever lets go of the last of a GPU's memory waits for the GPU, and this is asked on the event loop.
+        let regions = self.regions.read();
+        let found = regions.get(&client).and_then(|own| own.get(region)).ok_or_else(|| not_registered(region))?;
+        found.locate(offset, byte_size)?;
+        Ok(found.is_cuda())
     }
 
     /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change them at any time.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk; `TooLarge` if there is no memory for the copy.
+    /// shrunk; `TooLarge` if there is no memory for the copy; `Unavailable` if its GPU is lost.
     pub fn read(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<Bytes, ServiceError> {
         let region = self.region(client, region)?;
-        let mut position = region.locate(offset, byte_size)?;
+        let position = region.locate(offset, byte_size)?;
         let no_memory = || {
             ServiceError::TooLarge(format!(
                 "shared memory region '{}': no memory to copy {byte_size} bytes",
-                region.status.name
+                region.name()
             ))
         };
         let length = usize::try_from(byte_size).map_err(|_| no_memory())?;
-        // A sparse object can claim more than the machine has: ask its real size before believing the claim.
-        region.check_object(position, byte_size)?;
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(length).map_err(|_| no_memory())?;
-        while copy.len() < length {
-            // May read a little more than was asked for: the capacity can be larger.
-            let read = rustix::io::pread(&region.object, rustix::buffer::spare_capacity(&mut copy), position);
-            match read {
-                Ok(0) => return Err(region.shrunk(position)),
-                Ok(count) => position += count as u64,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(region.failed("read", errno)),
-            }
+        match &*region {
+            Region::Cuda { .. } if length == 0 => Ok(Bytes::new()),
+            Region::Cuda { memory, .. } => memory.read(position, length).map_err(|error| match error {
+                CudaError::OutOfMemory { .. } => no_memory(),
+                error => cuda_error(error),
+            }),
+            Region::System { status, object } => status.read(object, position, length, no_memory),
         }
-        copy.truncate(length);
-        Ok(copy.into())
     }
 
     /// Copies `data` to `offset` within a region of `client`.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk.
+    /// shrunk; `Unavailable` if its GPU is lost.
     pub fn write(&self, client: Client, region: &str, offset: u64, data: &[u8]) -> Result<(), ServiceError> {
         let region = self.region(client, region)?;
-        let mut position = region.locate(offset, data.len() as u64)?;
-        // Writing beyond the end would make the object larger again.
-        region.check_object(position, data.len() as u64)?;
-        let mut rest = data;
-        while !rest.is_empty() {
-            match rustix::io::pwrite(&region.object, rest, position) {
-                Ok(0) => return Err(region.shrunk(position)),
-                Ok(count) => {
-                    position += count as u64;
-                    rest = rest.get(count..).unwrap_or_default();
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(region.failed("written", errno)),
-            }
+        let position = region.locate(offset, data.len() as u64)?;
+        match &*region {
+            Region::Cuda { .. } if data.is_empty() => Ok(()),
+            Region::Cuda { memory, .. } => memory.write(position, data).map_err(cuda_error),
+            Region::System { status, object } => status.write(object, position, data),
         }
-        Ok(())
     }
 
     fn region(&self, client: Client, name: &str) -> Result<Arc<Region>, ServiceError> {
         self.check_enabled()?;
         let regions = self.regions.read();
         let found = regions.get(&client).and_then(|own| own.get(name)).cloned();
-        found.ok_or_else(|| ServiceError::NotFound(format!("shared memory region '{name}' is not registered")))
+        found.ok_or_else(|| not_registered(name))
+    }
+}
+
+fn not_registered(name: &str) -> ServiceError {
+    ServiceError::NotFound(format!("shared memory region '{name}' is not registered"))
+}
+
+/// A failure of a GPU, or a copy that it refuses.
+fn cuda_error(error: CudaError) -> ServiceError {
+    match error {
+        CudaError::Lost { .. } | CudaError::OutOfMemory { .. } => ServiceError::Unavailable(error.to_string()),
+        CudaError::Refused { .. } => ServiceError::Internal(error.to_string()),
     }
 }
 
 impl Region {
-    /// Where in the object the range begins, after a check that it is inside the region.
-    fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
-        let RegionStatus { name, offset: start, byte_size: size, .. } = &self.status;
-        match offset.checked_add(byte_size) {
-            // `start + size` does not overflow: `register` has seen to it.
-            Some(end) if end <= *size => Ok(start + offset),
-            _ => Err(ServiceError::InvalidArgument(format!(
-                "shared memory region '{name}': offset {offset} + byte size {byte_size} is beyond its {size} bytes"
-            ))),
+    fn name(&self) -> &str {
+        match self {
+            Region::System { status, .. } => &status.name,
+            Region::Cuda { status, .. } => &status.name,
         }
     }
 
-    fn object_size(&self) -> Result<u64, ServiceError> {
-        let stat = rustix::fs::fstat(&self.object).map_err(|errno| self.failed("examined", errno))?;
+    fn is_cuda(&self) -> bool {
+        matches!(self, Region::Cuda { .. })
+    }
+
+    /// Where in the object or the memory the range begins, after a check that it is inside the region.
+    fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
+        let (start, size) = match self {
+            Region::System { status, .. } => (status.offset, status.byte_size),
+            Region::Cuda { status, .. } => (0, status.byte_size),
+        };
+        match offset.checked_add(byte_size) {
+            // `start + size` does not overflow: `register` has seen to it.
+            Some(end) if end <= size => Ok(start + offset),
+            _ => Err(ServiceError::InvalidArgument(format!(
+                "shared memory region '{}': offset {offset} + byte size {byte_size} is beyond its {size} bytes",
+                self.name()
+            ))),
+        }
+    }
+}
+
+impl RegionStatus {
+    fn read(
+        &self,
+        object: &OwnedFd,
+        mut position: u64,
+        length: usize,
+        no_memory: impl Fn() -> ServiceError,
+    ) -> Result<Bytes, ServiceError> {
+        // A sparse object can claim more than the machine has: ask its real size before believing the claim.
+        self.check_object(object, position, length as u64)?;
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(length).map_err(|_| no_memory())?;
+        while copy.len() < length {
+            // May read a little more than was asked for: the capacity can be larger.
+            let read = rustix::io::pread(object, rustix::buffer::spare_capacity(&mut copy), position);
+            match read {
+                Ok(0) => return Err(self.shrunk(position)),
+                Ok(count) => position += count as u64,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("read", errno)),
+            }
+        }
+        copy.truncate(length);
+        Ok(copy.into())
+    }
+
+    fn write(&self, object: &OwnedFd, mut position: u64, data: &[u8]) -> Result<(), ServiceError> {
+        // Writing beyond the end would make the object larger again.
+        self.check_object(object, position, data.len() as u64)?;
+        let mut rest = data;
+        while !rest.is_empty() {
+            match rustix::io::pwrite(object, rest, position) {
+                Ok(0) => return Err(self.shrunk(position)),
+                Ok(count) => {
+                    position += count as u64;
+                    rest = rest.get(count..).unwrap_or_default();
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(self.failed("written", errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn object_size(&self, object: &OwnedFd) -> Result<u64, ServiceError> {
+        let stat = rustix::fs::fstat(object).map_err(|errno| self.failed("examined", errno))?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(ServiceError::InvalidArgument(format!(
                 "shared memory region '{}': '{}' is not a shared memory object",
-                self.status.name, self.status.key
+                self.name, self.key
             )));
         }
         Ok(u64::try_from(stat.st_size).unwrap_or(0))
     }
 
-    fn check_object(&self, position: u64, byte_size: u64) -> Result<(), ServiceError> {
-        let size = self.object_size()?;
+    fn check_object(&self, object: &OwnedFd, position: u64, byte_size: u64) -> Result<(), ServiceError> {
+        let size = self.object_size(object)?;
         if position.saturating_add(byte_size) > size { Err(self.shrunk(size)) } else { Ok(()) }
     }
 
     fn shrunk(&self, size: u64) -> ServiceError {
-        let RegionStatus { name, key, offset, byte_size } = &self.status;
+        let RegionStatus { name, key, offset, byte_size } = self;
         ServiceError::InvalidArgument(format!(
             "shared memory region '{name}': object '{key}' now has {size} bytes, expected {} as when it was registered",
             offset + byte_size
@@ -317,7 +501,7 @@ impl Region {
     }
 
     fn failed(&self, what: &str, errno: Errno) -> ServiceError {
-        let RegionStatus { name, key, .. } = &self.status;
+        let RegionStatus { name, key, .. } = self;
         ServiceError::Internal(format!("shared memory region '{name}': object '{key}' cannot be {what}: {errno}"))
     }
 }

@@ -1,16 +1,15 @@
 //! The first runs of lanes, before they are in service: what an engine takes and plans then, no client waits for.
 
 use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Lane, Model, RunError, State};
+use downbeat_engine::{Fill, Lane, Model, RunError, State};
 
-use crate::executable::Executable;
-use crate::fill::Fill;
+use crate::device_budget::DeviceBudget;
 use crate::loader::PROFILED_LENGTH;
 use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
-    /// What the configuration calls it; `None`: zeros.
+    /// What the configuration calls it; `None`: it is of our own making.
     pub name: Option<String>,
     /// How often it is run.
     pub count: u32,
@@ -18,41 +17,149 @@ pub struct Sample {
     pub request: Admitted,
 }
 
-/// Warms up a lane that runs whole batches of any size.
-///
-/// # Errors
-/// If a sample that was named does not run, or the device is lost or out of memory.
-pub fn run_whole(samples: &[Sample], executable: &Executable, lane: &mut dyn Lane) -> anyhow::Result<()> {
-    let segments = executable.model().segments();
-    run_sizes(executable, executable.plan.max_batch(), |state| lane.run(0..segments, state))?;
-    run_samples(samples, executable, |state| lane.run(0..segments, state))
+/// Warms up the lanes of a model, within what it may take of its devices.
+pub struct WarmUp<'a> {
+    /// Model name.
+    pub name: &'a str,
+    /// The model.
+    pub model: &'a dyn Model,
+    /// How its batches are made.
+    pub plan: &'a BatchPlan,
+    /// What it may take.
+    pub budget: &'a DeviceBudget<'a>,
+    /// The sizes that the engine asked for, the largest first.
+    pub wanted: Vec<usize>,
+    /// Those that there is memory for; `None`: the next lane will tell.
+    pub run: Option<Vec<usize>>,
 }
 
-/// Warms up the lanes of a device, each with the segments and the sizes that it will run.
-///
-/// # Errors
-/// As [`run_whole`].
-pub fn run_lanes(
-    samples: &[Sample],
-    executable: &Executable,
-    specs: &[LaneSpec],
-    lanes: &mut [Box<dyn Lane>],
-) -> anyhow::Result<()> {
-    let segments = executable.model().segments();
-    let runs = |spec: &LaneSpec| usize::from(spec.segments.first)..usize::from(spec.segments.end);
-    if let Some(chain) = chain(specs, segments) {
-        // Each lane has a stage: a batch goes through all of them.
-        let mut through =
-            |state: &mut State| chain.iter().try_for_each(|lane| lanes[*lane].run(runs(&specs[*lane]), state));
-        let most = specs.iter().map(|spec| spec.max_rows).min().unwrap_or(1);
-        run_sizes(executable, most, &mut through)?;
-        return run_samples(samples, executable, through);
+impl WarmUp<'_> {
+    /// Warms up a lane that runs whole batches of any size.
+    ///
+    /// # Errors
+    /// If a sample that was named does not run, the device is lost or out of memory, or the model takes more than it may.
+    pub fn whole(&mut self, samples: &[Sample], device: usize, lane: &mut dyn Lane) -> anyhow::Result<()> {
+        let segments = self.model.segments();
+        self.sizes(device, self.plan.max_batch(), 0.0, |state| lane.run(0..segments, state))?;
+        self.with_samples(samples, lane)
     }
-    for (spec, lane) in specs.iter().zip(lanes) {
-        run_sizes(executable, spec.max_rows, |state| lane.run(0..segments, state))?;
-        run_samples(samples, executable, |state| lane.run(0..segments, state))?;
+
+    /// Warms up a lane that runs whole batches, and is warm but for the samples.
+    ///
+    /// # Errors
+    /// If a sample that was named does not run, or the device is lost or out of memory.
+    pub fn with_samples(&self, samples: &[Sample], lane: &mut dyn Lane) -> anyhow::Result<()> {
+        let segments = self.model.segments();
+        self.samples(samples, |state| lane.run(0..segments, state))
     }
-    Ok(())
+
+    /// Warms up the lanes of a device, each with the segments and the sizes that it will run.
+    ///
+    /// # Errors
+    /// As [`WarmUp::whole`].
+    pub fn lanes(
+        &mut self,
+        samples: &[Sample],
+        device: usize,
+        specs: &[LaneSpec],
+        lanes: &mut [Box<dyn Lane>],
+    ) -> anyhow::Result<()> {
+        let segments = self.model.segments();
+        let runs = |spec: &LaneSpec| usize::from(spec.segments.first)..usize::from(spec.segments.end);
+        if let Some(chain) = chain(specs, segments) {
+            // Each lane has a stage: a batch goes through all of them.
+            let mut through =
+                |state: &mut State| chain.iter().try_for_each(|lane| lanes[*lane].run(runs(&specs[*lane]), state));
+            let most = specs.iter().map(|spec| spec.max_rows).min().unwrap_or(1);
+            self.sizes(device, most, 0.0, &mut through)?;
+            return self.samples(samples, through);
+        }
+        let mut order: Vec<(&LaneSpec, &mut Box<dyn Lane>)> = specs.iter().zip(lanes).collect();
+        // The largest first: what it leaves room for the others have too.
+        order.sort_by_key(|(spec, _)| std::cmp::Reverse(spec.max_rows));
+        let all: f64 = specs.iter().map(|spec| f64::from(spec.max_rows)).sum();
+        for (spec, lane) in order {
+            let others = all / f64::from(spec.max_rows.max(1)) - 1.0;
+            self.sizes(device, spec.max_rows, others, |state| lane.run(0..segments, state))?;
+            self.samples(samples, |state| lane.run(0..segments, state))?;
+        }
+        Ok(())
+    }
+
+    /// Batches of those sizes up to `most` that are slow the first time, each twice: an engine may take memory once more on the second. `others`: how many more
+    /// lanes of this size there will be.
+    fn sizes(
+        &mut self,
+        device: usize,
+        most: u32,
+        others: f64,
+        mut run: impl FnMut(&mut State) -> Result<(), RunError>,
+    ) -> anyhow::Result<()> {
+        let all = self.model.sizes_to_warm(most as usize);
+        let Some(bytes) = self.plan.item_bytes(PROFILED_LENGTH).filter(|_| !all.is_empty()) else {
+            return Ok(self.budget.check(self.model, device)?);
+        };
+        let Ok(item) = self.plan.trial(PROFILED_LENGTH) else { return Ok(()) };
+        let mut twice = |size: usize| {
+            for _ in 0..2 {
+                let mut state = self.plan.assemble(std::iter::repeat_n(&item, size)).map_err(anyhow::Error::msg)?;
+                let Err(error) = run(&mut state) else { continue };
+                anyhow::ensure!(
+                    !error.of_device,
+                    "a batch of {size} does not run: {error}. A smaller max_batch_size takes less memory"
+                );
+                // A model may refuse what is made up.
+                tracing::debug!(model = self.name, size, %error, "a batch of our own making does not run");
+                return Ok(false);
+            }
+            Ok(true)
+        };
+        // Larger ones are slow the first time.
+        let (sizes, larger): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|size| bytes.saturating_mul(**size) <= LARGEST_TRIAL);
+        if self.run.is_some() {
+            for size in sizes {
+                if !twice(size)? {
+                    break;
+                }
+            }
+        } else {
+            let run = self.budget.warm_up(self.model, device, &sizes, others, twice)?;
+            if run.len() < sizes.len() {
+                self.model.set_sizes(&[larger, run.clone()].concat());
+            }
+            if self.wanted.is_empty() {
+                self.wanted = sizes;
+            }
+            self.run = Some(run);
+        }
+        Ok(self.budget.check(self.model, device)?)
+    }
+
+    /// Says what the model takes, with so many lanes on each device.
+    pub fn say(&self, lanes: usize) {
+        let run = self.run.as_deref().unwrap_or_default();
+        self.budget.say(self.name, self.model, lanes, [&self.wanted, run]);
+    }
+
+    fn samples(
+        &self,
+        samples: &[Sample],
+        mut run: impl FnMut(&mut State) -> Result<(), RunError>,
+    ) -> anyhow::Result<()> {
+        for Sample { name, count, request } in samples {
+            for _ in 0..*count {
+                let mut state = self.plan.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
+                match (run(&mut state), name) {
+                    (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
+                    (Err(error), None) if error.of_device => anyhow::bail!("{error}"),
+                    // A model may refuse what is made up.
+                    (Err(_), None) | (Ok(()), _) => {}
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The lanes in the order in which a batch passes them, if each of them is passed once.
@@ -73,12 +180,11 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
 /// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
 const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 
-/// Looks for a request of our own making that the model answers, so that a model that can answer none is not taken for ready.
+/// Looks for a request of our own making that the model answers, so that a model that can answer none is not taken for ready; gives what it holds.
 ///
 /// # Errors
 /// What it says to the first, if it answers none; if the device is lost or out of memory.
-pub fn find_answer(plan: &BatchPlan, model: &dyn Model) -> anyhow::Result<()> {
-    let mut lane = model.lane()?;
+pub fn find_answer(plan: &BatchPlan, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Fill> {
     let mut first = None;
     let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {
@@ -88,11 +194,11 @@ pub fn find_answer(plan: &BatchPlan, model: &dyn Model) -> anyhow::Result<()> {
                 .and_then(|request| plan.assemble(std::iter::once(&request)))
                 .map_err(|reason| RunError::new("batch plan", reason))
                 .and_then(|mut state| {
-                    lane.run(0..model.segments(), &mut state)?;
+                    lane.run(0..segments, &mut state)?;
                     plan.separate(state, &[1]).map_err(|reason| RunError::new("batch plan", reason))
                 });
             match answer {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(fill),
                 Err(error) if error.of_device => return Err(error.into()),
                 Err(error) => {
                     tracing::debug!(?fill, length, %error, "the model does not answer");
@@ -102,53 +208,8 @@ pub fn find_answer(plan: &BatchPlan, model: &dyn Model) -> anyhow::Result<()> {
         }
     }
     anyhow::bail!(
-        "the model answers none of the requests that it was tried with (zeros, ones, random numbers); to the first it says: {}. If it needs other \
+        "the model answers none of the requests that it was tried with (random numbers, ones, zeros); to the first it says: {}. If it needs other \
          inputs, give one in config.pbtxt (model_warmup), which is run instead",
         first.map(|error| error.to_string()).unwrap_or_default()
     )
-}
-
-/// Batches of zeros of those sizes up to `most` that are slow the first time, each twice: an engine may take memory once more on the second.
-fn run_sizes(
-    executable: &Executable,
-    most: u32,
-    mut run: impl FnMut(&mut State) -> Result<(), RunError>,
-) -> anyhow::Result<()> {
-    let sizes = executable.model().sizes_to_warm(most as usize);
-    let Some(bytes) = executable.plan.item_bytes(PROFILED_LENGTH).filter(|_| !sizes.is_empty()) else { return Ok(()) };
-    // Larger ones are slow the first time.
-    let Ok(item) = executable.plan.zeros(PROFILED_LENGTH) else { return Ok(()) };
-    for size in sizes.into_iter().filter(|size| bytes.saturating_mul(*size) <= LARGEST_TRIAL) {
-        for _ in 0..2 {
-            let mut state = executable.plan.assemble(std::iter::repeat_n(&item, size)).map_err(anyhow::Error::msg)?;
-            let Err(error) = run(&mut state) else { continue };
-            anyhow::ensure!(
-                !error.of_device,
-                "a batch of {size} does not run: {error}. A smaller max_batch_size takes less memory"
-            );
-            // A model may refuse zeros.
-            tracing::debug!(model = %executable.name, size, %error, "a batch of zeros does not run");
-            return Ok(());
-        }
-    }
-    Ok(())
-}
-
-fn run_samples(
-    samples: &[Sample],
-    executable: &Executable,
-    mut run: impl FnMut(&mut State) -> Result<(), RunError>,
-) -> anyhow::Result<()> {
-    for Sample { name, count, request } in samples {
-        for _ in 0..*count {
-            let mut state = executable.plan.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
-            match (run(&mut state), name) {
-                (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
-                (Err(error), None) if error.of_device => anyhow::bail!("{error}"),
-                // A model may refuse zeros.
-                (Err(_), None) | (Ok(()), _) => {}
-            }
-        }
-    }
-    Ok(())
 }

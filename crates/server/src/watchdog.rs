@@ -3,12 +3,12 @@
 //!
 //! A model may loop for ever, and only some engines can be told to end a run (`onnxruntime` can between operators, `rten` cannot), so that there are three steps:
 //! the engine is told; if the run goes on after a while, whoever owns the thread answers its requests and starts another thread; and with more threads left
-//! behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more.
+//! behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more. So it is once the engine has no device left.
 
 use std::sync::{Arc, Weak};
 
 use downbeat_core::{Duration, Time};
-use downbeat_engine::Stop;
+use downbeat_engine::{Engine, Stop};
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
@@ -29,6 +29,7 @@ const USELESS: &str = "nobody waits for it any more";
 pub struct Watchdog {
     limits: RunLimits,
     clock: Clock,
+    engine: Arc<dyn Engine>,
     posts: Mutex<Vec<Weak<Post>>>,
     state: Mutex<State>,
     /// Most threads that may be left behind: each has a core for itself.
@@ -87,15 +88,16 @@ struct Load {
 }
 
 impl Watchdog {
-    /// Starts its thread, which ends with the last who knows the watchdog.
+    /// Starts its thread, which ends with the last who knows the watchdog. `engine` is the one whose devices may be lost.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn start(limits: RunLimits, clock: Clock) -> std::io::Result<Arc<Self>> {
+    pub fn start(limits: RunLimits, clock: Clock, engine: Arc<dyn Engine>) -> std::io::Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let watchdog = Arc::new(Watchdog {
             limits,
             clock,
+            engine,
             posts: Mutex::default(),
             state: Mutex::default(),
             most_left_behind: u32::try_from(cores).unwrap_or(u32::MAX),
@@ -162,6 +164,9 @@ impl Watchdog {
 
     /// Why only a new process helps, if that is so.
     pub fn hopeless(&self) -> Option<String> {
+        if let Some(reason) = self.engine.lost() {
+            self.give_up(reason);
+        }
         let state = self.state.lock();
         state.hopeless.clone().or_else(|| {
             (state.left_behind >= self.most_left_behind)
@@ -174,6 +179,8 @@ impl Watchdog {
     }
 
     fn look(&self) {
+        // Says it, also if no probe asks.
+        self.hopeless();
         for post in self.posts() {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
             let mut state = self.state.lock();
@@ -209,11 +216,16 @@ impl Post {
         if least == Duration::ZERO { Duration::MAX } else { expected.saturating_mul(u64::from(factor)).max(least) }
     }
 
-    /// The thread begins a run that may take `limit`.
-    pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) {
+    /// The thread begins a run that may take `limit`. Not so while it is in the middle of another one, behind which this one waits: `false`.
+    pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) -> bool {
         let begin = self.watchdog.clock.now();
-        *self.doing.lock() =
-            Doing::Run(Run { health: health.clone(), device, begin, limit, is_useless: false, told: None });
+        let mut doing = self.doing.lock();
+        let is_first = matches!(*doing, Doing::Nothing);
+        if is_first {
+            let health = health.clone();
+            *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None });
+        }
+        is_first
     }
 
     /// The thread begins a load of a model.

@@ -14,6 +14,14 @@ fn run(seconds: &str, words: &[&str]) -> anyhow::Result<Measurement> {
     measure(&Command::try_parse_from(words)?.args)
 }
 
+/// Runs at a pace of 2,000/s in real time, longer where the machine is so busy that no batch leaves in time; with the requests that are due.
+fn run_paced(words: &[&str]) -> (u64, Measurement) {
+    let words: Vec<&str> = words.iter().copied().chain(["--rate", "2000"]).collect();
+    let tries = [("0.2", 400), ("2", 4_000), ("20", 40_000)];
+    let mut tried = tries.iter().map(|(seconds, due)| run(seconds, &words).map(|run| (*due, run)));
+    tried.find_map(Result::ok).expect("batches leave within 20 s")
+}
+
 /// The default load is one that the devices can serve, in batches worth the name.
 #[test]
 fn below_capacity_nearly_all_is_served_in_large_batches() {
@@ -35,21 +43,19 @@ fn more_than_the_devices_can_serve_is_seen_as_bad() {
 
 #[test]
 fn a_paced_run_measures_latencies() {
-    let run = run("0.1", &["--models", "4", "--devices", "16", "--rate", "2000"]).unwrap();
+    let (due, run) = run_paced(&["--models", "4", "--devices", "16"]);
     let latency = run.latency_us.unwrap();
     assert!(latency.p50 > 0.0 && latency.p50 <= latency.p99 && latency.p99 <= latency.max, "{latency:?}");
     // Without a pace there are more by orders of magnitude; the run may be longer where the machine is busy.
-    assert!((100..10_000).contains(&run.requests), "200 are due in 0.1 s: {run}");
+    assert!((due / 4..25 * due).contains(&run.requests), "{due} are due: {run}");
 }
 
 /// With the matchmaker apart, also on more threads than there are cores: nothing is lost, and what is paced is served.
 #[test]
 fn threads_share_the_load() {
     for threads in ["1", "3"] {
-        let words =
-            ["--models", "6", "--devices", "600", "--rate", "2000", "--threads", threads, "--matchmaker-thread"];
-        let run = run("0.2", &words).unwrap();
-        assert!((100..10_000).contains(&run.requests), "400 are due in 0.2 s: {run}");
+        let (due, run) = run_paced(&["--models", "6", "--devices", "600", "--threads", threads, "--matchmaker-thread"]);
+        assert!((due / 4..25 * due).contains(&run.requests), "{due} are due: {run}");
         assert!(run.batches > 0 && run.latency_us.is_some(), "{run}");
     }
     let run = run("0.1", &["--models", "4", "--devices", "64", "--threads", "2"]).unwrap();

@@ -6,6 +6,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUuuid};
 
 use super::put;
 use crate::context;
+use crate::nvml;
 use crate::result::{self, CUresult::*, Outcome};
 use crate::session::Session;
 
@@ -92,9 +93,7 @@ api! {
 
     cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) Init |session| {
         session.device(device)?;
-        let mut bytes = [0; 16];
-        bytes[0] = device as c_char + 1;
-        put(uuid, CUuuid { bytes })
+        put(uuid, CUuuid { bytes: nvml::uuid(device).map(|byte| byte as c_char) })
     }
 
     cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device: CUdevice) Init |session| {

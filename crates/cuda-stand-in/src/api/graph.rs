@@ -2,12 +2,16 @@
 
 use std::ffi::{c_uint, c_ulonglong, c_void};
 
-use cudarc::driver::sys::{CUDA_MEMCPY3D, CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType, CUstream};
+use cudarc::driver::sys::{
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY3D, CUdeviceptr, CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType,
+    CUstream,
+};
 
 use super::{get, put};
 use crate::capture::{self, Mode};
 use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
+use crate::stream::What;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`, `..._ACTIVE`, `..._INVALIDATED`.
 const NONE: c_uint = 0;
@@ -96,6 +100,20 @@ api! {
         put(to, parameters)
     }
 
+    cuGraphMemAllocNodeGetParams(node: CUgraphNode, to: *mut CUDA_MEM_ALLOC_NODE_PARAMS) Init |session| {
+        let What::Allocate { start } = *session.node(node as u64)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let len = session.memory.regions.get(&start).map_or(0, |region| region.len as usize);
+        // SAFETY: zero is a value of each of its fields.
+        let mut parameters: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+        (parameters.dptr, parameters.bytesize) = (start, len);
+        put(to, parameters)
+    }
+
+    cuGraphMemFreeNodeGetParams(node: CUgraphNode, to: *mut CUdeviceptr) Init |session| {
+        let What::Free { start } = *session.node(node as u64)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        put(to, start)
+    }
+
     cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) Context |session| {
         if flags & !15 != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -118,7 +136,10 @@ api! {
     cuGraphDestroy(graph: CUgraph) Init |session| {
         let handle = graph as u64;
         match session.graphs.remove(&handle) {
-            Some(_) => Ok(()),
+            Some(gone) => {
+                session.leave_graph(&gone);
+                Ok(())
+            }
             None => session.wrong(
                 CUDA_ERROR_INVALID_VALUE,
                 format!("graph {handle:#x} is destroyed but not alive (destroyed twice?)"),
@@ -129,7 +150,9 @@ api! {
     cuGraphExecDestroy(executable: CUgraphExec) Init |session| {
         // A launch of it that is under way goes on, as in the programming guide's example of user objects.
         let device = session.executable(executable as u64)?.graph.device;
-        session.executables.remove(&(executable as u64));
+        if let Some(gone) = session.executables.remove(&(executable as u64)) {
+            session.leave_graph(&gone.graph);
+        }
         session.device(device)?.failed.map_or(Ok(()), |(code, _)| Err(code))
     }
 }

@@ -33,62 +33,95 @@ fn grain(capability: (i32, i32)) -> (u32, u32) {
 /// Both of them where co-scheduling is ignored.
 const FINE_GRAIN: (u32, u32) = (2, 2);
 
+/// Multiprocessors of one GPU processing cluster after the other: a group of more than one multiprocessor that are scheduled together lies within one. So an
+/// H100 of 132 gives 15 groups of 8 and 12 single ones (as has been seen on one), not 16 groups.
+const CLUSTER_SIZES: [u32; 8] = [18, 18, 18, 16, 16, 16, 16, 14];
+
 /// Marks resources of the stand-in, so that made-up ones are seen.
 const MARK: u32 = 0x5354_4e44;
 
-/// A range of multiprocessors as the API passes it around; which ones they are stands in the part that is the driver's own.
-fn resource(grain: (u32, u32), device: c_int, first: u32, count: u32, split: bool) -> CUdevResource {
+/// Multiprocessors of a device, as the driver knows them; what the API passes around points to it.
+#[derive(Clone, Debug)]
+pub struct Resource {
+    device: c_int,
+    /// Numbers of multiprocessors, ascending.
+    multiprocessors: Vec<u32>,
+    /// The call that split it off, if one has.
+    split: Option<u64>,
+}
+
+/// A resource as the API passes it around.
+fn give(session: &mut Session, to: *mut CUdevResource, resource: Resource) -> Outcome {
+    let grain = grain(session.device(resource.device)?.config.capability);
+    let count = resource.multiprocessors.len() as u32;
+    let number = session.resources.len() as u32;
+    session.resources.push(resource);
     let mut padding = [0; 92];
-    for (at, value) in [MARK, device as u32, first, split as u32].into_iter().enumerate() {
+    for (at, value) in [MARK, number].into_iter().enumerate() {
         padding[at * 4..at * 4 + 4].copy_from_slice(&value.to_ne_bytes());
     }
     let sm = CUdevSmResource { smCount: count, minSmPartitionSize: grain.0, smCoscheduledAlignment: grain.1 };
     let mut share = CUdevResource_st__bindgen_ty_1 { _oversize: [0; 48] };
     share.sm = sm;
-    CUdevResource {
-        type_: CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM,
-        _internal_padding: padding,
-        __bindgen_anon_1: share,
-    }
+    let type_ = match count {
+        0 => CUdevResourceType::CU_DEV_RESOURCE_TYPE_INVALID,
+        _ => CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM,
+    };
+    put(to, CUdevResource { type_, _internal_padding: padding, __bindgen_anon_1: share })
 }
 
-/// The device, the first multiprocessor and the count of a resource; whether it comes out of a split.
-fn range(session: &mut Session, from: *const CUdevResource) -> Outcome<((c_int, u32, u32), bool)> {
+/// What a resource that the API passes around points to.
+fn taken(session: &mut Session, from: *const CUdevResource) -> Outcome<Resource> {
     let resource = get(from)?;
     let word = |at: usize| {
         let mut bytes = [0; 4];
         bytes.copy_from_slice(&resource._internal_padding[at * 4..at * 4 + 4]);
         u32::from_ne_bytes(bytes)
     };
-    if word(0) != MARK || resource.type_ != CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM {
-        return session
-            .wrong(CUDA_ERROR_INVALID_VALUE, "a resource that the driver did not make, or of the wrong kind");
+    let found = session.resources.get(word(1) as usize).filter(|_| word(0) == MARK).cloned();
+    match found {
+        Some(found) if resource.type_ == CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM => Ok(found),
+        _ => session
+            .wrong(CUDA_ERROR_INVALID_RESOURCE_TYPE, "a resource that the driver did not make, or of the wrong kind"),
     }
-    // SAFETY: the mark says that `resource` above made it, which sets this field.
-    let count = unsafe { resource.__bindgen_anon_1.sm.smCount };
-    Ok(((word(1) as c_int, word(2), count), word(3) != 0))
 }
 
 fn whole(session: &mut Session, to: *mut CUdevResource, device: CUdevice, kind: c_uint) -> Outcome {
     let count = session.device(device)?.config.multiprocessors;
     if kind != MULTIPROCESSORS {
-        return Err(CUDA_ERROR_INVALID_VALUE);
+        return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
     }
-    let grain = grain(session.device(device)?.config.capability);
-    put(to, resource(grain, device, 0, count, false))
+    give(session, to, Resource { device, multiprocessors: (0..count).collect(), split: None })
 }
 
 /// The resource of a context: its share, or the whole device.
 fn of_context(session: &mut Session, handle: u64, to: *mut CUdevResource, kind: c_uint) -> Outcome {
-    let found = session.contexts.get(&handle).map(|context| (context.device, context.partition));
+    let found = session.contexts.get(&handle).map(|context| (context.device, context.partition.clone()));
     match found {
-        Some((device, Some((first, count)))) if kind == MULTIPROCESSORS => {
-            let grain = grain(session.device(device)?.config.capability);
-            put(to, resource(grain, device, first, count, false))
+        Some((device, Some(multiprocessors))) if kind == MULTIPROCESSORS => {
+            give(session, to, Resource { device, multiprocessors, split: None })
         }
         Some((device, _)) => whole(session, to, device, kind),
         None => session.wrong(CUDA_ERROR_INVALID_CONTEXT, format!("context {handle:#x} is used but not alive")),
     }
+}
+
+/// Runs of `size` multiprocessors that are scheduled together: each in one cluster.
+fn runs(multiprocessors: &[u32], size: u32) -> Vec<Vec<u32>> {
+    let mut clusters: Vec<Vec<u32>> = Vec::new();
+    let (mut cluster, mut end) = (0, 0);
+    for number in multiprocessors {
+        while *number >= end {
+            end += CLUSTER_SIZES[cluster % CLUSTER_SIZES.len()];
+            cluster += 1;
+            clusters.push(Vec::new());
+        }
+        clusters.last_mut().into_iter().for_each(|cluster| cluster.push(*number));
+    }
+    let whole = |cluster: &Vec<u32>| -> Vec<Vec<u32>> {
+        cluster.chunks_exact(size.max(1) as usize).map(<[u32]>::to_vec).collect()
+    };
+    clusters.iter().flat_map(whole).collect()
 }
 
 /// A green context that is alive.
@@ -118,14 +151,15 @@ api! {
         result: *mut CUdevResource,
         groups: *mut c_uint,
         input: *const CUdevResource,
-        rest: *mut CUdevResource,
+        remaining: *mut CUdevResource,
         flags: c_uint,
         least: c_uint,
     ) Init |session| {
-        let ((device, first, count), split) = range(session, input)?;
-        if split {
-            // As documented: only behind a green context of its own. The rest may be, though the documentation advises against it.
-            return session.wrong(CUDA_ERROR_INVALID_VALUE, "a resource that comes out of a split is split again");
+        let Resource { device, multiprocessors, split } = taken(session, input)?;
+        if split.is_some() {
+            // As documented: only behind a green context of its own. Which error it is is not documented.
+            return session
+                .wrong(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource that comes out of a split is split again");
         }
         if flags & !(IGNORE_COSCHEDULING | CLUSTERS) != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -134,41 +168,56 @@ api! {
         let whole = grain(session.device(device)?.config.capability);
         let (smallest, multiple) = if flags & IGNORE_COSCHEDULING != 0 { FINE_GRAIN } else { whole };
         let size = least.max(smallest).checked_next_multiple_of(multiple).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if size > count {
+        let runs = runs(&multiprocessors, multiple);
+        let possible: Vec<Vec<u32>> =
+            runs.chunks_exact((size / multiple) as usize).map(|runs| runs.concat()).collect();
+        if possible.is_empty() {
             return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
         }
         // Without room for results, only the largest number of groups is asked for.
-        let made = if result.is_null() { count / size } else { wanted.min(count / size) };
-        if !result.is_null() {
-            for index in 0..made {
-                put(result.wrapping_add(index as usize), resource(whole, device, first + index * size, size, true))?;
-            }
-            if !rest.is_null() {
-                put(rest, resource(whole, device, first + made * size, count - made * size, false))?;
-            }
+        if result.is_null() {
+            return put(groups, possible.len() as u32);
         }
-        put(groups, made)
+        let split = Some(session.handle());
+        let made = &possible[..possible.len().min(wanted as usize)];
+        let rest = {
+            let is_left = |number: &u32| !made.iter().any(|group| group.contains(number));
+            (!remaining.is_null()).then(|| multiprocessors.iter().copied().filter(is_left).collect())
+        };
+        for (index, multiprocessors) in made.iter().cloned().enumerate() {
+            give(session, result.wrapping_add(index), Resource { device, multiprocessors, split })?;
+        }
+        if let Some(multiprocessors) = rest {
+            give(session, remaining, Resource { device, multiprocessors, split })?;
+        }
+        put(groups, made.len() as u32)
     }
 
     cuDevResourceGenerateDesc(description: *mut CUdevResourceDesc, resources: *mut CUdevResource, count: c_uint) Init |session| {
         let mut parts = Vec::new();
         for index in 0..count as usize {
-            parts.push(range(session, resources.wrapping_add(index))?.0);
+            parts.push(taken(session, resources.wrapping_add(index))?);
         }
-        parts.sort_unstable();
-        let Some((device, first, _)) = parts.first().copied() else { return Err(CUDA_ERROR_INVALID_VALUE) };
-        let together = parts.windows(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 == pair[1].1);
-        let sum: u32 = parts.iter().map(|(_, _, count)| count).sum();
-        if !together || sum == 0 {
-            return session.wrong(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "resources that do not lie side by side");
+        let Some(Resource { device, split, .. }) = parts.first().cloned() else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        // As documented, where there are several.
+        if parts.len() > 1 && (split.is_none() || parts.iter().any(|part| part.device != device || part.split != split)) {
+            return session.wrong(
+                CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+                "resources that are not all of one device, or do not come out of one split",
+            );
+        }
+        let mut all: Vec<u32> = parts.into_iter().flat_map(|part| part.multiprocessors).collect();
+        all.sort_unstable();
+        if all.windows(2).any(|pair| pair[0] == pair[1]) {
+            return session.wrong(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource is given twice");
         }
         let handle = session.handle();
-        session.descriptors.insert(handle, (device, first, sum));
+        session.descriptors.insert(handle, (device, all));
         put(description, handle as CUdevResourceDesc)
     }
 
     cuGreenCtxCreate(context: *mut CUgreenCtx, description: CUdevResourceDesc, device: CUdevice, flags: c_uint) Init |session| {
-        let Some((owner, first, count)) = session.descriptors.get(&(description as u64)).copied() else {
+        let Some((owner, multiprocessors)) = session.descriptors.get(&(description as u64)).cloned() else {
             return session.wrong(CUDA_ERROR_INVALID_VALUE, "a resource descriptor that the driver did not make");
         };
         if owner != device || flags != DEFAULT_STREAM {
@@ -177,7 +226,7 @@ api! {
         session.faults.allocation(0)?;
         // As documented, a green context holds the primary one.
         session.retain_primary(device)?;
-        let handle = session.add_context(device, Some((first, count)));
+        let handle = session.add_context(device, Some(multiprocessors));
         put(context, handle as CUgreenCtx)
     }
 

@@ -134,7 +134,15 @@ api! {
         address::map(address, len, &block.file, readable).map_err(|_| CUDA_ERROR_MAP_FAILED)?;
         block.mappings += 1;
         let device = block.device;
-        let region = Region { len: len as u64, device, block: Some(handle), accessible: false, coming: false, leaving: false };
+        let region = Region {
+            len: len as u64,
+            device,
+            block: Some(handle),
+            accessible: false,
+            coming: false,
+            leaving: false,
+            of_graph: None,
+        };
         memory.regions.insert(address, region);
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Allocating memory, on the device and on the host, and asking what an address is.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUipcMemHandle, CUstream};
 
 use super::{get, put};
 use crate::result::{CUresult::*, Outcome};
@@ -12,6 +12,9 @@ use crate::stream::What;
 /// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+
+/// What a handle of memory begins with; its address stands over the first of it.
+const IPC_HANDLE: [c_char; 64] = [0x5a; 64];
 
 /// What is asked about an address, numbered as in `CUpointer_attribute`.
 fn attribute(session: &mut Session, data: *mut c_void, number: c_uint, address: CUdeviceptr) -> Outcome {
@@ -63,6 +66,7 @@ api! {
             session.freeable(address, "cuMemFree")?;
             let len = session.memory.regions.get(&address).map_or(0, |region| region.len);
             session.check_gone(address, len, "cuMemFree");
+            session.take_of_graph(address, false);
             session.free(address);
         }
         Ok(())
@@ -70,8 +74,12 @@ api! {
 
     cuMemAllocAsync(address: *mut CUdeviceptr, len: usize, stream: CUstream) Context |session| {
         let stream = session.stream(stream as u64)?;
-        session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
         let device = session.device;
+        if let Some(capture) = session.capture_of(stream) {
+            // As documented: a node of the graph, which owns the memory.
+            let start = session.capture_allocation(capture, stream, device, len as u64)?;
+            return put(address, start);
+        }
         let start = session.allocate(device, len as u64)?;
         if let Some(region) = session.memory.regions.get_mut(&start) {
             region.coming = true;
@@ -82,9 +90,13 @@ api! {
 
     cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) Context |session| {
         let stream = session.stream(stream as u64)?;
-        session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
+        if let Some(capture) = session.capture_of(stream) {
+            return session.capture_free(capture, stream, address);
+        }
         session.freeable(address, "cuMemFreeAsync")?;
-        if let Some(region) = session.memory.regions.get_mut(&address) {
+        if session.memory.regions.get(&address).is_some_and(|region| region.of_graph.is_some()) {
+            session.take_of_graph(address, false);
+        } else if let Some(region) = session.memory.regions.get_mut(&address) {
             region.leaving = true;
         }
         session.enqueue(stream, What::Free { start: address }).map(drop)
@@ -136,6 +148,41 @@ api! {
             put(base, start)?;
         }
         if len.is_null() { Ok(()) } else { put(len, bytes as usize) }
+    }
+
+    cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) Context |session| {
+        if !session.memory.regions.contains_key(&address) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut reserved = IPC_HANDLE;
+        for (to, byte) in reserved.iter_mut().zip(address.to_le_bytes()) {
+            *to = byte as c_char;
+        }
+        put(handle, CUipcMemHandle { reserved })
+    }
+
+    // Also in the process whose memory it is, where a driver refuses; and at the same address, where a driver maps it anew.
+    cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, _flags: c_uint) Context |session| {
+        let mut bytes = [0; 8];
+        bytes.iter_mut().zip(handle.reserved).for_each(|(to, byte)| *to = byte as u8);
+        let start = u64::from_le_bytes(bytes);
+        if handle.reserved[8..] != IPC_HANDLE[8..] || !session.memory.regions.contains_key(&start) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        *session.memory.opened.entry(start).or_default() += 1;
+        put(address, start)
+    }
+
+    cuIpcCloseMemHandle(address: CUdeviceptr) Release |session| {
+        match session.memory.opened.get_mut(&address) {
+            Some(1) => drop(session.memory.opened.remove(&address)),
+            Some(times) => *times -= 1,
+            None => {
+                let what = format!("cuIpcCloseMemHandle of {address:#x}, which is not open (closed twice?)");
+                return session.wrong(CUDA_ERROR_INVALID_VALUE, what);
+            }
+        }
+        Ok(())
     }
 
     cuPointerGetAttribute(data: *mut c_void, number: c_uint, address: CUdeviceptr) Context |session| {

@@ -118,15 +118,15 @@ api! {
 
     cuStreamGetCtx_v2(stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx) Context |session| {
         let handle = tell(session, stream, |stream| stream.context)?;
-        let partition = session.contexts.get(&handle).and_then(|context| context.partition);
-        put(green, if partition.is_some() { handle as CUgreenCtx } else { std::ptr::null_mut() })?;
+        let is_green = session.contexts.get(&handle).is_some_and(|context| context.partition.is_some());
+        put(green, if is_green { handle as CUgreenCtx } else { std::ptr::null_mut() })?;
         put(context, handle as CUcontext)
     }
 
     cuStreamGetGreenCtx(stream: CUstream, green: *mut CUgreenCtx) Context |session| {
         let handle = tell(session, stream, |stream| stream.context)?;
-        let partition = session.contexts.get(&handle).and_then(|context| context.partition);
-        put(green, if partition.is_some() { handle as CUgreenCtx } else { std::ptr::null_mut() })
+        let is_green = session.contexts.get(&handle).is_some_and(|context| context.partition.is_some());
+        put(green, if is_green { handle as CUgreenCtx } else { std::ptr::null_mut() })
     }
 
     cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) Context |session| {

@@ -13,6 +13,7 @@ macro_rules! unsupported {
 
 unsupported! {
     cuGraphCreate
+    cuGraphKernelNodeGetParams_v2
     cuCtxCreate_v4
     cuCtxSetFlags
     cuCtxGetLimit

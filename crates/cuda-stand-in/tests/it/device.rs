@@ -93,15 +93,52 @@ fn multiprocessors_are_shared_out_in_grains() {
     let mut whole: CUdevResource = unsafe { std::mem::zeroed() };
     cuda!(cuDeviceGetDevResource(0, &mut whole, sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM)).unwrap();
     assert_eq!(split(&whole, 1, 1, 0), Ok((8, 1, 124)));
-    assert_eq!(split(&whole, 2, 60, 0), Ok((64, 2, 4)));
-    assert_eq!(split(&whole, 80, 8, 0), Ok((8, 16, 4)));
+    assert_eq!(split(&whole, 2, 40, 0), Ok((40, 2, 52)));
+    assert_eq!(split(&whole, 80, 8, 0), Ok((8, 15, 12)), "one of the clusters has room for one group only");
     assert_eq!(split(&whole, 80, 1, 1), Ok((2, 66, 0)), "without co-scheduling");
-    let (mut part, mut rest, mut groups) = (whole, whole, 1);
-    cuda!(cuDevSmResourceSplitByCount(&mut part, &mut groups, &whole, &mut rest, 0, 64)).unwrap();
-    assert_eq!(split(&rest, 1, 8, 0), Ok((8, 1, 60)));
-    assert_eq!(split(&part, 1, 8, 0), Err(CUresult::CUDA_ERROR_INVALID_VALUE), "it comes out of a split");
-    program.stand_in.forget();
     assert_eq!(split(&whole, 1, 133, 0), Err(CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION));
+    program.finish();
+}
+
+/// cuda.h, at `cuDevSmResourceSplitByCount` and `cuDevResourceGenerateDesc`.
+#[test]
+fn what_comes_out_of_a_split_is_put_together_but_not_split_again() {
+    let stand_in = StandIn::lock();
+    stand_in.set_devices(2, 132, 1 << 30);
+    let program = Program::start_on(stand_in);
+    // SAFETY: zero is a value of each of its fields.
+    let mut none: CUdevResource = unsafe { std::mem::zeroed() };
+    let groups_of = |device: i32| {
+        let (mut whole, mut rest, mut groups, mut count) = (none, none, [none; 20], 20);
+        let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+        cuda!(cuDeviceGetDevResource(device, &mut whole, kind)).unwrap();
+        cuda!(cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &whole, &mut rest, 0, 8)).unwrap();
+        assert_eq!(count, 15);
+        (groups, rest)
+    };
+    let (groups, rest) = groups_of(0);
+    let refused = Err(CUresult::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    for part in [&groups[0], &rest] {
+        assert_eq!(split(part, 1, 8, 0).map(drop), refused);
+    }
+    let describe = |mut parts: Vec<CUdevResource>| {
+        let mut description = std::ptr::null_mut();
+        cuda!(cuDevResourceGenerateDesc(&mut description, parts.as_mut_ptr(), parts.len() as u32)).map(|()| description)
+    };
+    assert_eq!(describe(vec![groups[0], groups_of(0).0[1]]).map(drop), refused, "of two splits");
+    assert_eq!(describe(vec![groups[0], groups_of(1).0[1]]).map(drop), refused, "of two devices");
+    assert_eq!(describe(vec![groups[0], groups[0]]).map(drop), refused, "twice");
+    program.stand_in.forget();
+    let mut green = std::ptr::null_mut();
+    cuda!(cuGreenCtxCreate(&mut green, describe(vec![groups[3], groups[0], rest]).unwrap(), 0, 1)).unwrap();
+    let partitions = program.stand_in.partitions();
+    let (handle, numbers) = &partitions[0];
+    assert_eq!((*handle, numbers.len()), (green as u64, 28));
+    assert!(numbers.starts_with(&[0, 1, 2, 3, 4, 5, 6, 7]) && numbers[8..].windows(2).all(|pair| pair[0] < pair[1]));
+    // Of a green context the resource may be split.
+    cuda!(cuGreenCtxGetDevResource(green, &mut none, sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM)).unwrap();
+    assert!(split(&none, 1, 8, 0).is_ok());
+    cuda!(cuGreenCtxDestroy(green)).unwrap();
     program.finish();
 }
 

@@ -6,7 +6,7 @@ use std::ptr;
 use cuda_stand_in::StandIn;
 use cudarc::driver::sys::{CUgraph, CUgraphNode, CUgraphNodeType, CUmemorytype, CUresult};
 
-use crate::graphs::{THREAD_LOCAL, begin, destroy, end, enqueue_double};
+use crate::graphs::{THREAD_LOCAL, allocate_in, begin, destroy, end, enqueue_double};
 use crate::program::{Program, allocate, cuda, download, free_pinned, pinned, stream, upload};
 
 /// The nodes of a graph, where there is room for so many.
@@ -80,6 +80,33 @@ fn a_graph_tells_its_nodes() {
     cuda!(cuMemFree_v2(memory)).unwrap();
     free_pinned(input);
     free_pinned(output);
+    destroy(&[lane]);
+    program.finish();
+}
+
+#[test]
+fn a_graph_tells_what_memory_it_takes_and_frees() {
+    use CUgraphNodeType::*;
+    let program = Program::start();
+    let lane = stream();
+    begin(lane, THREAD_LOCAL);
+    let memory = allocate_in(lane, 640).unwrap();
+    cuda!(cuMemFreeAsync(memory, lane)).unwrap();
+    let graph = end(lane).unwrap();
+    let all = nodes(graph, 2);
+    for (node, expected) in all.iter().zip([CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE]) {
+        let mut kind = CU_GRAPH_NODE_TYPE_EMPTY;
+        cuda!(cuGraphNodeGetType(*node, &mut kind)).unwrap();
+        assert_eq!(kind, expected);
+    }
+    let (mut taken, mut freed) = (MaybeUninit::zeroed(), 0);
+    cuda!(cuGraphMemAllocNodeGetParams(all[0], taken.as_mut_ptr())).unwrap();
+    cuda!(cuGraphMemFreeNodeGetParams(all[1], &mut freed)).unwrap();
+    // SAFETY: the call has succeeded.
+    let taken = unsafe { taken.assume_init() };
+    assert_eq!((taken.dptr, taken.bytesize, freed), (memory, 640, memory));
+    assert!(cuda!(cuGraphMemFreeNodeGetParams(all[0], &mut freed)).is_err());
+    cuda!(cuGraphDestroy(graph)).unwrap();
     destroy(&[lane]);
     program.finish();
 }

@@ -44,6 +44,11 @@ unsafe extern "C" fn double(address: *mut c_void) {
     *byte = byte.wrapping_mul(2);
 }
 
+pub fn allocate_in(stream: CUstream, len: usize) -> Result<u64, CUresult> {
+    let mut address = 0;
+    cuda!(cuMemAllocAsync(&mut address, len, stream)).map(|()| address)
+}
+
 pub fn enqueue_double(stream: CUstream, address: u64) -> Result<(), CUresult> {
     cuda!(cuLaunchHostFunc(stream, Some(double), address as *mut c_void))
 }
@@ -137,12 +142,13 @@ fn what_disturbs_a_capture_fails_and_spoils_it() {
             cuda!(cuMemHostAlloc(&mut start, 8, 0))?;
             cuda!(cuMemFreeHost(start))
         }),
-        ("takes memory in the stream", CUDA_ERROR_NOT_SUPPORTED, Err(CUDA_ERROR_NOT_SUPPORTED), &|| {
-            let mut address = 0;
-            cuda!(cuMemAllocAsync(&mut address, 8, lane))
-        }),
-        ("frees memory in the stream", CUDA_ERROR_NOT_SUPPORTED, Err(CUDA_ERROR_NOT_SUPPORTED), &|| {
+        ("frees memory that is not the graph's", CUDA_ERROR_INVALID_VALUE, Err(CUDA_ERROR_INVALID_VALUE), &|| {
             cuda!(cuMemFreeAsync(memory, lane))
+        }),
+        ("frees memory of the graph twice", CUDA_ERROR_INVALID_VALUE, Err(CUDA_ERROR_INVALID_VALUE), &|| {
+            let address = allocate_in(lane, 8)?;
+            cuda!(cuMemFreeAsync(address, lane))?;
+            cuda!(cuMemFreeAsync(address, lane))
         }),
         (
             "reads pageable memory",
@@ -405,6 +411,88 @@ fn kernels_of_a_graph_begin_without_the_host() {
         cuda!(cuEventDestroy_v2(event)).unwrap();
     }
     cuda!(cuMemFree_v2(memory)).unwrap();
+    destroy(&[lane]);
+    program.finish();
+}
+
+/// Memory that is taken and freed while a stream captures belongs to the graph: at one address, there from its allocation to its free in each launch.
+#[test]
+fn a_graph_may_have_memory_of_its_own() {
+    let program = Program::start();
+    let lane = stream();
+    let output = pinned(&[0]);
+    let before = program.stand_in.count(Count::Bytes);
+    begin(lane, THREAD_LOCAL);
+    let memory = allocate_in(lane, 4096).unwrap();
+    cuda!(cuMemsetD8Async(memory, 3, 4096, lane)).unwrap();
+    enqueue_double(lane, memory).unwrap();
+    download(output, memory, lane).unwrap();
+    cuda!(cuMemFreeAsync(memory, lane)).unwrap();
+    let graph = end(lane).unwrap();
+    let mut executables = [ptr::null_mut(); 2];
+    cuda!(cuGraphInstantiateWithFlags(&mut executables[0], graph, 0)).unwrap();
+    assert!(cuda!(cuGraphInstantiateWithFlags(&mut executables[1], graph, 0)).is_err(), "there may be one at a time");
+    cuda!(cuGraphDestroy(graph)).unwrap();
+    assert!(program.stand_in.count(Count::Bytes) > before);
+    program.stand_in.forget();
+    for _ in 0..3 {
+        output[0] = 0;
+        cuda!(cuGraphLaunch(executables[0], lane)).unwrap();
+        cuda!(cuStreamSynchronize(lane)).unwrap();
+        assert_eq!(output[0], 6);
+    }
+    // Two are under way when it is destroyed.
+    output[0] = 0;
+    cuda!(cuGraphLaunch(executables[0], lane)).unwrap();
+    cuda!(cuGraphLaunch(executables[0], lane)).unwrap();
+    cuda!(cuGraphExecDestroy(executables[0])).unwrap();
+    cuda!(cuStreamSynchronize(lane)).unwrap();
+    assert_eq!((output[0], program.stand_in.count(Count::Bytes)), (6, before));
+    assert_eq!(program.stand_in.mistakes(), Vec::<String>::new());
+    free_pinned(output);
+    destroy(&[lane]);
+    program.finish();
+}
+
+#[test]
+fn memory_of_a_graph_is_not_there_between_its_launches() {
+    let program = Program::start();
+    let lane = stream();
+    begin(lane, THREAD_LOCAL);
+    let memory = allocate_in(lane, 64).unwrap();
+    cuda!(cuMemFreeAsync(memory, lane)).unwrap();
+    let executable = ready(end(lane).unwrap());
+    cuda!(cuGraphLaunch(executable, lane)).unwrap();
+    cuda!(cuMemsetD8Async(memory, 1, 1, lane)).unwrap();
+    assert_eq!(cuda!(cuStreamSynchronize(lane)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    let mistakes = program.stand_in.mistakes();
+    assert!(mistakes.len() == 1 && mistakes[0].contains("not ordered after its cuMemAllocAsync"), "{mistakes:?}");
+}
+
+#[test]
+fn memory_that_a_graph_leaves_is_freed_before_its_next_launch() {
+    let program = Program::start();
+    let lane = stream();
+    let before = program.stand_in.count(Count::Bytes);
+    begin(lane, THREAD_LOCAL);
+    let memory = allocate_in(lane, 64).unwrap();
+    cuda!(cuMemsetD8Async(memory, 1, 64, lane)).unwrap();
+    let executable = ready(end(lane).unwrap());
+    for _ in 0..2 {
+        cuda!(cuGraphLaunch(executable, lane)).unwrap();
+        assert_eq!(cuda!(cuGraphLaunch(executable, lane)), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
+        cuda!(cuMemFreeAsync(memory, lane)).unwrap();
+    }
+    let mistakes = program.stand_in.mistakes();
+    assert!(mistakes.len() == 2 && mistakes.iter().all(|what| what.contains("was not freed")), "{mistakes:?}");
+    program.stand_in.forget();
+    // What the last launch has left stays when the graph goes.
+    cuda!(cuGraphLaunch(executable, lane)).unwrap();
+    cuda!(cuGraphExecDestroy(executable)).unwrap();
+    cuda!(cuStreamSynchronize(lane)).unwrap();
+    assert!(program.stand_in.count(Count::Bytes) > before);
+    cuda!(cuMemFree_v2(memory)).unwrap();
+    assert_eq!(program.stand_in.count(Count::Bytes), before);
     destroy(&[lane]);
     program.finish();
 }

@@ -123,3 +123,38 @@ fn files_that_are_not_what_they_should_be_are_named() {
     refuses(&["infer", "m", text], 1, "text.png is not a PNG picture that can be read");
     refuses(&["infer", "m", "--json", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
 }
+
+/// Streams that share a queue to the GPU wait for each other there.
+#[test]
+fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, driver) = (folder.path().join("driver.rs"), folder.path().join("libcuda.so.1"));
+    let functions = [
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDeviceGetName",
+        "cuDeviceGetUuid_v2",
+        "cuDeviceTotalMem_v2",
+        "cuDeviceGetAttribute",
+    ];
+    let idle = |name: &&str| format!("#[unsafe(no_mangle)] pub extern \"C\" fn {name}() -> i32 {{ 0 }}\n");
+    let says = r#"
+        #[unsafe(no_mangle)] pub extern "C" fn cuDriverGetVersion(to: *mut i32) -> i32 { unsafe { *to = 13000 }; 0 }
+        #[unsafe(no_mangle)] pub extern "C" fn cuInit(_: u32) -> i32 {
+            eprintln!("queues: {:?}", std::env::var("CUDA_DEVICE_MAX_CONNECTIONS"));
+            100
+        }
+    "#;
+    std::fs::write(&source, functions.iter().map(idle).collect::<String>() + says).unwrap();
+    let rustc = ["--edition=2024", "--crate-type=cdylib", "--crate-name=driver", "-o"];
+    let made = Command::new("rustc").args(rustc).arg(&driver).arg(&source).output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let queues = |asked: Option<&str>| {
+        let mut command = downbeat(&["engine", "list"]);
+        command.env("LD_LIBRARY_PATH", folder.path()).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        let said = stderr(&command.envs(asked.map(|n| ("CUDA_DEVICE_MAX_CONNECTIONS", n))).output().unwrap());
+        said.lines().find_map(|line| line.strip_prefix("queues: ").map(str::to_owned)).unwrap_or(said)
+    };
+    assert_eq!(queues(None), "Ok(\"32\")");
+    assert_eq!(queues(Some("4")), "Ok(\"4\")", "what somebody has set stays");
+}

@@ -166,10 +166,11 @@ fn shares_of_a_gpu_are_measured_up_to_the_whole() {
     assert!(table.contains("20 compute units, given out in steps of ") && table.contains("knee for a batch of 4: "));
     assert!(table.contains("by the device's clock"), "{table}");
     let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
-    let grain = measured["device"]["grain"].as_u64().unwrap();
+    let of_device = |what: &str| measured["device"][what].as_u64().unwrap();
+    let (grain, largest) = (of_device("grain"), of_device("largest_part"));
     let units: Vec<u64> =
         measured["measurements"].as_array().unwrap().iter().map(|m| m["units"].as_u64().unwrap()).collect();
-    let shares = (1..).map(|n| n * grain).take_while(|units| *units < 20).chain([20]);
+    let shares = (1..).map(|n| n * grain).take_while(|units| *units <= largest).chain([20]);
     assert_eq!(units, shares.flat_map(|units| [units, units]).collect::<Vec<_>>());
     assert!(fs::read_to_string(page).unwrap().contains("Latency by share of the device"));
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::Outcome;
+use crate::{Outcome, STEPS};
 
 pub struct Arguments {
     pub step: String,
@@ -11,22 +11,25 @@ pub struct Arguments {
     zoo: PathBuf,
     pub batches: Vec<usize>,
     pub segments: usize,
-    /// How long each model is measured.
+    /// How long each model is measured, or the step.
     pub time: Duration,
     /// Commands of other runtimes, that answer as `plain` does.
     pub beside: Vec<String>,
+    /// The file of samples.
+    pub samples: Option<PathBuf>,
 }
 
 impl Arguments {
     pub fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Arguments> {
         let mut parsed = Arguments {
-            step: words.next().ok_or("say which step: first, throughput, shares, switch, isolation")?,
+            step: words.next().ok_or_else(|| format!("say which step: {STEPS}"))?,
             models: Vec::new(),
             zoo: "target/zoo".into(),
             batches: vec![1, 2, 4, 8, 16, 32, 64],
             segments: 8,
             time: Duration::from_secs(20),
             beside: Vec::new(),
+            samples: None,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -36,6 +39,7 @@ impl Arguments {
                 "--segments" => parsed.segments = value()?.parse()?,
                 "--seconds" => parsed.time = Duration::from_secs_f64(value()?.parse()?),
                 "--beside" => parsed.beside.push(value()?),
+                "--samples" => parsed.samples = Some(value()?.into()),
                 flag if flag.starts_with('-') => return Err(format!("there is no flag {flag}").into()),
                 _ => parsed.models.push(word),
             }

@@ -16,7 +16,7 @@ pub struct Beside {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+pub struct Answer {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -43,12 +43,17 @@ impl Beside {
 
     /// The milliseconds of each run.
     pub fn runs(&mut self, model: &str, batch: usize, runs: usize) -> Outcome<Vec<f64>> {
-        writeln!(self.input, "{model} {batch} {runs}")?;
-        self.input.flush()?;
+        self.ask(model, batch, runs)?;
         Ok(self.answer()?.ms)
     }
 
-    fn answer(&mut self) -> Outcome<Answer> {
+    /// To be followed by [`Beside::answer`].
+    pub fn ask(&mut self, model: &str, batch: usize, runs: usize) -> Outcome<()> {
+        writeln!(self.input, "{model} {batch} {runs}")?;
+        Ok(self.input.flush()?)
+    }
+
+    pub fn answer(&mut self) -> Outcome<Answer> {
         let line = self.output.next().ok_or_else(|| format!("{} ended", self.name))??;
         let answer: Answer = serde_json::from_str(&line).map_err(|e| format!("{}: {e}: {line}", self.name))?;
         match answer.error {

@@ -1,10 +1,10 @@
 //! Partitions: latency over share, from one share to another, and a neighbour's influence.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use downbeat_engine::cuda::{Device, Splitter};
-use downbeat_engine::{Cut, Engine, Lane, Share};
+use downbeat_engine::{Cut, Engine, Lane, Share, Span};
 
 use crate::Outcome;
 use crate::arguments::Arguments;
@@ -12,7 +12,7 @@ use crate::row::{Row, quantile};
 use crate::subject::{From, Subject, span};
 
 /// About half of the compute units.
-fn half() -> Outcome<u32> {
+pub fn half() -> Outcome<u32> {
     let device = Device::open(0)?;
     let grain = Splitter::new(&device)?.grain();
     Ok((device.compute_units() / 2 / grain).max(1) * grain)
@@ -60,18 +60,18 @@ pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
             }
         }
         let (mut staying, mut switching) = (Vec::new(), Vec::new());
-        let mut last: Option<Duration> = None;
+        let mut last: Option<Span> = None;
         for run in 0..400 {
             // Two launches in each place: every second one comes after a switch.
             let lane = &mut lanes[run / 2 % 2];
             subject.run(&mut **lane, 1, From::Ring)?;
-            let (begin, end) = lane.last_run().ok_or("a run without times")?;
-            let (begin, end) = (Duration::from_nanos(begin.as_nanos()), Duration::from_nanos(end.as_nanos()));
+            let span = lane.last_run().ok_or("a run without times")?;
             if let Some(last) = last {
-                let gap = begin.as_secs_f64() * 1e3 - last.as_secs_f64() * 1e3;
+                let (begin, _) = span.from_begin_of(&last).ok_or("a run without times")?;
+                let gap = begin as f64 / 1e6 - last.took().ok_or("a run without times")?.as_nanos() as f64 / 1e6;
                 if run % 2 == 0 { switching.push(gap) } else { staying.push(gap) }
             }
-            last = Some(end);
+            last = Some(span);
         }
         let medians = [&mut staying, &mut switching].map(|gaps| quantile(gaps, 0.5).unwrap_or(f64::NAN));
         let note = format!(

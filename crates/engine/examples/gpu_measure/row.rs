@@ -32,6 +32,12 @@ impl Row {
         Row { note: note.into(), ..self }
     }
 
+    /// With more words.
+    pub fn and(self, more: impl AsRef<str>) -> Row {
+        let note = format!("{}; {}", self.note, more.as_ref());
+        Row { note, ..self }
+    }
+
     /// With the times of runs of `batch` items, of which `at_once` ran beside each other.
     pub fn runs(self, batch: usize, at_once: usize, millis: &mut [f64]) -> Row {
         let median = quantile(millis, 0.5);

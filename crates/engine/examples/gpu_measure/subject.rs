@@ -55,6 +55,11 @@ impl Subject {
         Ok(Subject { model, inputs })
     }
 
+    /// Bytes of an item of its largest input.
+    pub fn largest_item(&self) -> usize {
+        self.inputs.iter().map(|input| input.item_bytes).max().unwrap_or(1)
+    }
+
     pub fn lane(&self, share: Share) -> Outcome<Box<dyn Lane>> {
         Ok(self.model.lane_at(Place { device: 0, share })?)
     }
@@ -86,7 +91,7 @@ impl Subject {
 
 /// Milliseconds of the last run by the device's clock.
 pub fn span(lane: &dyn Lane) -> f64 {
-    lane.last_run().map_or(f64::NAN, |(begin, end)| (end.as_nanos() as f64 - begin.as_nanos() as f64) / 1e6)
+    lane.last_run().and_then(|span| span.took()).map_or(f64::NAN, |took| took.as_nanos() as f64 / 1e6)
 }
 
 /// An item's sizes, those that vary being [`LENGTH`].
@@ -97,12 +102,7 @@ pub fn item_shape(spec: &TensorSpec) -> Vec<usize> {
 /// Random elements; never zeros, which some GPUs are faster on.
 pub fn random(spec: &TensorSpec, elements: usize) -> Outcome<Bytes> {
     let mut state = 7_u64;
-    let mut next = || {
-        // SplitMix64.
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) >> 40
-    };
+    let mut next = || random_bits(&mut state) >> 40;
     let mut data = Vec::with_capacity(elements * 8);
     for _ in 0..elements {
         let bits = next();
@@ -114,4 +114,12 @@ pub fn random(spec: &TensorSpec, elements: usize) -> Outcome<Bytes> {
         }
     }
     Ok(data.into())
+}
+
+/// The next bits of a sequence (SplitMix64).
+pub fn random_bits(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }

@@ -43,21 +43,37 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// `without`: the same engine without CUDA graphs.
-pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
+/// `without`: the same engine without CUDA graphs; `channels_last`: with `nhwc`.
+pub fn measure(
+    engine: &dyn Engine,
+    without: &dyn Engine,
+    channels_last: &dyn Engine,
+    arguments: &Arguments,
+) -> Outcome<()> {
     let mut beside: Vec<Beside> = arguments.beside.iter().filter_map(|command| started(command)).collect();
     let largest = arguments.batches.iter().copied().max().unwrap_or(1);
     let mut greeted = false;
     for name in &arguments.models {
         let path = arguments.path(name);
         let whole = Subject::load(engine, &path, Cut::Whole, largest)?;
-        let half = format!("{name}-fp16");
         let mut variants = vec![("without graphs", Subject::load(without, &path, Cut::Whole, largest))];
         if arguments.segments > 1 {
             variants.push(("segments", Subject::load(engine, &path, Cut::Stages(arguments.segments), largest)));
         }
-        if arguments.path(&half).exists() {
-            variants.push(("FP16", Subject::load(engine, &arguments.path(&half), Cut::Whole, largest)));
+        for (form, what, turned) in [
+            ("", "", "channels last"),
+            ("-fp16", "FP16", "FP16, channels last"),
+            ("-fused", "fused", ""),
+            ("-fused-fp16", "fused, FP16", ""),
+        ] {
+            let path = arguments.path(&format!("{name}{form}"));
+            // A BERT has no channels.
+            for (engine, what) in [(engine, what), (channels_last, if name.starts_with("bert") { "" } else { turned })]
+            {
+                if !what.is_empty() && path.exists() {
+                    variants.push((what, Subject::load(engine, &path, Cut::Whole, largest)));
+                }
+            }
         }
         let loaded = |(what, subject): (&str, Outcome<Subject>)| match subject {
             Ok(subject) if subject.model.segments() > 1 => {
@@ -123,9 +139,17 @@ impl Lanes<'_> {
             quantile(&mut spans, 0.5).unwrap_or(f64::NAN),
             quantile(&mut cpu, 0.5).unwrap_or(f64::NAN)
         );
+        // Others set this size up while they are not measured, all at once.
+        beside.iter_mut().for_each(|other| drop(other.ask(name, batch, 1)));
+        // What they cannot do they say again when it is their turn.
+        beside.iter_mut().for_each(|other| drop(other.answer()));
         let lanes = std::cell::RefCell::new((first, second));
         let mut turns = vec![
             Turn::new("whole, inputs in the ring", 1, |runs| {
+                repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
+            }),
+            // The same once more: what differs between the two is chance.
+            Turn::new("whole, inputs in the ring, again", 1, |runs| {
                 repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
             }),
             Turn::new("whole, inputs on the host", 1, |runs| {
@@ -152,7 +176,7 @@ impl Lanes<'_> {
         take_turns(&mut turns, time);
         for turn in &mut turns {
             let row = Row::new(STEP, name, turn.what.clone());
-            let row = if turn.what.starts_with("whole, inputs in") { row.note(note.clone()) } else { row };
+            let row = if turn.what == "whole, inputs in the ring" { row.note(note.clone()) } else { row };
             let row = turn.failed.as_ref().map_or(row.clone(), |error| row.note(error.clone()));
             row.runs(batch, turn.at_once, &mut turn.millis).print();
         }

@@ -8,6 +8,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
 use super::CudaError;
+use crate::traits::StreamPriority;
 
 /// A GPU, with the context that the process has on it: the primary one, which onnxruntime uses too.
 pub struct Device {
@@ -29,6 +30,16 @@ unsafe impl Sync for Device {}
 
 /// The devices in use, so that all users of one see when it is lost.
 static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
+
+/// Takes a device out of service that the driver reports a final error of, for all its users: as one whose calls fail for good. `name` and `words` say what
+/// it was.
+pub fn condemn(ordinal: u32, name: &str, words: &str) {
+    let device = DEVICES.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).and_then(Weak::upgrade);
+    if let Some(device) = device {
+        let what = "as the driver reports".to_owned();
+        device.remember(CudaError::Lost { device: ordinal, what, name: name.to_owned(), words: words.to_owned() });
+    }
+}
 
 impl Device {
     /// The device with this number. The driver has to be loaded and initialised ([`super::preflight`]).
@@ -135,6 +146,18 @@ impl Device {
         }
         // SAFETY: the context lives as long as `self`.
         self.check("selecting it", unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// A priority of its streams as the driver counts: the lower the number, the higher.
+    pub(super) fn priority(&self, priority: StreamPriority) -> Result<i32, CudaError> {
+        self.bind()?;
+        let asked = result::stream::get_priority_range();
+        let (least, greatest) = self.check("asking for the priorities of its streams", asked)?;
+        Ok(match priority {
+            StreamPriority::Default => 0,
+            StreamPriority::Max => greatest,
+            StreamPriority::Min => least,
+        })
     }
 
     /// Gives something back to the driver, in the ways out: also on a device that is lost, which may still take it, and without a word if it does not.

@@ -7,11 +7,13 @@ use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use super::graph_node::check_repeatable;
 use super::{CudaError, Device, Stream};
+use crate::graph_report::GraphNodes;
 
 /// Work that was recorded, to be enqueued as often as wanted, with the addresses that it had then.
 pub(crate) struct Graph {
     device: Arc<Device>,
     raw: sys::CUgraphExec,
+    nodes: GraphNodes,
 }
 
 // SAFETY: a graph may be launched from any thread, by one at a time, which `launch` asks for.
@@ -36,7 +38,7 @@ impl Stream {
     /// Records what `enqueue` gives to this stream instead of running it. Only this thread may use the stream meanwhile; other streams go on.
     ///
     /// # Errors
-    /// In words: `enqueue` fails, or does what cannot be recorded or repeated, such as waiting, taking memory of the device, or copying from host memory.
+    /// In words: `enqueue` fails, or does what cannot be recorded or repeated, such as waiting, keeping memory of the device, or copying from host memory.
     pub(crate) fn record_graph<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Graph, T), String> {
         let device = self.device();
         let words = |error: CudaError| error.to_string();
@@ -61,15 +63,20 @@ impl Stream {
             return Err("nothing was recorded".into());
         }
         // SAFETY: it is alive.
-        unsafe { check_repeatable(recorded.raw, device) }?;
-        // SAFETY: as above; what is made of it does not need it any more.
+        let nodes = unsafe { check_repeatable(recorded.raw, device) }?;
+        // SAFETY: as above; what is made of it does not need it any more. Once, as has to be where it takes memory.
         let raw = unsafe { result::graph::instantiate(recorded.raw, CUgraphInstantiate_flags(0)) };
         let raw = device.check("making a graph", raw).map_err(words)?;
-        Ok((Graph { device: device.clone(), raw }, made))
+        Ok((Graph { device: device.clone(), raw, nodes }, made))
     }
 }
 
 impl Graph {
+    /// What it is made of.
+    pub(crate) fn nodes(&self) -> &GraphNodes {
+        &self.nodes
+    }
+
     /// Enqueues what was recorded.
     pub(crate) fn launch(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.device.bind()?;

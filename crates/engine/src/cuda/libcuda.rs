@@ -14,7 +14,7 @@ use crate::onnxruntime::loader_words;
 /// The driver's library, as all that use it name it.
 const NAME: &str = "libcuda.so.1";
 /// Where drivers are put that the loader does not know of: Kubernetes' device plugin, WSL, NixOS.
-const FOLDERS: [&str; 4] =
+pub(super) const FOLDERS: [&str; 4] =
     ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"];
 /// The oldest driver that CUDA 13 works with.
 pub const OLDEST_DRIVER: DriverVersion = DriverVersion(13_000);
@@ -24,6 +24,7 @@ pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 /// The functions of the driver that the engine calls through the bindings, which panic where one is missing. A driver that is new enough has them all, and
 /// many more; what else is loaded under its name may not.
 pub const DRIVER_FUNCTIONS: &[&str] = &[
+    "cuCtxGetStreamPriorityRange",
     "cuCtxSetCurrent",
     "cuDevResourceGenerateDesc",
     "cuDevSmResourceSplitByCount",
@@ -48,19 +49,25 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuGraphExecDestroy",
     "cuGraphGetNodes",
     "cuGraphInstantiateWithFlags",
+    "cuGraphKernelNodeGetParams_v2",
     "cuGraphLaunch",
+    "cuGraphMemAllocNodeGetParams",
+    "cuGraphMemFreeNodeGetParams",
     "cuGraphMemcpyNodeGetParams",
     "cuGraphNodeGetType",
     "cuGreenCtxCreate",
     "cuGreenCtxDestroy",
     "cuGreenCtxStreamCreate",
     "cuInit",
+    "cuIpcCloseMemHandle",
+    "cuIpcOpenMemHandle_v2",
     "cuLaunchHostFunc",
     "cuMemAllocAsync",
     "cuMemAlloc_v2",
     "cuMemFreeAsync",
     "cuMemFreeHost",
     "cuMemFree_v2",
+    "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
     "cuMemHostAlloc",
     "cuMemHostRegister_v2",
@@ -73,7 +80,7 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuMemsetD8Async",
     "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
-    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
@@ -103,11 +110,13 @@ pub struct GpuInfo {
     pub memory: u64,
     /// Its streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The number that no other GPU has, as `nvidia-smi` writes it but for its `GPU-` or, of an instance, `MIG-`.
+    pub uuid: String,
 }
 
 impl fmt::Display for GpuInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GpuInfo { ordinal, name, capability: (major, minor), memory, multiprocessors } = self;
+        let GpuInfo { ordinal, name, capability: (major, minor), memory, multiprocessors, .. } = self;
         let gib = *memory as f64 / f64::from(1 << 30);
         write!(f, "GPU {ordinal}: {name}, {gib:.0} GiB, {multiprocessors} SMs, compute capability {major}.{minor}")
     }
@@ -173,6 +182,7 @@ type Init = unsafe extern "C" fn(c_uint) -> c_int;
 type GetInt = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetDevice = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
 type TotalMemory = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
 type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 type ErrorText = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
@@ -191,6 +201,7 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     let get_count: Symbol<GetInt> = function(library, "cuDeviceGetCount")?;
     let get_device: Symbol<GetDevice> = function(library, "cuDeviceGet")?;
     let get_name: Symbol<GetName> = function(library, "cuDeviceGetName")?;
+    let get_uuid: Symbol<GetUuid> = function(library, "cuDeviceGetUuid_v2")?;
     let get_memory: Symbol<TotalMemory> = function(library, "cuDeviceTotalMem_v2")?;
     let get_attribute: Symbol<GetAttribute> = function(library, "cuDeviceGetAttribute")?;
     let done = |status: c_int| if status == 0 { Ok(()) } else { Err(failure(library, status)) };
@@ -214,12 +225,13 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     done(unsafe { get_count(&mut count) })?;
     let mut gpus = Vec::new();
     for ordinal in 0..count {
-        let (mut device, mut memory, mut name) = (0, 0_usize, [0; 256]);
+        let (mut device, mut memory, mut name, mut uuid) = (0, 0_usize, [0; 256], [0; 16]);
         // SAFETY: as above; the name's length is given, and the driver ends it with a zero within.
         unsafe {
             done(get_device(&mut device, ordinal))?;
             done(get_name(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
             done(get_memory(&mut memory, device))?;
+            done(get_uuid(&mut uuid, device))?;
         }
         let attribute = |which| -> Result<u32, CudaUnavailable> {
             let mut value = 0;
@@ -235,12 +247,23 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             memory: memory as u64,
             multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
+            uuid: hyphenated(uuid),
         });
     }
     if gpus.is_empty() {
         return Err(no_gpu());
     }
     Ok(DriverInfo { version, gpus })
+}
+
+/// A UUID as it is written.
+fn hyphenated(uuid: [u8; 16]) -> String {
+    let mut text = String::new();
+    for (place, byte) in uuid.iter().enumerate() {
+        let hyphen = if matches!(place, 4 | 6 | 8 | 10) { "-" } else { "" };
+        text += &format!("{hyphen}{byte:02x}");
+    }
+    text
 }
 
 fn no_gpu() -> CudaUnavailable {
@@ -296,8 +319,8 @@ mod tests {
         graph::launch cuGraphLaunch, init cuInit, malloc_async cuMemAllocAsync, malloc_host cuMemHostAlloc, malloc_sync cuMemAlloc_v2,
         mem_get_info cuMemGetInfo_v2, memcpy_dtod_async cuMemcpyDtoDAsync_v2, memcpy_dtoh_async cuMemcpyDtoHAsync_v2,
         memcpy_dtoh_sync cuMemcpyDtoH_v2, memcpy_htod_async cuMemcpyHtoDAsync_v2, memset_d8_async cuMemsetD8Async, primary_ctx::release cuDevicePrimaryCtxRelease_v2,
-        primary_ctx::retain cuDevicePrimaryCtxRetain, stream::begin_capture cuStreamBeginCapture_v2, stream::create cuStreamCreate,
-        stream::destroy cuStreamDestroy_v2, stream::end_capture cuStreamEndCapture, stream::launch_host_function cuLaunchHostFunc,
+        primary_ctx::retain cuDevicePrimaryCtxRetain, stream::begin_capture cuStreamBeginCapture_v2, stream::create_with_priority cuStreamCreateWithPriority,
+        stream::destroy cuStreamDestroy_v2, stream::end_capture cuStreamEndCapture, stream::get_priority_range cuCtxGetStreamPriorityRange, stream::launch_host_function cuLaunchHostFunc,
         stream::synchronize cuStreamSynchronize, stream::wait_event cuStreamWaitEvent";
 
     /// Methods of the bindings' errors that call the driver: method, function.

@@ -2,14 +2,18 @@
 //!
 //! Everything here is enqueued in streams and waited for by events; nothing waits for a whole device.
 
+mod architectures;
 mod device;
 mod error;
 mod graph;
 mod graph_node;
+pub mod ipc;
 mod last_error;
 mod libcuda;
 pub(crate) mod libraries;
+mod marks;
 mod memory;
+pub mod nvml;
 mod options;
 mod partition;
 mod pinned;
@@ -20,12 +24,15 @@ mod unavailable;
 
 use cudarc::driver::sys::{CUresult, CUstream, culib};
 
-pub use device::Device;
+pub use architectures::Architectures;
+pub use device::{Device, condemn};
 pub use error::CudaError;
 pub(crate) use graph::Graph;
 pub(crate) use last_error::ForgetsLastError;
 pub use libcuda::{DRIVER_FUNCTIONS, DriverInfo, DriverVersion, GpuInfo, OLDEST_DRIVER};
 pub use libraries::FoundLibrary;
+pub use marks::Span;
+pub(crate) use marks::{Expected, Marks};
 pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};
 pub use options::{CudaOptions, Missing, Provider, UnknownMissing, UnknownProvider};
 pub use partition::{Partition, PartitionError, Rung, Splitter};

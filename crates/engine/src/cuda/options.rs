@@ -18,10 +18,12 @@ pub struct CudaOptions {
     pub missing: Missing,
     /// Whether launches are recorded as CUDA graphs where that pays.
     pub graphs: bool,
+    /// Whether convolutions have their channels last: cuDNN then adds the bias in the same kernel. Each session has weights of convolutions of its own then.
+    pub nhwc: bool,
 }
 
 impl Default for CudaOptions {
-    /// All GPUs, with TF32 and graphs, without a limit; an error where there is no GPU.
+    /// All GPUs, with TF32 and graphs, channels as in the model, without a limit; an error where there is no GPU.
     fn default() -> CudaOptions {
         CudaOptions {
             devices: Vec::new(),
@@ -30,6 +32,7 @@ impl Default for CudaOptions {
             provider: Provider::default(),
             missing: Missing::default(),
             graphs: true,
+            nhwc: false,
         }
     }
 }

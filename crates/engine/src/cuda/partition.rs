@@ -2,9 +2,15 @@
 //!
 //! A partition cannot be resized. So a ladder of them is made beforehand, and a model that is to have more or fewer units is run on other streams: no
 //! process is started, no weight is loaded, nothing waits (GSLICE §4.3 needs a shadow process for it, as MPS fixes the share of a process).
+//!
+//! The units are parted once, into the smallest groups that the device has, and a partition is a run of these: partitions without a group in common have no
+//! unit in common. What comes out of a split cannot be split again without a green context, what comes out of two splits cannot be put together (cuda.h, at
+//! `cuDevSmResourceSplitByCount` and `cuDevResourceGenerateDesc`), and nothing says that two splits part the device alike.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevResourceType, CUgreenCtxCreate_flags};
 
 use super::{CudaError, Device};
@@ -52,14 +58,15 @@ pub enum PartitionError {
 /// Some of the compute units of a device.
 pub struct Partition {
     device: Arc<Device>,
-    context: sys::CUgreenCtx,
     compute_units: u32,
+    context: Mutex<GreenContext>,
 }
 
-// SAFETY: a green context may be used from any thread; the driver synchronises its calls.
-unsafe impl Send for Partition {}
-// SAFETY: as above.
-unsafe impl Sync for Partition {}
+/// A green context, which may be used by one thread at a time (cuda.h, at `CUgreenCtx`).
+struct GreenContext(sys::CUgreenCtx);
+
+// SAFETY: any thread may use it, one at a time, which is why `Partition` has it behind a mutex.
+unsafe impl Send for GreenContext {}
 
 impl Partition {
     /// Its device.
@@ -72,22 +79,38 @@ impl Partition {
         self.compute_units
     }
 
-    /// A stream of it, to be destroyed by the caller.
-    pub(super) fn stream(&self) -> Result<sys::CUstream, CudaError> {
+    fn context(&self) -> MutexGuard<'_, GreenContext> {
+        self.context.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stream of it with a priority as the driver counts, to be given back by [`Partition::destroy`].
+    pub(super) fn stream(&self, priority: i32) -> Result<sys::CUstream, CudaError> {
         self.device.bind()?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let context = self.context();
         // SAFETY: the context is alive; `stream` is written if the call succeeds.
-        let made = unsafe { sys::cuGreenCtxStreamCreate(&raw mut stream, self.context, flags, 0).result() };
+        let made = unsafe { sys::cuGreenCtxStreamCreate(&raw mut stream, context.0, flags, priority).result() };
         self.device.check("making a stream of a partition", made)?;
         Ok(stream)
+    }
+
+    /// Destroys a stream of it.
+    ///
+    /// # Safety
+    /// It is one of this partition, and not used any more.
+    pub(super) unsafe fn destroy(&self, stream: sys::CUstream) {
+        let _context = self.context();
+        // SAFETY: as the caller says.
+        self.device.release(|| unsafe { result::stream::destroy(stream) });
     }
 }
 
 impl Drop for Partition {
     fn drop(&mut self) {
+        let context = self.context.get_mut().unwrap_or_else(PoisonError::into_inner).0;
         // SAFETY: made by `Splitter`, destroyed once; its streams keep it alive.
-        self.device.release(|| unsafe { sys::cuGreenCtxDestroy(self.context).result() });
+        self.device.release(|| unsafe { sys::cuGreenCtxDestroy(context).result() });
     }
 }
 
@@ -97,16 +120,17 @@ impl std::fmt::Debug for Partition {
     }
 }
 
-/// Parts the compute units of a device.
-#[derive(Clone)]
+/// The compute units of a device in groups, and partitions of runs of these.
 pub struct Splitter {
     device: Arc<Device>,
-    whole: sys::CUdevResource,
     grain: u32,
+    /// The groups, in the order of the driver; behind them what was left over, if it may be used with them.
+    resources: Vec<sys::CUdevResource>,
+    groups: usize,
 }
 
 impl Splitter {
-    /// Asks the device what it can be parted into.
+    /// Parts the device into groups.
     ///
     /// # Errors
     /// If the driver or the device has no partitions.
@@ -119,8 +143,7 @@ impl Splitter {
             return Err(PartitionError::TooOld { version });
         }
         device.bind()?;
-        // SAFETY: plain data, for which zeros are valid: the type is then "invalid".
-        let mut whole: sys::CUdevResource = unsafe { std::mem::zeroed() };
+        let mut whole = none();
         let kind = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
         // SAFETY: `whole` is written if the call succeeds.
         let asked = unsafe { sys::cuDeviceGetDevResource(device.handle(), &raw mut whole, kind).result() };
@@ -132,7 +155,33 @@ impl Splitter {
             0 => 8,
             grain => grain,
         };
-        Ok(Splitter { device: device.clone(), whole, grain })
+        let mut groups = units.smCount / grain;
+        let (mut resources, mut rest) = (vec![none(); groups as usize], none());
+        // SAFETY: there is room for as many groups as said; all are written if the call succeeds.
+        let split = unsafe {
+            sys::cuDevSmResourceSplitByCount(
+                resources.as_mut_ptr(),
+                &raw mut groups,
+                &raw const whole,
+                &raw mut rest,
+                0,
+                grain,
+            )
+            .result()
+        };
+        supported(device, "parting its compute units", split)?;
+        // There may be fewer than the number of units says: a group lies in one of the device's clusters.
+        resources.truncate(groups as usize);
+        let mut splitter = Splitter { device: device.clone(), grain, groups: resources.len(), resources };
+        let Some(last) = splitter.resources.last() else {
+            let reason = "the driver gave no group of compute units".to_owned();
+            return Err(PartitionError::Unsupported { device: device.ordinal(), reason });
+        };
+        // What was left over may have been left for not being alike.
+        if count(&rest) > 0 && alignment(&rest) == alignment(last) && splitter.describe(&mut [*last, rest]).is_ok() {
+            splitter.resources.push(rest);
+        }
+        Ok(splitter)
     }
 
     /// The smallest step in which units are given out, which is also the smallest partition.
@@ -140,81 +189,94 @@ impl Splitter {
         self.grain
     }
 
-    /// Disjoint partitions with at least so many units each, rounded up to the grain, in order; what is left over is the last one, if there is anything.
+    /// How many groups there are. Each has [`Splitter::grain`] units, the last one also those that make no group.
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// How many groups, from the first, have at least so many units together.
+    ///
+    /// # Errors
+    /// If all do not.
+    pub fn groups_of(&self, units: u32) -> Result<usize, PartitionError> {
+        self.end(0, units).ok_or_else(|| self.too_large(&[units]))
+    }
+
+    /// The end of the shortest run of groups from `begin` that has at least so many units, and one group.
+    fn end(&self, begin: usize, units: u32) -> Option<usize> {
+        (begin + 1..=self.groups).find(|end| self.run(begin..*end).iter().map(count).sum::<u32>() >= units)
+    }
+
+    fn run(&self, groups: Range<usize>) -> &[sys::CUdevResource] {
+        let end = if groups.end == self.groups { self.resources.len() } else { groups.end };
+        self.resources.get(groups.start..end).unwrap_or_default()
+    }
+
+    pub(crate) fn too_large(&self, asked: &[u32]) -> PartitionError {
+        PartitionError::TooLarge {
+            device: self.device.ordinal(),
+            asked: asked.to_vec(),
+            units: self.device.compute_units(),
+            grain: self.grain,
+        }
+    }
+
+    /// Partitions with at least so many units each, in order, which have no unit in common; what is left over is the last one, if there is anything.
     ///
     /// # Errors
     /// If there are not as many units, or the driver refuses.
     pub fn split(&self, units: &[u32]) -> Result<Vec<Arc<Partition>>, PartitionError> {
-        let mut left = self.whole;
-        let mut parts = Vec::with_capacity(units.len() + 1);
+        let (mut runs, mut begin) = (Vec::with_capacity(units.len() + 1), 0);
         for wanted in units {
-            let wanted = wanted.max(&1).next_multiple_of(self.grain);
-            if wanted > count(&left) {
-                return Err(PartitionError::TooLarge {
-                    device: self.device.ordinal(),
-                    asked: units.to_vec(),
-                    units: self.device.compute_units(),
-                    grain: self.grain,
-                });
-            }
-            if wanted == count(&left) {
-                parts.push(self.partition(left)?);
-                left = none();
-                continue;
-            }
-            self.device.bind()?;
-            let (mut part, mut groups, mut rest) = (none(), 1, none());
-            // SAFETY: there is room for one group, as said; all are written if the call succeeds.
-            let split = unsafe {
-                sys::cuDevSmResourceSplitByCount(
-                    &raw mut part,
-                    &raw mut groups,
-                    &raw const left,
-                    &raw mut rest,
-                    0,
-                    wanted,
-                )
-                .result()
-            };
-            supported(&self.device, "parting its compute units", split)?;
-            parts.push(self.partition(part)?);
-            left = rest;
+            let end = self.end(begin, *wanted).ok_or_else(|| self.too_large(units))?;
+            runs.push(begin..end);
+            begin = end;
         }
-        if count(&left) >= self.grain {
-            parts.push(self.partition(left)?);
+        if begin < self.groups {
+            runs.push(begin..self.groups);
         }
-        Ok(parts)
+        runs.into_iter().map(|run| self.partition(run)).collect()
     }
 
-    /// Partitions of every size that the grain allows, each with what it leaves: for two models that share a device, any share of the one is a pair of
-    /// these, and another share is another pair.
+    /// For each number of groups but all, a partition of the first so many and one of the others: for two models that share a device, any share of the one is
+    /// a pair of these, and another share is another pair. Those that the driver refuses are errors, and cost no other.
+    pub fn ladder(&self) -> Vec<Result<Rung, PartitionError>> {
+        let rung =
+            |groups| Ok(Rung { partition: self.partition(0..groups)?, rest: self.partition(groups..self.groups)? });
+        (1..self.groups).map(rung).collect()
+    }
+
+    /// A partition of a run of groups, which is not empty. One of other groups has no unit in common with it.
     ///
     /// # Errors
-    /// If the driver refuses.
-    pub fn ladder(&self) -> Result<Vec<Rung>, PartitionError> {
-        let mut rungs = Vec::new();
-        let mut units = self.grain;
-        while units < self.device.compute_units() {
-            let mut parts = self.split(&[units])?.into_iter();
-            rungs.extend(parts.next().map(|partition| Rung { partition, rest: parts.next() }));
-            units += self.grain;
-        }
-        Ok(rungs)
+    /// If there are no such groups, or the driver refuses.
+    pub fn partition(&self, groups: Range<usize>) -> Result<Arc<Partition>, PartitionError> {
+        let mut resources = self.run(groups).to_vec();
+        let compute_units = resources.iter().map(count).sum();
+        let description = self.describe(&mut resources)?;
+        let mut context = std::ptr::null_mut();
+        let flags = CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
+        // SAFETY: the description is the driver's; `context` is written if the call succeeds.
+        let made =
+            unsafe { sys::cuGreenCtxCreate(&raw mut context, description, self.device.handle(), flags).result() };
+        supported(&self.device, &format!("making a partition of {compute_units} compute units"), made)?;
+        Ok(Arc::new(Partition {
+            device: self.device.clone(),
+            compute_units,
+            context: Mutex::new(GreenContext(context)),
+        }))
     }
 
-    fn partition(&self, mut resource: sys::CUdevResource) -> Result<Arc<Partition>, PartitionError> {
+    /// What a green context is made of; the driver keeps it as long as the process lives.
+    fn describe(&self, resources: &mut [sys::CUdevResource]) -> Result<sys::CUdevResourceDesc, PartitionError> {
         self.device.bind()?;
-        let compute_units = count(&resource);
-        let (mut description, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let flags = CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: one resource, as said; the description is the driver's; what is asked for is written if a call succeeds.
-        let made = unsafe {
-            sys::cuDevResourceGenerateDesc(&raw mut description, &raw mut resource, 1).result().and_then(|()| {
-                sys::cuGreenCtxCreate(&raw mut context, description, self.device.handle(), flags).result()
-            })
-        };
-        supported(&self.device, "making a partition", made)?;
-        Ok(Arc::new(Partition { device: self.device.clone(), context, compute_units }))
+        let mut description = std::ptr::null_mut();
+        let count = u32::try_from(resources.len()).unwrap_or(u32::MAX);
+        // SAFETY: as many resources as said; `description` is written if the call succeeds.
+        let made =
+            unsafe { sys::cuDevResourceGenerateDesc(&raw mut description, resources.as_mut_ptr(), count).result() };
+        supported(&self.device, "putting compute units together", made)?;
+        Ok(description)
     }
 }
 
@@ -223,8 +285,8 @@ impl Splitter {
 pub struct Rung {
     /// A partition.
     pub partition: Arc<Partition>,
-    /// The units that it leaves, if they are enough for one.
-    pub rest: Option<Arc<Partition>>,
+    /// The units that it leaves.
+    pub rest: Arc<Partition>,
 }
 
 fn none() -> sys::CUdevResource {
@@ -237,6 +299,15 @@ fn count(resource: &sys::CUdevResource) -> u32 {
     match resource.type_ {
         // SAFETY: it is of this kind.
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM => unsafe { resource.__bindgen_anon_1.sm.smCount },
+        CUdevResourceType::CU_DEV_RESOURCE_TYPE_INVALID => 0,
+    }
+}
+
+/// In what numbers its units are scheduled together.
+fn alignment(resource: &sys::CUdevResource) -> u32 {
+    match resource.type_ {
+        // SAFETY: it is of this kind.
+        CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM => unsafe { resource.__bindgen_anon_1.sm.smCoscheduledAlignment },
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_INVALID => 0,
     }
 }

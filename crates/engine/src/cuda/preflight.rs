@@ -1,12 +1,13 @@
 //! Whether the GPUs can be used, found out before onnxruntime is let at them: it says less of what is missing, and later.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::architectures::Architectures;
 use super::libcuda::{self, DriverInfo, DriverVersion, GpuInfo, OLDEST_CAPABILITY};
 use super::libraries::FoundLibrary;
-use super::options::CudaOptions;
+use super::options::{CudaOptions, Provider};
 use super::unavailable::CudaUnavailable;
-use crate::onnxruntime::{Onnxruntime, Search};
+use crate::onnxruntime::{Onnxruntime, Search, provider_file};
 
 /// What an engine on GPUs starts from: the driver is initialised and all libraries but onnxruntime are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,7 @@ pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUn
         return Ok(Ready { driver: driver.version, gpus, library, libraries: Vec::new() });
     }
     let library = search.gpu_library(options.provider)?;
+    let gpus = with_code(gpus, !options.devices.is_empty(), &library)?;
     let libraries = search.nvidia_places(Some(&library)).libraries(options.provider)?;
     for found in &libraries {
         tracing::debug!(path = %found.path.display(), "loading {}", found.component);
@@ -70,12 +72,40 @@ fn choose(driver: &DriverInfo, asked: &[u32]) -> Result<Vec<GpuInfo>, CudaUnavai
     Ok(gpus)
 }
 
+/// The GPUs that the library beside which the CUDA provider is has code for; all where that cannot be told. It is an error that it has none for a GPU that was
+/// asked for, or for any.
+fn with_code(gpus: Vec<GpuInfo>, asked: bool, library: &Path) -> Result<Vec<GpuInfo>, CudaUnavailable> {
+    let library = library.with_file_name(provider_file(Provider::Cuda));
+    let all = |found: &Architectures| gpus.iter().all(|gpu| found.includes(gpu.capability));
+    let architectures = match Architectures::read(&library, all) {
+        Ok(architectures) => architectures,
+        Err(error) => {
+            tracing::debug!(path = %library.display(), %error, "it is not known which GPUs it has code for");
+            return Ok(gpus);
+        }
+    };
+    let (usable, others): (Vec<_>, Vec<_>) = gpus.into_iter().partition(|gpu| architectures.includes(gpu.capability));
+    let others = others.into_iter();
+    let mut reasons = others.map(|gpu| CudaUnavailable::NoCode {
+        gpu,
+        architectures: architectures.to_string(),
+        library: library.clone(),
+    });
+    match reasons.next() {
+        Some(reason) if asked || usable.is_empty() => Err(reason),
+        first => {
+            first.into_iter().chain(reasons).for_each(|reason| tracing::warn!("not used: {reason}"));
+            Ok(usable)
+        }
+    }
+}
+
 /// What of all that GPUs need is here, each by itself: for a person who looks.
 #[derive(Debug)]
 pub struct Survey {
     /// The driver and its GPUs.
     pub driver: Result<DriverInfo, CudaUnavailable>,
-    /// The onnxruntime library for GPUs.
+    /// The onnxruntime library for GPUs, if it has code for one of them.
     pub library: Result<PathBuf, CudaUnavailable>,
     /// NVIDIA's libraries, not loaded.
     pub libraries: Result<Vec<FoundLibrary>, CudaUnavailable>,
@@ -83,9 +113,14 @@ pub struct Survey {
 
 /// Looks for what `options.provider` needs, and loads nothing but the driver.
 pub fn survey(search: &Search, options: &CudaOptions) -> Survey {
+    let driver = libcuda::driver();
     let library = search.gpu_library(options.provider);
     let libraries = search.nvidia_places(library.as_deref().ok()).libraries(options.provider);
-    Survey { driver: libcuda::driver(), library, libraries }
+    let library = library.and_then(|library| match &driver {
+        Ok(driver) => with_code(driver.gpus.clone(), false, &library).map(|_| library),
+        Err(_) => Ok(library),
+    });
+    Survey { driver, library, libraries }
 }
 
 /// The GPUs of this machine, if it has a driver that works.
@@ -98,7 +133,14 @@ mod tests {
     use super::*;
 
     fn gpu(ordinal: u32, capability: (u32, u32)) -> GpuInfo {
-        GpuInfo { ordinal, name: "NVIDIA H200".into(), capability, memory: 141 << 30, multiprocessors: 132 }
+        GpuInfo {
+            ordinal,
+            name: "NVIDIA H200".into(),
+            capability,
+            memory: 141 << 30,
+            multiprocessors: 132,
+            uuid: String::new(),
+        }
     }
 
     fn chosen(capabilities: &[(u32, u32)], asked: &[u32]) -> Result<Vec<u32>, String> {

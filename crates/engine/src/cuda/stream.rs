@@ -9,6 +9,7 @@ use downbeat_core::Duration;
 
 use super::partition::Partition;
 use super::{CudaError, Device};
+use crate::traits::StreamPriority;
 
 /// How long a thread asks again and again whether an event is over before it sleeps: waking up takes about as long, and so do the shortest launches.
 const SPIN: StdDuration = StdDuration::from_micros(50);
@@ -34,9 +35,25 @@ impl Stream {
     /// # Errors
     /// If the device is lost or out of memory.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Stream>, CudaError> {
-        device.bind()?;
+        Stream::with_priority(device, None, StreamPriority::Default)
+    }
+
+    /// A stream with a priority among those of the device, on the compute units of a partition of it, or on all.
+    ///
+    /// # Errors
+    /// As [`Stream::new`].
+    pub fn with_priority(
+        device: &Arc<Device>,
+        partition: Option<&Arc<Partition>>,
+        priority: StreamPriority,
+    ) -> Result<Arc<Stream>, CudaError> {
+        let priority = device.priority(priority)?;
+        if let Some(partition) = partition {
+            return Ok(Stream::of(device.clone(), partition.stream(priority)?, Some(partition.clone())));
+        }
         // Not blocking: work on the process's default stream, a library's for example, is not waited for.
-        let raw = device.check("making a stream", result::stream::create(StreamKind::NonBlocking))?;
+        let made = result::stream::create_with_priority(StreamKind::NonBlocking, priority);
+        let raw = device.check("making a stream", made)?;
         Ok(Stream::of(device.clone(), raw, None))
     }
 
@@ -45,9 +62,7 @@ impl Stream {
     /// # Errors
     /// If the device is lost or out of memory.
     pub fn in_partition(partition: &Arc<Partition>) -> Result<Arc<Stream>, CudaError> {
-        let device = partition.device().clone();
-        let raw = partition.stream()?;
-        Ok(Stream::of(device, raw, Some(partition.clone())))
+        Stream::with_priority(partition.device(), Some(partition), StreamPriority::Default)
     }
 
     fn of(device: Arc<Device>, raw: sys::CUstream, partition: Option<Arc<Partition>>) -> Arc<Stream> {
@@ -86,7 +101,7 @@ impl Stream {
     }
 
     /// The driver's handle. Alive as long as `self`.
-    pub(crate) fn raw(&self) -> sys::CUstream {
+    pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
@@ -125,7 +140,10 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by this type, destroyed once; what was enqueued still runs to its end.
-        self.device.release(|| unsafe { result::stream::destroy(self.raw) });
+        match &self.partition {
+            Some(partition) => unsafe { partition.destroy(self.raw) },
+            None => self.device.release(|| unsafe { result::stream::destroy(self.raw) }),
+        }
     }
 }
 
@@ -201,19 +219,31 @@ impl Event {
             }
             std::hint::spin_loop();
         }
+        self.sleep()
+    }
+
+    /// Holds up the caller until what was enqueued before it is over, asleep.
+    pub(super) fn sleep(&self) -> Result<(), CudaError> {
+        self.device.bind()?;
         // SAFETY: it is alive.
         self.device.check("running", unsafe { result::event::synchronize(self.raw) })
     }
 
-    /// The time from `earlier` to this one, both timed and over; the device counts in steps of half a microsecond.
+    /// The time from `earlier` to this one, both timed and over; zero if it came first.
     ///
     /// # Errors
     /// If one of them is not timed or not over.
     pub fn since(&self, earlier: &Event) -> Result<Duration, CudaError> {
+        self.nanos_since(earlier).map(|nanos| Duration::from_nanos(nanos.max(0).unsigned_abs()))
+    }
+
+    /// Nanoseconds from `other` to this one, both timed and over; less than zero if this one came first. The driver counts in steps of half a microsecond, and says it as
+    /// a float, so that the steps are longer where more than some seconds are between the two.
+    pub(super) fn nanos_since(&self, other: &Event) -> Result<i64, CudaError> {
         self.device.bind()?;
         // SAFETY: both are alive.
-        let millis = self.device.check("reading a time", unsafe { result::event::elapsed(earlier.raw, self.raw) })?;
-        Ok(Duration::from_nanos((f64::from(millis.max(0.0)) * 1e6) as u64))
+        let millis = self.device.check("reading a time", unsafe { result::event::elapsed(other.raw, self.raw) })?;
+        Ok((f64::from(millis) * 1e6).round() as i64)
     }
 }
 

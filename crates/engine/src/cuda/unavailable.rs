@@ -89,6 +89,19 @@ pub enum CudaUnavailable {
         /// Where it was looked for.
         looked: String,
     },
+    /// The library has no code that a GPU can run.
+    #[error(
+        "GPU {} ({}, compute capability {}.{}): this onnxruntime has code for {architectures} only ({}). Use other GPUs (--gpus, or gpus in [cuda]), or set ORT_DYLIB_PATH to the libonnxruntime.so of a build for this one",
+        gpu.ordinal, gpu.name, gpu.capability.0, gpu.capability.1, library.display()
+    )]
+    NoCode {
+        /// The GPU.
+        gpu: GpuInfo,
+        /// What there is code for, in words.
+        architectures: String,
+        /// The provider's file.
+        library: PathBuf,
+    },
     /// The library that was named is one for the CPU.
     #[error(
         "the onnxruntime library at {path} (named by {who}) is not for GPUs: there is no {provider} beside it. Correct the path, or run `downbeat engine install --cuda` and leave it out",

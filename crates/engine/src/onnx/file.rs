@@ -17,6 +17,8 @@ pub(super) struct OnnxFile {
     pub graph: Option<Graph>,
     /// Tensors that are kept in other files, wherever in the model they are.
     pub external: Vec<External>,
+    /// Whether a tensor or an operator has 8-bit floats, wherever in the model.
+    pub has_floats8: bool,
 }
 
 /// The top graph.
@@ -62,15 +64,22 @@ pub(super) struct External {
 
 /// Walks the file of `len` bytes.
 pub(super) fn read<R: BufRead + Seek>(from: R, len: u64) -> Result<OnnxFile, WireError> {
-    let mut parser = Parser { reader: Reader::new(from), external: Vec::new() };
+    let mut parser = Parser { reader: Reader::new(from), external: Vec::new(), has_floats8: false };
     let mut file = parser.model(len)?;
     file.external = parser.external;
+    file.has_floats8 = parser.has_floats8;
     Ok(file)
 }
 
 struct Parser<R> {
     reader: Reader<R>,
     external: Vec<External>,
+    has_floats8: bool,
+}
+
+/// Whether a `TensorProto.DataType` is one of floats of 8 bits.
+fn is_float8(element: i64) -> bool {
+    (17..=20).contains(&element)
 }
 
 impl<R: BufRead + Seek> Parser<R> {
@@ -212,8 +221,11 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     fn attribute(&mut self, end: u64, depth: u32) -> Result<(), WireError> {
+        let (mut is_datatype, mut number_in_it) = (false, None);
         self.fields(end, |p, number, value| {
             match number {
+                1 => is_datatype = p.string(value)? == "output_dtype",
+                3 => number_in_it = Some(p.integer(value)?),
                 5 | 10 => {
                     let end = p.end(value)?;
                     p.tensor(end)?;
@@ -229,7 +241,9 @@ impl<R: BufRead + Seek> Parser<R> {
                 _ => p.reader.skip(value)?,
             }
             Ok(())
-        })
+        })?;
+        self.has_floats8 |= is_datatype && number_in_it.is_some_and(is_float8);
+        Ok(())
     }
 
     /// Walks a tensor; returns its name.
@@ -239,6 +253,7 @@ impl<R: BufRead + Seek> Parser<R> {
         let mut is_external = false;
         self.fields(end, |p, number, value| {
             match number {
+                2 => p.has_floats8 |= is_float8(p.integer(value)?),
                 8 => external.tensor = p.string(value)?,
                 13 => {
                     // Also without the flag: what is named here, an engine might open.

@@ -97,6 +97,11 @@ impl Checked<'_> {
         self.file.external.iter().map(|e| e.location.as_str())
     }
 
+    /// Whether it has 8-bit floats inside.
+    pub(crate) fn has_floats8(&self) -> bool {
+        self.file.has_floats8
+    }
+
     /// The version of the format.
     pub(crate) fn ir_version(&self) -> i64 {
         self.file.ir_version.unwrap_or_default()
@@ -159,7 +164,9 @@ impl Checked<'_> {
             ValueKind::Tensor { element, dims: Some(dims) } => {
                 let datatype = datatype(*element).ok_or_else(|| {
                     error(format!(
-                        "{what} '{name}' has ONNX element type {element}, which the Open Inference Protocol does not have; expected one of {}",
+                        "{what} '{name}' has ONNX element type {}, which the Open Inference Protocol does not have; expected one of {}. Inside a model it may be used: \
+                         add a Cast or DequantizeLinear",
+                        element_name(*element),
                         DataType::ALL.map(DataType::name).join(", ")
                     ))
                 })?;
@@ -183,6 +190,34 @@ impl Checked<'_> {
 /// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime numbers them alike.
 pub(crate) fn datatype(element: i64) -> Option<DataType> {
     DataType::ALL.into_iter().find(|d| i64::from(element_type(*d)) == element)
+}
+
+/// The name of an ONNX `TensorProto.DataType` that requests cannot have, with its number.
+fn element_name(element: i64) -> String {
+    let name = match element {
+        14 => "COMPLEX64",
+        15 => "COMPLEX128",
+        17 => "FLOAT8E4M3FN",
+        18 => "FLOAT8E4M3FNUZ",
+        19 => "FLOAT8E5M2",
+        20 => "FLOAT8E5M2FNUZ",
+        21 => "UINT4",
+        22 => "INT4",
+        23 => "FLOAT4E2M1",
+        24 => "FLOAT8E8M0",
+        25 => "UINT2",
+        26 => "INT2",
+        other => return other.to_string(),
+    };
+    format!("{element} ({name})")
+}
+
+/// Bytes of an element of an ONNX `TensorProto.DataType` in memory, where that is a whole number: those that models have only inside, too.
+pub(crate) fn element_size(element: i32) -> Option<usize> {
+    match element {
+        17..=20 => Some(1),
+        other => datatype(other.into())?.size(),
+    }
 }
 
 /// The ONNX `TensorProto.DataType` of a datatype.

@@ -74,11 +74,44 @@ pub(crate) struct AttributeProto {
 }
 
 impl AttributeProto {
+    /// An attribute of one integer.
+    pub fn int(name: &str, i: i64) -> Self {
+        const INT: i32 = 2;
+        AttributeProto { name: name.to_owned(), i: Some(i), r#type: INT, ..AttributeProto::default() }
+    }
+
     /// An attribute of integers.
     pub fn ints(name: &str, ints: Vec<i64>) -> Self {
         const INTS: i32 = 7;
         AttributeProto { name: name.to_owned(), ints, r#type: INTS, ..AttributeProto::default() }
     }
+}
+
+/// Of a model, what it says of its values.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ModelValues {
+    #[prost(message, optional, tag = "7")]
+    pub graph: Option<GraphValues>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct GraphValues {
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    /// Of those between.
+    #[prost(message, repeated, tag = "13")]
+    pub value_info: Vec<ValueInfoProto>,
+}
+
+/// Which operators a model has, by where they come from.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct OperatorSetProto {
+    #[prost(string, tag = "1")]
+    pub domain: String,
+    #[prost(int64, tag = "2")]
+    pub version: i64,
 }
 
 /// Of an attribute, the graphs.

@@ -15,6 +15,8 @@ use super::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 /// Most elements of a tensor whose numbers are followed.
 const FOLLOWED: usize = 1024;
+const UINT8: i32 = 2;
+const INT32: i32 = 6;
 const INT64: i32 = 7;
 const BOOL: i32 = 9;
 const FLOAT: i32 = 1;
@@ -214,7 +216,8 @@ impl Extent {
     fn bytes(&self) -> u64 {
         // As the engine that takes more: RTen has no BOOL, ONNX Runtime computes halves as floats.
         let width = match self.element {
-            2 | 3 => 1,
+            // Below a byte: as if it were one.
+            UINT8 | 3 | 17.. => 1,
             INT64 | 11 | 13 => 8,
             8 => 16,
             _ => 4,
@@ -399,7 +402,8 @@ fn rule(node: &NodeProto) -> Rule {
             extent.iter_mut().for_each(|extent| extent.element = to);
             Some(extent)
         },
-        "MatMul" | "MatMulInteger" | "FusedMatMul" => |_, k| matmul(k.dims(0)?, k.dims(1)?, k.element(0).max(FLOAT)),
+        "MatMul" | "FusedMatMul" => |_, k| matmul(k.dims(0)?, k.dims(1)?, k.element(0).max(FLOAT)),
+        "MatMulInteger" => |_, k| matmul(k.dims(0)?, k.dims(1)?, INT32),
         "QLinearMatMul" => |_, k| matmul(k.dims(0)?, k.dims(3)?, k.element(0)),
         "Gemm" => |s, k| {
             let (a, b) = (k.dims(0)?, k.dims(1)?);
@@ -407,7 +411,17 @@ fn rule(node: &NodeProto) -> Rule {
             let n = b.get(usize::from(s.int("transB", 0) == 0))?;
             one(Extent::new(k.element(0), [*m, *n]))
         },
-        "Conv" | "ConvInteger" => |s, k| convolution(s, k, k.dims(1)?),
+        "QGemm" => |s, k| {
+            let (a, b) = (k.dims(0)?, k.dims(3)?);
+            let m = a.get(usize::from(s.int("transA", 0) != 0))?;
+            let n = b.get(usize::from(s.int("transB", 0) == 0))?;
+            one(Extent::new(if k.has(7) { k.element(0) } else { FLOAT }, [*m, *n]))
+        },
+        "Conv" => |s, k| convolution(s, k, k.dims(1)?),
+        "ConvInteger" => |s, k| {
+            let made = convolution(s, k, k.dims(1)?)?;
+            Some(made.into_iter().map(|extent| Extent { element: INT32, ..extent }).collect())
+        },
         "QLinearConv" => |s, k| convolution(s, k, k.dims(3)?),
         "ConvTranspose" => transposed_convolution,
         "MaxPool" | "AveragePool" | "LpPool" => |s, k| {
@@ -588,6 +602,21 @@ fn rule(node: &NodeProto) -> Rule {
             let extent = k.get(0)?;
             one(Extent::new(INT64, [extent.dims.as_ref()?.len() as u64, extent.elements()]))
         },
+        // The datatype is that of the zero point.
+        "QuantizeLinear" => |s, k| {
+            let element = match s.int("output_dtype", 0) as i32 {
+                0 if k.has(2) => k.element(2),
+                0 => UINT8,
+                said => said,
+            };
+            one(Extent::new(element, k.dims(0)?.iter().copied()))
+        },
+        // That of the scale.
+        "DequantizeLinear" => |_, k| one(Extent::new(k.element(1), k.dims(0)?.iter().copied())),
+        "DynamicQuantizeLinear" => |_, k| {
+            let dims = k.dims(0)?.iter().copied();
+            Some(vec![Extent::new(UINT8, dims), Extent::new(FLOAT, []), Extent::new(UINT8, [])])
+        },
         "DepthToSpace" | "SpaceToDepth" => |s, k| {
             let &[n, c, h, w] = k.dims(0)? else { return None };
             let block = u64::try_from(s.int("blocksize", 1)).ok()?.max(1);
@@ -648,7 +677,7 @@ fn rule(node: &NodeProto) -> Rule {
         | "ImageDecoder"
         | "TfIdfVectorizer"
         | "SparseToDenseMatMul" => |_, _| None,
-        // Activations, norms, scatters, quantisation: as large as what they read.
+        // Activations, norms, scatters: as large as what they read.
         _ => |_, k| one(Extent::new(k.element(0), k.dims(0)?.iter().copied())),
     }
 }
@@ -854,6 +883,46 @@ mod tests {
     use crate::onnx::proto::ModelProto;
     use crate::traits::{Engine, LoadOptions};
     use crate::{Buffer, Rten, State, Tensor, tensor};
+
+    /// A quantised product has bytes and 32-bit sums.
+    #[test]
+    fn quantised_values_take_what_their_datatypes_do() {
+        let node = |op_type: &str, input: &[&str], output: &[&str]| NodeProto {
+            op_type: op_type.into(),
+            input: input.iter().map(|name| (*name).to_owned()).collect(),
+            output: output.iter().map(|name| (*name).to_owned()).collect(),
+            ..NodeProto::default()
+        };
+        let weight = |name: &str, data_type: i32, dims: &[i64]| {
+            let (name, dims) = (name.to_owned(), dims.to_vec());
+            Bytes::from(TensorProto { name, data_type, dims, ..TensorProto::default() }.encode_to_vec())
+        };
+        let named = |name: &str| crate::onnx::proto::value_info(name, FLOAT);
+        let graph = |node: Vec<NodeProto>| GraphProto {
+            node,
+            initializer: vec![weight("w", 3, &[64, 32]), weight("scale", FLOAT, &[]), weight("zero", 17, &[])],
+            input: vec![named("x")],
+            output: vec![named("y")],
+            ..GraphProto::default()
+        };
+        let need = |node: Vec<NodeProto>| {
+            let sizes = Sizes::new(&graph(node)).unwrap();
+            let (need, values) = sizes.walk([Some(Input { dims: &[10, 64], data: &[] })].into_iter());
+            let slot = sizes.names.iter().position(|name| name == "y").unwrap();
+            (need.bytes, values[slot].as_ref().map(Extent::bytes))
+        };
+        let product = vec![
+            node("DynamicQuantizeLinear", &["x"], &["q", "s", "z"]),
+            node("MatMulInteger", &["q", "w", "z"], &["sums"]),
+            node("Neg", &["sums"], &["y"]),
+        ];
+        assert_eq!(need(product), (10 * 64 * 5 + 5, Some(10 * 32 * 4)), "floats with a byte for each and their scale");
+        let there_and_back = vec![
+            node("QuantizeLinear", &["x", "scale", "zero"], &["q"]),
+            node("DequantizeLinear", &["q", "scale", "zero"], &["y"]),
+        ];
+        assert_eq!(need(there_and_back), (10 * 64 * 5, Some(10 * 64 * 4)), "one byte each in between");
+    }
 
     /// The shapes of the outputs are those that a run gives, so that nothing on the way to them was unknown.
     #[test]

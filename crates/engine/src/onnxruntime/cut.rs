@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::Duration;
@@ -17,7 +18,7 @@ use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use prost::Message;
 
-use super::measure::{Measured, measure};
+use super::measure::measure;
 use super::session::{Part, SessionModel, Source, Wiring};
 use super::{LoadOptions, Runtime, commit};
 use crate::activations::Activations;
@@ -25,8 +26,9 @@ use crate::boundary::{self, Boundaries, Boundary};
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::{GraphProto, ModelProto, ValueInfoProto, value_info};
+use crate::operator_profile::OperatorProfile;
 use crate::probe;
-use crate::segment::{Cut, SegmentInfo};
+use crate::segment::SegmentInfo;
 
 pub(super) const MODEL: &str = "optimised.onnx";
 pub(super) const WEIGHTS: &str = "optimised.weights";
@@ -50,6 +52,8 @@ pub(super) struct CutModel {
     /// What is known of each.
     pub infos: Vec<SegmentInfo>,
     pub activations: Activations,
+    /// What it was cut by; `None`: it is whole.
+    pub operators: Option<Arc<OperatorProfile>>,
 }
 
 /// Loads the segments of the model that [`optimise`] saved, on the CPU.
@@ -63,7 +67,8 @@ pub(super) fn load(
     folder: &Path,
 ) -> Result<SessionModel, String> {
     let builder = || runtime.part_builder(options.threads, &signature.inputs, folder);
-    let CutModel { segments, infos, activations } = cut(&builder, options, &signature, folder, true, None)?;
+    let measure = |model: &ModelProto, graph: &OperatorGraph| measure(&builder, model, graph, &signature, folder, None);
+    let CutModel { segments, infos, activations, operators } = cut(&measure, options, &signature, folder, true)?;
     let part = |(index, segment): (usize, Segment)| {
         let session = builder().and_then(|b| commit(b, |b| b.commit_from_memory(&segment.model)));
         let session = session.map_err(|e| e.message().to_owned());
@@ -72,55 +77,56 @@ pub(super) fn load(
             .map_err(|e| format!("segment {index} cannot be made: {e}"))
     };
     let parts = segments.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
-    SessionModel::cut(parts, signature, infos, Some(activations))
+    let model = SessionModel::cut(parts, signature, infos, Some(activations))?;
+    Ok(match operators {
+        Some(operators) => model.cut_by(operators),
+        None => model,
+    })
 }
 
-/// What segments take, measured.
-pub(super) type Timer<'a> = &'a dyn Fn(&[Segment]) -> Result<Vec<Duration>, String>;
+/// Measures what the operators of a model take and give.
+pub(super) type Measure<'a> = &'a dyn Fn(&ModelProto, &OperatorGraph) -> Result<OperatorProfile, String>;
 
-/// Cuts the model that [`optimise`] saved.
+/// Cuts the model that [`optimise`] saved, by what `options` say of its operators, or else by what `measure` does.
 ///
-/// `in_place`: whether kernels may leave a sum in the memory of an input. `timer`: measures segments where the library's own profile does not say what
-/// operators take, as on a GPU, where it says only how long it took to enqueue them.
+/// `in_place`: whether kernels may leave a sum in the memory of an input.
 ///
 /// # Errors
 /// In words: what cannot be cut, and how far it can.
 pub(super) fn cut(
-    builder: PartBuilder<'_>,
+    measure: Measure<'_>,
     options: &LoadOptions,
     signature: &Signature,
     folder: &Path,
     in_place: bool,
-    timer: Option<Timer<'_>>,
 ) -> Result<CutModel, String> {
     probe::has_batch(signature)?;
-    let mut model = read(&folder.join(MODEL))?;
+    let mut model: ModelProto = read(&folder.join(MODEL))?;
     let graph = OperatorGraph::exits_first(model.graph.as_mut().ok_or("the optimised model has no graph")?)?;
     let graph_proto = model.graph.as_ref().ok_or("the optimised model has no graph")?;
     if !graph_proto.sparse_initializer.is_empty() || !model.functions.is_empty() {
         return Err("it cannot be cut: it has sparse weights or functions of its own".into());
     }
-    let mut measured = measure(builder, &model, &graph, signature, folder)?;
-    if let (Some(timer), Cut::Stages(2..)) = (timer, &options.cut) {
-        let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured, in_place };
-        measured.times = cutter.times(signature, timer)?;
-    }
-    let total = measured.times.iter().fold(Duration::ZERO, |sum, t| sum + *t);
+    let measured = match &options.operators {
+        Some(known) if known.is_of(&graph) => known.clone(),
+        _ => Arc::new(measure(&model, &graph)?),
+    };
     let boundaries = Boundaries::new(&graph, &measured.values, &measured.times);
     let find = |name: &str| find(&graph, name, &options.path);
-    let chosen = boundaries.choose(&options.cut, graph.operators.len(), total, find)?;
+    let chosen = boundaries.choose(&options.cut, graph.operators.len(), measured.total(), find)?;
     let cutter = Cutter { model: &model, proto: graph_proto, graph: &graph, measured: &measured, in_place };
     let segments = cutter.segments(signature, &chosen)?;
     let time =
         |from: usize, to: usize| Some(measured.times.get(from..to)?.iter().fold(Duration::ZERO, |sum, t| sum + *t));
     let infos = boundary::describe(&graph, &chosen, &signature.outputs, &measured.values, time);
     let activations = Activations { engine: measured.arena, ..boundary::activations(&graph, &measured.values) };
-    Ok(CutModel { segments, infos, activations })
+    Ok(CutModel { segments, infos, activations, operators: Some(measured) })
 }
 
-pub(super) fn read(path: &Path) -> Result<ModelProto, String> {
+/// Reads a model, or of one what a message of that kind takes.
+pub(super) fn read<M: Message + Default>(path: &Path) -> Result<M, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
-    ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("{} cannot be read: {e}", path.display()))
+    M::decode(Bytes::from(bytes)).map_err(|e| format!("{} cannot be read: {e}", path.display()))
 }
 
 /// As [`boundary::find`], also by the names in the model's own file: operators whose layout the library changes it names by
@@ -130,7 +136,7 @@ fn find(graph: &OperatorGraph, name: &str, path: &Path) -> Result<usize, String>
     if found.is_ok() {
         return found;
     }
-    let Some(original) = read(path).ok().and_then(|m| m.graph) else { return found };
+    let Some(original) = read::<ModelProto>(path).ok().and_then(|m| m.graph) else { return found };
     let value = original.node.iter().find(|n| n.name == name).and_then(|n| n.output.first());
     behind(graph, &original, value.map_or(name, String::as_str), 0).map_or(found, Ok)
 }
@@ -160,12 +166,11 @@ struct Cutter<'a> {
     model: &'a ModelProto,
     proto: &'a GraphProto,
     graph: &'a OperatorGraph,
-    measured: &'a Measured,
+    measured: &'a OperatorProfile,
     in_place: bool,
 }
 
 /// A segment as a model of its own, and how a run of it is wired.
-#[derive(Clone)]
 pub(super) struct Segment {
     /// The model, encoded.
     pub model: Vec<u8>,
@@ -196,25 +201,6 @@ impl Cutter<'_> {
     /// Where each segment ends, in operators.
     fn ends(&self, chosen: &[Boundary]) -> Vec<usize> {
         chosen.iter().map(|b| b.at).chain([self.graph.operators.len()]).collect()
-    }
-
-    /// What each operator takes, by cutting the model into many segments: an equal part of its segment's time.
-    fn times(&self, signature: &Signature, timer: Timer<'_>) -> Result<Vec<Duration>, String> {
-        /// Segments that are timed, at most: each is loaded for it.
-        const TIMED: usize = 32;
-        let operators = self.graph.operators.len();
-        let even = vec![Duration::from_micros(1); operators];
-        let boundaries = Boundaries::new(self.graph, &self.measured.values, &even);
-        let stages = TIMED.min(boundaries.possible.len() + 1).min(operators);
-        let total = Duration::from_micros(operators as u64);
-        let chosen = boundaries.choose(&Cut::Stages(stages), operators, total, |_| Err(String::new()))?;
-        let times = timer(&self.segments(signature, &chosen)?)?;
-        let mut each = Vec::with_capacity(operators);
-        for (end, time) in self.ends(&chosen).into_iter().zip(times) {
-            let count = end.saturating_sub(each.len());
-            each.extend(std::iter::repeat_n(Duration::from_nanos(time.as_nanos() / count.max(1) as u64), count));
-        }
-        Ok(each)
     }
 
     fn segment(&self, range: Range<usize>, before: &[TensorSpec], behind: &[TensorSpec]) -> Result<Segment, String> {

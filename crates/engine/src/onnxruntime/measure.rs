@@ -5,15 +5,18 @@ use std::path::Path;
 
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use ort::session::Session;
 use prost::Message;
 use serde::Deserialize;
 
 use super::commit;
-use super::cut::PartBuilder;
-use super::session::{Part, SessionModel};
+use super::cuda::{Marked, OperatorMarks};
+use super::cut::{self, PartBuilder};
+use super::session::{Part, SessionModel, Wiring};
 use crate::boundary::Value;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
+use crate::operator_profile::OperatorProfile;
 use crate::probe::{self, Probe};
 use crate::state::State;
 use crate::traits::Model;
@@ -21,16 +24,6 @@ use crate::traits::Model;
 /// Runs at batch 1, of which the first ones are not counted.
 const RUNS: usize = 7;
 const WARM_UP: usize = 2;
-
-/// What was measured.
-pub(super) struct Measured {
-    /// By the name of the value.
-    pub values: BTreeMap<String, Value>,
-    /// Of each operator, at batch 1: the median.
-    pub times: Vec<Duration>,
-    /// What the arena held in the end, bytes; only newer libraries say.
-    pub arena: Option<u64>,
-}
 
 #[derive(Deserialize)]
 struct Event {
@@ -51,51 +44,124 @@ struct Arguments {
     mem_arena_held: Option<String>,
 }
 
-/// Runs the whole model, operators renamed to their index, at batch sizes 1, 2 and 3 and two lengths.
+/// Runs the whole model, operators renamed to their index, at batch sizes 1, 2 and 3 and two lengths, in one session.
+///
+/// `marks`: what times operators on a GPU, where the library's own profile says only how long it took to enqueue them.
 pub(super) fn measure(
     builder: PartBuilder<'_>,
     model: &ModelProto,
     graph: &OperatorGraph,
     signature: &Signature,
     folder: &Path,
-) -> Result<Measured, String> {
+    marks: Option<&OperatorMarks>,
+) -> Result<OperatorProfile, String> {
     let mut renamed = model.clone();
     for (index, node) in renamed.graph.iter_mut().flat_map(|g| &mut g.node).enumerate() {
         node.name = format!("#{index}");
     }
-    let bytes = renamed.encode_to_vec();
-    let run = |probe: Probe| events(builder, &bytes, signature, folder, &probe);
-    let (probe, events) = probe::first(signature, run)?;
-    Ok(evaluate(graph, signature, &probe, &events))
-}
-
-fn events(
-    builder: PartBuilder<'_>,
-    model: &[u8],
-    signature: &Signature,
-    folder: &Path,
-    probe: &Probe,
-) -> Result<Vec<Event>, String> {
-    let mut session = builder()
-        .and_then(|b| Ok(b.with_profiling(folder.join("profile"))?))
-        // An arena of its own, so that it says what this model alone takes.
-        .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))
-        .and_then(|b| commit(b, |b| b.commit_from_memory(model)))
-        .map_err(|e| e.message().to_owned())?;
-    let part = Part::whole(&session, signature)?;
-    let whole = SessionModel::cut(vec![part], signature.clone(), Vec::new(), None)?;
-    let mut lane = whole.lane().map_err(|e| e.to_string())?;
-    let [one, two, three] = probe.sizes();
-    for (batch, length) in std::iter::repeat_n(one, RUNS).chain([two, three]) {
-        let mut state = State { tensors: probe.inputs(signature, batch, length)? };
-        lane.run(0..1, &mut state).map_err(|e| e.reason)?;
+    let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+    let (inputs, mut outputs) = (names(&signature.inputs), names(&signature.outputs));
+    let marked = match marks {
+        None => None,
+        Some(marks) => {
+            let marked = Marked::new(&mut renamed, graph, &cut::read(&folder.join(cut::MODEL))?)?;
+            outputs.iter_mut().for_each(|output| *output = marked.name(output).to_owned());
+            Some((marks, marked))
+        }
+    };
+    let mut bytes = renamed.encode_to_vec();
+    if let Some((_, marked)) = &marked {
+        bytes.extend(marked.values().encode_to_vec());
     }
-    let file = session.end_profiling().map_err(|e| e.message().to_owned())?;
-    let text = std::fs::read(&file).map_err(|e| format!("the profile {file} cannot be read: {e}"))?;
-    serde_json::from_slice(&text).map_err(|e| format!("the profile {file} cannot be read: {e}"))
+    let subject = Subject { builder, model: &bytes, inputs, outputs, signature, folder, marked };
+    let (probe, Runs { events, at_batch_1, times }) = probe::first(signature, |probe| subject.run(&probe))?;
+    let Evaluated { values, times: of_profile, arena } = evaluate(graph, signature, &probe, &events, at_batch_1);
+    Ok(OperatorProfile::new(graph, values, times.unwrap_or(of_profile), arena))
 }
 
-fn evaluate(graph: &OperatorGraph, signature: &Signature, probe: &Probe, events: &[Event]) -> Measured {
+/// The whole model, to be run in a session that writes the library's profile.
+struct Subject<'a> {
+    builder: PartBuilder<'a>,
+    model: &'a [u8],
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+    signature: &'a Signature,
+    folder: &'a Path,
+    marked: Option<(&'a OperatorMarks, Marked)>,
+}
+
+/// What came of its runs.
+struct Runs {
+    events: Vec<Event>,
+    /// How many of the runs in the profile were at batch 1.
+    at_batch_1: usize,
+    /// What each operator took, by marks.
+    times: Option<Vec<Duration>>,
+}
+
+impl Subject<'_> {
+    fn run(&self, probe: &Probe) -> Result<Runs, String> {
+        let turn = || self.marked.as_ref().map(|(marks, _)| marks.turn());
+        let made = {
+            let _turn = turn();
+            (self.builder)()
+                .and_then(|b| Ok(b.with_profiling(self.folder.join("profile"))?))
+                // An arena of its own, so that it says what this model alone takes.
+                .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))
+                .and_then(|b| commit(b, |b| b.commit_from_memory(self.model)))
+        };
+        let mut session = made.map_err(|e| e.message().to_owned())?;
+        let runs = self.run_in(&mut session, probe);
+        let _turn = turn();
+        drop(session);
+        runs
+    }
+
+    fn run_in(&self, session: &mut Session, probe: &Probe) -> Result<Runs, String> {
+        let part = Part::new(session, &self.inputs, &self.outputs, Wiring::whole(self.signature))?;
+        let whole = SessionModel::cut(vec![part], self.signature.clone(), Vec::new(), None)?;
+        let mut lane = whole.lane().map_err(|e| e.to_string())?;
+        let mut run = |batch, length| {
+            let mut state = State { tensors: probe.inputs(self.signature, batch, length)? };
+            lane.run(0..1, &mut state).map_err(|e| e.reason)
+        };
+        let at_batch_1 = if self.marked.is_some() { 1 } else { RUNS };
+        let [one, two, three] = probe.sizes();
+        for (batch, length) in std::iter::repeat_n(one, at_batch_1).chain([two, three]) {
+            run(batch, length)?;
+        }
+        // From here on nothing is written between operators.
+        let file = session.end_profiling().map_err(|e| e.message().to_owned())?;
+        let text = std::fs::read(&file).map_err(|e| format!("the profile {file} cannot be read: {e}"))?;
+        let events = serde_json::from_slice(&text).map_err(|e| format!("the profile {file} cannot be read: {e}"))?;
+        let mut times = None;
+        if let Some((marks, marked)) = &self.marked {
+            let mut taken = Vec::with_capacity(RUNS);
+            for _ in 0..RUNS {
+                taken.push(marks.time(marked, || run(one.0, one.1))?);
+            }
+            times = Some(marked.of_operators(&taken[WARM_UP..]));
+        }
+        Ok(Runs { events, at_batch_1, times })
+    }
+}
+
+/// What a profile says.
+struct Evaluated {
+    /// By the name of the value.
+    values: BTreeMap<String, Value>,
+    /// Of each operator, at batch 1: the median.
+    times: Vec<Duration>,
+    arena: Option<u64>,
+}
+
+fn evaluate(
+    graph: &OperatorGraph,
+    signature: &Signature,
+    probe: &Probe,
+    events: &[Event],
+    at_batch_1: usize,
+) -> Evaluated {
     let mut values = probe.input_values(signature);
     // Each operator's runs, in order.
     let mut runs: Vec<Vec<&Event>> = graph.operators.iter().map(|_| Vec::new()).collect();
@@ -107,10 +173,12 @@ fn evaluate(graph: &OperatorGraph, signature: &Signature, probe: &Probe, events:
     }
     let mut times = Vec::with_capacity(runs.len());
     for (operator, runs) in graph.operators.iter().zip(&runs) {
-        let mut taken: Vec<u64> = runs.iter().take(RUNS).skip(WARM_UP).map(|e| e.dur.max(0) as u64).collect();
+        let mut taken: Vec<u64> = runs.iter().take(at_batch_1).skip(WARM_UP).map(|e| e.dur.max(0) as u64).collect();
         taken.sort_unstable();
         times.push(Duration::from_micros(taken.get(taken.len() / 2).copied().unwrap_or(0)));
-        let (Some(one), Some(two), Some(three)) = (runs.first(), runs.get(RUNS), runs.get(RUNS + 1)) else { continue };
+        let (Some(one), Some(two), Some(three)) = (runs.first(), runs.get(at_batch_1), runs.get(at_batch_1 + 1)) else {
+            continue;
+        };
         for (index, name) in operator.outputs.iter().enumerate() {
             // A value that is no tensor is not in the list, which is then shorter than the outputs.
             let output = |event: &'_ Event| {
@@ -127,9 +195,9 @@ fn evaluate(graph: &OperatorGraph, signature: &Signature, probe: &Probe, events:
             values.insert(name.clone(), Value::new(spec, &one, &[(2, &two), (3, &three)]));
         }
     }
-    let at_batch_1 =
-        runs.iter().filter_map(|r| r.get(RUNS - 1)).filter_map(|e| e.args.mem_arena_held.as_ref()?.parse().ok());
-    Measured { values, times, arena: at_batch_1.max() }
+    let held =
+        runs.iter().filter_map(|r| r.get(at_batch_1 - 1)).filter_map(|e| e.args.mem_arena_held.as_ref()?.parse().ok());
+    Evaluated { values, times, arena: held.max() }
 }
 
 /// The datatype that the library's profile calls so.

@@ -143,6 +143,17 @@ impl Runtime {
     }
 }
 
+/// Leaves 8-bit floats between `QuantizeLinear` and `DequantizeLinear` as they are: the library's optimiser takes them for integers, makes operators of them that do not
+/// exist, and leaves out a `Relu` before them.
+fn keep_floats8(builder: SessionBuilder, has_floats8: bool) -> ort::Result<SessionBuilder> {
+    if !has_floats8 {
+        return Ok(builder);
+    }
+    Ok(builder
+        .with_config_entry("session.disable_quant_qdq", "1")?
+        .with_config_entry("optimization.disable_specified_optimizers", "ReluQuantRewrite;ClipQuantRewrite")?)
+}
+
 /// Makes a session, which ends early where the thread is stopped.
 fn commit(
     mut builder: SessionBuilder,
@@ -230,7 +241,7 @@ impl Engine for Onnxruntime {
         let library_error = |e: ort::Error| error(reason(e.message()));
         // Before the library computes what depends on weights alone.
         let memory = RunMemory::of(&options.path, options.memory.as_ref()).map_err(error)?.map(Arc::new);
-        let builder = || self.runtime.builder(options.threads, &inputs);
+        let builder = || keep_floats8(self.runtime.builder(options.threads, &inputs)?, file.has_floats8());
         if options.cut == Cut::Whole {
             let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
             let session = session.map_err(library_error)?;

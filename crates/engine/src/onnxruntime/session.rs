@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use super::NAME;
 use super::value::{CpuMemory, Value, check};
 use crate::activations::Activations;
+use crate::operator_profile::OperatorProfile;
 use crate::run_memory::RunMemory;
 use crate::segment::SegmentInfo;
 use crate::state::State;
@@ -33,6 +34,7 @@ pub(super) struct SessionModel {
     shared: Arc<Shared>,
     segments: Vec<SegmentInfo>,
     activations: Option<Activations>,
+    operators: Option<Arc<OperatorProfile>>,
     memory: Option<Arc<RunMemory>>,
 }
 
@@ -164,7 +166,12 @@ impl SessionModel {
         activations: Option<Activations>,
     ) -> Result<Self, String> {
         let shared = Arc::new(Shared { signature, memory: CpuMemory::new()?, parts });
-        Ok(SessionModel { shared, segments, activations, memory: None })
+        Ok(SessionModel { shared, segments, activations, operators: None, memory: None })
+    }
+
+    /// The same, which was cut by this.
+    pub(super) fn cut_by(self, operators: Arc<OperatorProfile>) -> Self {
+        SessionModel { operators: Some(operators), ..self }
     }
 
     /// The same, with a limit on what its runs take.
@@ -195,6 +202,10 @@ impl Model for SessionModel {
 
     fn activations(&self) -> Option<&Activations> {
         self.activations.as_ref()
+    }
+
+    fn operators(&self) -> Option<&Arc<OperatorProfile>> {
+        self.operators.as_ref()
     }
 
     fn run_memory(&self) -> Option<&RunMemory> {

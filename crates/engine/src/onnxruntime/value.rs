@@ -128,7 +128,7 @@ impl Value {
         address: u64,
         len: usize,
         shape: &[usize],
-        datatype: DataType,
+        element: sys::ONNXTensorElementDataType,
     ) -> Result<Value, String> {
         let dims: SmallVec<[i64; 8]> = shape.iter().map(|d| *d as i64).collect();
         let mut value = ptr::null_mut();
@@ -140,7 +140,7 @@ impl Value {
                 len,
                 dims.as_ptr(),
                 dims.len(),
-                element_type(datatype),
+                element,
                 &raw mut value,
             )
         })?;
@@ -330,6 +330,18 @@ pub(super) fn element_type(datatype: DataType) -> sys::ONNXTensorElementDataType
         DataType::Bf16 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
         DataType::Bytes => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING,
     }
+}
+
+/// The same for an ONNX `TensorProto.DataType`, also of those that models have only inside.
+pub(super) fn element_of(element: i32) -> Option<sys::ONNXTensorElementDataType> {
+    use sys::ONNXTensorElementDataType as E;
+    Some(match element {
+        17 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN,
+        18 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FNUZ,
+        19 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2,
+        20 => E::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2FNUZ,
+        other => element_type(onnx::datatype(other.into())?),
+    })
 }
 
 /// The library's error in its own words.

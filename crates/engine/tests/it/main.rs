@@ -12,6 +12,7 @@ mod installing;
 mod model;
 mod plans;
 mod preflight;
+mod quantised;
 mod segments;
 mod states;
 mod support;

@@ -76,9 +76,10 @@ fn driver(folder: &Path) -> PathBuf {
             if d < 100 { return 101 }
             unsafe { n.copy_from(c"Test GPU".as_ptr().cast(), 9) }; 0
         }
+        #[unsafe(no_mangle)] pub extern "C" fn cuDeviceGetUuid_v2(u: *mut [u8; 16], d: i32) -> i32 { unsafe { *u = [d as u8; 16] }; 0 }
         #[unsafe(no_mangle)] pub extern "C" fn cuDeviceTotalMem_v2(m: *mut usize, _: i32) -> i32 { unsafe { *m = 141 << 30 }; 0 }
-        #[unsafe(no_mangle)] pub extern "C" fn cuDeviceGetAttribute(v: *mut i32, which: i32, _: i32) -> i32 {
-            unsafe { *v = match which { 16 => 132, 75 => 9, 76 => 0, _ => return 1 } }; 0
+        #[unsafe(no_mangle)] pub extern "C" fn cuDeviceGetAttribute(v: *mut i32, which: i32, d: i32) -> i32 {
+            unsafe { *v = match which { 16 => 132, 75 if d == 100 => number("TEST_MAJOR", 9), 75 => 9, 76 => 0, _ => return 1 } }; 0
         }
         #[unsafe(no_mangle)] pub extern "C" fn cuGetErrorString(_: i32, s: *mut *const u8) -> i32 { unsafe { *s = c"told so".as_ptr().cast() }; 0 }
     "#;
@@ -132,6 +133,57 @@ fn all_that_is_needed_is_found_and_loaded() {
     assert!(said.contains("ready: CUDA 13.0, [\"GPU 2: ") && !said.contains("\"GPU 1: "), "those asked for");
     let said = look(&driver, &[&variables[..], &[("DOWNBEAT_TEST_GPUS", "3")]].concat());
     assert!(said.contains("not ready: GPU 3 was asked for, and there are 3, from GPU 0 to GPU 2."));
+}
+
+/// The bytes of a container of code for these architectures, as CUDA's compiler makes them.
+fn container(architectures: &[u32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for architecture in architectures {
+        // Machine code, header and payload of 64 bytes each.
+        bytes.extend([2, 0, 1, 1, 64, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([0; 12]);
+        bytes.extend(architecture.to_le_bytes());
+        bytes.extend([0; 32 + 64]);
+    }
+    let mut header = vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+    header.extend((bytes.len() as u64).to_le_bytes());
+    [header, bytes].concat()
+}
+
+#[test]
+fn gpus_that_the_library_has_no_code_for() {
+    let folder = folder();
+    let (cache, driver) = (cache(folder.path()), driver(folder.path()));
+    // As the published one has.
+    let code = [container(&[75, 80, 86, 89, 90, 120]), container(&[80, 90])].concat();
+    let source = format!(
+        "#[used] #[unsafe(link_section = \".nv_fatbin\")] static CODE: [u8; {}] = {code:?};
+         #[unsafe(no_mangle)] pub extern \"C\" fn code() -> *const u8 {{ CODE.as_ptr() }}",
+        code.len()
+    );
+    let provider = cache.join("cuda/1.31.1/libonnxruntime_providers_cuda.so");
+    library(&source, &provider);
+    let cache = cache.to_str().expect("is text");
+    let look = |gpus: &str, major: &str, asked: &str| {
+        let of_test = [("TEST_GPUS", gpus), ("TEST_MAJOR", major), ("DOWNBEAT_TEST_GPUS", asked)];
+        look(&driver, &[&of_test[..], &[("DOWNBEAT_TEST_CACHE", cache)]].concat())
+    };
+    assert!(look("1", "9", "").contains("ready: CUDA 13.0, [\"GPU 0: "));
+    let said = look("1", "10", "");
+    assert!(
+        said.contains(
+            "not ready: GPU 0 (Test GPU, compute capability 10.0): this onnxruntime has code for 7.5, 8.0, 8.6, 8.9, 9.0 and 12.0 only"
+        ) && said.contains("Use other GPUs (--gpus, or gpus in [cuda]), or set ORT_DYLIB_PATH")
+    );
+    assert!(
+        said.contains("Cuda exit: error: the engine cuda cannot be used: GPU 0 (Test GPU, compute capability 10.0)")
+    );
+    assert!(look("3", "10", "").contains("ready: CUDA 13.0, [\"GPU 1: "), "the others are used");
+    assert!(
+        look("3", "10", "1,0").contains("not ready: GPU 0 (Test GPU, compute capability 10.0)"),
+        "it was asked for"
+    );
+    assert!(look("1", "12", "").contains("ready: CUDA 13.0, [\"GPU 0: "));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use downbeat_engine::{Cut, Emulated, Engine, LoadError, LoadOptions, Model, State, Tensor};
+use downbeat_core::Duration;
+use downbeat_engine::{Cut, Emulated, Engine, LoadError, LoadOptions, Model, OperatorProfile, State, Tensor};
 
 use crate::model::{FLOAT, convolution, floats, folder, model, node, value, write};
 use crate::support::{Random, assert_close, copy, engines, example, lane, load, run};
@@ -386,4 +387,28 @@ fn the_emulated_engine_cuts_its_profile() {
     assert_eq!(batch.tensors[0].shape, [4, 2]);
     let named = cut(&engine, &path, Cut::At(vec!["x".into()]));
     assert!(named.err().is_some_and(|e| e.to_string().contains("equal stages")));
+}
+
+/// With what was measured of its operators a model is cut again without being run; what was measured of another model counts for nothing.
+#[test]
+fn a_model_is_cut_by_what_is_known_of_its_operators() {
+    let Some(engine) = crate::support::onnxruntime() else { return };
+    let measured = stages(&engine, &example("mlp"), 2);
+    let known = measured.operators().expect("it was measured");
+    // As if the first operator took nearly all of the time.
+    let mut changed = serde_json::to_value(&**known).expect("is written");
+    let times = changed["times"].as_array_mut().expect("a list");
+    times.iter_mut().for_each(|time| *time = 1.into());
+    times[0] = 1_000_000.into();
+    let changed: Arc<OperatorProfile> = Arc::new(serde_json::from_value(changed).expect("is read"));
+    let load = |path: &Path, known: &Arc<OperatorProfile>| {
+        let options = LoadOptions::new(path, 1).with_cut(Cut::Stages(2)).with_operators(known.clone());
+        engine.load(&options).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let again = load(&example("mlp"), &changed);
+    assert_eq!(again.segment_info()[0].operators, 1);
+    assert_eq!(again.segment_info()[0].time, Some(Duration::from_nanos(1_000_000)));
+    assert_eq!(again.operators(), Some(&changed));
+    let other = load(&example("digits"), &changed);
+    assert_ne!(other.operators(), Some(&changed), "it is another model's");
 }

@@ -131,6 +131,37 @@ pub struct RegionBody {
     pub byte_size: u64,
 }
 
+/// Body of `POST /v2/cudasharedmemory/region/{region}/register`.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(expecting = "an object with `raw_handle`, `device_id` and `byte_size`")]
+pub struct RegisterCudaRegionRequest {
+    /// The `cudaIpcMemHandle_t` of the memory.
+    pub raw_handle: RawHandle,
+    /// The GPU's ordinal.
+    pub device_id: u64,
+    /// Size of the region in bytes.
+    pub byte_size: u64,
+}
+
+/// Bytes in a [`RegisterCudaRegionRequest`].
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(expecting = "an object with `b64`")]
+pub struct RawHandle {
+    /// In base64.
+    pub b64: String,
+}
+
+/// An entry of the answer of `GET /v2/cudasharedmemory/status`.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CudaRegionBody {
+    /// Name of the region.
+    pub name: String,
+    /// The GPU's ordinal.
+    pub device_id: u32,
+    /// Size of the region in bytes.
+    pub byte_size: u64,
+}
+
 /// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum values, 64-bit
 /// integers as numbers, fields with their default value included.
 pub fn config_to_json(config: &ModelConfig) -> String {

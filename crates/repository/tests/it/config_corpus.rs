@@ -87,6 +87,9 @@ fn describe(definition: &ModelDefinition) -> String {
     for w in &d.warmups {
         writeln!(out, "warm-up '{}': {} x batch {}, {:?}", w.name, w.count, w.batch_size, w.inputs.keys()).unwrap();
     }
+    if let Some(options) = &d.tensorrt {
+        writeln!(out, "TensorRT: {options:?}").unwrap();
+    }
     for warning in &d.warnings {
         writeln!(out, "warning: {warning}").unwrap();
     }

@@ -1,4 +1,7 @@
 //! A device of the driver: a thread that runs one batch at a time.
+//!
+//! None is enqueued behind another ([`Lane::enqueue`]): in one process the scheduler sends a device its next batch when it is done with the one before, so that more requests can be in it,
+//! and the next one is mostly another model's, whose lane is a stream of its own, where it would run beside and not behind.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};

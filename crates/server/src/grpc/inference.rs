@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::settings;
-use crate::extension::EXTENSIONS;
+use crate::extension::extensions;
+use crate::offload;
 use crate::service::{LoadOverrides, Service};
-use crate::shared_memory::{Client, SharedMemory};
+use crate::shared_memory::{Client, CudaRegionStatus, SharedMemory};
 
 /// The protocol's gRPC service.
 pub(super) struct InferenceService<S> {
@@ -125,7 +126,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         Ok(Response::new(pb::ServerMetadataResponse {
             name: self.service.name().into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            extensions: EXTENSIONS.map(str::to_owned).into(),
+            extensions: extensions(&self.memory),
         }))
     }
 
@@ -264,28 +265,38 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::CudaSharedMemoryStatusRequest>,
     ) -> Result<Response<pb::CudaSharedMemoryStatusResponse>, Status> {
+        use pb::cuda_shared_memory_status_response::RegionStatus;
+
+        let client = client_of(&request);
         let name = request.into_inner().name;
-        if name.is_empty() {
-            return Ok(Response::new(pb::CudaSharedMemoryStatusResponse::default()));
-        }
-        Err(Status::not_found(format!("CUDA shared memory region '{name}' is not registered")))
+        let regions = self.memory.cuda_status(client, (!name.is_empty()).then_some(name.as_str()))?;
+        let entry = |CudaRegionStatus { name, device_id, byte_size }| {
+            (name.clone(), RegionStatus { name, device_id: u64::from(device_id), byte_size })
+        };
+        Ok(Response::new(pb::CudaSharedMemoryStatusResponse { regions: regions.into_iter().map(entry).collect() }))
     }
 
     async fn cuda_shared_memory_register(
         &self,
         request: Request<pb::CudaSharedMemoryRegisterRequest>,
     ) -> Result<Response<pb::CudaSharedMemoryRegisterResponse>, Status> {
-        let name = request.into_inner().name;
-        Err(Status::unimplemented(format!(
-            "CUDA shared memory region '{name}': this server does not have CUDA shared memory; use system shared memory"
-        )))
+        let client = client_of(&request);
+        let pb::CudaSharedMemoryRegisterRequest { name, raw_handle, device_id, byte_size } = request.into_inner();
+        // What is negative is no device's.
+        let device_id = u64::try_from(device_id).unwrap_or(u64::MAX);
+        let memory = self.memory.clone();
+        offload::run(move || memory.register_cuda(client, &name, &raw_handle, device_id, byte_size)).await??;
+        Ok(Response::new(pb::CudaSharedMemoryRegisterResponse {}))
     }
 
-    /// There is never one, so it is gone already.
     async fn cuda_shared_memory_unregister(
         &self,
-        _request: Request<pb::CudaSharedMemoryUnregisterRequest>,
+        request: Request<pb::CudaSharedMemoryUnregisterRequest>,
     ) -> Result<Response<pb::CudaSharedMemoryUnregisterResponse>, Status> {
+        let client = client_of(&request);
+        let name = request.into_inner().name;
+        let memory = self.memory.clone();
+        offload::run(move || memory.unregister_cuda(client, (!name.is_empty()).then_some(name.as_str()))).await?;
         Ok(Response::new(pb::CudaSharedMemoryUnregisterResponse {}))
     }
 

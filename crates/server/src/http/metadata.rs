@@ -11,14 +11,14 @@ use downbeat_protocol::http::{
 use super::HttpState;
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
-use crate::extension::EXTENSIONS;
+use crate::extension::extensions;
 use crate::service::Service;
 
 pub(super) async fn server<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     ok(&ServerMetadataBody {
         name: state.service().name().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+        extensions: extensions(state.memory()),
     })
 }
 

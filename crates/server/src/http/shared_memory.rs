@@ -1,20 +1,22 @@
-//! Shared memory regions: of the system, and of CUDA, of which there are none.
+//! Shared memory regions: of the system, and of GPUs.
 
 use std::convert::Infallible;
 
 use axum::extract::{FromRequestParts, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
-use downbeat_protocol::http::{RegionBody, RegisterRegionRequest};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use downbeat_protocol::http::{CudaRegionBody, RegionBody, RegisterCudaRegionRequest, RegisterRegionRequest};
 use serde_json::Map;
 
 use super::HttpState;
-use super::answer::{HandlerResult, HttpError, ok, parse_json};
+use super::answer::{HandlerResult, ok, parse_json};
 use super::body::WholeBody;
 use super::path::RegionPath;
 use crate::error::ServiceError;
+use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::{Client, RegionStatus};
+use crate::shared_memory::{Client, CudaRegionStatus, RegionStatus};
 
 /// Where the connection says who is at its other end; nobody does where the router is in another server.
 impl<S: Send + Sync> FromRequestParts<S> for Client {
@@ -76,27 +78,53 @@ pub(super) async fn unregister_all<S: Service>(State(state): State<HttpState<S>>
     done()
 }
 
-pub(super) async fn cuda_status_of_all() -> HandlerResult {
-    regions(Vec::new())
+fn cuda_regions(regions: Vec<CudaRegionStatus>) -> HandlerResult {
+    let body = |CudaRegionStatus { name, device_id, byte_size }| CudaRegionBody { name, device_id, byte_size };
+    ok(&regions.into_iter().map(body).collect::<Vec<_>>())
 }
 
-pub(super) async fn cuda_status(path: RegionPath) -> HandlerResult {
-    Err(ServiceError::NotFound(format!("there is no CUDA shared memory region '{}'", path.region)).into())
+pub(super) async fn cuda_status_of_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
+    cuda_regions(state.memory().cuda_status(client, None)?)
 }
 
-/// 400 and not 501: as with a server of Triton's that has no GPU, the client asked the wrong server.
-pub(super) async fn cuda_register(path: RegionPath) -> HandlerResult {
-    Err(HttpError::new(
-        StatusCode::BAD_REQUEST,
-        format!(
-            "CUDA shared memory region '{}' cannot be registered: this server has no CUDA shared memory; expected a \
-             region under /v2/systemsharedmemory",
-            path.region
-        ),
-    ))
+pub(super) async fn cuda_status<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: RegionPath,
+) -> HandlerResult {
+    cuda_regions(state.memory().cuda_status(client, Some(&path.region))?)
 }
 
-/// As with the regions of the system, there is no error if there is nothing to forget.
-pub(super) async fn cuda_unregister() -> HandlerResult {
+pub(super) async fn cuda_register<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: RegionPath,
+    body: WholeBody,
+) -> HandlerResult {
+    let RegisterCudaRegionRequest { raw_handle, device_id, byte_size } = parse_json(&body.bytes)?;
+    let handle = BASE64.decode(&raw_handle.b64).map_err(|_| {
+        ServiceError::InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t".to_owned())
+    })?;
+    let memory = state.memory().clone();
+    offload::run(move || memory.register_cuda(client, &path.region, &handle, device_id, byte_size)).await??;
+    done()
+}
+
+pub(super) async fn cuda_unregister<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: RegionPath,
+) -> HandlerResult {
+    let memory = state.memory().clone();
+    offload::run(move || memory.unregister_cuda(client, Some(&path.region))).await?;
+    done()
+}
+
+pub(super) async fn cuda_unregister_all<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+) -> HandlerResult {
+    let memory = state.memory().clone();
+    offload::run(move || memory.unregister_cuda(client, None)).await?;
     done()
 }

@@ -1,15 +1,16 @@
-//! A lane: a thread that runs one launch after another.
+//! A lane: a thread that runs one launch after another, of which it gives the next one to the device while the one before is under way.
 
+use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, SlotRun};
-use downbeat_core::{RequestId, Time};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_engine::{Lane, State};
 use parking_lot::Mutex;
 
 use super::runtime::Runtime;
-use crate::engine_run::{self, RunFailure, Watch};
+use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::plan::{Admitted, Outputs};
 use crate::statistics::Phases;
 use crate::watchdog::Owner;
@@ -67,8 +68,36 @@ pub struct Outcome {
 struct Worker {
     runtime: Arc<Runtime>,
     lane: usize,
-    /// What runs, for as long as it runs: whoever takes it sees to its end.
-    flight: Mutex<Option<(Work, Time)>>,
+    flights: Mutex<Flights>,
+}
+
+/// The launches that are under way on a thread, for as long as they are: whoever takes them sees to their end.
+#[derive(Default)]
+struct Flights {
+    /// With when they were begun, in their order.
+    launches: VecDeque<(Work, Time)>,
+    /// Why the thread was left behind, if it was: its launches are seen to, and another has the lane.
+    left_behind: Option<String>,
+}
+
+/// A launch that a thread has begun.
+struct Begun<'a> {
+    work: Work,
+    watch: Watch<'a>,
+    /// When it was begun, and when its tensors were there.
+    begin: Time,
+    assembled: Time,
+    stage: Stage<'a>,
+}
+
+/// How far it is.
+enum Stage<'a> {
+    /// The engine has it.
+    Runs(Running<'a>),
+    /// Its members are to run one by one.
+    Alone,
+    Failed(RunFailure),
+    Over(Outcome),
 }
 
 /// Starts a lane's thread. Without `engine`, it makes itself a lane of the model before its first launch.
@@ -77,7 +106,7 @@ struct Worker {
 /// If the operating system has no thread left.
 pub fn start(runtime: Arc<Runtime>, lane: usize, engine: Option<Box<dyn Lane>>) -> std::io::Result<()> {
     let name = format!("lane-{}-{lane}", runtime.device());
-    let worker = Arc::new(Worker { runtime, lane, flight: Mutex::default() });
+    let worker = Arc::new(Worker { runtime, lane, flights: Mutex::default() });
     std::thread::Builder::new().name(name).spawn(move || worker.work(engine))?;
     Ok(())
 }
@@ -86,44 +115,132 @@ impl Worker {
     /// The life of the thread.
     fn work(self: Arc<Self>, mut engine: Option<Box<dyn Lane>>) {
         let owner: Weak<Worker> = Arc::downgrade(&self);
-        let runtime = &self.runtime;
+        let runtime = &*self.runtime;
         let post = runtime.watchdog().post(owner);
-        while let Some(mut work) = runtime.slot(self.lane).take() {
-            let begin = runtime.begin();
-            let kept = Work { launch: work.launch.clone(), members: work.members.clone(), source: Source::Inputs };
-            *self.flight.lock() = Some((kept, begin));
+        let watch = |work: &Work| {
             let limit = post.limit(runtime.profile().latency(work.launch.computed_rows));
-            let watch = Watch { post: &post, health: runtime.health(), device: runtime.device(), limit };
-            let ran = AssertUnwindSafe(|| match on_lane(&watch, runtime, &mut engine) {
-                Ok(engine) => run(runtime, &watch, engine, &mut work, begin),
-                Err(failure) => failed(&work, &failure),
-            });
-            let outcome = std::panic::catch_unwind(ran).unwrap_or_else(|_| {
-                tracing::error!(device = runtime.device(), self.lane, "a launch ended in a panic: this is a defect");
-                post.end();
-                failed(&work, &RunFailure::Engine("the launch ended in a panic".to_owned()))
-            });
-            // Left behind: the launch is seen to, and another has the lane.
-            if self.flight.lock().take().is_none() {
+            Watch { post: &post, health: runtime.health(), device: runtime.device(), limit }
+        };
+        let mut next: Option<Begun<'_>> = None;
+        // When the lane was last done with a launch: the next one has not run before.
+        let mut done = Time::ZERO;
+        loop {
+            let begun = match next.take() {
+                Some(begun) => begun,
+                None => {
+                    let Some(work) = runtime.slot(self.lane).take() else { return };
+                    let watch = watch(&work);
+                    let Some(begun) = self.begin(watch, &mut engine, work) else { return };
+                    begun
+                }
+            };
+            // What comes while the device is at work is given to it at once.
+            if let Some(spare) = begun.spare()
+                && let Some(work) = runtime.slot(self.lane).take_within(spare)
+            {
+                let watch = watch(&work);
+                let Some(begun) = self.begin(watch, &mut engine, work) else { return };
+                next = Some(begun);
+            }
+            let (work, begin, outcome) = self.end(&mut engine, begun, done);
+            done = runtime.clock().now();
+            let mut flights = self.flights.lock();
+            if flights.left_behind.is_some() {
                 return;
             }
-            runtime.finish(work, begin, outcome);
+            flights.launches.pop_front();
+            drop(flights);
+            runtime.finish(work, begin, done, outcome);
+        }
+    }
+
+    /// Begins a launch; `None` if the thread was left behind.
+    fn begin<'a>(&'a self, watch: Watch<'a>, engine: &mut Option<Box<dyn Lane>>, mut work: Work) -> Option<Begun<'a>> {
+        let runtime = &*self.runtime;
+        let begin = runtime.begin();
+        let mut flights = self.flights.lock();
+        if let Some(reason) = flights.left_behind.clone() {
+            drop(flights);
+            let outcome = failed(&work, &RunFailure::Ended(reason));
+            runtime.finish(work, begin, runtime.clock().now(), outcome);
+            return None;
+        }
+        let kept = Work { launch: work.launch.clone(), members: work.members.clone(), source: Source::Inputs };
+        flights.launches.push_back((kept, begin));
+        drop(flights);
+        let mut assembled = begin;
+        let stage = self.caught(|| match on_lane(&watch, runtime, engine) {
+            Ok(engine) => begin_run(runtime, watch, engine, &mut work, &mut assembled),
+            Err(failure) => Stage::Over(failed(&work, &failure)),
+        });
+        let stage = stage.unwrap_or_else(|failure| Stage::Over(failed(&work, &failure)));
+        Some(Begun { work, watch, begin, assembled, stage })
+    }
+
+    /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, and what came of it.
+    fn end(&self, engine: &mut Option<Box<dyn Lane>>, begun: Begun<'_>, done: Time) -> (Work, Time, Outcome) {
+        let runtime = &*self.runtime;
+        let Begun { work, watch, begin, assembled, stage } = begun;
+        // What was done of it before was done beside the one before.
+        let begin = begin.max(done);
+        let assembled = assembled.max(begin);
+        let outcome = self.caught(|| match (stage, engine.as_deref_mut()) {
+            (Stage::Over(outcome), _) => outcome,
+            (Stage::Runs(running), Some(engine)) => {
+                end_run(runtime, &watch, engine, &work, running, (begin, assembled))
+            }
+            (Stage::Alone, Some(engine)) => each_alone(runtime, &watch, engine, &work),
+            (Stage::Failed(failure), Some(engine)) => answer_alone(runtime, &watch, engine, &work, failure),
+            (_, None) => failed(&work, &RunFailure::Engine("there is no lane".to_owned())),
+        });
+        let outcome = outcome.unwrap_or_else(|failure| {
+            watch.post.end();
+            failed(&work, &failure)
+        });
+        (work, begin, outcome)
+    }
+
+    /// What `run` gives, or that it panicked.
+    fn caught<T>(&self, run: impl FnOnce() -> T) -> Result<T, RunFailure> {
+        std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|_| {
+            tracing::error!(device = self.runtime.device(), self.lane, "a launch ended in a panic: this is a defect");
+            RunFailure::Engine("the launch ended in a panic".to_owned())
+        })
+    }
+}
+
+impl Begun<'_> {
+    /// How long the thread may do other things before it waits for the end; `None`: the device is not at work on it.
+    fn spare(&self) -> Option<Duration> {
+        match &self.stage {
+            Stage::Runs(running) => running.spare(),
+            Stage::Alone | Stage::Failed(_) | Stage::Over(_) => None,
         }
     }
 }
 
 impl Owner for Worker {
     fn is_awaited(&self) -> bool {
-        let flight = self.flight.lock();
-        flight.as_ref().is_none_or(|(work, _)| work.members.iter().any(|m| self.runtime.is_awaited(m.request)))
+        let flights = self.flights.lock();
+        let mut members = flights.launches.iter().flat_map(|(work, _)| &work.members);
+        flights.launches.is_empty() || members.any(|m| self.runtime.is_awaited(m.request))
     }
 
     /// Answers what runs on this thread, and gives the lane another one.
     fn leave_behind(&self, reason: &str) {
-        let Some((work, begin)) = self.flight.lock().take() else { return };
-        let outcome = failed(&work, &RunFailure::Ended(reason.to_owned()));
+        let launches = {
+            let mut flights = self.flights.lock();
+            if flights.launches.is_empty() {
+                return;
+            }
+            flights.left_behind = Some(reason.to_owned());
+            std::mem::take(&mut flights.launches)
+        };
         match start(self.runtime.clone(), self.lane, None) {
-            Ok(()) => self.runtime.finish(work, begin, outcome),
+            Ok(()) => launches.into_iter().for_each(|(work, begin)| {
+                let outcome = failed(&work, &RunFailure::Ended(reason.to_owned()));
+                self.runtime.finish(work, begin, self.runtime.clock().now(), outcome);
+            }),
             Err(error) => {
                 let reason = format!("there is no thread left for a lane of device {}: {error}", self.runtime.device());
                 self.runtime.watchdog().give_up(reason);
@@ -153,22 +270,44 @@ fn failed(work: &Work, failure: &RunFailure) -> Outcome {
     Outcome { failed, alone: true, ..Outcome::default() }
 }
 
-/// Runs a launch.
-fn run(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work: &mut Work, begin: Time) -> Outcome {
+/// Has a launch begun by the engine, as far as that may be done before the one before it is answered.
+fn begin_run<'a>(
+    runtime: &Runtime,
+    watch: Watch<'a>,
+    engine: &mut dyn Lane,
+    work: &mut Work,
+    assembled: &mut Time,
+) -> Stage<'a> {
     // Whoever was in it has gone.
     if work.members.is_empty() {
-        return Outcome::default();
+        return Stage::Over(Outcome::default());
     }
-    let clock = runtime.clock();
     let differs = |member: &Member| member.length != work.launch.length;
     if runtime.tensors().is_padding_off() && work.launch.segments.first == 0 && work.members.iter().any(differs) {
-        return each_alone(runtime, watch, engine, work);
+        return Stage::Alone;
     }
     let (first, end) = (usize::from(work.launch.segments.first), usize::from(work.launch.segments.end));
     let state = assemble(runtime, engine, work);
-    let assembled = clock.now();
-    let ran = state.map_err(RunFailure::from);
-    let ran = ran.and_then(|state| engine_run::run(watch, engine, first..end, state));
+    *assembled = runtime.clock().now();
+    let begun = state.map_err(RunFailure::from);
+    match begun.and_then(|state| engine_run::begin(watch, engine, first..end, state)) {
+        Ok(running) => Stage::Runs(running),
+        Err(failure) => Stage::Failed(failure),
+    }
+}
+
+/// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`.
+fn end_run(
+    runtime: &Runtime,
+    watch: &Watch<'_>,
+    engine: &mut dyn Lane,
+    work: &Work,
+    running: Running<'_>,
+    (begin, assembled): (Time, Time),
+) -> Outcome {
+    let clock = runtime.clock();
+    let end = usize::from(work.launch.segments.end);
+    let ran = running.end();
     let computed = clock.now();
     let last = end == runtime.segments();
     let outcome = ran.and_then(|state| {
@@ -186,10 +325,7 @@ fn run(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work: &mut W
     };
     match outcome {
         Ok(outcome) => Outcome { phases: phases(clock.now()), ..outcome },
-        Err(failure) => {
-            tracing::error!(model = runtime.model(), batch = work.launch.rows, reason = %failure, "batch failed");
-            answer_alone(runtime, watch, engine, work, failure)
-        }
+        Err(failure) => answer_alone(runtime, watch, engine, work, failure),
     }
 }
 
@@ -255,6 +391,7 @@ fn answer_alone(
     work: &Work,
     failure: RunFailure,
 ) -> Outcome {
+    tracing::error!(model = runtime.model(), batch = work.launch.rows, reason = %failure, "batch failed");
     // A failure of later segments may be that of a neighbour who has left since.
     let has_dummies = work.launch.computed_rows > work.launch.rows;
     let is_alone = work.members.len() == 1 && work.launch.segments.first == 0 && !has_dummies;
@@ -290,3 +427,6 @@ fn each_alone(runtime: &Runtime, watch: &Watch<'_>, engine: &mut dyn Lane, work:
     }
     outcome
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,6 +106,12 @@ impl Padding {
         self.max_length
     }
 
+    /// What a request of `length` is padded to if it meets none that is longer: some more, where the model is faster for it. Only where it is known up to what length the model
+    /// takes requests.
+    pub fn filled_length(&self, plan: &BatchPlan, length: u32) -> u32 {
+        self.max_length.map_or(length, |most| plan.filled_length(length).min(most).max(length))
+    }
+
     /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind them.
     ///
     /// # Errors

@@ -5,10 +5,9 @@
 //! [`super::padding_watch`] to find in service.
 
 use downbeat_core::tensor::DataType;
-use downbeat_engine::State;
+use downbeat_engine::{Fill, State};
 
 use super::padding::{LARGEST_LENGTH, Padding};
-use crate::fill::Fill;
 use crate::plan::{Admitted, BatchPlan, Outputs};
 
 /// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
@@ -16,7 +15,7 @@ const FIRST: (u32, u32) = (5, 12);
 /// How far an answer may be off, relative to its size or absolute.
 const TOLERANCE: f64 = 1e-3;
 /// Random numbers that a model is tried with, the widest range that it takes.
-const RANDOM: [Fill; 2] = [Fill::Random { most: 99, seed: 7 }, Fill::Random { most: 1, seed: 7 }];
+const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::Random { least: 1, most: 1, seed: 7 }];
 
 /// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as there `is_time`.
 ///

@@ -238,10 +238,9 @@ impl Runtime {
         now
     }
 
-    /// A lane has ended a launch.
-    pub(super) fn finish(&self, work: Work, begin: Time, outcome: Outcome) {
+    /// A lane has ended a launch, which it had from `begin` to `end`.
+    pub(super) fn finish(&self, work: Work, begin: Time, end: Time, outcome: Outcome) {
         let Work { launch, members, .. } = work;
-        let end = self.clock.now();
         self.occupancy.end(end);
         let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         self.metrics.record_launch(&launch, asked, end.since(begin));

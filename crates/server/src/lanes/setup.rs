@@ -191,7 +191,7 @@ impl Drop for Started {
 pub fn start(
     ground: Ground<'_>,
     padding: Option<Arc<Padding>>,
-    mut warm_up: impl FnMut(&[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
+    mut warm_up: impl FnMut(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
 ) -> anyhow::Result<LaneGroup> {
     let mut started = Started(Vec::new());
     let refuses = |reason: String| PolicyError { policy: ground.policy, reason };
@@ -230,7 +230,7 @@ pub fn start(
         let place = Place { device, share: Share::Whole };
         let engines = policy.lanes().iter().map(|_| ground.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
         let mut engines = engines?;
-        warm_up(policy.lanes(), &mut engines)?;
+        warm_up(device, policy.lanes(), &mut engines)?;
         started.0.push(Runtime::start(runtime::Setup {
             model: ground.name.to_owned(),
             device,

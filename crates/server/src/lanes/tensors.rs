@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::device::SlotRun;
-use downbeat_engine::{Lane, State};
+use downbeat_engine::{Fill, Lane, State};
 
 use super::input_rings::InputRings;
 use super::lane::Member;
@@ -35,8 +35,9 @@ impl BatchTensors {
 
     /// What a request of `length` is padded to before it meets others.
     pub fn padded_length(&self, length: u32) -> u32 {
-        match &self.rings {
-            Some(rings) if rings.length() > 0 && !self.is_padding_off() => rings.length(),
+        match (&self.rings, &self.padding) {
+            (Some(rings), _) if rings.length() > 0 && !self.is_padding_off() => rings.length(),
+            (_, Some(padding)) if !self.is_padding_off() => padding.filled_length(&self.plan, length),
             _ => length,
         }
     }
@@ -50,8 +51,8 @@ impl BatchTensors {
     pub fn length_alone(&self, member: &Member) -> u32 {
         match (&self.rings, &member.input) {
             // It is in the ring as it is.
-            (Some(rings), None) if rings.length() > 0 => rings.length(),
-            _ => self.padded_length(member.length),
+            (Some(rings), input) if rings.length() > 0 && (input.is_none() || !self.is_padding_off()) => rings.length(),
+            _ => member.length,
         }
     }
 
@@ -113,7 +114,7 @@ impl BatchTensors {
             Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
             None if fill == 0 => self.plan.assemble(inputs),
             None => {
-                let dummy = self.plan.zeros(1)?;
+                let dummy = self.plan.sample(Fill::Zeros, 1)?;
                 let dummies = std::iter::repeat_n(&dummy, fill as usize);
                 let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
                 self.plan.assemble(all.into_iter())

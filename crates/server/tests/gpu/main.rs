@@ -2,14 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod http;
+mod nvml;
+mod shared_memory;
+
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use cuda_stand_in::StandIn;
+use cuda_stand_in::{Kind, StandIn};
+use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelControl, ServerOptions};
+use downbeat_server::options::{
+    DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelControl, ModelOptions, ServerOptions,
+};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use rand::{RngExt, SeedableRng};
@@ -34,11 +42,21 @@ fn gpus(count: u32) -> Option<StandIn> {
     Some(stand_in)
 }
 
-async fn serve(engine: EngineChoice, models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+/// These of the example models.
+fn options(engine: EngineChoice, models: &[&str]) -> ServerOptions {
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = engine;
     options.profiling.enabled = false;
+    options.gpu_metrics_every = Duration::from_millis(10);
+    // However busy the machine is, nothing is given up.
+    let model = ModelOptions { slo: Some(Duration::from_millis(60_000)), ..ModelOptions::default() };
+    options.models = models.iter().map(|name| ((*name).to_owned(), model.clone())).collect();
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
+    options
+}
+
+async fn serve(engine: EngineChoice, models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+    let mut options = options(engine, models);
     let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings };
     options.device.groups = vec![group];
     let registry = Registry::open(Arc::new(options)).unwrap();
@@ -155,6 +173,70 @@ async fn staged_answers_as_the_cpu() {
     answers_as_the_cpu(&["encoder"], DevicePolicy::Staged, settings).await;
 }
 
+/// Where requests may be padded and it is known how far, they are, to lengths that come again: then their batches run as graphs.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_like_lengths_run_as_one_graph() {
+    let Some(stand_in) = gpus(1) else { return };
+    // With which a graph is faster than its kernels one by one although its inputs are copied.
+    stand_in.set_launch_time(50_000);
+    let settings =
+        DeviceSettings { pad: true, max_length: Some(60), pad_check_every: Some(0), ..DeviceSettings::default() };
+    let expected = serve(EngineChoice::Rten, &["encoder"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["encoder"], DevicePolicy::Windowed, settings).await;
+    let computed = || {
+        let text = registry.metrics().unwrap();
+        let is_it = |line: &&str| line.starts_with("downbeat_launch_length_total") && line.contains("computed");
+        text.lines().filter(is_it).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>()
+    };
+    let mut rng = Pcg64Mcg::seed_from_u64(13);
+    let counts = || (stand_in.calls("cuGraphLaunch"), stand_in.calls("cuStreamBeginCapture_v2"));
+    let mut before = computed();
+    for (length, filled) in [(9, 16), (12, 16), (16, 16), (10, 16), (3, 8), (59, 60), (60, 60)] {
+        let ids = (0..length).flat_map(|_| rng.random_range(1i64..1000).to_le_bytes()).collect();
+        let ones = (0..length).flat_map(|_| 1i64.to_le_bytes()).collect();
+        let inputs = vec![
+            input("input_ids", DataType::Int64, &[1, length], ids),
+            input("attention_mask", DataType::Int64, &[1, length], ones),
+        ];
+        let request = InferRequest { model_name: "encoder".to_owned(), inputs, ..InferRequest::default() };
+        let alone = expected.infer(copy(&request)).await.unwrap();
+        let (launches, captures) = counts();
+        assert_same(&format!("length {length}"), &alone, &registry.infer(request).await.unwrap());
+        if length == 10 {
+            assert_eq!(counts(), (launches + 1, captures), "the fourth of its shape is a graph");
+        }
+        assert_eq!(computed() - before, f64::from(filled), "length {length}");
+        before = computed();
+    }
+    drop((registry, expected));
+    has_ended(&stand_in).await;
+    stand_in.assert_clean();
+}
+
+/// A model that takes more of a GPU than it may is refused with the numbers, and nothing of it stays there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_keeps_within_what_it_may_take() {
+    let Some(stand_in) = gpus(1) else { return };
+    for (bytes, fits) in [(4096, false), (1 << 30, true)] {
+        let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
+        options.engine = EngineChoice::Cuda;
+        options.profiling.enabled = false;
+        options.model_control = ModelControl::Explicit { load: Vec::new() };
+        let model = ModelOptions { gpu_memory: Some(bytes), ..ModelOptions::default() };
+        options.models.insert("mlp".to_owned(), model);
+        let registry = Registry::open(Arc::new(options)).unwrap();
+        let loaded = registry.load_model("mlp", LoadOverrides::default(), Arc::new(())).await;
+        assert_eq!(loaded.is_ok(), fits, "{loaded:?}");
+        if let Err(error) = loaded {
+            let error = error.to_string();
+            assert!(error.contains("of GPU 0 (weights") && error.contains("may take 0 MiB (gpu_memory_mb)"), "{error}");
+        }
+        drop(registry);
+        has_ended(&stand_in).await;
+    }
+    stand_in.assert_clean();
+}
+
 /// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
 async fn a_lost_gpu(policy: DevicePolicy) {
     let Some(stand_in) = gpus(2) else { return };
@@ -197,4 +279,120 @@ async fn a_lost_gpu_is_taken_out_of_service() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_gets_no_more_of_routed_requests() {
     a_lost_gpu(DevicePolicy::Elastic).await;
+}
+
+/// TensorRT itself is not here: a model is loaded for it, and has a private folder beside the profiles for what is compiled.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(_stand_in) = gpus(1) else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
+    options.engine = EngineChoice::Tensorrt;
+    options.profiling.enabled = false;
+    options.profiling.cache_dir = Some(cache.path().to_owned());
+    options.model_control = ModelControl::Explicit { load: vec!["digits".to_owned()] };
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    registry.load_model("digits", LoadOverrides::default(), Arc::new(())).await.unwrap();
+    registry.infer(request(&mut Pcg64Mcg::seed_from_u64(1), "digits")).await.unwrap();
+    let folder = cache.path().join("tensorrt");
+    assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_lost_before_a_model_is_served_is_the_end_too() {
+    let Some(stand_in) = gpus(1) else { return };
+    let registry = serve(EngineChoice::Cuda, &[], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    assert!(registry.is_live());
+    stand_in.lose_device(0, ECC_UNCORRECTABLE);
+    let error = registry.load_model("digits", LoadOverrides::default(), Arc::new(())).await.unwrap_err();
+    assert!(error.to_string().contains("GPU 0 is lost"), "{error}");
+    assert!(!registry.is_live());
+    drop(registry);
+    has_ended(&stand_in).await;
+}
+
+/// A request of the server at this port; its answer, empty where there is none.
+fn ask(port: u16, head: &str, body: &str) -> String {
+    let mut answer = String::new();
+    let _ = std::net::TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
+        write!(
+            stream,
+            "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+        stream.read_to_string(&mut answer)
+    });
+    answer
+}
+
+/// Not a test: what the one below starts. A server that loses one of two GPUs, and then the other.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "started by the test below"]
+async fn server_that_loses_its_gpus() {
+    let Ok(port) = std::env::var("DOWNBEAT_TEST_PORT") else { return };
+    let port: u16 = port.parse().unwrap();
+    let stand_in = gpus(2).unwrap();
+    let mut options = options(EngineChoice::Cuda, &["digits"]);
+    (options.host, options.http_port) = ("127.0.0.1".parse().unwrap(), Some(port));
+    (options.grpc_port, options.metrics_port) = (None, None);
+    options.exit_when_not_live = true;
+    std::thread::spawn(|| println!("ended: {:?}", downbeat_server::serve(options)));
+    while !ask(port, "GET /v2/health/ready", "").starts_with("HTTP/1.1 200") {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let values = vec!["0.5"; 64].join(",");
+    let request = format!(r#"{{"inputs":[{{"name":"image","datatype":"FP32","shape":[1,8,8],"data":[{values}]}}]}}"#);
+    for device in 0..2 {
+        stand_in.lose_device(device, ECC_UNCORRECTABLE);
+        // Two at most meet the lost one, the others the next.
+        for _ in 0..5 {
+            ask(port, "POST /v2/models/digits/infer", &request);
+        }
+        println!("without GPU {device}: {}", ask(port, "GET /v2/health/live", ""));
+    }
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    println!("it did not end");
+}
+
+#[test]
+fn a_server_ends_when_its_last_gpu_is_lost_if_asked_to() {
+    if gpus(1).is_none() {
+        return;
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "server_that_loses_its_gpus", "--ignored", "--nocapture"]);
+    let output = command.env("DOWNBEAT_TEST_PORT", port.to_string()).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("without GPU 0: HTTP/1.1 200"), "there is another GPU: {said}");
+    assert!(said.contains("is lost") && said.contains("the server ends, as --exit-when-not-live asks"), "{said}");
+}
+
+/// Triton's `optimization.priority`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_models_priority_is_that_of_its_streams() {
+    let Some(stand_in) = gpus(1) else { return };
+    let mut rng = Pcg64Mcg::seed_from_u64(13);
+    for policy in [DevicePolicy::Exclusive, DevicePolicy::Elastic] {
+        for (configured, expected) in [("PRIORITY_MAX", -5), ("PRIORITY_MIN", 0), ("PRIORITY_DEFAULT", 0)] {
+            let registry = serve(EngineChoice::Cuda, &[], policy, DeviceSettings::default()).await;
+            let config = Some(format!(r#"{{"optimization": {{"priority": "{configured}"}}}}"#));
+            let overrides = LoadOverrides { config, ..LoadOverrides::default() };
+            registry.load_model("digits", overrides, Arc::new(())).await.unwrap();
+            registry.set_started();
+            stand_in.forget();
+            registry.infer(request(&mut rng, "digits")).await.unwrap();
+            let kernels = stand_in.trace().into_iter().filter(|work| work.kind == Kind::Kernel);
+            let priorities: Vec<i32> = kernels.map(|work| work.priority).collect();
+            assert!(
+                !priorities.is_empty() && priorities.iter().all(|p| *p == expected),
+                "{configured}: {priorities:?}"
+            );
+            drop(registry);
+            has_ended(&stand_in).await;
+        }
+    }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
-use downbeat_server::profiler::ProfileStore;
+use downbeat_server::options::{
+    DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelControl, ModelOptions, ServerOptions,
+};
+use downbeat_server::profiler::{ProfileStore, StoredOperators, StoredProfile};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 
@@ -275,7 +277,8 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         async move {
             load(&open(options), "small").await.unwrap();
-            let mut threads: Vec<usize> = store.list().unwrap().into_iter().map(|profile| profile.threads).collect();
+            let profiles: Vec<StoredProfile> = store.list().unwrap();
+            let mut threads: Vec<usize> = profiles.into_iter().map(|profile| profile.threads).collect();
             threads.sort_unstable();
             threads
         }
@@ -294,4 +297,38 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
         options.models.insert("small".to_owned(), own);
     };
     assert_eq!(kept(&own).await, with(&[2, 3]));
+}
+
+/// What the operators of a model take that is cut is measured once, and kept with the profiles.
+#[tokio::test]
+async fn a_cut_is_kept_and_found_again() {
+    if !engines().contains(&EngineChoice::OnnxRuntime) {
+        return;
+    }
+    let folder = folder();
+    let weights = || vec![floats("w", &[4, 4], &[0.5; 16])];
+    let layers = ["x", "a", "b", "c", "y"];
+    let nodes = layers.windows(2).map(|pair| node("MatMul", &[pair[0], "w"], &[pair[1]])).collect();
+    let (inputs, outputs) = (vec![value("x", FLOAT, &[-1, 4])], vec![value("y", FLOAT, &[-1, 4])]);
+    add(folder.path(), "layers", &model(nodes, weights(), inputs, outputs));
+    let mut options = options(folder.path(), EngineChoice::OnnxRuntime);
+    let settings = DeviceSettings { stages: Some(2), ..DeviceSettings::default() };
+    let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(DevicePolicy::Staged), settings };
+    options.device.groups = vec![group];
+    let cache = options.profiling.cache_dir.clone().unwrap();
+    let store = ProfileStore::new(Some(cache.clone()));
+    load(&open(options.clone()), "layers").await.unwrap();
+    let kept: Vec<StoredOperators> = store.list().unwrap();
+    assert_eq!(kept.iter().map(|kept| kept.operators.operators()).collect::<Vec<_>>(), [4]);
+    let is_it = |path: &std::path::PathBuf| path.to_string_lossy().ends_with("-operators.json");
+    let file = std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).find(is_it).unwrap();
+    // Marked, so that it is seen whether it was measured and written again.
+    let mut marked: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    marked["operators"]["times"] = serde_json::json!([1, 2, 3, 4]);
+    let marked = serde_json::to_vec(&marked).unwrap();
+    std::fs::write(&file, &marked).unwrap();
+    load(&open(options), "layers").await.unwrap();
+    assert_eq!(std::fs::read(&file).unwrap(), marked, "it was measured again");
+    assert!(store.clear().unwrap() >= 1);
+    assert_eq!(store.list::<StoredOperators>().unwrap(), []);
 }

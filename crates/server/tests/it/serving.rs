@@ -231,6 +231,39 @@ async fn the_bound_of_a_queue_is_exact_and_says_when_to_come_back() {
 }
 
 #[tokio::test]
+async fn a_model_holds_at_most_half_of_the_budget_of_bytes_so_that_others_have_room() {
+    let models = Models::new();
+    models.add("slow", 1, (1.0, 300.0), 256, "max_batch_size: 1");
+    models.add("other", 1, (1.0, 0.0), 256, "max_batch_size: 1");
+    // A request has 1,024 bytes of inputs; half of the budget holds two.
+    let registry = models.serve(|options| options.max_in_flight_bytes = Some(4_096)).await;
+    let (running, waiting) =
+        (send(&registry, request("slow", 1, 256)).await, send(&registry, request("slow", 1, 256)).await);
+    let full = registry.infer(request("slow", 1, 256)).await.unwrap_err();
+    let ServiceError::QueueFull { message, retry_after } = full else { panic!("{full:?}") };
+    assert_eq!(
+        message,
+        "Exceeds maximum queue size: the inputs of the requests of model 'slow' in flight are 2048 bytes, and it may have 2048, \
+         half of --max-in-flight-bytes; try again later"
+    );
+    assert!(retry_after > downbeat_core::Duration::ZERO);
+    registry.infer(request("other", 1, 256)).await.unwrap();
+    for answer in [running, waiting] {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "queue_full"), 1.0);
+    registry.infer(request("slow", 1, 256)).await.unwrap();
+}
+
+#[tokio::test]
+async fn one_request_may_always_be_there_however_large_it_is() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 0.0), 256, "max_batch_size: 1");
+    let registry = models.serve(|options| options.max_in_flight_bytes = Some(1_024)).await;
+    registry.infer(request("m", 1, 256)).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_deadline_that_cannot_be_met_is_refused_at_once() {
     let models = Models::new();
     models.add("m", 1, (1.0, 200.0), 4, "");

@@ -3,50 +3,42 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use ort::{api, sys};
 
 use super::super::value::check;
-use crate::cuda::{
-    CudaError, Device, Event, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream,
-};
-use crate::traits::{Place, Share};
+use crate::cuda::{CudaError, Device, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream};
+use crate::traits::{Place, Share, StreamPriority};
 
 /// What all models on a GPU share.
 pub(super) struct Gpu {
     pub device: Arc<Device>,
     /// Host memory for copies.
     pub pinned: Arc<PinnedPool>,
-    /// What times on the device count from.
-    pub epoch: Event,
     /// Whether the driver is the stand-in of the tests and the library's kernels for the host run there, as it has none for the device.
     pub has_host_kernels: bool,
-    partitions: Mutex<BTreeMap<u32, Pair>>,
+    partitions: Mutex<Partitions>,
     turn: Mutex<()>,
 }
 
-/// A partition and what it leaves.
-#[derive(Clone)]
-struct Pair {
-    first: Arc<Partition>,
-    rest: Option<Arc<Partition>>,
+/// The partitions of a GPU, made once, as each takes memory of the device: all out of one splitter, so that shares that are to be apart are.
+#[derive(Default)]
+struct Partitions {
+    splitter: Option<Splitter>,
+    /// By their first group and the end of their groups.
+    made: BTreeMap<(usize, usize), Arc<Partition>>,
 }
 
 impl Gpu {
     pub(super) fn open(ordinal: u32, has_host_kernels: bool) -> Result<Gpu, CudaError> {
         let device = Device::open(ordinal)?;
-        let epoch = Event::timed(&device)?;
-        let stream = Stream::new(&device)?;
-        stream.record(&epoch)?;
-        epoch.wait()?;
         Ok(Gpu {
             pinned: PinnedPool::new(&device),
             has_host_kernels,
             partitions: Mutex::default(),
             turn: Mutex::default(),
             device,
-            epoch,
         })
     }
 
@@ -54,6 +46,11 @@ impl Gpu {
     /// where a stream is recorded.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody has that turn: where a model is loaded, for seconds.
+    pub(super) fn turn_is_taken(&self) -> bool {
+        matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     /// Makes this the GPU of the calling thread, for the library too: what it left undone on another one is not to be found here.
@@ -66,39 +63,31 @@ impl Gpu {
     }
 
     /// A stream for a lane at this place.
-    pub(super) fn stream(&self, place: Place) -> Result<Arc<Stream>, PartitionError> {
-        let (units, rest) = match place.share {
-            Share::Whole => return Ok(Stream::new(&self.device)?),
-            Share::Units(units) => (units, false),
-            Share::AllBut(units) => (units, true),
-        };
-        let pair = self.partitions(units)?;
-        let partition = match (rest, pair.rest) {
-            (false, _) => pair.first,
-            (true, Some(partition)) => partition,
-            (true, None) => {
-                let (device, asked) = (self.device.ordinal(), vec![units, 1]);
-                let grain = Splitter::new(&self.device)?.grain();
-                return Err(PartitionError::TooLarge { device, asked, units: self.device.compute_units(), grain });
-            }
-        };
-        Ok(Stream::in_partition(&partition)?)
+    pub(super) fn stream(&self, place: Place, priority: StreamPriority) -> Result<Arc<Stream>, PartitionError> {
+        let partition = self.partition(place.share)?;
+        Ok(Stream::with_priority(&self.device, partition.as_ref(), priority)?)
     }
 
-    /// The partitions of so many units and of what they leave: made once, as each takes memory of the device.
-    fn partitions(&self, units: u32) -> Result<Pair, PartitionError> {
+    /// The partition that a share is; `None`: the whole device.
+    fn partition(&self, share: Share) -> Result<Option<Arc<Partition>>, PartitionError> {
+        let (Share::Units(units) | Share::AllBut(units)) = share else { return Ok(None) };
         let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pair) = partitions.get(&units) {
-            return Ok(pair.clone());
-        }
-        let mut parts = Splitter::new(&self.device)?.split(&[units])?.into_iter();
-        let Some(first) = parts.next() else {
-            let reason = "the driver gave no partition".to_owned();
-            return Err(PartitionError::Unsupported { device: self.device.ordinal(), reason });
+        let Partitions { splitter, made } = &mut *partitions;
+        let splitter = match splitter {
+            Some(splitter) => splitter,
+            none => none.insert(Splitter::new(&self.device)?),
         };
-        let pair = Pair { first, rest: parts.next() };
-        partitions.insert(units, pair.clone());
-        Ok(pair)
+        let (first, all) = (splitter.groups_of(units)?, splitter.groups());
+        let groups = if let Share::AllBut(_) = share { first..all } else { 0..first };
+        if groups.is_empty() {
+            return Err(splitter.too_large(&[units, 1]));
+        }
+        if let Some(partition) = made.get(&(groups.start, groups.end)) {
+            return Ok(Some(partition.clone()));
+        }
+        let partition = splitter.partition(groups.clone())?;
+        made.insert((groups.start, groups.end), partition.clone());
+        Ok(Some(partition))
     }
 
     /// The library's words about a failure, or those about the device where it is lost, or without memory; and whether it is that.

@@ -13,7 +13,7 @@ use ort::session::SharedSessionInner;
 use ort::{AsPointer, api, sys};
 
 use super::super::session::Names;
-use super::super::value::{CpuMemory, Value, check};
+use super::super::value::{CpuMemory, Value, check, element_type};
 use crate::cuda::{self, DeviceMemory, DeviceSlice, Stream};
 use crate::tensor::{Buffer, OutOfMemory, Tensor};
 
@@ -95,8 +95,10 @@ impl Call {
     fn run(&self) -> Result<(), String> {
         let memory = CpuMemory::new()?;
         let values = |ats: &[At]| -> Result<Vec<Value>, String> {
-            let value =
-                |at: &At| Value::of_device(memory.as_raw(), cuda::view(at.address)?, at.len, &at.shape, at.datatype);
+            let value = |at: &At| {
+                let (address, element) = (cuda::view(at.address)?, element_type(at.datatype));
+                Value::of_device(memory.as_raw(), address, at.len, &at.shape, element)
+            };
             ats.iter().map(value).collect()
         };
         let (inputs, outputs) = (values(&self.inputs)?, values(&self.outputs)?);

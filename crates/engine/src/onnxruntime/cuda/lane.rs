@@ -1,28 +1,31 @@
 //! A lane on a GPU: a stream, and the sessions that enqueue there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
 
 use super::super::session::{Source, take};
 use super::super::value::CpuMemory;
 use super::gpu::{DeviceMemoryInfo, Gpu};
-use super::host_kernels::Call;
+use super::graph_log::GraphLog;
 use super::model::Shared;
+use super::pending::{Enqueued, Held, Left};
 use super::segment_session::{Ground, SegmentSession};
 use super::weights::Weights;
 use crate::batch;
 use crate::buffer::Lent;
-use crate::cuda::{CudaError, DeviceMemory, DeviceSlice, Event, Pinned, Stream};
+use crate::cuda::{CudaError, DeviceMemory, Expected, Marks, Span, Stream};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
-use crate::traits::{Lane, RunError};
+use crate::traits::{Lane, Pending, RunError};
 
 /// Sessions of a segment, at most.
 const MOST_SESSIONS: usize = 32;
+
+/// Launches under way, at most: the device has the next one when it comes to the end of one, and whoever enqueues does not get far ahead of it.
+const MOST_UNDER_WAY: usize = 2;
 
 /// A stream, and the sessions that enqueue there.
 pub(super) struct CudaLane {
@@ -30,13 +33,18 @@ pub(super) struct CudaLane {
     /// By segment, and by what [`Shared::session_key`] says.
     sessions: Vec<BTreeMap<usize, SegmentSession>>,
     weights: Arc<Weights>,
-    begin: Event,
-    end: Event,
-    has_run: bool,
-    /// What the present launch reads, kept until it is over.
+    /// Of launches that may be under way, in their order.
+    under_way: VecDeque<Arc<Marks>>,
+    /// Of the launch that was enqueued last.
+    last: Option<Arc<Marks>>,
+    /// All that there are, to be used again by whoever is the only one to have them.
+    marks: Vec<Arc<Marks>>,
+    /// What launches have taken.
+    expected: Arc<Expected>,
+    /// What was joined since, or is of the launch that is being enqueued: kept until that is over.
     held: Vec<Held>,
-    /// What it copies back, likewise.
-    outputs: Vec<Output>,
+    /// What the launch that is being enqueued leaves, likewise.
+    left: Vec<Left>,
     ground: Ground,
 }
 
@@ -47,35 +55,23 @@ struct Between {
     lasts: bool,
 }
 
-/// Only kept.
-enum Held {
-    Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
-    Host(#[expect(dead_code, reason = "only kept")] Buffer),
-    Call(#[expect(dead_code, reason = "only kept")] Arc<Call>),
-}
-
-/// An output on its way to the host, or there already.
-enum Output {
-    Copied { datatype: DataType, shape: Vec<usize>, data: Pinned },
-    Here(Tensor),
-}
-
 impl CudaLane {
     pub(super) fn new(
         shared: Arc<Shared>,
         gpu: Arc<Gpu>,
         stream: Arc<Stream>,
         weights: Arc<Weights>,
+        graphs: Arc<GraphLog>,
     ) -> Result<CudaLane, String> {
-        let event = || Event::timed(&gpu.device).map_err(|e| e.to_string());
         let mut lane = CudaLane {
             sessions: shared.blueprints.iter().map(|_| BTreeMap::new()).collect(),
-            begin: event()?,
-            end: event()?,
-            has_run: false,
+            under_way: VecDeque::new(),
+            last: None,
+            marks: Vec::new(),
+            expected: Arc::default(),
             held: Vec::new(),
-            outputs: Vec::new(),
-            ground: Ground { on_device: DeviceMemoryInfo::new(&gpu)?, on_host: CpuMemory::new()?, gpu, stream },
+            left: Vec::new(),
+            ground: Ground { on_device: DeviceMemoryInfo::new(&gpu)?, on_host: CpuMemory::new()?, graphs, gpu, stream },
             shared,
             weights,
         };
@@ -99,20 +95,48 @@ impl CudaLane {
         }
         // Where the first axis is a length, any number may come.
         if sessions.len() >= MOST_SESSIONS {
+            // The launch before this one may be under way in it.
+            self.ground.stream.finish().map_err(|e| e.to_string())?;
             sessions.pop_last();
         }
         let Ground { gpu, stream, .. } = &self.ground;
         let session = self.shared.maker.session(gpu, blueprint, Some(&self.weights), Some(stream))?;
-        let tries_graph = rows > 0 && self.shared.may_record;
-        let session = SegmentSession::new(&session, blueprint, &self.weights, &self.ground, tries_graph)?;
+        let refusal = self.shared.no_graphs;
+        let session = SegmentSession::new(&session, (segment, blueprint), &self.weights, &self.ground, refusal)?;
         sessions.insert(rows, session);
         Ok(())
     }
 
-    /// Enqueues segments, and waits for their end.
-    fn launch(&mut self, range: Range<usize>, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
-        self.ground.gpu.enter().map_err(|e| e.to_string())?;
-        self.ground.stream.record(&self.begin).map_err(|e| e.to_string())?;
+    /// Marks for a launch that is enqueued next. Waits for the first one under way where there are as many as may be.
+    fn next_marks(&mut self) -> Result<Arc<Marks>, CudaError> {
+        while let Some(first) = self.under_way.front() {
+            if !first.is_over()? {
+                if self.under_way.len() < MOST_UNDER_WAY {
+                    break;
+                }
+                first.wait()?;
+            }
+            self.under_way.pop_front();
+        }
+        let free = self.marks.iter_mut().position(|marks| Arc::get_mut(marks).is_some());
+        match free {
+            Some(index) => Ok(self.marks.swap_remove(index)),
+            None => Marks::new(&self.ground.gpu.device).map(Arc::new),
+        }
+    }
+
+    /// Enqueues segments.
+    fn launch(&mut self, range: Range<usize>, tensors: Vec<Tensor>) -> Result<Enqueued, String> {
+        let words = |e: CudaError| e.to_string();
+        self.ground.gpu.enter().map_err(words)?;
+        let rows = tensors.first().and_then(|tensor| tensor.shape.first()).map_or(0, |rows| *rows);
+        let bytes = tensors.iter().map(|tensor| tensor.data.len()).sum();
+        self.last = None;
+        let mut marks = self.next_marks().map_err(words)?;
+        if let Some(marks) = Arc::get_mut(&mut marks) {
+            let before = self.under_way.back().map(|before| &**before);
+            marks.begin(&self.ground.stream, before, self.expected.of(&range, bytes)).map_err(words)?;
+        }
         let shared = self.shared.clone();
         let Some(blueprints) = shared.blueprints.get(range.clone()) else {
             return Err(format!("there are {} segments, but {range:?} are asked for", shared.blueprints.len()));
@@ -120,41 +144,41 @@ impl CudaLane {
         if let Some(first) = blueprints.first() {
             batch::check(&first.wiring.before, &tensors)?;
         }
-        let rows = tensors.first().and_then(|tensor| tensor.shape.first()).map_or(0, |rows| *rows);
         let has_plans = blueprints.iter().any(|blueprint| blueprint.has_plans);
         let filled = if has_plans && rows > 0 { shared.filled(rows) } else { rows };
         let brought = tensors.into_iter().map(|tensor| self.bring(tensor, rows, filled));
         let mut tensors = brought.collect::<Result<Vec<_>, _>>()?;
         let ends_here = range.end == shared.blueprints.len();
-        for segment in range {
-            tensors = self.enqueue(segment, tensors, filled)?;
+        for segment in range.clone() {
+            tensors = self.enqueue_segment(segment, tensors, filled)?;
         }
         if filled != rows {
             tensors.iter_mut().try_for_each(|between| cut(&mut between.tensor, rows, filled))?;
         }
-        let mut left = Vec::with_capacity(tensors.len());
         for between in tensors {
             match between {
                 Between { tensor, .. } if ends_here => self.copy_back(tensor)?,
-                Between { tensor, lasts: true } => left.push(tensor),
-                Between { tensor, lasts: false } => left.push(self.copy(tensor)?),
+                Between { tensor, lasts: true } => self.left.push(Left::Here(tensor)),
+                Between { tensor, lasts: false } => {
+                    let copy = self.copy(tensor)?;
+                    self.left.push(Left::Here(copy));
+                }
             }
         }
-        let mut tensors = left;
-        self.ground.stream.record(&self.end).map_err(|e| e.to_string())?;
-        self.end.wait().map_err(|e| e.to_string())?;
-        self.has_run = true;
-        self.held.clear();
-        if ends_here {
-            let output = |output| match output {
-                Output::Here(tensor) => tensor,
-                Output::Copied { datatype, shape, data } => {
-                    Tensor { datatype, shape, data: Buffer::from_lent(Box::new(data)) }
-                }
-            };
-            tensors = self.outputs.drain(..).map(output).collect();
-        }
-        Ok(tensors)
+        marks.end(&self.ground.stream).map_err(words)?;
+        self.under_way.push_back(marks.clone());
+        self.marks.push(marks.clone());
+        self.last = Some(marks.clone());
+        Ok(Enqueued {
+            engine: shared.maker.engine(),
+            gpu: self.ground.gpu.clone(),
+            marks,
+            held: std::mem::take(&mut self.held),
+            left: std::mem::take(&mut self.left),
+            range,
+            bytes,
+            expected: self.expected.clone(),
+        })
     }
 
     /// The tensor on the device, with `filled` rows of which the first are its `rows`. Strings stay where they are.
@@ -247,7 +271,7 @@ impl CudaLane {
     }
 
     /// Enqueues a segment.
-    fn enqueue(&mut self, segment: usize, tensors: Vec<Between>, rows: usize) -> Result<Vec<Between>, String> {
+    fn enqueue_segment(&mut self, segment: usize, tensors: Vec<Between>, rows: usize) -> Result<Vec<Between>, String> {
         let shared = self.shared.clone();
         let blueprint = shared.blueprints.get(segment).ok_or_else(|| format!("there is no segment {segment}"))?;
         let key = shared.session_key(blueprint, rows);
@@ -295,22 +319,22 @@ impl CudaLane {
     /// Enqueues the copy of an output to the host.
     fn copy_back(&mut self, tensor: Tensor) -> Result<(), String> {
         let Some(slice) = tensor.data.device() else {
-            self.outputs.push(Output::Here(tensor));
+            self.left.push(Left::Here(tensor));
             return Ok(());
         };
         let mut data = self.ground.gpu.pinned.take(slice.len()).map_err(|e| e.to_string())?;
         // SAFETY: both are kept until the launch is over, and the copy is not looked at before.
         let copied = unsafe { slice.download(&self.ground.stream, data.bytes_mut()) };
         self.held.push(Held::Slice(slice.clone()));
-        self.outputs.push(Output::Copied { datatype: tensor.datatype, shape: tensor.shape, data });
+        self.left.push(Left::Copied { datatype: tensor.datatype, shape: tensor.shape, data });
         copied.map_err(|e| e.to_string())
     }
 
-    /// Waits until nothing that was enqueued uses what is held, whatever came of it.
+    /// Waits until nothing that was enqueued uses what the lane holds, whatever came of it. What launches under way hold is theirs.
     fn settle(&mut self) {
         let _ = self.ground.stream.finish();
         self.held.clear();
-        self.outputs.clear();
+        self.left.clear();
     }
 
     /// Joins tensors on the device.
@@ -348,15 +372,16 @@ impl CudaLane {
 
 impl Lane for CudaLane {
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError> {
+        *state = self.enqueue(range, std::mem::take(state))?.wait()?;
+        Ok(())
+    }
+
+    fn enqueue(&mut self, range: Range<usize>, state: State) -> Result<Box<dyn Pending>, RunError> {
         if range.is_empty() {
-            return Ok(());
+            return Ok(Box::new(state));
         }
-        let tensors = std::mem::take(&mut state.tensors);
-        match self.launch(range, tensors) {
-            Ok(tensors) => {
-                state.tensors = tensors;
-                Ok(())
-            }
+        match self.launch(range, state.tensors) {
+            Ok(enqueued) => Ok(Box::new(enqueued)),
             Err(reason) => {
                 self.settle();
                 let (reason, of_device) = self.ground.gpu.explain(reason);
@@ -387,13 +412,8 @@ impl Lane for CudaLane {
         Ok(State { tensors: tensors? })
     }
 
-    fn last_run(&self) -> Option<(Duration, Duration)> {
-        if !self.has_run {
-            return None;
-        }
-        // The driver's times are floats: fine over a launch, coarse over hours.
-        let begin = self.begin.since(&self.ground.gpu.epoch).ok()?;
-        Some((begin, begin + self.end.since(&self.begin).ok()?))
+    fn last_run(&self) -> Option<Span> {
+        self.last.clone().map(Span::new)
     }
 }
 

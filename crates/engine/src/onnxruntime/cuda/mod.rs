@@ -6,27 +6,38 @@
 //!
 //! What the library does with CUDA underneath is in `docs/results/gpu.md`.
 
+mod agreement;
 mod binding;
 mod gpu;
+mod graph_log;
+mod graph_table;
 mod host_kernels;
 mod lane;
 mod model;
+mod operator_marks;
+mod pending;
 mod placement;
+mod recorded_run;
 mod segment_session;
+mod tensorrt;
 mod weights;
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use downbeat_core::tensor::DataType;
-use ort::ep;
+use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider as _};
 
 use super::{Onnxruntime, Runtime, cut, provider_file, reason, session};
 use crate::cuda::{self, CudaError, CudaOptions, CudaUnavailable, Provider, Ready, Stream};
 use crate::onnx;
+use crate::onnx::graph::OperatorGraph;
+use crate::onnx::proto::ModelProto;
 use crate::segment::Cut;
-use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
+use crate::traits::{DeviceMemory, Engine, EngineInfo, LoadError, LoadOptions, Model};
 use gpu::Gpu;
+pub(super) use operator_marks::{Marked, OperatorMarks};
 
 /// ONNX Runtime on the GPUs of a process.
 #[derive(Clone)]
@@ -69,9 +80,25 @@ impl OnnxruntimeCuda {
 
     /// The library's version, with the options that change what a batch takes: stored profiles are for both.
     fn version(&self) -> String {
-        let CudaOptions { tf32, graphs, .. } = self.options;
-        let option = |is: bool, name: &str| if is { String::new() } else { format!("-no-{name}") };
-        format!("{}{}{}", self.runtime.version, option(tf32, "tf32"), option(graphs, "graphs"))
+        let CudaOptions { tf32, graphs, nhwc, .. } = self.options;
+        let option = |is: bool, name: &'static str| if is { name } else { "" };
+        let changed = [option(!tf32, "-no-tf32"), option(!graphs, "-no-graphs"), option(nhwc, "-nhwc")];
+        format!("{}{}", self.runtime.version, changed.concat())
+    }
+
+    /// Where what TensorRT makes of a model is kept.
+    fn tensorrt_folder(&self, options: &LoadOptions, file: &onnx::Checked<'_>) -> Option<tensorrt::Folder> {
+        let cache = options.cache.as_ref().filter(|_| self.options.provider == Provider::Tensorrt)?;
+        let beside = options.path.parent().unwrap_or(Path::new("."));
+        let external: BTreeSet<&str> = file.external_locations().collect();
+        let files =
+            std::iter::once(options.path.clone()).chain(external.into_iter().map(|location| beside.join(location)));
+        let EngineInfo { version, device, .. } = self.info();
+        let folder = tensorrt::Folder::new(cache, files, &options.tensorrt, &format!("{version}-{device}"));
+        let warn = |error| {
+            tracing::warn!(path = %options.path.display(), %error, "what TensorRT compiles is not kept, and compiled again at each start");
+        };
+        folder.map_err(warn).ok()
     }
 
     fn load_cuda(&self, options: &LoadOptions, gpu: &Arc<Gpu>) -> Result<model::CudaModel, LoadError> {
@@ -86,6 +113,11 @@ impl OnnxruntimeCuda {
             inputs,
             path: options.path.clone(),
             folder,
+            has_floats8: file.has_floats8(),
+            tensorrt: options.tensorrt.clone(),
+            tensorrt_folder: self.tensorrt_folder(options, &file),
+            shapes: Mutex::default(),
+            made: Mutex::default(),
         });
         gpu.enter().map_err(|e| error(e.to_string()))?;
         let whole = maker.optimise(gpu).map_err(library_error)?;
@@ -97,11 +129,12 @@ impl OnnxruntimeCuda {
         let plan = if options.cut == Cut::Whole {
             model::whole(&maker, &signature)
         } else {
-            let timer = |segments: &[cut::Segment]| model::time(&maker, gpu, &signature, segments);
-            let builder = || maker.builder(gpu, None);
-            cut::cut(&builder, options, &signature, maker.folder.path(), false, Some(&timer))
+            let measure =
+                |model: &ModelProto, graph: &OperatorGraph| model::measure(&maker, gpu, &signature, model, graph);
+            cut::cut(&measure, options, &signature, maker.folder.path(), false)
         };
-        model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?).map_err(error)
+        let model = model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?).map_err(error)?;
+        Ok(model.with_priority(options.priority))
     }
 }
 
@@ -139,10 +172,27 @@ impl Engine for OnnxruntimeCuda {
         };
         Ok(Arc::new(self.load_cuda(options, gpu)?))
     }
+
+    fn lost(&self) -> Option<String> {
+        let lost = self.gpus.iter().map(|gpu| gpu.device.lost()).collect::<Option<Vec<_>>>()?;
+        lost.first().map(ToString::to_string)
+    }
+
+    fn device_memory(&self, device: usize) -> Option<DeviceMemory> {
+        let device = &self.gpus.get(device)?.device;
+        Some(DeviceMemory { ordinal: device.ordinal(), total: device.memory(), free: device.free_memory().ok()? })
+    }
 }
 
-/// The providers that run a session's operators, the first that can.
-fn providers(options: &CudaOptions, gpu: &Gpu, stream: Option<&Stream>) -> Vec<ep::ExecutionProviderDispatch> {
+/// The providers that run a session's operators, the first that can. `is_optimised`: whether the graph is what they made of the model before. `tensorrt`: the options of
+/// that one, where it is to.
+fn providers(
+    options: &CudaOptions,
+    gpu: &Gpu,
+    stream: Option<&Stream>,
+    is_optimised: bool,
+    tensorrt: Option<&BTreeMap<String, String>>,
+) -> Vec<ep::ExecutionProviderDispatch> {
     let device = i32::try_from(gpu.device.ordinal()).unwrap_or(i32::MAX);
     let raw = stream.map(|stream| stream.raw().cast::<()>());
     let mut cuda = ep::CUDA::default()
@@ -150,8 +200,11 @@ fn providers(options: &CudaOptions, gpu: &Gpu, stream: Option<&Stream>) -> Vec<e
         .with_tf32(options.tf32)
         .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
         // Trying every algorithm takes seconds for each size of batch.
-        // `fuse_conv_bias` stays off: the library clears what it adds on the process's default stream, with which ours is not ordered.
-        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic);
+        .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
+        // Once: what was turned would be turned to and fro again, and values have other shapes.
+        .with_prefer_nhwc(options.nhwc && !is_optimised)
+        // With channels first cuDNN also adds a tensor, which the library clears in the process's default stream, with which ours is not ordered.
+        .with_fuse_conv_bias(options.nhwc);
     if let Some(limit) = options.memory_limit {
         cuda = cuda.with_memory_limit(usize::try_from(limit).unwrap_or(usize::MAX));
     }
@@ -160,8 +213,11 @@ fn providers(options: &CudaOptions, gpu: &Gpu, stream: Option<&Stream>) -> Vec<e
         cuda = unsafe { cuda.with_compute_stream(raw) };
     }
     let mut providers = Vec::new();
-    if options.provider == Provider::Tensorrt {
+    if let Some(options) = tensorrt {
         let mut tensorrt = ep::TensorRT::default().with_device_id(device);
+        for (key, value) in options {
+            tensorrt = tensorrt.with_arbitrary_config(key, value);
+        }
         if let Some(raw) = raw {
             // SAFETY: as above.
             tensorrt = unsafe { tensorrt.with_compute_stream(raw) };

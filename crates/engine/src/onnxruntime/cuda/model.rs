@@ -1,10 +1,10 @@
 //! A model on the GPUs of the engine: its segments, its weights on each GPU, and the sessions that lanes make of them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
@@ -12,21 +12,27 @@ use ort::{AsPointer, api};
 use prost::Message;
 
 use super::super::session::{Names, Source, Wiring};
-use super::super::value::check;
-use super::super::{Runtime, commit, cut};
+use super::super::value::{Value, check};
+use super::super::{Runtime, commit, cut, keep_floats8, measure};
 use super::gpu::Gpu;
+use super::graph_log::GraphLog;
 use super::lane::CudaLane;
-use super::providers;
+use super::operator_marks::OperatorMarks;
 use super::weights::Weights;
+use super::{providers, tensorrt};
 use crate::activations::Activations;
 use crate::cuda::{CudaOptions, Provider, Stream};
+use crate::graph_report::GraphReport;
+use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
-use crate::probe;
+use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::SegmentInfo;
-use crate::state::State;
 use crate::tensor::{Buffer, OutOfMemory};
-use crate::traits::{Lane, LoadError, Model, Place};
+use crate::traits::{DeviceShare, Lane, LoadError, Model, Place, ShapeRange, StreamPriority};
+
+/// Batches up to this size are all warmed up: small ones come most, and gain most by graphs.
+const ALL_WARM: usize = 8;
 
 /// Makes sessions of a model.
 pub(super) struct SessionMaker {
@@ -38,6 +44,16 @@ pub(super) struct SessionMaker {
     pub path: PathBuf,
     /// Where the optimised model is, and its weights: sessions look for the file of weights, also those that have them from us.
     pub folder: tempfile::TempDir,
+    /// Whether it has 8-bit floats.
+    pub has_floats8: bool,
+    /// The model's own options for TensorRT.
+    pub tensorrt: BTreeMap<String, String>,
+    /// Where what it compiles is kept.
+    pub tensorrt_folder: Option<tensorrt::Folder>,
+    /// The shapes that the model is served with; none: not known.
+    pub shapes: Mutex<Vec<ShapeRange>>,
+    /// The sessions of lanes so far, and what they took, by the number of the GPU.
+    pub made: Mutex<BTreeMap<u32, (u64, u64)>>,
 }
 
 impl SessionMaker {
@@ -48,10 +64,11 @@ impl SessionMaker {
 
     /// Loads the whole model and saves it as the library optimised it for the GPU.
     pub(super) fn optimise(&self, gpu: &Gpu) -> ort::Result<Session> {
-        let builder = self.on_gpu(self.runtime.builder(1, &self.inputs)?, gpu, None)?;
+        let builder = keep_floats8(self.runtime.builder(1, &self.inputs)?, self.has_floats8)?;
+        let builder = self.on_gpu(builder, gpu, None, false, None)?;
         let _turn = gpu.turn();
         if self.options.provider == Provider::Tensorrt {
-            // What TensorRT compiles cannot be saved: lanes load the file itself.
+            // What TensorRT compiles cannot be saved: lanes load the file itself, once it is known for which shapes.
             return commit(builder, |b| b.commit_from_file(&self.path));
         }
         // What the highest level does beyond this is for the CPU, and the library warns that such a graph may not be saved for another machine.
@@ -61,16 +78,45 @@ impl SessionMaker {
 
     /// A builder of sessions for what was saved.
     pub(super) fn builder(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
-        self.on_gpu(self.runtime.part_builder(1, &self.inputs, self.folder.path())?, gpu, stream)
+        self.on_gpu(self.runtime.part_builder(1, &self.inputs, self.folder.path())?, gpu, stream, true, None)
     }
 
-    fn on_gpu(&self, builder: SessionBuilder, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
+    fn on_gpu(
+        &self,
+        builder: SessionBuilder,
+        gpu: &Gpu,
+        stream: Option<&Stream>,
+        is_optimised: bool,
+        tensorrt: Option<&BTreeMap<String, String>>,
+    ) -> ort::Result<SessionBuilder> {
         if gpu.has_host_kernels {
             return Ok(builder);
         }
         // An arena of its own: what it gives back is used again in the order of its stream only.
         let builder = builder.with_config_entry("session.use_env_allocators", "0")?;
-        Ok(builder.with_execution_providers(providers(&self.options, gpu, stream))?)
+        Ok(builder.with_execution_providers(providers(&self.options, gpu, stream, is_optimised, tensorrt))?)
+    }
+
+    /// A session of the whole model on TensorRT, that enqueues in `stream`: its engine is built now, or read from the folder of the last start.
+    fn on_tensorrt(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<Session> {
+        let make = |shapes: &[ShapeRange]| {
+            let options = tensorrt::options(&self.tensorrt, self.tensorrt_folder.as_ref(), shapes);
+            tracing::debug!(path = %self.path.display(), ?options, "TensorRT");
+            let builder = keep_floats8(self.runtime.builder(1, &self.inputs)?, self.has_floats8)?;
+            commit(self.on_gpu(builder, gpu, stream, false, Some(&options))?, |b| b.commit_from_file(&self.path))
+        };
+        let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match make(&shapes) {
+            Err(error) if tensorrt::wants_other_shapes(error.message()) => {
+                tracing::warn!(
+                    path = %self.path.display(), reason = error.message(),
+                    "TensorRT runs parts of the model only and compiles them in their first runs. Give the shapes of their inputs, too, as trt_profile_min_shapes, \
+                     trt_profile_opt_shapes and trt_profile_max_shapes"
+                );
+                make(&[])
+            }
+            made => made,
+        }
     }
 
     /// A session of a segment, that enqueues in `stream` and uses `weights`, which have to outlive it.
@@ -81,22 +127,33 @@ impl SessionMaker {
         weights: Option<&Weights>,
         stream: Option<&Stream>,
     ) -> Result<Session, String> {
-        let error = |e: ort::Error| gpu.explain(e.message().to_owned()).0;
         gpu.enter().map_err(|e| e.to_string())?;
         let _turn = gpu.turn();
+        // In its turn, so that no other session is counted.
+        let free = || gpu.device.free_memory().unwrap_or(0);
+        let before = free();
+        let session = self.make(gpu, segment, weights, stream)?;
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, bytes) = made.entry(gpu.device.ordinal()).or_default();
+        *count += 1;
+        *bytes += before.saturating_sub(free());
+        Ok(session)
+    }
+
+    fn make(
+        &self,
+        gpu: &Gpu,
+        segment: &Blueprint,
+        weights: Option<&Weights>,
+        stream: Option<&Stream>,
+    ) -> Result<Session, String> {
+        let error = |e: ort::Error| gpu.explain(e.message().to_owned()).0;
         let Some(model) = &segment.model else {
-            let builder = self.runtime.builder(1, &self.inputs).and_then(|b| self.on_gpu(b, gpu, stream));
-            return builder.and_then(|b| commit(b, |b| b.commit_from_file(&self.path))).map_err(error);
+            return self.on_tensorrt(gpu, stream).map_err(error);
         };
         let mut builder = self.builder(gpu, stream).map_err(error)?;
-        for (name, value) in weights.iter().flat_map(|weights| weights.values()) {
-            if segment.weights.binary_search(name).is_err() {
-                continue;
-            }
-            let name = std::ffi::CString::new(name.as_str()).map_err(|e| format!("weight '{name}': {e}"))?;
-            // SAFETY: the options and the value are alive; the library copies the name.
-            check(unsafe { (api().AddInitializer)(builder.ptr_mut(), name.as_ptr(), value.as_raw()) })?;
-        }
+        let values = weights.iter().flat_map(|weights| weights.values());
+        share(&mut builder, values.filter(|(name, _)| segment.weights.binary_search(name).is_ok()))?;
         commit(builder, |b| b.commit_from_memory(model)).map_err(error)
     }
 }
@@ -145,6 +202,9 @@ pub(super) struct CudaModel {
     shared: Arc<Shared>,
     infos: Vec<SegmentInfo>,
     activations: Option<Activations>,
+    operators: Option<Arc<OperatorProfile>>,
+    /// Of the lanes' streams.
+    priority: StreamPriority,
 }
 
 /// What the lanes of a model share.
@@ -156,8 +216,14 @@ pub(super) struct Shared {
     may_be_batched: bool,
     /// Whether it is, as whoever serves the model says.
     is_batched: AtomicBool,
-    /// Whether launches may be recorded as graphs: nothing but the batch varies.
-    pub may_record: bool,
+    /// Whether nothing but the batch varies in its inputs.
+    is_fixed: bool,
+    /// Why no launch is to become a graph, if so.
+    pub no_graphs: Option<&'static str>,
+    /// What became of the segments of each lane that there is; and how many there were.
+    graphs: Mutex<(Vec<Weak<GraphLog>>, usize)>,
+    /// The sizes that there is memory for, ascending; `None`: for all.
+    sizes: RwLock<Option<Vec<usize>>>,
     gpus: Vec<OnGpu>,
 }
 
@@ -171,7 +237,7 @@ struct OnGpu {
 /// The whole model as one segment.
 pub(super) fn whole(maker: &SessionMaker, signature: &Signature) -> Result<cut::CutModel, String> {
     let model = match maker.options.provider {
-        Provider::Cuda => cut::read(&maker.folder.path().join(cut::MODEL))?.encode_to_vec(),
+        Provider::Cuda => cut::read::<ModelProto>(&maker.folder.path().join(cut::MODEL))?.encode_to_vec(),
         Provider::Tensorrt => Vec::new(),
     };
     let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect();
@@ -181,42 +247,44 @@ pub(super) fn whole(maker: &SessionMaker, signature: &Signature) -> Result<cut::
         outputs: names(&signature.outputs),
         wiring: Wiring::whole(signature),
     };
-    Ok(cut::CutModel { segments: vec![segment], infos: Vec::new(), activations: Activations::default() })
+    let (infos, activations) = (Vec::new(), Activations::default());
+    Ok(cut::CutModel { segments: vec![segment], infos, activations, operators: None })
 }
 
-/// What segments take on a GPU, one after another, on a batch of one: the median of some runs.
-pub(super) fn time(
-    maker: &Arc<SessionMaker>,
+/// What the operators of the whole model take and give on a GPU, in one session.
+pub(super) fn measure(
+    maker: &SessionMaker,
     gpu: &Arc<Gpu>,
     signature: &Signature,
-    segments: &[cut::Segment],
-) -> Result<Vec<Duration>, String> {
-    /// Runs, of which the first ones are not counted.
-    const RUNS: usize = 7;
-    const WARM_UP: usize = 2;
-    let plan = cut::CutModel { segments: segments.to_vec(), infos: Vec::new(), activations: Activations::default() };
-    let model = CudaModel::new(maker.clone(), vec![gpu.clone()], signature.clone(), plan)?;
-    let run = |probe: probe::Probe| {
-        let mut lane = model.lane().map_err(|e| e.to_string())?;
-        let mut times = vec![Vec::new(); segments.len()];
-        for turn in 0..RUNS {
-            let mut state = State { tensors: probe.inputs(signature, 1, probe.length)? };
-            for (index, times) in times.iter_mut().enumerate() {
-                lane.run(index..index + 1, &mut state).map_err(|e| e.reason)?;
-                let (begin, end) = lane.last_run().ok_or("a run on a GPU has no times")?;
-                if turn >= WARM_UP {
-                    times.push(Duration::from_nanos(end.as_nanos().saturating_sub(begin.as_nanos())));
-                }
-            }
-        }
-        Ok(times)
+    model: &ModelProto,
+    graph: &OperatorGraph,
+) -> Result<OperatorProfile, String> {
+    let folder = maker.folder.path();
+    if gpu.has_host_kernels {
+        // Of those the library's own profile says what they take.
+        return measure::measure(&|| maker.builder(gpu, None), model, graph, signature, folder, None);
+    }
+    let marks = OperatorMarks::new(gpu)?;
+    let weights = Weights::load(gpu, model, folder)?;
+    let builder = || {
+        let mut builder = marks.register(maker.builder(gpu, Some(marks.stream()))?)?;
+        share(&mut builder, weights.values().iter()).map_err(ort::Error::new)?;
+        Ok(builder)
     };
-    let (_, mut times) = probe::first(signature, run)?;
-    let median = |times: &mut Vec<Duration>| {
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or_default()
-    };
-    Ok(times.iter_mut().map(median).collect())
+    measure::measure(&builder, model, graph, signature, folder, Some(&marks))
+}
+
+/// Gives a session the values of weights that it does not load, which have to outlive it.
+fn share<'a>(
+    builder: &mut SessionBuilder,
+    weights: impl Iterator<Item = (&'a String, &'a Value)>,
+) -> Result<(), String> {
+    for (name, value) in weights {
+        let name = std::ffi::CString::new(name.as_str()).map_err(|e| format!("weight '{name}': {e}"))?;
+        // SAFETY: the options and the value are alive; the library copies the name.
+        check(unsafe { (api().AddInitializer)(builder.ptr_mut(), name.as_ptr(), value.as_raw()) })?;
+    }
+    Ok(())
 }
 
 impl CudaModel {
@@ -227,14 +295,18 @@ impl CudaModel {
         signature: Signature,
         plan: cut::CutModel,
     ) -> Result<CudaModel, String> {
-        let cut::CutModel { segments, infos, activations } = plan;
+        let cut::CutModel { segments, infos, activations, operators } = plan;
         let blueprints = segments.into_iter().map(Blueprint::new).collect::<Result<_, _>>()?;
         let is_batched =
             |spec: &TensorSpec| spec.dims.first().is_some_and(|d| *d < 0) && spec.datatype != DataType::Bytes;
         let may_be_batched = signature.inputs.iter().chain(&signature.outputs).all(is_batched);
         let is_fixed = |spec: &TensorSpec| spec.dims.iter().skip(1).all(|d| *d >= 0);
-        let may_record =
-            maker.options.graphs && maker.options.provider == Provider::Cuda && signature.inputs.iter().all(is_fixed);
+        let is_fixed = signature.inputs.iter().all(is_fixed);
+        let no_graphs = match maker.options.provider {
+            Provider::Tensorrt => Some("TensorRT runs it as it likes"),
+            Provider::Cuda if maker.options.graphs => None,
+            Provider::Cuda => Some("graphs are off (cuda.graphs)"),
+        };
         let gpus = gpus.into_iter().map(|gpu| OnGpu { gpu, weights: Mutex::default() }).collect();
         let shared = Arc::new(Shared {
             maker,
@@ -242,11 +314,19 @@ impl CudaModel {
             blueprints,
             may_be_batched,
             is_batched: AtomicBool::new(false),
-            may_record,
+            is_fixed,
+            no_graphs,
+            graphs: Mutex::default(),
+            sizes: RwLock::default(),
             gpus,
         });
         let activations = (!infos.is_empty()).then_some(activations);
-        Ok(CudaModel { shared, infos, activations })
+        Ok(CudaModel { shared, infos, activations, operators, priority: StreamPriority::Default })
+    }
+
+    /// The same with a priority of its lanes' streams.
+    pub(super) fn with_priority(self, priority: StreamPriority) -> CudaModel {
+        CudaModel { priority, ..self }
     }
 }
 
@@ -293,11 +373,16 @@ impl Model for CudaModel {
         self.activations.as_ref()
     }
 
+    fn operators(&self) -> Option<&Arc<OperatorProfile>> {
+        self.operators.as_ref()
+    }
+
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
         let lane = || {
             let on = self.shared.on_gpu(place.device)?;
-            let stream = on.gpu.stream(place).map_err(|e| e.to_string())?;
-            CudaLane::new(self.shared.clone(), on.gpu.clone(), stream, self.shared.weights(on)?)
+            let stream = on.gpu.stream(place, self.priority).map_err(|e| e.to_string())?;
+            let graphs = self.shared.graph_log(place.device);
+            CudaLane::new(self.shared.clone(), on.gpu.clone(), stream, self.shared.weights(on)?, graphs)
         };
         let lane = lane().map_err(|reason| LoadError::Model {
             path: self.shared.maker.path.clone(),
@@ -330,30 +415,85 @@ impl Model for CudaModel {
         self.shared.gpus.get(device)?.gpu.device.lost().map(ToString::to_string)
     }
 
+    fn filled_length(&self, length: usize) -> usize {
+        // A multiple of eight suits products of matrices, and an eighth more is little beside what a graph saves.
+        let has_graphs = self.shared.no_graphs.is_none() && !self.shared.has_plans();
+        if has_graphs { length.next_multiple_of((length.next_power_of_two() / 16).max(8)) } else { length }
+    }
+
+    fn graphs(&self) -> Vec<GraphReport> {
+        let graphs = self.shared.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        graphs.0.iter().filter_map(Weak::upgrade).flat_map(|log| log.reports()).collect()
+    }
+
     fn set_batched(&self, is_batched: bool) {
         self.shared.is_batched.store(is_batched, Ordering::Relaxed);
     }
 
+    fn set_shapes(&self, inputs: Vec<ShapeRange>) {
+        *self.shared.maker.shapes.lock().unwrap_or_else(PoisonError::into_inner) = inputs;
+    }
+
+    fn device_share(&self, device: usize) -> Option<DeviceShare> {
+        let on = self.shared.gpus.get(device)?;
+        let weights = on.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.shared.maker.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let (sessions, session_bytes) = made.get(&on.gpu.device.ordinal()).copied().unwrap_or_default();
+        let weights = weights.as_ref().map_or(0, |weights| weights.bytes() as u64);
+        Some(DeviceShare { weights, sessions, session_bytes })
+    }
+
+    fn set_sizes(&self, sizes: &[usize]) {
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        *self.shared.sizes.write().unwrap_or_else(PoisonError::into_inner) = Some(sizes);
+    }
+
     fn sizes_to_warm(&self, most: usize) -> Vec<usize> {
-        let has_plans = self.shared.blueprints.iter().any(|blueprint| blueprint.has_plans);
+        if self.shared.maker.options.provider == Provider::Tensorrt {
+            // Where it has no profile it compiles for what lies between the sizes that were run.
+            return if most > 1 { vec![most, 1] } else { vec![1] };
+        }
         // The largest first, so that the memory that is taken for it serves the others.
-        match (has_plans, self.shared.may_record) {
-            (true, _) => (1..=most).rev().filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect(),
-            // The last one stands for the sizes that share a session.
-            (false, true) => {
-                (1..=most).rev().filter(|rows| rows.is_power_of_two()).chain((most > 2).then_some(3)).collect()
-            }
+        let sizes = (1..=most).rev();
+        match (self.shared.has_plans(), self.shared.is_fixed && self.shared.no_graphs.is_none()) {
+            (true, _) => sizes.filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect(),
+            // Others become graphs in service, if they come often.
+            (false, true) => sizes
+                .filter(|rows| *rows <= ALL_WARM || step(*rows) == *rows || *rows == most)
+                .filter(|rows| self.shared.has_room(*rows))
+                .collect(),
             (false, false) => Vec::new(),
         }
     }
 }
 
 impl Shared {
+    /// Whether kernels of some segment are set up anew for each size.
+    fn has_plans(&self) -> bool {
+        self.blueprints.iter().any(|blueprint| blueprint.has_plans)
+    }
+
     /// Under what a segment's session for batches of `rows` is kept; 0: one for all sizes.
     pub(super) fn session_key(&self, blueprint: &Blueprint, rows: usize) -> usize {
-        // What is recorded is for one size; a session for each would take too much memory.
-        let is_recorded = self.may_record && rows.is_power_of_two();
-        if blueprint.has_plans || is_recorded { rows } else { 0 }
+        if blueprint.has_plans { rows } else { 0 }
+    }
+
+    /// Where a new lane writes down what becomes of its segments.
+    fn graph_log(&self, device: usize) -> Arc<GraphLog> {
+        let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let (logs, count) = &mut *graphs;
+        let log = Arc::new(GraphLog::new(device, *count));
+        *count += 1;
+        logs.retain(|log| log.strong_count() > 0);
+        logs.push(Arc::downgrade(&log));
+        log
+    }
+
+    /// Whether there is memory for a graph of batches of this size at load.
+    fn has_room(&self, rows: usize) -> bool {
+        let sizes = self.sizes.read().unwrap_or_else(PoisonError::into_inner);
+        sizes.as_ref().is_none_or(|sizes| sizes.binary_search(&rows).is_ok())
     }
 
     /// How many rows a batch is filled up to where kernels are set up for each size: few enough sizes to have a session for each, and at most a third more
@@ -362,7 +502,15 @@ impl Shared {
         if !self.may_be_batched || !self.is_batched.load(Ordering::Relaxed) {
             return rows;
         }
-        let power = rows.next_power_of_two();
-        if rows <= power / 4 * 3 { (power / 4 * 3).max(rows) } else { power }
+        if let Some(sizes) = &*self.sizes.read().unwrap_or_else(PoisonError::into_inner) {
+            return sizes.iter().copied().find(|size| *size >= rows).unwrap_or(rows);
+        }
+        step(rows)
     }
+}
+
+/// The next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, ...
+fn step(rows: usize) -> usize {
+    let power = rows.next_power_of_two();
+    if rows <= power / 4 * 3 { (power / 4 * 3).max(rows) } else { power }
 }

@@ -1,5 +1,20 @@
-//! A segment on a lane: a session that enqueues in the lane's stream, and a graph of what it enqueues where that pays.
+//! A segment on a lane: a session that enqueues in the lane's stream, and graphs of what it enqueues where those pay.
+//!
+//! # Many graphs on the memory of one session
+//!
+//! A session takes what is between its operators, and its outputs, from an arena of its own, and gives them back there when the run is enqueued or the output is dropped. A
+//! recorded run goes on using the addresses that it had, which the arena may have given to a later run, or to another graph. That goes well because
+//!
+//! 1. all runs of a session, recorded or not, are enqueued in the one stream of its lane: no two are under way at once, and what a run keeps in its own memory need not
+//!    outlast it;
+//! 2. what a graph takes is copied, in that stream, to memory that is no arena's (`input_memory`), and what it gives, or a run gives once there is a graph, is used in that
+//!    stream before the session runs again: by the next segments of the same launch, and by copies at its end ([`Made::lasts`]). The outputs of earlier runs may be alive for
+//!    longer: an arena gives no run the memory that is in use when it is recorded;
+//! 3. the arena gives nothing back to the device before the session goes, and the session goes after its graphs and all that refers to what they give ([`SessionOwner`]): no run asks
+//!    the library to shrink its arenas, and with `session.use_env_allocators` off no other session has part in it;
+//! 4. weights, which runs read at addresses of their own, stay as long as the session.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
@@ -7,19 +22,20 @@ use downbeat_core::tensor::DataType;
 use ort::session::{Session, SharedSessionInner};
 
 use super::super::session::Names;
-use super::super::value::{CpuMemory, Value};
+use super::super::value::{CpuMemory, Value, element_type};
 use super::binding::Binding;
 use super::gpu::{DeviceMemoryInfo, Gpu};
+use super::graph_log::{GraphLog, shapes};
+use super::graph_table::{GraphTable, How, Shapes};
 use super::host_kernels::{self, At, Call};
 use super::model::Blueprint;
 use super::placement;
+use super::recorded_run::RecordedRun;
 use super::weights::Weights;
 use crate::buffer::Lent;
-use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Graph, Pinned, Stream};
+use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Pinned, Stream};
+use crate::graph_report::GraphOutcome;
 use crate::tensor::{Buffer, Tensor};
-
-/// How much of the time without it a graph may take to be kept: what it saves has to be more than chance.
-const WORTH_GRAPH: f64 = 0.97;
 
 /// Where sessions of a lane run.
 pub(super) struct Ground {
@@ -27,20 +43,27 @@ pub(super) struct Ground {
     pub stream: Arc<Stream>,
     pub on_device: DeviceMemoryInfo,
     pub on_host: CpuMemory,
+    /// What became of its segments.
+    pub graphs: Arc<GraphLog>,
 }
 
 /// A session of a segment.
 pub(super) struct SegmentSession {
-    /// Before the session, whose memory it uses.
-    graph: Option<RecordedRun>,
+    /// Before the session, whose memory they use.
+    graphs: GraphTable<RecordedRun>,
+    /// Where graphs find their inputs: of each input the largest so far.
+    input_memory: Vec<Option<Arc<DeviceMemory>>>,
     binding: Binding,
     names: Arc<Names>,
     owner: Arc<SessionOwner>,
+    segment: usize,
+    /// Whether its kernels are set up anew when the shapes change ([`Blueprint::has_plans`]), so that a graph of other shapes has nothing to run any more.
+    has_plans: bool,
     /// Which inputs it wants on the host, strings among them, and which outputs it leaves there.
     inputs_on_host: Vec<bool>,
     outputs_on_host: Vec<bool>,
-    /// Whether a graph is still to be tried.
-    tries_graph: bool,
+    /// Whether its runs may become graphs.
+    may_record: bool,
 }
 
 /// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
@@ -68,16 +91,6 @@ impl Drop for SessionOwner {
     }
 }
 
-/// A run that was recorded: its inputs and outputs are where they were then.
-struct RecordedRun {
-    graph: Graph,
-    inputs: Vec<DeviceMemory>,
-    /// Not used by anything else, nor is what the run has used in between: after it was recorded the session runs in no other way.
-    outputs: Vec<Tensor>,
-    /// What the record calls, of the library's kernels for the host.
-    _call: Option<Arc<Call>>,
-}
-
 /// What a run gives, once what is enqueued is over.
 pub(super) struct Made {
     pub outputs: Vec<Tensor>,
@@ -88,13 +101,13 @@ pub(super) struct Made {
 }
 
 impl SegmentSession {
-    /// `tries_graph`: whether all runs will have inputs of the same shapes, so that they may be recorded.
+    /// Of the segment with this number. `refusal`: why its runs are not to become graphs, if so.
     pub(super) fn new(
         session: &Session,
-        blueprint: &Blueprint,
+        (segment, blueprint): (usize, &Blueprint),
         weights: &Arc<Weights>,
         ground: &Ground,
-        tries_graph: bool,
+        refusal: Option<&str>,
     ) -> Result<SegmentSession, String> {
         let owner = SessionOwner {
             session: Some(session.inner()),
@@ -109,15 +122,29 @@ impl SegmentSession {
             placement::of(session, blueprint)?
         };
         // What is copied from or to the host in a run would be, in a graph, at the addresses that it had when that was recorded.
-        let all_on_device = !inputs_on_host.iter().chain(&outputs_on_host).any(|on_host| *on_host);
+        let on_host = |on_host: &[bool]| on_host.iter().filter(|on_host| **on_host).count();
+        let refusal = match (refusal, on_host(&inputs_on_host), on_host(&outputs_on_host)) {
+            (Some(refusal), ..) => Some(refusal.to_owned()),
+            (None, 0, 0) => None,
+            (None, inputs, outputs) => Some(format!(
+                "the library wants {inputs} of the segment's inputs on the host, and leaves {outputs} of its outputs there"
+            )),
+        };
+        let may_record = refusal.is_none();
+        if let Some(reason) = refusal {
+            ground.graphs.note(segment, &[], GraphOutcome::Refused { reason });
+        }
         Ok(SegmentSession {
-            graph: None,
+            graphs: GraphTable::new(if blueprint.has_plans { 1 } else { usize::MAX }),
+            input_memory: blueprint.names.inputs().iter().map(|_| None).collect(),
             binding: Binding::new(session, &blueprint.names, outputs_on_host.clone())?,
             names: blueprint.names.clone(),
             owner: Arc::new(owner),
+            segment,
+            has_plans: blueprint.has_plans,
             inputs_on_host,
             outputs_on_host,
-            tries_graph: tries_graph && all_on_device,
+            may_record,
         })
     }
 
@@ -128,17 +155,68 @@ impl SegmentSession {
 
     /// Enqueues a run on inputs that are where they are wanted, and stay there until the launch is over.
     pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
-        if let Some(recorded) = &mut self.graph {
-            return recorded.enqueue(ground, inputs);
+        if !self.may_record {
+            return self.run(ground, inputs);
         }
-        if self.tries_graph {
-            return self.try_graph(ground, inputs);
+        let shapes = shapes(inputs);
+        if self.has_plans {
+            let gone = self.graphs.take_others(&shapes);
+            self.drop_graphs(ground, gone)?;
         }
-        self.run(ground, inputs)
+        let (how, forgotten) = self.graphs.next(&shapes);
+        if let Some(forgotten) = forgotten {
+            ground.graphs.forget(self.segment, &forgotten);
+        }
+        match how {
+            How::Graph(graph) => graph.enqueue(ground, inputs),
+            How::Plain => self.run(ground, inputs),
+            // Requests do not wait for a model that is being loaded: it is tried when they come again.
+            How::Try if ground.gpu.turn_is_taken() => self.run(ground, inputs),
+            How::Try => self.try_graph(ground, inputs, &shapes),
+        }
+    }
+
+    /// Drops graphs, which may be under way.
+    fn drop_graphs(&mut self, ground: &Ground, graphs: Vec<(Vec<usize>, RecordedRun)>) -> Result<(), String> {
+        if graphs.is_empty() {
+            return Ok(());
+        }
+        ground.stream.finish().map_err(|error| error.to_string())?;
+        graphs.iter().for_each(|(shapes, _)| ground.graphs.forget(self.segment, shapes));
+        Ok(())
+    }
+
+    /// A run whose shapes have come often enough: made as always, then tried as a graph. Holds up the caller until that is over.
+    fn try_graph(&mut self, ground: &Ground, inputs: &mut [Tensor], shapes: &Shapes) -> Result<Made, String> {
+        // Not again if the batch cannot run at all.
+        self.graphs.give_up(shapes);
+        // What is given stays as it is: it is in use when the graph is recorded.
+        let (_, made) = ground.time(|| self.run(ground, inputs))?;
+        let outcome = match self.trial(ground, inputs) {
+            Ok((graph, outcome)) => {
+                if let Some(graph) = graph {
+                    let nodes = graph.nodes().count;
+                    let gone = self.graphs.keep(shapes, graph, nodes);
+                    self.drop_graphs(ground, gone)?;
+                }
+                outcome
+            }
+            Err(reason) => {
+                drop(ForgetsLastError);
+                // The device may have failed; else what was given is as good as before.
+                ground.stream.finish().map_err(|error| error.to_string())?;
+                GraphOutcome::Refused { reason }
+            }
+        };
+        if !self.graphs.has_graphs() {
+            self.input_memory.fill(None);
+        }
+        ground.graphs.note(self.segment, shapes, outcome);
+        Ok(made)
     }
 
     /// Enqueues a run, not recorded.
-    fn run(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
+    pub(super) fn run(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         if ground.gpu.has_host_kernels {
             let address = |tensor: &Tensor| Some(tensor.data.device()?.address());
             let addresses = inputs.iter().map(address).collect::<Option<Vec<_>>>();
@@ -158,7 +236,9 @@ impl SegmentSession {
         let outputs = outputs.into_iter().zip(&self.outputs_on_host).map(|(value, on_host)| {
             if *on_host { self.output_on_host(value, inputs) } else { output(value, inputs, &ground.gpu, &self.owner) }
         });
-        Ok(Made { outputs: outputs.collect::<Result<_, _>>()?, lasts: true, held: None })
+        // Graphs that there are may write where these are, as they were made later.
+        let lasts = !self.graphs.has_graphs();
+        Ok(Made { outputs: outputs.collect::<Result<_, _>>()?, lasts, held: None })
     }
 
     /// An output that the library has left on the host.
@@ -196,94 +276,49 @@ impl SegmentSession {
         Ok((made.into_iter().map(tensor).collect(), call))
     }
 
-    /// The first run: some times as always, then recorded and as often from the record, which is kept if it is faster. Waits for each.
-    fn try_graph(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
-        // What is taken and planned on the first one must not be in the record.
-        let (_, made) = ground.time(|| self.run(ground, inputs))?;
-        // Its outputs stay: where the library takes more memory for another run beside them, it is to do so now, as it cannot while a graph is recorded.
-        let plain = ground.median(|| self.run(ground, inputs))?;
-        // Once, and not if the batch cannot run at all.
-        self.tries_graph = false;
-        let recorded = self.record(ground, inputs).and_then(|mut recorded| {
-            ground.time(|| recorded.enqueue(ground, inputs))?;
-            let took = ground.median(|| recorded.enqueue(ground, inputs))?;
-            if !recorded.gives(ground, &made.outputs)? {
-                return Err("it gives other answers than what was recorded".into());
-            }
-            Ok((took, recorded))
-        });
-        match recorded {
-            Ok((took, recorded)) if took.as_secs_f64() < WORTH_GRAPH * plain.as_secs_f64() => {
-                tracing::debug!(%plain, %took, "a segment runs as a graph");
-                self.graph = Some(recorded);
-            }
-            Ok((took, _)) => tracing::debug!(%plain, %took, "a segment is no faster as a graph"),
-            Err(reason) => {
-                tracing::debug!(%reason, "a segment cannot be a graph");
-                drop(ForgetsLastError);
-                // The device may have failed; else the plain outputs are as good as before.
-                ground.stream.finish().map_err(|error| error.to_string())?;
-            }
-        }
-        Ok(made)
-    }
-
-    fn record(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<RecordedRun, String> {
-        let memory = |tensor: &Tensor| {
-            let len = tensor.data.len();
-            DeviceMemory::new(&ground.gpu.device, len, &format!("the input of a graph, of {len} bytes"))
-                .map_err(|e| e.to_string())
-        };
-        let memory = inputs.iter().map(memory).collect::<Result<Vec<_>, _>>()?;
+    /// Records a run on inputs like these; their memory is taken before: in a record it cannot be.
+    pub(super) fn record(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<RecordedRun, String> {
+        let memory = self.input_memory(ground, inputs)?;
         if ground.gpu.has_host_kernels {
-            // Memory is taken before: in a record it cannot be.
-            let addresses: Vec<u64> = memory.iter().map(DeviceMemory::address).collect();
+            let addresses: Vec<u64> = memory.iter().map(|memory| memory.address()).collect();
             let (outputs, call) = self.prepare_on_host(ground, &addresses, inputs)?;
             let (graph, ()) = ground.stream.record_graph(|| call.enqueue(&ground.stream))?;
-            return Ok(RecordedRun { graph, inputs: memory, outputs, _call: Some(call) });
+            return Ok(RecordedRun::new(graph, memory, outputs, Some(call)));
         }
         let value =
-            |(memory, tensor): (&DeviceMemory, &Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
+            |(memory, tensor): (&Arc<DeviceMemory>, &Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
         let _turn = ground.gpu.turn();
-        let (graph, outputs) = ground.stream.record_graph(|| {
-            let made = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
-            made.into_iter().map(|value| output(value, &[], &ground.gpu, &self.owner)).collect::<Result<Vec<_>, _>>()
-        })?;
-        Ok(RecordedRun { graph, inputs: memory, outputs, _call: None })
-    }
-}
-
-impl RecordedRun {
-    /// Whether its last run, which is over, gave just these outputs.
-    fn gives(&self, ground: &Ground, outputs: &[Tensor]) -> Result<bool, String> {
-        for (mine, other) in self.outputs.iter().zip(outputs) {
-            if mine.shape != other.shape || ground.bytes(mine)?.bytes() != ground.bytes(other)?.bytes() {
-                return Ok(false);
-            }
-        }
-        Ok(self.outputs.len() == outputs.len())
+        let (graph, made) =
+            ground.stream.record_graph(|| self.binding.run(&values, &ground.on_device, ground.on_host.as_raw()))?;
+        // The arena gets back where they lie, see the head of this file.
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new((self.owner.clone(), memory.clone()));
+        let outputs = made.iter().map(|value| output_of_graph(value, &ground.gpu, owner.clone()));
+        Ok(RecordedRun::new(graph, memory.clone(), outputs.collect::<Result<_, _>>()?, None))
     }
 
-    fn enqueue(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Made, String> {
-        for (memory, tensor) in self.inputs.iter().zip(inputs) {
-            let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
-            if slice.len() != memory.len() {
-                return Err("a batch has another shape than its graph: this is a defect".into());
+    /// Memory for inputs like these, which all graphs share: each launch brings its own there.
+    fn input_memory(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Vec<Arc<DeviceMemory>>, String> {
+        let memory = |(memory, tensor): (&mut Option<Arc<DeviceMemory>>, &Tensor)| {
+            let (len, had) = (tensor.data.len(), memory.as_ref().map_or(0, |memory| memory.len()));
+            if let Some(memory) = memory.as_ref().filter(|_| had >= len) {
+                return Ok(memory.clone());
             }
-            // SAFETY: the input stays until the launch is over, as the caller says.
-            unsafe { memory.copy(&ground.stream, 0, slice) }.map_err(|error| error.to_string())?;
-        }
-        self.graph.launch(&ground.stream).map_err(|error| error.to_string())?;
-        Ok(Made { outputs: self.outputs.iter().filter_map(share).collect(), lasts: false, held: None })
+            // What it replaces stays with the graphs that have it: in all at most as much again.
+            let len = len.max(had * 2);
+            let what = format!("the input of graphs, of {len} bytes");
+            let taken = DeviceMemory::new(&ground.gpu.device, len, &what).map_err(|error| error.to_string())?;
+            Ok(memory.insert(Arc::new(taken)).clone())
+        };
+        self.input_memory.iter_mut().zip(inputs).map(memory).collect()
     }
 }
 
 impl Ground {
     /// What is on the device; waits for it.
-    fn bytes(&self, tensor: &Tensor) -> Result<Pinned, String> {
+    pub(super) fn bytes(&self, tensor: &Tensor) -> Result<Pinned, String> {
         let words = |error: crate::cuda::CudaError| error.to_string();
-        let slice = tensor.data.device().ok_or("an output of a graph is not on the device: this is a defect")?;
+        let slice = tensor.data.device().ok_or("a tensor of a graph is not on the device: this is a defect")?;
         let mut bytes = self.gpu.pinned.take(slice.len()).map_err(words)?;
         // SAFETY: neither is dropped before the copy is over, or has failed.
         let copied = unsafe { slice.download(&self.stream, bytes.bytes_mut()) };
@@ -292,21 +327,11 @@ impl Ground {
     }
 
     fn value(&self, address: u64, len: usize, like: &Tensor) -> Result<Value, String> {
-        Value::of_device(self.on_device.as_raw(), address, len, &like.shape, like.datatype)
-    }
-
-    /// What a run takes on the device: the median of three.
-    fn median(&self, mut enqueue: impl FnMut() -> Result<Made, String>) -> Result<Duration, String> {
-        let mut times = [Duration::ZERO; 3];
-        for time in &mut times {
-            (*time, _) = self.time(&mut enqueue)?;
-        }
-        times.sort_unstable();
-        Ok(times[1])
+        Value::of_device(self.on_device.as_raw(), address, len, &like.shape, element_type(like.datatype))
     }
 
     /// What a run takes on the device; waits for it.
-    fn time(&self, enqueue: impl FnOnce() -> Result<Made, String>) -> Result<(Duration, Made), String> {
+    pub(super) fn time(&self, enqueue: impl FnOnce() -> Result<Made, String>) -> Result<(Duration, Made), String> {
         let words = |error: crate::cuda::CudaError| error.to_string();
         let (begin, end) =
             (Event::timed(&self.gpu.device).map_err(words)?, Event::timed(&self.gpu.device).map_err(words)?);
@@ -322,18 +347,9 @@ impl Ground {
     }
 }
 
-/// The same tensor, on the same memory of the device.
-fn share(tensor: &Tensor) -> Option<Tensor> {
-    let slice = tensor.data.device()?.clone();
-    Some(Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data: Buffer::from_device(slice) })
-}
-
 /// An output as it lies on the device. It keeps its session, or the input that it was handed through from.
 fn output(value: Value, inputs: &[Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
-    let (datatype, shape) = value.describe()?;
-    let size = datatype.size().ok_or("strings have no place on a device")?;
-    let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
-    let address = value.address()?.addr() as u64;
+    let (datatype, shape, address, len) = place(&value)?;
     let inputs = inputs.iter().filter_map(|tensor| tensor.data.device());
     for input in inputs {
         if let Some(start) = address.checked_sub(input.address()).and_then(|start| usize::try_from(start).ok())
@@ -345,7 +361,23 @@ fn output(value: Value, inputs: &[Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>)
     }
     let owner = Arc::new((value, owner.clone()));
     // SAFETY: bound to the device, so that it lies there, as long as its value, which the owner keeps; what the next run of the session gives lies elsewhere
-    // as long as this one is there.
+    // as long as this one is there, but for graphs, of which `Made::lasts` tells.
     let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
     Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
+}
+
+/// Where a graph leaves an output, which is written with each launch: in the memory of its session, which is there as long as `owner`.
+fn output_of_graph(value: &Value, gpu: &Gpu, owner: Arc<dyn Any + Send + Sync>) -> Result<Tensor, String> {
+    let (datatype, shape, address, len) = place(value)?;
+    // SAFETY: bound to the device, so that it lies there; whoever uses it does so before the session runs again, as `Made::lasts` tells.
+    let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
+    Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
+}
+
+/// What a value is, where it lies and its bytes.
+fn place(value: &Value) -> Result<(DataType, Vec<usize>, u64, usize), String> {
+    let (datatype, shape) = value.describe()?;
+    let size = datatype.size().ok_or("strings have no place on a device")?;
+    let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
+    Ok((datatype, shape, value.address()?.addr() as u64, len))
 }

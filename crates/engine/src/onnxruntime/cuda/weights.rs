@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
+use ort::sys;
 use prost::Message;
 
 use super::super::cut;
-use super::super::value::Value;
+use super::super::value::{Value, element_of};
 use super::gpu::{DeviceMemoryInfo, Gpu};
 use crate::cuda::{DeviceMemory, Stream, WEIGHT_ALIGNMENT};
 use crate::onnx;
@@ -22,7 +23,7 @@ const CHUNK: usize = 1 << 24;
 /// Where each weight is in the file, and what it is.
 struct Place {
     name: String,
-    datatype: DataType,
+    element: sys::ONNXTensorElementDataType,
     shape: Vec<usize>,
     file_offset: u64,
     len: usize,
@@ -59,7 +60,7 @@ impl Weights {
         for place in places {
             copy(gpu, &stream, &memory, offset, &mut file, &place)?;
             let address = memory.address() + offset as u64;
-            let value = Value::of_device(info.as_raw(), address, place.len, &place.shape, place.datatype)?;
+            let value = Value::of_device(info.as_raw(), address, place.len, &place.shape, place.element)?;
             offset += aligned(place.len);
             values.insert(place.name, value);
         }
@@ -110,10 +111,11 @@ fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
         if entry("location") != Some(cut::WEIGHTS) {
             continue;
         }
-        let datatype = onnx::datatype(i64::from(weight.data_type));
-        let Some((datatype, size)) = datatype.and_then(|d| Some((d, d.size()?))) else { continue };
+        let Some((element, size)) = element_of(weight.data_type).zip(onnx::element_size(weight.data_type)) else {
+            continue;
+        };
         // Shapes and indices, which operators want on the host.
-        if matches!(datatype, DataType::Int32 | DataType::Int64 | DataType::Bool) {
+        if matches!(onnx::datatype(weight.data_type.into()), Some(DataType::Int32 | DataType::Int64 | DataType::Bool)) {
             continue;
         }
         let shape: Option<Vec<usize>> = weight.dims.iter().map(|d| usize::try_from(*d).ok()).collect();
@@ -121,7 +123,7 @@ fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
         let place = shape.and_then(|shape| {
             let len = crate::tensor::elements(&shape)?.checked_mul(size)?;
             let file_offset = number("offset")?;
-            Some(Place { name: weight.name.clone(), datatype, shape, file_offset, len })
+            Some(Place { name: weight.name.clone(), element, shape, file_offset, len })
         });
         places.push(place.ok_or_else(|| format!("weight '{}' has a size or place that cannot be", weight.name))?);
     }

@@ -3,12 +3,14 @@
 //!
 //! Where the library has its CUDA provider beside it, that runs, on stand-ins of NVIDIA's other libraries: `just gpu-stand-ins`. Those compute perceptrons only.
 
+mod ahead;
 mod faults;
 mod graphs;
 mod lanes;
 mod partitions;
 mod provider;
 mod rings;
+mod tensorrt;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use downbeat_engine::{CudaOptions, Cut, Engine, Lane, LoadOptions, Model, Onnxru
 use crate::support::{example, onnxruntime};
 
 /// The engine on so many GPUs of the stand-in, which is in the hands of this test; `None` without an onnxruntime library.
-fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
+pub(crate) fn gpus(count: u32) -> Option<(StandIn, OnnxruntimeCuda)> {
     gpus_with(count, &CudaOptions::default())
 }
 
@@ -37,7 +39,7 @@ fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeC
 }
 
 /// Whether onnxruntime's own kernels for GPUs run, and not those for the host.
-fn has_provider(engine: &OnnxruntimeCuda) -> bool {
+pub(crate) fn has_provider(engine: &OnnxruntimeCuda) -> bool {
     let library = engine.info().library.expect("it is one");
     library.with_file_name("libonnxruntime_providers_cuda.so").exists()
 }
@@ -52,12 +54,12 @@ fn init() {
     cudarc::driver::result::init().unwrap_or_else(|e| panic!("{e}"));
 }
 
-fn load(engine: &OnnxruntimeCuda, path: &Path, cut: Cut) -> Arc<dyn Model> {
+pub(crate) fn load(engine: &OnnxruntimeCuda, path: &Path, cut: Cut) -> Arc<dyn Model> {
     engine.load(&LoadOptions::new(path, 1).with_cut(cut)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Runs all segments.
-fn run(lane: &mut dyn Lane, segments: usize, tensors: Vec<Tensor>) -> Vec<Tensor> {
+pub(crate) fn run(lane: &mut dyn Lane, segments: usize, tensors: Vec<Tensor>) -> Vec<Tensor> {
     let mut state = State { tensors };
     lane.run(0..segments, &mut state).unwrap_or_else(|e| panic!("{e}"));
     state.tensors

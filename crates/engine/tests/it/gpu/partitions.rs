@@ -1,38 +1,96 @@
 //! Partitions: green contexts of the driver (GSLICE §4).
 
-use cuda_stand_in::{Count, Kind};
+use std::collections::BTreeSet;
+
+use cuda_stand_in::{Count, Kind, StandIn};
 use downbeat_engine::cuda::{Device, PartitionError, Splitter, Stream};
-use downbeat_engine::{Cut, Place, Share};
+use downbeat_engine::{Cut, Lane, Place, Share, Tensor};
 
 use super::{gpus, load, run};
 use crate::support::{Random, copy, example};
+
+/// CUDA's numbers of the errors.
+const OUT_OF_MEMORY: u32 = 2;
+const INVALID_RESOURCE_CONFIGURATION: u32 = 915;
+
+/// Fails the test if two of the partitions have a unit in common; the units of all.
+fn together<'a>(partitions: impl IntoIterator<Item = &'a Vec<u64>>) -> usize {
+    let mut all = BTreeSet::new();
+    for unit in partitions.into_iter().flatten() {
+        assert!(all.insert(unit), "unit {unit} is in two partitions");
+    }
+    all.len()
+}
 
 #[test]
 fn a_ladder_has_every_share_that_the_grain_allows() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let device = Device::open(0).expect("it is there");
     let splitter = Splitter::new(&device).expect("it has partitions");
-    assert_eq!(splitter.grain(), 8, "of Hopper");
-    let ladder = splitter.ladder().expect("there is memory");
-    let sizes: Vec<u32> = ladder.iter().map(|rung| rung.partition.compute_units()).collect();
-    assert_eq!(sizes, (1..=16).map(|rung| rung * 8).collect::<Vec<u32>>());
-    for rung in &ladder {
-        let rest = rung.rest.as_ref().map_or(0, |rest| rest.compute_units());
-        assert!(
-            rung.partition.compute_units() + rest <= 132
-                && (rest > 0 || sizes.last() == Some(&rung.partition.compute_units()))
-        );
+    assert_eq!((splitter.grain(), splitter.groups()), (8, 15), "of Hopper");
+    let ladder: Vec<_> = splitter.ladder().into_iter().map(|rung| rung.expect("there is memory")).collect();
+    let sizes: Vec<_> = ladder.iter().map(|rung| (rung.partition.compute_units(), rung.rest.compute_units())).collect();
+    assert_eq!(sizes, (1..15).map(|rung| (rung * 8, 132 - rung * 8)).collect::<Vec<_>>());
+    let partitions: Vec<Vec<u64>> = stand_in.partitions().into_iter().map(|(_, units)| units).collect();
+    for (rung, pair) in sizes.iter().zip(partitions.chunks(2)) {
+        assert_eq!((pair[0].len(), together(pair)), (rung.0 as usize, 132));
     }
-    assert_eq!(
-        stand_in.count(Count::GreenContexts),
-        2 * 16 - u64::from(ladder.last().is_some_and(|r| r.rest.is_none()))
-    );
-    let parts = splitter.split(&[40, 24, 60]).expect("they fit");
-    let units: Vec<u32> = parts.iter().map(|part| part.compute_units()).collect();
-    assert_eq!(units.first_chunk::<3>(), Some(&[40, 24, 64]), "rounded up to the grain");
-    assert!(units.iter().sum::<u32>() <= 132);
+    drop((ladder, splitter, device, engine));
+    stand_in.assert_clean();
+}
+
+/// cuda.h: what comes out of a split cannot be split again.
+#[test]
+fn any_number_of_partitions_come_out_of_one_split() {
+    let Some((stand_in, engine)) = gpus(1) else { return };
+    let device = Device::open(0).expect("it is there");
+    let splitter = Splitter::new(&device).expect("it has partitions");
+    let asked: [(&[u32], &[u32]); 5] = [
+        (&[40, 24, 60], &[40, 24, 68]),
+        (&[1, 20, 33, 8], &[8, 24, 40, 8, 52]),
+        (&[132], &[132]),
+        (&[112, 20], &[112, 20]),
+        (&[8; 15], &[8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 20]),
+    ];
+    for (asked, expected) in asked {
+        let parts = splitter.split(asked).expect("they fit");
+        let units: Vec<u32> = parts.iter().map(|part| part.compute_units()).collect();
+        assert_eq!(units, expected, "rounded up to groups");
+        let partitions = stand_in.partitions();
+        assert!(partitions.iter().map(|(_, units)| units.len() as u32).eq(units));
+        assert_eq!(together(partitions.iter().map(|(_, units)| units)), 132);
+    }
     assert!(matches!(splitter.split(&[100, 40]), Err(PartitionError::TooLarge { units: 132, grain: 8, .. })));
-    drop((ladder, parts, splitter, device, engine));
+    assert_eq!(stand_in.calls("cuDevSmResourceSplitByCount"), 1);
+    drop((splitter, device, engine));
+    stand_in.assert_clean();
+}
+
+#[test]
+fn a_rung_that_fails_costs_no_other() {
+    let Some((stand_in, engine)) = gpus(1) else { return };
+    let device = Device::open(0).expect("it is there");
+    let splitter = Splitter::new(&device).expect("it has partitions");
+    stand_in.fail_call("cuGreenCtxCreate", 6, OUT_OF_MEMORY);
+    let ladder = splitter.ladder();
+    let failed: Vec<_> = ladder.iter().enumerate().filter_map(|(at, rung)| Some((at, rung.as_ref().err()?))).collect();
+    assert!(matches!(failed[..], [(2, _)]), "the third has 24 units and 108");
+    assert!(failed[0].1.to_string().contains("making a partition of 108 compute units"), "{}", failed[0].1);
+    assert_eq!(stand_in.count(Count::GreenContexts), 2 * 13);
+    drop((ladder, splitter, device, engine));
+    stand_in.assert_clean();
+}
+
+/// cuda.h: what a split leaves over has not the same guarantees as its groups.
+#[test]
+fn what_is_left_over_is_left_out_where_it_cannot_be_used() {
+    let Some((stand_in, engine)) = gpus(1) else { return };
+    let device = Device::open(0).expect("it is there");
+    stand_in.fail_call("cuDevResourceGenerateDesc", 1, INVALID_RESOURCE_CONFIGURATION);
+    let splitter = Splitter::new(&device).expect("it has partitions");
+    let parts = splitter.split(&[64]).expect("they fit");
+    assert_eq!((parts[0].compute_units(), parts[1].compute_units()), (64, 56));
+    drop((parts, splitter, device, engine));
     stand_in.assert_clean();
 }
 
@@ -48,6 +106,38 @@ fn a_driver_without_partitions_says_so() {
     );
 }
 
+/// The units that a lane's kernels run on.
+fn units(stand_in: &StandIn, lane: &mut dyn Lane, inputs: &[Tensor]) -> Vec<u64> {
+    stand_in.forget();
+    run(lane, 1, copy(inputs));
+    let kernel = stand_in.trace().into_iter().find(|work| work.kind == Kind::Kernel).expect("one has run");
+    let found = stand_in.partitions().into_iter().find(|(context, _)| *context == kernel.context);
+    found.map_or_else(|| (0..132).collect(), |(_, units)| units)
+}
+
+#[test]
+fn shares_of_lanes_are_apart_on_each_gpu() {
+    let Some((stand_in, engine)) = gpus(2) else { return };
+    let model = load(&engine, &example("digits"), Cut::Whole);
+    let inputs = Random::new("shares_apart").inputs(model.signature(), |_, _| 2);
+    let at = |device, share| model.lane_at(Place { device, share }).expect("there is memory");
+    for device in 0..2 {
+        let shares = [Share::Units(40), Share::AllBut(40), Share::Units(64), Share::AllBut(64)];
+        let mut lanes = shares.map(|share| at(device, share));
+        let mut both = (at(device, Share::Units(33)), at(1 - device, Share::Units(33)));
+        let [small, rest, large, least] = lanes.each_mut().map(|lane| units(&stand_in, &mut **lane, &inputs));
+        assert_eq!((small.len(), rest.len(), large.len(), least.len()), (40, 92, 64, 68));
+        assert_eq!(together([&small, &rest]), 132);
+        assert_eq!(together([&small, &least]), 108, "shares of different sizes at once");
+        assert!(small.iter().all(|unit| large.contains(unit)) && least.iter().all(|unit| rest.contains(unit)));
+        assert_eq!(units(&stand_in, &mut *both.0, &inputs), small, "the same partition");
+        assert_eq!(units(&stand_in, &mut *both.1, &inputs), small, "that of the other GPU");
+    }
+    assert_eq!(stand_in.count(Count::GreenContexts), 2 * 4, "each is made once");
+    drop((inputs, model, engine));
+    stand_in.assert_clean();
+}
+
 /// GSLICE §4.3: a model gets another share by being run on another lane; its weights and answers are the same.
 #[test]
 fn a_model_changes_its_share_by_changing_its_lane() {
@@ -57,7 +147,7 @@ fn a_model_changes_its_share_by_changing_its_lane() {
     let shares = [Share::Whole, Share::Units(40), Share::AllBut(40), Share::Units(64)];
     let mut lanes = shares.map(|share| model.lane_at(Place { device: 0, share }).expect("there is memory"));
     let partitions = stand_in.count(Count::GreenContexts);
-    assert_eq!(partitions, 4, "of 40 units and the rest, of 64 and the rest");
+    assert_eq!(partitions, 3, "of 40 units and the rest, and of 64");
     let mut answers = Vec::new();
     let mut contexts = Vec::new();
     for lane in &mut lanes {

@@ -1,7 +1,9 @@
 //! onnxruntime's CUDA provider as it uses the driver: only where it is there (`just gpu-stand-ins`).
 
 use cuda_stand_in::{Count, Kind, StandIn};
-use downbeat_engine::{CudaOptions, Cut, Engine, LoadOptions, OnnxruntimeCuda, Place, Share, State};
+use downbeat_engine::{
+    CudaOptions, Cut, Engine, GraphOutcome, GraphReport, LoadOptions, Model, OnnxruntimeCuda, Place, Share, State,
+};
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use super::{gpus, has_provider, load, run};
@@ -124,9 +126,45 @@ fn a_warm_launch_stalls_nothing() {
     stand_in.assert_clean();
 }
 
+/// Neither does one that is enqueued behind another, once that was done before: what the first gives back when it is over, the second cannot have.
+#[test]
+fn a_launch_ahead_stalls_nothing() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    for cut in [Cut::Whole, Cut::Stages(3)] {
+        let host = load_on(&onnxruntime().expect("found before"), &example("digits"));
+        let model = load(&engine, &example("digits"), cut);
+        let segments = model.segments();
+        let (mut on_host, mut lane) = (lane(&*host), lane(&*model));
+        let mut random = Random::new("a_launch_ahead");
+        for (turn, rows) in [6, 5, 4, 3, 2, 1, 6, 1, 3, 2].into_iter().enumerate() {
+            let batches = [0; 2].map(|_| random.inputs(model.signature(), |_, _| rows));
+            let expected = batches.each_ref().map(|batch| run(&mut *on_host, 1, copy(batch)));
+            stand_in.forget();
+            let synchronised = libraries.calls("cudaStreamSynchronize");
+            let enqueue = |batch: &Vec<_>| lane.enqueue(0..segments, State { tensors: copy(batch) });
+            let pending = batches.each_ref().map(enqueue);
+            let (of_both, what) = (stand_in.count(Count::Waiting), format!("{rows} rows in {segments} segments"));
+            if turn >= 6 {
+                assert!(of_both > 10, "{what}: both are under way");
+                for stall in STALLS {
+                    assert_eq!(stand_in.calls(stall), 0, "{stall} for {what}");
+                }
+                assert_eq!(libraries.calls("cudaStreamSynchronize"), synchronised);
+            }
+            for (pending, expected) in pending.into_iter().zip(&expected) {
+                let state = pending.and_then(|pending| pending.wait()).unwrap_or_else(|e| panic!("{e}"));
+                assert_close(&what, expected, &state.tensors, 1e-5);
+            }
+        }
+        drop((lane, model));
+    }
+    drop(engine);
+    stand_in.assert_clean();
+}
+
 /// Where launching takes long, batches of the sizes that are recorded are one launch a segment, and give the same answers.
 #[test]
-fn segments_run_as_graphs_where_that_is_faster() {
+fn segments_run_as_graphs_where_that_is_not_slower() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     stand_in.set_launch_time(20_000);
     for cut in [Cut::Whole, Cut::Stages(3)] {
@@ -135,22 +173,79 @@ fn segments_run_as_graphs_where_that_is_faster() {
         let segments = model.segments();
         let (mut on_host, mut lane) = (lane(&*host), lane(&*model));
         let mut random = Random::new("graphs");
-        for (turn, rows) in [8, 4, 8, 4, 8, 3, 4].into_iter().enumerate() {
+        for (turn, rows) in [8, 4, 8, 4, 8, 3, 4, 8].into_iter().enumerate() {
             let inputs = random.inputs(model.signature(), |_, _| rows);
             let expected = run(&mut *on_host, 1, copy(&inputs));
             let kernels = libraries.calls("kernel");
             stand_in.forget();
             let got = run(&mut *lane, segments, inputs);
             assert_close(&format!("{rows} rows in {segments} segments"), &expected, &got, 1e-5);
-            if turn >= 2 && rows != 3 {
+            if turn >= 4 && rows != 3 {
                 assert_eq!(stand_in.calls("cuGraphLaunch"), segments as u64, "{rows} rows in {segments} segments");
                 assert_eq!(libraries.calls("kernel"), kernels, "kernels are launched one by one");
             }
         }
+        assert!(libraries.calls("cublas workspace") > 0, "products take their workspace in the graph");
         drop((lane, model));
     }
     drop(engine);
     stand_in.assert_clean();
+}
+
+/// Where nothing is set up for a size, all sizes and their graphs have one session a segment, and its memory is that of the largest.
+#[test]
+fn graphs_of_all_sizes_share_a_session() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    stand_in.set_launch_time(20_000);
+    let model = load(&engine, &example("mlp"), Cut::Stages(2));
+    let mut lane = lane(&*model);
+    let mut random = Random::new("share_a_session");
+    let mut inputs = |rows| random.inputs(model.signature(), |_, _| rows);
+    let mut warm = |rows| (0..3).for_each(|_| drop(run(&mut *lane, 2, inputs(rows))));
+    warm(16);
+    let (sessions, bytes) = (libraries.calls("cublasCreate_v2"), stand_in.count(Count::Bytes));
+    let sizes = model.sizes_to_warm(16);
+    assert!(sizes.len() >= 10, "{sizes:?}");
+    sizes.iter().for_each(|rows| warm(*rows));
+    assert_eq!(libraries.calls("cublasCreate_v2"), sessions);
+    let recorded = |report: &GraphReport| matches!(report.outcome, GraphOutcome::Recorded { .. });
+    assert_eq!(model.graphs().iter().filter(|report| recorded(report)).count(), sizes.len() * 2);
+    let more = stand_in.count(Count::Bytes) - bytes;
+    // The workspace of each product, one a segment and graph, which the stand-in keeps for each.
+    assert!(more <= sizes.len() as u64 * 4 * 4096, "{more} bytes more for {} sizes", sizes.len());
+    drop((lane, model, engine));
+    stand_in.assert_clean();
+}
+
+/// The plans of convolutions are those of the shapes that came last, and so is their graph.
+#[test]
+fn a_convolution_has_the_graph_of_its_last_shapes() {
+    let Some((stand_in, engine, _libraries)) = provider(1) else { return };
+    stand_in.set_launch_time(50_000);
+    let folder = folder();
+    let weights: Vec<f32> = (0..512).map(|i| i as f32 / 512.0).collect();
+    let network = model(
+        vec![convolution("x", "w", "h"), node("Relu", &["h"], &["y"])],
+        vec![floats("w", &[32, 16, 1, 1], &weights)],
+        vec![value("x", FLOAT, &[-1, 16, -1, 4])],
+        vec![value("y", FLOAT, &[-1, 32, -1, 4])],
+    );
+    let model = load(&engine, &write(folder.path(), "conv.onnx", &network), Cut::Whole);
+    let mut lane = lane(&*model);
+    let mut random = Random::new("last_shapes");
+    let mut lengths_after = |length| {
+        let inputs = random.inputs(model.signature(), |_, axis| if axis == 0 { 2 } else { length });
+        run(&mut *lane, 1, inputs);
+        model.graphs().iter().map(|report| report.shapes[0][2]).collect::<Vec<_>>()
+    };
+    let none: [usize; 0] = [];
+    assert_eq!((lengths_after(4), lengths_after(4), lengths_after(4)), (none.to_vec(), vec![4], vec![4]));
+    // It was of no use yet, so that shapes have to come more often from then on.
+    assert_eq!((lengths_after(6), lengths_after(6), lengths_after(6)), (none.to_vec(), none.to_vec(), none.to_vec()));
+    assert_eq!((lengths_after(6), lengths_after(6)), (vec![6], vec![6]));
+    assert_eq!(lengths_after(4), none);
+    drop((lane, model, engine));
+    assert_eq!(stand_in.leaks(), Vec::<String>::new());
 }
 
 /// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
@@ -187,6 +282,108 @@ fn batches_of_other_sizes_plan_nothing_anew() {
     assert_eq!(libraries.calls("cudnn plan"), plans);
     assert_eq!(stand_in.calls("cuMemAlloc_v2"), allocated);
     drop((lane, model, engine));
+    assert_eq!(stand_in.leaks(), Vec::<String>::new());
+}
+
+/// What operators take is measured in one session, however many they are, and not again where it is known.
+#[test]
+fn a_cut_takes_one_session_and_none_where_it_is_known() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    let path = example("digits");
+    let counts = || ["cublasCreate_v2", "cudnnCreate", "cudaDeviceSynchronize"].map(|name| libraries.calls(name));
+    let since = |before: [i64; 3]| {
+        let now = counts();
+        [0, 1, 2].map(|index| now[index] - before[index])
+    };
+    let before = counts();
+    stand_in.forget();
+    let first = load(&engine, &path, Cut::Stages(3));
+    // A mark hands tensors through where they are, but for those that the model gives: else each would copy in each of ten runs.
+    let copies = stand_in.trace().iter().filter(|work| work.kind == Kind::Copy).count();
+    assert!(copies < 40, "{copies} copies");
+    let [products, convolutions, waits] = since(before);
+    // One that optimises the model, one that is measured.
+    assert!(products == 2 && convolutions <= 2 && waits <= 2, "{products}, {convolutions}, {waits}");
+    for segment in first.segment_info() {
+        let time = segment.time.expect("it was measured");
+        // A kernel of the stand-in takes 10 us of its device.
+        assert!(time.as_nanos() >= 10_000, "{} to {}: {time}", segment.first, segment.last);
+    }
+    let known = first.operators().expect("it was measured").clone();
+    let before = counts();
+    let options = LoadOptions::new(&path, 1).with_cut(Cut::Stages(3)).with_operators(known.clone());
+    let second = engine.load(&options).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(since(before)[0], 1, "it is optimised, and not measured");
+    let last = |model: &dyn Model| model.segment_info().iter().map(|s| s.last.clone()).collect::<Vec<_>>();
+    assert_eq!(last(&*first), last(&*second));
+    assert_eq!(second.operators(), Some(&known));
+    let host = load_on(&onnxruntime().expect("found before"), &path);
+    let (mut on_host, mut on_device) = (lane(&*host), lane(&*second));
+    let inputs = Random::new("a_cut").inputs(host.signature(), |_, _| 3);
+    let expected = run(&mut *on_host, 1, copy(&inputs));
+    assert_close("cut by what is known", &expected, &run(&mut *on_device, 3, inputs), 1e-5);
+    drop((on_device, first, second, engine));
+    stand_in.assert_clean();
+}
+
+/// With channels last, cuDNN adds the bias of a convolution in its own kernel. With channels first it would add a tensor, too, that the library clears in the null stream, with
+/// which the lane's is not ordered, and only in the first run of a shape.
+#[test]
+fn biases_are_added_by_convolutions_with_channels_last() {
+    let Some((stand_in, engine, libraries)) = provider(1) else { return };
+    drop(engine);
+    let with = |nhwc| {
+        let options = CudaOptions { nhwc, graphs: false, ..CudaOptions::default() };
+        onnxruntime().expect("found before").on_gpus(&[0], &options).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let folder = folder();
+    let weights: Vec<f32> = (0..1024).map(|i| i as f32 / 1024.0).collect();
+    let with_bias = |input: &str, output: &str| {
+        let mut node = convolution(input, "w", output);
+        node.input.push("b".into());
+        node
+    };
+    let network = model(
+        vec![
+            with_bias("x", "a"),
+            node("Relu", &["a"], &["h"]),
+            with_bias("h", "c"),
+            node("Add", &["c", "x"], &["d"]),
+            node("Relu", &["d"], &["y"]),
+        ],
+        vec![floats("w", &[32, 32, 1, 1], &weights), floats("b", &[32], &weights[..32])],
+        vec![value("x", FLOAT, &[-1, 32, 4, 4])],
+        vec![value("y", FLOAT, &[-1, 32, 4, 4])],
+    );
+    let path = write(folder.path(), "sum.onnx", &network);
+    let launches = ["kernel", "cudnnBackendExecute", "cudnnAddTensor"];
+    // Two activations, a sum, two biases; with channels last the input and the output are turned.
+    for (engine, expected) in [(with(false), [3, 2, 2]), (with(true), [5, 2, 0])] {
+        let version = engine.info().version;
+        for cut in [Cut::Whole, Cut::Stages(2)] {
+            let model = load(&engine, &path, cut);
+            let segments = model.segments();
+            let mut lane = lane(&*model);
+            let mut random = Random::new("channels_last");
+            let mut inputs = || random.inputs(model.signature(), |_, _| 3);
+            let cleared = || libraries.calls("cudaMemset");
+            let before = cleared();
+            run(&mut *lane, segments, inputs());
+            let called = || launches.map(|name| libraries.calls(name));
+            let first = called();
+            let outputs = run(&mut *lane, segments, inputs());
+            assert_eq!(outputs[0].shape, [3, 32, 4, 4], "{version}");
+            let mut made = called();
+            made.iter_mut().zip(first).for_each(|(made, first)| *made -= first);
+            if segments == 1 {
+                assert_eq!(made, expected, "{version}: {launches:?}");
+            } else {
+                assert_eq!(made[1..], expected[1..], "{version}: {launches:?}");
+            }
+            assert_eq!(cleared(), before, "{version}: nothing is cleared in another stream");
+            drop((outputs, lane, model));
+        }
+    }
     assert_eq!(stand_in.leaks(), Vec::<String>::new());
 }
 

@@ -9,9 +9,9 @@ mod partitions;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use downbeat_core::Duration;
 use downbeat_engine::{
-    Choice, CudaOptions, Cut, Engine, Lane, LoadError, LoadOptions, Model, Preference, Search, State, Tensor, choose,
+    Choice, CudaOptions, Cut, Engine, Lane, LoadError, LoadOptions, Model, Preference, Search, Span, State, Tensor,
+    choose,
 };
 
 use crate::model;
@@ -68,12 +68,13 @@ fn run(lane: &mut dyn Lane, segments: usize, tensors: Vec<Tensor>) -> Vec<Tensor
     state.tensors
 }
 
-fn span(lane: &dyn Lane) -> (Duration, Duration) {
+fn span(lane: &dyn Lane) -> Span {
     lane.last_run().expect("it has run")
 }
 
-fn micros((begin, end): (Duration, Duration)) -> u64 {
-    (end.as_nanos() - begin.as_nanos()) / 1000
+/// What the last launch of a lane took on the device, microseconds.
+fn micros(lane: &dyn Lane) -> u64 {
+    span(lane).took().expect("the device is there").as_nanos() / 1000
 }
 
 /// `layers` products of `[n, width]` with weights of `[width, width]`, each with ReLU; with one weight for all if `shared`.

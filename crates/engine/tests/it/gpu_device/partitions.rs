@@ -3,7 +3,7 @@
 use downbeat_engine::cuda::{Device, Splitter};
 use downbeat_engine::{CudaOptions, Cut, Place, Share};
 
-use super::{Gpu, micros, products, run, span, stands_in};
+use super::{Gpu, micros, products, run, stands_in};
 use crate::model;
 use crate::support::{Random, copy, example};
 
@@ -13,16 +13,21 @@ fn gpu_has_a_ladder_of_partitions() {
     let _gpu = Gpu::new();
     let device = Device::open(0).expect("it is there");
     let splitter = Splitter::new(&device).expect("it has partitions");
-    let ladder = splitter.ladder().expect("there is memory");
-    let grain = splitter.grain();
-    println!("{}: {} compute units in steps of {grain}", device.name(), device.compute_units());
-    for (rung, wanted) in ladder.iter().zip((1..).map(|step| step * grain)) {
-        let rest = rung.rest.as_ref().map_or(0, |rest| rest.compute_units());
-        println!("{} and {rest}", rung.partition.compute_units());
-        assert!(rung.partition.compute_units() >= wanted, "at least what was asked for");
-        assert!(rung.partition.compute_units() + rest <= device.compute_units(), "disjoint");
+    let (grain, groups) = (splitter.grain(), splitter.groups());
+    println!("{}: {} compute units in {groups} groups of {grain}", device.name(), device.compute_units());
+    let ladder = splitter.ladder();
+    assert_eq!(ladder.len(), groups - 1);
+    for (rung, wanted) in ladder.into_iter().zip((1..).map(|step| step * grain)) {
+        let rung = rung.unwrap_or_else(|e| panic!("{e}"));
+        let (first, rest) = (rung.partition.compute_units(), rung.rest.compute_units());
+        println!("{first} and {rest}");
+        assert_eq!(first, wanted);
+        assert!(first + rest <= device.compute_units() && rest >= grain, "disjoint");
     }
-    assert_eq!(ladder.len() as u32, device.compute_units().div_ceil(grain) - 1);
+    let parts = splitter.split(&[grain, 2 * grain, grain, grain]).expect("there is memory");
+    let units: Vec<u32> = parts.iter().map(|part| part.compute_units()).collect();
+    assert_eq!(units[..4], [grain, 2 * grain, grain, grain]);
+    assert!(units.len() == 5 && units.iter().sum::<u32>() <= device.compute_units(), "{units:?}");
 }
 
 #[test]
@@ -56,7 +61,7 @@ fn gpu_with_fewer_units_is_slower() {
         let mut times: Vec<u64> = (0..9)
             .map(|_| {
                 run(&mut *lane, 1, copy(&inputs));
-                micros(span(&*lane))
+                micros(&*lane)
             })
             .collect();
         times.sort_unstable();

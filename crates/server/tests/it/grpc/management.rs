@@ -157,8 +157,8 @@ async fn cuda_shared_memory_is_clearly_not_there() {
     assert!(status.get_ref().regions.is_empty());
     let register = pb::CudaSharedMemoryRegisterRequest { name: "c".into(), ..Default::default() };
     let status = client.cuda_shared_memory_register(register).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-    assert!(status.message().contains("use system shared memory"));
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().starts_with("failed to register CUDA shared memory region: 'c', GPUs not supported"));
     client.cuda_shared_memory_unregister(pb::CudaSharedMemoryUnregisterRequest::default()).await.unwrap();
     let one = pb::CudaSharedMemoryStatusRequest { name: "c".into() };
     assert_eq!(client.cuda_shared_memory_status(one).await.unwrap_err().code(), Code::NotFound);

@@ -184,8 +184,17 @@ async fn there_is_no_cuda_shared_memory() {
     let server = Server::start().await;
     assert_eq!(server.get("/v2/cudasharedmemory/status").await.json(), json!([]));
     server.get("/v2/cudasharedmemory/region/r/status").await.error(404);
-    let message = server.post("/v2/cudasharedmemory/region/r/register", "{}").await.error(400);
-    assert!(message.contains("no CUDA shared memory"), "{message}");
+    let path = "/v2/cudasharedmemory/region/r/register";
+    let message = server.post(path, "{}").await.error(400);
+    assert!(message.contains("raw_handle"), "{message}");
+    let wrong = json!({"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 64});
+    let message = server.post(path, wrong.to_string()).await.error(400);
+    assert_eq!(message, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t");
+    let right = json!({"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 64});
+    let message = server.post(path, right.to_string()).await.error(400);
+    assert!(message.starts_with("failed to register CUDA shared memory region: 'r', GPUs not supported"), "{message}");
+    let extensions = server.get("/v2").await.json()["extensions"].clone();
+    assert!(!extensions.as_array().unwrap().contains(&json!("cuda_shared_memory")), "{extensions}");
     assert_eq!(server.post("/v2/cudasharedmemory/unregister", "").await.status, 200);
 }
 

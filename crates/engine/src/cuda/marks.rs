@@ -1,0 +1,240 @@
+//! When launches run: the marks of one in its stream, the times between them, and the wait for the last.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration as StdDuration, Instant};
+
+use downbeat_core::Duration;
+
+use super::{CudaError, Device, Event, Stream};
+
+/// So long before a launch is expected to be over the thread that waits for it is awake again: a sleep ends up to some 60 us late.
+const AWAKE_BEFORE: StdDuration = StdDuration::from_micros(100);
+/// So long after that it sleeps until the device wakes it up: that takes about as long, and so do the shortest launches, of which nothing is expected at first.
+const AWAKE_AFTER: StdDuration = StdDuration::from_micros(50);
+/// Kinds of launches whose times a lane remembers.
+const MOST_EXPECTED: usize = 1024;
+/// Launches of a kind before something is expected of it: the first ones take much longer.
+const FEWEST: u32 = 4;
+
+/// Threads that wait for a launch.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// The begin and the end of a launch in its stream.
+pub(crate) struct Marks {
+    begin: Event,
+    end: Event,
+    /// How long it will take, zero if nobody knows.
+    expected: StdDuration,
+    /// When its begin was enqueued, by the host's clock.
+    enqueued: Instant,
+    /// When it was found to be over.
+    over: Arc<OnceLock<Instant>>,
+    /// The same of the launch before it in its stream, where that was under way.
+    before: Option<Arc<OnceLock<Instant>>>,
+}
+
+impl Marks {
+    /// Those of a launch that is not yet enqueued.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Marks, CudaError> {
+        let (begin, end) = (Event::timed(device)?, Event::timed(device)?);
+        Ok(Marks { begin, end, expected: StdDuration::ZERO, enqueued: now(), over: Arc::default(), before: None })
+    }
+
+    /// A launch begins here, which comes after `before` and is expected to take `expected`.
+    pub(crate) fn begin(
+        &mut self,
+        stream: &Stream,
+        before: Option<&Marks>,
+        expected: StdDuration,
+    ) -> Result<(), CudaError> {
+        (self.enqueued, self.over, self.expected) = (now(), Arc::default(), expected);
+        self.before = before.map(|before| before.over.clone());
+        stream.record(&self.begin)
+    }
+
+    /// It ends with what was enqueued so far.
+    pub(crate) fn end(&self, stream: &Stream) -> Result<(), CudaError> {
+        stream.record(&self.end)
+    }
+
+    /// Whether it is over.
+    pub(crate) fn is_over(&self) -> Result<bool, CudaError> {
+        let is_over = self.over.get().is_some() || self.end.is_over()?;
+        if is_over {
+            self.over.get_or_init(now);
+        }
+        Ok(is_over)
+    }
+
+    /// How long whoever waits for it may sleep and be awake before it is expected to be over. Zero as long as the launch before it is under way.
+    pub(crate) fn spare(&self) -> StdDuration {
+        let end = self.begun().map(|begun| begun + self.expected);
+        end.map_or(StdDuration::ZERO, |end| end.saturating_duration_since(now() + AWAKE_BEFORE))
+    }
+
+    /// When it began, by the host's clock, if that is known: it was enqueued, and the launch before it is over.
+    fn begun(&self) -> Option<Instant> {
+        match &self.before {
+            None => Some(self.enqueued),
+            Some(before) => before.get().map(|over| self.enqueued.max(*over)),
+        }
+    }
+
+    /// Holds up the caller until it is over: asleep for the most of what it is expected to take, awake about its end, as being woken up by the device takes some
+    /// tens of microseconds, and asleep again if it takes longer. Where there is no core to spare, asleep all the time.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        if self.is_over()? {
+            return Ok(());
+        }
+        let waiting = Waiting::begin();
+        if let Some(begun) = self.begun().filter(|_| waiting.may_be_awake()) {
+            sleep(self.spare());
+            let until = begun + self.expected + AWAKE_AFTER;
+            while now() < until {
+                if self.is_over()? {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.end.sleep()?;
+        self.over.get_or_init(now);
+        Ok(())
+    }
+
+    /// What it took on the device. It has to be over.
+    pub(crate) fn took(&self) -> Result<Duration, CudaError> {
+        self.end.since(&self.begin)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "decides only how long to sleep, and no deadline")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "what is waited for says nothing before it is over")]
+fn sleep(time: StdDuration) {
+    if !time.is_zero() {
+        std::thread::sleep(time);
+    }
+}
+
+/// A thread waits for a launch as long as this is there.
+struct Waiting {
+    /// How many do, with this one.
+    all: usize,
+}
+
+impl Waiting {
+    fn begin() -> Waiting {
+        Waiting { all: WAITING.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// Whether it may take a core for the wait: there is one for each thread that waits, and one for the others.
+    fn may_be_awake(&self) -> bool {
+        static CORES: OnceLock<usize> = OnceLock::new();
+        let cores = CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+        self.all < *cores
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// When a launch runs, by the device's own clock, which counts in steps of half a microsecond.
+#[derive(Clone)]
+pub struct Span(Arc<Marks>);
+
+impl Span {
+    /// That of a launch that was enqueued.
+    pub(crate) fn new(marks: Arc<Marks>) -> Span {
+        Span(marks)
+    }
+
+    /// From its begin to its end; `None` if it is not over, or the device is lost.
+    pub fn took(&self) -> Option<Duration> {
+        self.0.took().ok()
+    }
+
+    /// Its begin and its end, nanoseconds from the begin of `other` on any lane of the same device, less than zero if they came before. `None` if one of them is not over, or the device is lost.
+    ///
+    /// The driver gives the time between two events as a float: 60 ns and less are kept if both ran within a second.
+    pub fn from_begin_of(&self, other: &Span) -> Option<(i64, i64)> {
+        let zero = &other.0.begin;
+        Some((self.0.begin.nanos_since(zero).ok()?, self.0.end.nanos_since(zero).ok()?))
+    }
+}
+
+impl std::fmt::Debug for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Span({:?})", self.took())
+    }
+}
+
+/// What a lane's launches have taken.
+#[derive(Default)]
+pub(crate) struct Expected(Mutex<BTreeMap<Kind, Took>>);
+
+struct Took {
+    launches: u32,
+    shortest: StdDuration,
+}
+
+/// What launches that take about the same time have in common: the segments, and the bytes of what they begin with.
+type Kind = (usize, usize, usize);
+
+fn kind(range: &Range<usize>, bytes: usize) -> Kind {
+    (range.start, range.end, bytes)
+}
+
+impl Expected {
+    /// What a launch of these segments on so many bytes will hardly take less than; zero if there were too few to say.
+    pub(crate) fn of(&self, range: &Range<usize>, bytes: usize) -> StdDuration {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        times
+            .get(&kind(range, bytes))
+            .filter(|took| took.launches >= FEWEST)
+            .map_or(StdDuration::ZERO, |took| took.shortest)
+    }
+
+    /// A launch took so long. The shortest counts, as a thread that sleeps too long answers late, and is forgotten by and by: by a 64th for each that takes longer.
+    pub(crate) fn learn(&self, range: &Range<usize>, bytes: usize, took: Duration) {
+        let (kind, took) = (kind(range, bytes), StdDuration::from(took));
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if times.len() >= MOST_EXPECTED && !times.contains_key(&kind) {
+            times.clear();
+        }
+        let Took { launches, shortest } = times.entry(kind).or_insert(Took { launches: 0, shortest: took });
+        *launches = launches.saturating_add(1);
+        *shortest = took.min(*shortest + *shortest / 64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_launch_of_its_kind_is_expected_again_and_is_forgotten_by_and_by() {
+        let expected = Expected::default();
+        let micros = Duration::from_micros;
+        for took in [5_000_000, 900, 640, 800] {
+            assert_eq!(expected.of(&(0..2), 4), StdDuration::ZERO);
+            expected.learn(&(0..2), 4, micros(took));
+        }
+        assert_eq!(expected.of(&(0..2), 4), StdDuration::from_micros(650));
+        assert_eq!((expected.of(&(0..1), 4), expected.of(&(0..2), 3)), (StdDuration::ZERO, StdDuration::ZERO));
+        (0..100).for_each(|_| expected.learn(&(0..2), 4, micros(800)));
+        assert_eq!(expected.of(&(0..2), 4), StdDuration::from_micros(800));
+        (0..2 * MOST_EXPECTED).for_each(|bytes| expected.learn(&(0..1), bytes, micros(1)));
+        assert!(expected.0.into_inner().unwrap().len() <= MOST_EXPECTED);
+    }
+}

@@ -1,0 +1,282 @@
+//! NVML, NVIDIA's library to manage GPUs: what they take and hold, and what the driver reports of them (Xids).
+//!
+//! Loaded at run time: drivers bring it, containers may lack it, and nothing is served by it.
+
+use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use nvml_wrapper_sys::bindings::{self as sys, NvmlLib, nvmlDevice_t, nvmlEventSet_t, nvmlReturn_t};
+
+use super::libcuda::FOLDERS;
+
+/// The library, as all that use it name it.
+const NAME: &str = "libnvidia-ml.so.1";
+/// Room for a UUID as text, with the zero at its end: NVML's own figure.
+const UUID_BYTES: usize = 96;
+/// The version of `nvmlMemory_v2_t`, as NVML composes it. The first version counts what the driver reserves as used.
+const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | (2 << 24);
+
+/// Why NVML does not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NvmlError {
+    /// It is not there.
+    #[error("{NAME} does not load: {0}")]
+    NotLoaded(String),
+    /// It is too old.
+    #[error("{NAME} has no function {0}")]
+    NoFunction(&'static str),
+    /// The GPU is not there any more, or has to be reset.
+    #[error("{what} failed: {words}")]
+    Lost {
+        /// The function.
+        what: &'static str,
+        /// NVML's words.
+        words: String,
+    },
+    /// It refuses.
+    #[error("{what} failed: {words}")]
+    Refused {
+        /// The function.
+        what: &'static str,
+        /// NVML's words.
+        words: String,
+    },
+}
+
+/// The library, loaded and initialised.
+pub struct Nvml {
+    library: NvmlLib,
+}
+
+/// Calls a function of the library, whatever it lacks.
+macro_rules! call {
+    ($nvml:expr, $function:ident($($argument:expr),*)) => {
+        match &$nvml.library.$function {
+            // SAFETY: the library is initialised, and who calls sees to the arguments.
+            Ok(function) => $nvml.answer(stringify!($function), unsafe { function($($argument),*) }),
+            Err(_) => Err(NvmlError::NoFunction(stringify!($function))),
+        }
+    };
+}
+
+impl Nvml {
+    /// Loads and initialises it.
+    ///
+    /// # Errors
+    /// If there is none, or it finds no driver.
+    pub fn start() -> Result<Arc<Nvml>, NvmlError> {
+        let folders = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).filter(|path| path.exists());
+        let mut reason = String::new();
+        for path in std::iter::once(PathBuf::from(NAME)).chain(folders) {
+            // SAFETY: runs the initialisers of a library of the machine's driver; what it has of the functions has the types of the bindings.
+            match unsafe { NvmlLib::new(&path) } {
+                Ok(library) => {
+                    let nvml = Nvml { library };
+                    return match call!(nvml, nvmlInit_v2()) {
+                        Ok(()) => Ok(Arc::new(nvml)),
+                        Err(error) => {
+                            // What is not initialised is not shut down.
+                            std::mem::forget(nvml);
+                            Err(error)
+                        }
+                    };
+                }
+                Err(error) => reason = error.to_string(),
+            }
+        }
+        Err(NvmlError::NotLoaded(reason))
+    }
+
+    fn answer(&self, what: &'static str, code: nvmlReturn_t) -> Result<(), NvmlError> {
+        if code == sys::nvmlReturn_enum_NVML_SUCCESS {
+            return Ok(());
+        }
+        let words = match &self.library.nvmlErrorString {
+            // SAFETY: the function takes any code, and answers with a constant of the library.
+            Ok(text) => match unsafe { text(code) } {
+                text if text.is_null() => format!("error {code}"),
+                // SAFETY: not null, so C text.
+                text => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+            },
+            Err(_) => format!("error {code}"),
+        };
+        Err(match code {
+            sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST | sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => {
+                NvmlError::Lost { what, words }
+            }
+            _ => NvmlError::Refused { what, words },
+        })
+    }
+
+    fn uuid(&self, device: nvmlDevice_t) -> Result<String, NvmlError> {
+        let mut text = [0 as c_char; UUID_BYTES];
+        call!(self, nvmlDeviceGetUUID(device, text.as_mut_ptr(), UUID_BYTES as c_uint - 1))?;
+        // SAFETY: the last byte was not given away and is zero.
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // What fails now harms nobody.
+        let _ = call!(self, nvmlShutdown());
+    }
+}
+
+/// A GPU as NVML sees it.
+pub struct NvmlGpu {
+    nvml: Arc<Nvml>,
+    handle: nvmlDevice_t,
+    uuid: String,
+}
+
+// SAFETY: a handle is a name for the library, which may be called from any thread.
+unsafe impl Send for NvmlGpu {}
+
+/// What is measured of a GPU; `None`: it cannot say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct NvmlSample {
+    /// Share of the last moments in which something ran, from 0 to 1.
+    pub utilization: Option<f64>,
+    /// What it draws, watts.
+    pub power: Option<f64>,
+    /// The most that it may draw, watts.
+    pub power_limit: Option<f64>,
+    /// What it has taken since the driver was loaded, joules.
+    pub energy: Option<f64>,
+    /// Its memory, bytes.
+    pub memory: Option<u64>,
+    /// Its memory that processes have taken, bytes.
+    pub memory_used: Option<u64>,
+}
+
+impl NvmlGpu {
+    /// The GPU with this number, as [`super::GpuInfo::uuid`] has it: a whole one, or an instance of one (MIG).
+    ///
+    /// # Errors
+    /// If NVML knows none.
+    pub fn find(nvml: &Arc<Nvml>, uuid: &str) -> Result<NvmlGpu, NvmlError> {
+        let mut handle = std::ptr::null_mut();
+        let mut find = |kind: &str| {
+            let text = CString::new(format!("{kind}-{uuid}")).unwrap_or_default();
+            call!(nvml, nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut handle))
+        };
+        find("GPU").or_else(|error| find("MIG").map_err(|_| error))?;
+        Ok(NvmlGpu { uuid: nvml.uuid(handle)?, nvml: nvml.clone(), handle })
+    }
+
+    /// Its number as `nvidia-smi` writes it.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Measures it. Takes some milliseconds, and may take longer where a GPU is not well.
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    pub fn sample(&self) -> Result<NvmlSample, NvmlError> {
+        let Self { nvml, handle, .. } = self;
+        let mut busy = sys::nvmlUtilization_t { gpu: 0, memory: 0 };
+        let (mut power, mut limit, mut energy): (c_uint, c_uint, c_ulonglong) = (0, 0, 0);
+        let mut memory = sys::nvmlMemory_v2_t { version: MEMORY_V2, total: 0, reserved: 0, free: 0, used: 0 };
+        let busy_known = known(call!(nvml, nvmlDeviceGetUtilizationRates(*handle, &raw mut busy)))?;
+        let power_known = known(call!(nvml, nvmlDeviceGetPowerUsage(*handle, &raw mut power)))?;
+        let limit_known = known(call!(nvml, nvmlDeviceGetPowerManagementLimit(*handle, &raw mut limit)))?;
+        let energy_known = known(call!(nvml, nvmlDeviceGetTotalEnergyConsumption(*handle, &raw mut energy)))?;
+        let memory_known = known(call!(nvml, nvmlDeviceGetMemoryInfo_v2(*handle, &raw mut memory)))?;
+        Ok(NvmlSample {
+            utilization: busy_known.then_some(f64::from(busy.gpu) / 100.0),
+            power: power_known.then_some(f64::from(power) / 1e3),
+            power_limit: limit_known.then_some(f64::from(limit) / 1e3),
+            energy: energy_known.then_some(energy as f64 / 1e3),
+            memory: memory_known.then_some(memory.total),
+            memory_used: memory_known.then_some(memory.used),
+        })
+    }
+}
+
+/// Whether something could be told; an error only if the GPU is lost.
+fn known(answer: Result<(), NvmlError>) -> Result<bool, NvmlError> {
+    match answer {
+        Err(lost @ NvmlError::Lost { .. }) => Err(lost),
+        answer => Ok(answer.is_ok()),
+    }
+}
+
+/// What the driver reports of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NvmlEvent {
+    /// An error with this number of NVIDIA's catalogue.
+    Xid(u64),
+    /// Memory that could not be corrected. An Xid says so too.
+    DoubleBitError,
+}
+
+/// What is reported of some GPUs from now on.
+pub struct NvmlEvents {
+    nvml: Arc<Nvml>,
+    set: nvmlEventSet_t,
+}
+
+// SAFETY: as of `NvmlGpu`.
+unsafe impl Send for NvmlEvents {}
+
+impl NvmlEvents {
+    /// Of no GPU yet.
+    ///
+    /// # Errors
+    /// If NVML cannot.
+    pub fn new(nvml: &Arc<Nvml>) -> Result<NvmlEvents, NvmlError> {
+        let mut set = std::ptr::null_mut();
+        call!(nvml, nvmlEventSetCreate(&raw mut set))?;
+        Ok(NvmlEvents { nvml: nvml.clone(), set })
+    }
+
+    /// Also of this one.
+    ///
+    /// # Errors
+    /// If the driver reports nothing of it, as of an instance of a GPU.
+    pub fn add(&self, gpu: &NvmlGpu) -> Result<(), NvmlError> {
+        let mut supported: c_ulonglong = 0;
+        call!(self.nvml, nvmlDeviceGetSupportedEventTypes(gpu.handle, &raw mut supported))?;
+        let wanted = c_ulonglong::from(sys::nvmlEventTypeXidCriticalError | sys::nvmlEventTypeDoubleBitEccError);
+        call!(self.nvml, nvmlDeviceRegisterEvents(gpu.handle, wanted & supported, self.set))
+    }
+
+    /// Waits for the next report, `limit` at most, to the millisecond; with the number of its GPU as [`NvmlGpu::uuid`] has it.
+    ///
+    /// # Errors
+    /// If NVML cannot wait, as where a GPU is lost.
+    pub fn wait(&self, limit: Duration) -> Result<Option<(String, NvmlEvent)>, NvmlError> {
+        let millis = c_uint::try_from(limit.as_nanos() / 1_000_000).unwrap_or(c_uint::MAX);
+        let mut data = sys::nvmlEventData_t {
+            device: std::ptr::null_mut(),
+            eventType: 0,
+            eventData: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        };
+        let wait = self.nvml.library.nvmlEventSetWait_v2.as_ref();
+        let wait = wait.map_err(|_| NvmlError::NoFunction("nvmlEventSetWait_v2"))?;
+        // SAFETY: the set is alive, and there is room for the report.
+        match unsafe { wait(self.set, &raw mut data, millis) } {
+            sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => return Ok(None),
+            code => self.nvml.answer("nvmlEventSetWait_v2", code)?,
+        }
+        let event = match u32::try_from(data.eventType) {
+            Ok(sys::nvmlEventTypeXidCriticalError) => NvmlEvent::Xid(data.eventData),
+            Ok(sys::nvmlEventTypeDoubleBitEccError) => NvmlEvent::DoubleBitError,
+            // Not asked for.
+            _ => return Ok(None),
+        };
+        Ok(Some((self.nvml.uuid(data.device)?, event)))
+    }
+}
+
+impl Drop for NvmlEvents {
+    fn drop(&mut self) {
+        let _ = call!(self.nvml, nvmlEventSetFree(self.set));
+    }
+}

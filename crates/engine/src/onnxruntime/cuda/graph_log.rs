@@ -1,0 +1,100 @@
+//! What became of the segments of a lane, for whoever asks from another thread.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use super::graph_table::Shapes;
+use crate::graph_report::{GraphOutcome, GraphReport};
+use crate::tensor::Tensor;
+
+/// What is remembered of a lane, at most.
+const MOST_REPORTS: usize = 4096;
+
+/// What became of the segments of a lane.
+pub(super) struct GraphLog {
+    device: usize,
+    lane: usize,
+    outcomes: Mutex<BTreeMap<(usize, Vec<usize>), GraphOutcome>>,
+}
+
+/// The shapes of tensors, as tables and logs of graphs have them.
+pub(super) fn shapes(tensors: &[Tensor]) -> Vec<usize> {
+    let mut shapes = Vec::with_capacity(tensors.iter().map(|tensor| tensor.shape.len() + 1).sum());
+    for tensor in tensors {
+        shapes.push(tensor.shape.len());
+        shapes.extend_from_slice(&tensor.shape);
+    }
+    shapes
+}
+
+impl GraphLog {
+    /// Of the lane that was made as number `lane` of its model, on a device.
+    pub(super) fn new(device: usize, lane: usize) -> Self {
+        GraphLog { device, lane, outcomes: Mutex::default() }
+    }
+
+    /// Something became of a segment for inputs of these shapes; of none: of any.
+    pub(super) fn note(&self, segment: usize, shapes: &Shapes, outcome: GraphOutcome) {
+        tracing::debug!(device = self.device, lane = self.lane, segment, ?shapes, ?outcome, "a segment and its graph");
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        outcomes.insert((segment, shapes.to_vec()), outcome);
+        while outcomes.len() > MOST_REPORTS {
+            outcomes.pop_first();
+        }
+    }
+
+    /// That is so no more.
+    pub(super) fn forget(&self, segment: usize, shapes: &Shapes) {
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).remove(&(segment, shapes.to_vec()));
+    }
+
+    /// All that is known.
+    pub(super) fn reports(&self) -> Vec<GraphReport> {
+        let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = |((segment, shapes), outcome): (&(usize, Vec<usize>), &GraphOutcome)| {
+            let mut apart = Vec::new();
+            let mut rest = shapes.as_slice();
+            while let Some((axes, after)) = rest.split_first() {
+                let (shape, after) = after.split_at(*axes.min(&after.len()));
+                apart.push(shape.to_vec());
+                rest = after;
+            }
+            GraphReport {
+                device: self.device,
+                lane: self.lane,
+                segment: *segment,
+                shapes: apart,
+                outcome: outcome.clone(),
+            }
+        };
+        outcomes.iter().map(report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_core::tensor::DataType;
+
+    use super::*;
+
+    #[test]
+    fn shapes_come_back_as_they_were() {
+        let tensor =
+            |shape: &[usize]| Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Default::default() };
+        let of = [vec![2, 3], vec![], vec![7]];
+        let flat = shapes(&[tensor(&of[0]), tensor(&of[1]), tensor(&of[2])]);
+        let log = GraphLog::new(1, 2);
+        let refused = GraphOutcome::Refused { reason: "a test".into() };
+        log.note(3, &flat, refused.clone());
+        log.note(4, &[], refused.clone());
+        let reports = log.reports();
+        let first = GraphReport { device: 1, lane: 2, segment: 3, shapes: of.to_vec(), outcome: refused };
+        assert_eq!((reports.len(), &reports[0], &reports[1].shapes), (2, &first, &Vec::new()));
+        log.forget(3, &flat);
+        assert_eq!(log.reports().len(), 1);
+        for segment in 0..2 * MOST_REPORTS {
+            log.note(segment, &[], first.outcome.clone());
+        }
+        assert_eq!(log.reports().len(), MOST_REPORTS);
+    }
+}

@@ -1,0 +1,254 @@
+//! Which runs of a session become graphs: by the shapes of their inputs, once they have come often enough, and not too many.
+//!
+//! To try a graph costs about a dozen runs, during which the lane does nothing else, and each graph takes memory of the device. So a shape is tried when it comes again,
+//! what came of it is remembered, and graphs that were not launched for longest make room. Where more shapes come in turn than there is room for, that would go on for ever:
+//! whenever what a trial has found is forgotten before it was of use, shapes have to come twice as often before they are tried.
+
+use std::collections::BTreeMap;
+
+/// Graphs of a session, at most.
+const MOST_GRAPHS: usize = 64;
+/// Nodes of all graphs of a session, at most. The driver takes memory for each, some KiB to some tens of KiB (not measured here): BERT-base has about 300.
+const MOST_NODES: usize = 1 << 14;
+/// Shapes of which anything is known, at most.
+const MOST_SHAPES: usize = 256;
+/// How often a shape comes before it is tried, at first. The run before has taken what memory it needs.
+const FIRST_NEEDED: u64 = 2;
+/// And at the most.
+const MOST_NEEDED: u64 = 1 << 20;
+/// Runs in which what a trial has found pays for it.
+const WORTH_TRIAL: u64 = 100;
+
+/// The sizes of some tensors, one after another, each behind the number of its axes.
+pub(super) type Shapes = [usize];
+
+/// What is known of the runs of a session, by the shapes of their inputs. `G`: a graph.
+pub(super) struct GraphTable<G> {
+    most_graphs: usize,
+    entries: BTreeMap<Vec<usize>, Entry<G>>,
+    /// Runs so far.
+    runs: u64,
+    /// How often a shape has to come before it is tried.
+    needed: u64,
+}
+
+struct Entry<G> {
+    /// How often it came since it was first seen or, where it was tried, since then.
+    count: u64,
+    /// The last run of it.
+    last: u64,
+    standing: Standing<G>,
+}
+
+enum Standing<G> {
+    /// Not tried.
+    New,
+    Graph {
+        graph: G,
+        nodes: usize,
+    },
+    /// Tried: it is to run without a graph.
+    Plain,
+}
+
+/// How a run is to be made.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum How<'a, G> {
+    Graph(&'a mut G),
+    /// Without one; and one is to be tried.
+    Try,
+    Plain,
+}
+
+impl<G> GraphTable<G> {
+    /// An empty one with room for so many graphs, or as many as there may be.
+    pub(super) fn new(most_graphs: usize) -> Self {
+        let most_graphs = most_graphs.min(MOST_GRAPHS);
+        GraphTable { most_graphs, entries: BTreeMap::new(), runs: 0, needed: FIRST_NEEDED }
+    }
+
+    /// Whether there is a graph.
+    pub(super) fn has_graphs(&self) -> bool {
+        self.graphs().next().is_some()
+    }
+
+    fn graphs(&self) -> impl Iterator<Item = (&Vec<usize>, &Entry<G>, usize)> {
+        self.entries.iter().filter_map(|(shapes, entry)| match entry.standing {
+            Standing::Graph { nodes, .. } => Some((shapes, entry, nodes)),
+            Standing::New | Standing::Plain => None,
+        })
+    }
+
+    /// How a run of these shapes is to be made, which comes now; and of what other shapes nothing is known any more.
+    pub(super) fn next(&mut self, shapes: &Shapes) -> (How<'_, G>, Option<Vec<usize>>) {
+        self.runs += 1;
+        let forgotten = if self.entries.contains_key(shapes) { None } else { self.enter(shapes) };
+        let needed = self.needed;
+        let Some(entry) = self.entries.get_mut(shapes) else { return (How::Plain, forgotten) };
+        (entry.count, entry.last) = (entry.count + 1, self.runs);
+        let how = match &mut entry.standing {
+            Standing::New if entry.count >= needed => How::Try,
+            Standing::New | Standing::Plain => How::Plain,
+            Standing::Graph { graph, .. } => How::Graph(graph),
+        };
+        (how, forgotten)
+    }
+
+    /// Makes an entry for shapes that are new, where need be in place of those without a graph that have not come for longest: gives those.
+    fn enter(&mut self, shapes: &Shapes) -> Option<Vec<usize>> {
+        let mut forgotten = None;
+        if self.entries.len() >= MOST_SHAPES {
+            let others = self.entries.iter().filter(|(_, entry)| !matches!(entry.standing, Standing::Graph { .. }));
+            forgotten = others.min_by_key(|(_, entry)| entry.last).map(|(shapes, _)| shapes.clone());
+            let entry = forgotten.as_ref().and_then(|shapes| self.entries.remove(shapes));
+            if let Some(Entry { count, standing: Standing::Plain, .. }) = entry {
+                self.forget_trial(count);
+            }
+        }
+        self.entries.insert(shapes.to_vec(), Entry { count: 0, last: self.runs, standing: Standing::New });
+        forgotten
+    }
+
+    /// What a trial has found is forgotten, after so many runs.
+    fn forget_trial(&mut self, runs: u64) {
+        if runs < WORTH_TRIAL {
+            self.needed = (self.needed * 2).min(MOST_NEEDED);
+        }
+    }
+
+    /// A trial has given a graph: which is kept, and others that have to go for it, with their shapes. To be dropped when none of them is under way.
+    pub(super) fn keep(&mut self, shapes: &Shapes, graph: G, nodes: usize) -> Vec<(Vec<usize>, G)> {
+        let mut gone = Vec::new();
+        while self.graphs().count() >= self.most_graphs.max(1)
+            || self.graphs().map(|(_, _, nodes)| nodes).sum::<usize>() + nodes > MOST_NODES
+        {
+            let oldest = self.graphs().min_by_key(|(_, entry, _)| entry.last).map(|(shapes, ..)| shapes.clone());
+            let Some(oldest) = oldest else { break };
+            gone.extend(self.take(&oldest).map(|graph| (oldest, graph)));
+        }
+        self.settle(shapes, Standing::Graph { graph, nodes });
+        gone
+    }
+
+    /// A trial has given none.
+    pub(super) fn give_up(&mut self, shapes: &Shapes) {
+        self.settle(shapes, Standing::Plain);
+    }
+
+    fn settle(&mut self, shapes: &Shapes, standing: Standing<G>) {
+        let entry = Entry { count: 0, last: self.runs, standing };
+        self.entries.insert(shapes.to_vec(), entry);
+    }
+
+    /// Takes a graph away; its shapes are as new.
+    fn take(&mut self, shapes: &Shapes) -> Option<G> {
+        let Entry { count, last, standing } = self.entries.remove(shapes)?;
+        self.entries.insert(shapes.to_vec(), Entry { count: 0, last, standing: Standing::New });
+        match standing {
+            Standing::Graph { graph, .. } => {
+                self.forget_trial(count);
+                Some(graph)
+            }
+            Standing::New | Standing::Plain => None,
+        }
+    }
+
+    /// Takes away the graphs of all other shapes.
+    pub(super) fn take_others(&mut self, shapes: &Shapes) -> Vec<(Vec<usize>, G)> {
+        let others: Vec<_> =
+            self.graphs().map(|(other, ..)| other).filter(|other| **other != shapes).cloned().collect();
+        others.into_iter().filter_map(|other| self.take(&other).map(|graph| (other, graph))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Table = GraphTable<usize>;
+
+    /// Runs of these shapes, of which each trial gives a graph of so many nodes, or none: how often it was tried.
+    fn run(table: &mut Table, shapes: impl IntoIterator<Item = usize>, nodes: Option<usize>) -> usize {
+        let mut tried = 0;
+        for shape in shapes {
+            if let (How::Try, _) = table.next(&[shape]) {
+                tried += 1;
+                match nodes {
+                    Some(nodes) => drop(table.keep(&[shape], shape, nodes)),
+                    None => table.give_up(&[shape]),
+                }
+            }
+        }
+        tried
+    }
+
+    fn graphs(table: &Table) -> Vec<usize> {
+        table.graphs().map(|(shapes, ..)| shapes[0]).collect()
+    }
+
+    #[test]
+    fn a_shape_is_tried_when_it_comes_again_and_once() {
+        let mut table = Table::new(usize::MAX);
+        assert_eq!(run(&mut table, [1, 2, 3], Some(1)), 0);
+        assert!(!table.has_graphs());
+        assert_eq!(run(&mut table, [2, 3], Some(1)), 2);
+        assert_eq!(table.next(&[2]).0, How::Graph(&mut 2));
+        assert_eq!(run(&mut table, [1], None), 1);
+        assert_eq!(run(&mut table, [1; 300], None), 0, "what came of it is remembered");
+        assert_eq!(graphs(&table), [2, 3]);
+    }
+
+    #[test]
+    fn the_graph_that_was_not_launched_for_longest_makes_room() {
+        let mut table = Table::new(2);
+        run(&mut table, [1, 1, 2, 2, 1], Some(1));
+        // Each was worth its trial.
+        run(&mut table, [2; 100], Some(1));
+        run(&mut table, [1; 100], Some(1));
+        table.next(&[3]);
+        assert_eq!(table.next(&[3]).0, How::Try);
+        assert_eq!(table.keep(&[3], 3, 1), [(vec![2], 2)]);
+        assert_eq!(graphs(&table), [1, 3]);
+        // It may come back.
+        assert_eq!(run(&mut table, [2, 2], Some(1)), 1);
+    }
+
+    #[test]
+    fn nodes_are_bounded_too() {
+        let mut table = Table::new(usize::MAX);
+        run(&mut table, (0..8).flat_map(|shape| [shape; 200]), Some(MOST_NODES / 4));
+        assert_eq!(graphs(&table), [4, 5, 6, 7]);
+        let mut table = Table::new(usize::MAX);
+        run(&mut table, (0..100).flat_map(|shape| [shape; 200]), Some(1));
+        assert_eq!(graphs(&table).len(), MOST_GRAPHS);
+        run(&mut table, [200; 2], Some(MOST_NODES * 2));
+        assert_eq!(graphs(&table), [200], "one may be as large as it is");
+    }
+
+    /// Shapes that come in turn, more of them than there is room for: trials become rare, not one in so many runs.
+    #[test]
+    fn trials_end_where_shapes_come_and_go() {
+        for (shapes, nodes) in [(MOST_GRAPHS + 1, Some(1)), (MOST_SHAPES * 4, Some(1)), (MOST_SHAPES * 4, None)] {
+            let mut table = Table::new(usize::MAX);
+            const RUNS: usize = 1 << 14;
+            let rounds = RUNS / shapes;
+            let early = run(&mut table, (0..rounds).flat_map(|_| 0..shapes), nodes);
+            let late = run(&mut table, (0..rounds).flat_map(|_| 0..shapes), nodes);
+            assert!(early < 200 && late <= RUNS / 200, "{shapes} shapes: {early}, then {late} trials");
+        }
+        // With repeats, so that each is tried before it is forgotten.
+        let mut table = Table::new(usize::MAX);
+        let tried = run(&mut table, (0..5_000).flat_map(|at| [at % (4 * MOST_SHAPES); 3]), None);
+        assert!(tried < 500, "{tried} trials");
+    }
+
+    #[test]
+    fn graphs_of_other_shapes_can_be_taken_away() {
+        let mut table = Table::new(1);
+        run(&mut table, [1, 1], Some(1));
+        assert_eq!(table.take_others(&[1]), []);
+        assert_eq!(table.take_others(&[2]), [(vec![1], 1)]);
+        assert!(!table.has_graphs());
+        assert_eq!(table.next(&[1]).0, How::Plain, "it is as new");
+    }
+}

@@ -1,0 +1,80 @@
+//! A launch that was enqueued, and what it needs until it is over.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_core::tensor::DataType;
+
+use super::gpu::Gpu;
+use super::host_kernels::Call;
+use crate::cuda::{DeviceSlice, Expected, Marks, Pinned};
+use crate::state::State;
+use crate::tensor::{Buffer, Tensor};
+use crate::traits::{Pending, RunError};
+
+/// Only kept.
+pub(super) enum Held {
+    Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
+    Host(#[expect(dead_code, reason = "only kept")] Buffer),
+    Call(#[expect(dead_code, reason = "only kept")] Arc<Call>),
+}
+
+/// A tensor that a launch leaves.
+pub(super) enum Left {
+    /// It is being copied to the host.
+    Copied { datatype: DataType, shape: Vec<usize>, data: Pinned },
+    /// It is where it stays.
+    Here(Tensor),
+}
+
+/// A launch that was enqueued, and what it needs until it is over.
+pub(super) struct Enqueued {
+    pub engine: &'static str,
+    pub gpu: Arc<Gpu>,
+    pub marks: Arc<Marks>,
+    /// What it reads and writes, and what was joined for it.
+    #[expect(dead_code, reason = "only kept")]
+    pub held: Vec<Held>,
+    pub left: Vec<Left>,
+    /// What it is, for those like it.
+    pub range: Range<usize>,
+    pub bytes: usize,
+    /// Where what it took is kept.
+    pub expected: Arc<Expected>,
+}
+
+impl Pending for Enqueued {
+    fn is_over(&self) -> bool {
+        // Whoever waits for it is told the error.
+        self.marks.is_over().unwrap_or(true)
+    }
+
+    fn spare(&self) -> Duration {
+        self.marks.spare().into()
+    }
+
+    fn wait(mut self: Box<Self>) -> Result<State, RunError> {
+        if let Err(error) = self.marks.wait() {
+            let (reason, of_device) = self.gpu.explain(error.to_string());
+            return Err(RunError { engine: self.engine, reason, of_device });
+        }
+        if let Ok(took) = self.marks.took() {
+            self.expected.learn(&self.range, self.bytes, took);
+        }
+        let tensor = |left| match left {
+            Left::Here(tensor) => tensor,
+            Left::Copied { datatype, shape, data } => {
+                Tensor { datatype, shape, data: Buffer::from_lent(Box::new(data)) }
+            }
+        };
+        Ok(State { tensors: self.left.drain(..).map(tensor).collect() })
+    }
+}
+
+impl Drop for Enqueued {
+    fn drop(&mut self) {
+        // What it uses goes next. Nothing runs any more on a device that fails here.
+        let _ = self.marks.wait();
+    }
+}

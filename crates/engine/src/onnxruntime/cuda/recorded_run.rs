@@ -1,0 +1,147 @@
+//! A run of a segment that was recorded as a graph, and what it is judged by before it is used.
+
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_core::tensor::DataType;
+
+use super::agreement::{agree, noise};
+use super::host_kernels::Call;
+use super::segment_session::{Ground, Made, SegmentSession};
+use crate::buffer::Lent;
+use crate::cuda::{DeviceMemory, Graph, Pinned};
+use crate::graph_report::{GraphNodes, GraphOutcome};
+use crate::tensor::{Buffer, Tensor};
+
+/// How many times as long as without it a graph may take to be kept: what they differ by beyond this is more than chance. Where both take as long it leaves the host more time.
+const NOT_SLOWER: f64 = 1.03;
+
+/// Runs with and without the graph, in turn, that are timed.
+const TIMED: usize = 5;
+
+/// A run that was recorded: its inputs and outputs are where they were then.
+pub(super) struct RecordedRun {
+    graph: Graph,
+    /// Where it finds its inputs: memory that it shares with other graphs of the session, and that may be larger.
+    inputs: Vec<Arc<DeviceMemory>>,
+    /// Written with each launch, and by other runs of the session.
+    outputs: Vec<Tensor>,
+    /// What the record calls, of the library's kernels for the host.
+    call: Option<Arc<Call>>,
+}
+
+impl RecordedRun {
+    pub(super) fn new(
+        graph: Graph,
+        inputs: Vec<Arc<DeviceMemory>>,
+        outputs: Vec<Tensor>,
+        call: Option<Arc<Call>>,
+    ) -> Self {
+        RecordedRun { graph, inputs, outputs, call }
+    }
+
+    /// What the graph is made of.
+    pub(super) fn nodes(&self) -> &GraphNodes {
+        self.graph.nodes()
+    }
+
+    /// Enqueues a launch on inputs of the shapes that it was recorded with, which stay until it is over.
+    pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Made, String> {
+        for (memory, tensor) in self.inputs.iter().zip(inputs) {
+            let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
+            // SAFETY: the input stays until the launch is over, as the caller says.
+            unsafe { memory.copy(&ground.stream, 0, slice) }.map_err(|error| error.to_string())?;
+        }
+        self.graph.launch(&ground.stream).map_err(|error| error.to_string())?;
+        let outputs = self.outputs.iter().filter_map(share).collect();
+        Ok(Made { outputs, lasts: false, held: self.call.clone() })
+    }
+}
+
+impl SegmentSession {
+    /// Records a run like the one before, which took what memory it needs with as many outputs in use, and compares the two. Gives the graph if it is worth it. Waits for each run.
+    ///
+    /// # Errors
+    /// In words: why there can be none, such as what it does that a graph cannot repeat, or that it gives other answers.
+    pub(super) fn trial(
+        &mut self,
+        ground: &Ground,
+        inputs: &[Tensor],
+    ) -> Result<(Option<RecordedRun>, GraphOutcome), String> {
+        let mut inputs = ground.telling(inputs)?;
+        let expected = {
+            let (_, made) = ground.time(|| self.run(ground, &mut inputs))?;
+            made.outputs.iter().map(|output| Answer::of(ground, output)).collect::<Result<Vec<_>, _>>()?
+        };
+        let mut recorded = self.record(ground, &inputs)?;
+        let (_, made) = ground.time(|| recorded.enqueue(ground, &inputs))?;
+        let got = made.outputs.iter().map(|output| Answer::of(ground, output)).collect::<Result<Vec<_>, _>>()?;
+        if got.len() != expected.len() || !expected.iter().zip(&got).all(|(expected, got)| expected.agrees(got)) {
+            return Err("it gives other answers as a graph".into());
+        }
+        let (mut plain, mut graph) = ([Duration::ZERO; TIMED], [Duration::ZERO; TIMED]);
+        for (plain, graph) in plain.iter_mut().zip(&mut graph) {
+            (*plain, _) = ground.time(|| self.run(ground, &mut inputs))?;
+            (*graph, _) = ground.time(|| recorded.enqueue(ground, &inputs))?;
+        }
+        let (nodes, plain, graph) = (recorded.nodes().clone(), median(plain), median(graph));
+        if graph.as_secs_f64() > NOT_SLOWER * plain.as_secs_f64() {
+            return Ok((None, GraphOutcome::Slower { nodes, plain, graph }));
+        }
+        Ok((Some(recorded), GraphOutcome::Recorded { nodes, plain, graph }))
+    }
+}
+
+fn median(mut times: [Duration; TIMED]) -> Duration {
+    times.sort_unstable();
+    times[TIMED / 2]
+}
+
+/// What a run gave.
+struct Answer {
+    datatype: DataType,
+    shape: Vec<usize>,
+    bytes: Pinned,
+}
+
+impl Answer {
+    /// Copies an output of a run that is over.
+    fn of(ground: &Ground, output: &Tensor) -> Result<Answer, String> {
+        Ok(Answer { datatype: output.datatype, shape: output.shape.clone(), bytes: ground.bytes(output)? })
+    }
+
+    fn agrees(&self, got: &Answer) -> bool {
+        self.datatype == got.datatype
+            && self.shape == got.shape
+            && agree(self.datatype, self.bytes.bytes(), got.bytes.bytes())
+    }
+}
+
+impl Ground {
+    /// The same inputs, with noise in place of those that are nothing but zeros, as a warm-up may send them: they would tell little.
+    fn telling(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let telling = |tensor: &Tensor| {
+            let same = share(tensor).ok_or("strings have no place in a graph")?;
+            if self.bytes(tensor)?.bytes().iter().any(|byte| *byte != 0) {
+                return Ok(same);
+            }
+            let len = tensor.data.len();
+            let Some(noise) = noise(tensor.datatype, len).filter(|noise| !noise.is_empty()) else { return Ok(same) };
+            let words = |error: crate::cuda::CudaError| error.to_string();
+            let memory = DeviceMemory::in_stream(&self.stream, len, "an input to try a graph with").map_err(words)?;
+            let mut pinned = self.gpu.pinned.take(len).map_err(words)?;
+            pinned.bytes_mut().copy_from_slice(&noise);
+            // SAFETY: both are there until the copy is over, or has failed.
+            let copied = unsafe { memory.upload(&self.stream, 0, pinned.bytes()) };
+            copied.and(self.stream.finish()).map_err(words)?;
+            Ok(Tensor { data: Buffer::from_device(memory.into_slice()), ..same })
+        };
+        inputs.iter().map(telling).collect()
+    }
+}
+
+/// The same tensor, on the same memory of the device.
+fn share(tensor: &Tensor) -> Option<Tensor> {
+    let slice = tensor.data.device()?.clone();
+    Some(Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data: Buffer::from_device(slice) })
+}

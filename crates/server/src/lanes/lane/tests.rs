@@ -1,0 +1,341 @@
+//! A lane that is given its next launch while one is under way, as no policy does yet: on an engine whose launches are over when the test says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration as StdDuration;
+
+use downbeat_core::device::{
+    DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, DeviceTimeout, InputSource, LaneId, LaneSpec, LaunchId,
+    PoolStats, SegmentRange,
+};
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::{BatchId, LatencyProfile};
+use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
+use downbeat_repository::TensorBinding;
+use parking_lot::Condvar;
+use tokio::sync::oneshot;
+
+use super::super::runtime::Setup;
+use super::super::tensors::BatchTensors;
+use super::super::{Occupancy, PastLaunch};
+use super::*;
+use crate::call::Call;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::executable::{Executable, LanesWanted};
+use crate::metrics::Metrics;
+use crate::model_health::ModelHealth;
+use crate::options::RunLimits;
+use crate::plan::BatchPlan;
+use crate::watchdog::Watchdog;
+
+/// For what comes sooner or later.
+const LONG: StdDuration = StdDuration::from_secs(60);
+
+/// Launches a request by itself as it comes, though the lane may be busy; at most two.
+struct AtOnce {
+    lanes: [LaneSpec; 1],
+    outputs: VecDeque<DeviceOutput>,
+    under_way: BTreeMap<LaunchId, RequestId>,
+}
+
+impl DevicePolicy for AtOnce {
+    fn lanes(&self) -> &[LaneSpec] {
+        &self.lanes
+    }
+
+    fn handle_request(&mut self, _now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let id = LaunchId(request.id.0);
+        self.under_way.insert(id, request.id);
+        assert!(self.under_way.len() <= 2, "there is one place behind the launch under way");
+        self.outputs.push_back(DeviceOutput::Launch(Launch {
+            id,
+            batch: BatchId(request.id.0),
+            model: request.model,
+            lane: LaneId(0),
+            segments: SegmentRange::new(0, 1),
+            members: vec![request.id],
+            rows: request.size,
+            computed_rows: request.size,
+            length: 0,
+            inputs: InputSource::Host,
+        }));
+        Ok(())
+    }
+
+    fn handle_input(&mut self, _now: Time, _request: RequestId) {}
+
+    fn handle_completion(&mut self, _now: Time, launch: LaunchId, _exits: &[RequestId]) {
+        let request = self.under_way.remove(&launch);
+        self.outputs.extend(request.map(|request| DeviceOutput::Reply { request, launch }));
+    }
+
+    fn handle_cancel(&mut self, _now: Time, request: RequestId) -> bool {
+        self.under_way.remove(&LaunchId(request.0)).is_some()
+    }
+
+    fn handle_timeout(&mut self, _now: Time) {}
+
+    fn poll_output(&mut self) -> Option<DeviceOutput> {
+        self.outputs.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
+        None
+    }
+
+    fn stats(&self) -> PoolStats {
+        PoolStats::default()
+    }
+}
+
+/// What the engine was given, and what it may end.
+#[derive(Default)]
+struct Device {
+    state: Mutex<DeviceState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct DeviceState {
+    enqueued: u32,
+    /// How many launches are over, of those that were enqueued first.
+    over: u32,
+    /// Launches that fail, when they are enqueued or in the end.
+    refused: Vec<u32>,
+    failing: Vec<u32>,
+}
+
+impl Device {
+    fn wait_until(&self, what: &str, reached: impl Fn(&DeviceState) -> bool) {
+        let mut state = self.state.lock();
+        while !reached(&state) {
+            assert!(!self.changed.wait_for(&mut state, LONG).timed_out(), "{what}");
+        }
+    }
+
+    fn end(&self, launches: u32) {
+        self.state.lock().over += launches;
+        self.changed.notify_all();
+    }
+}
+
+/// Gives back what it is given.
+struct Echo(Arc<Device>);
+
+struct EchoPending {
+    device: Arc<Device>,
+    number: u32,
+    state: State,
+}
+
+impl Lane for Echo {
+    fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError> {
+        *state = self.enqueue(range, std::mem::take(state))?.wait()?;
+        Ok(())
+    }
+
+    fn enqueue(&mut self, _range: Range<usize>, state: State) -> Result<Box<dyn Pending>, RunError> {
+        let mut its = self.0.state.lock();
+        its.enqueued += 1;
+        self.0.changed.notify_all();
+        let number = its.enqueued;
+        if its.refused.contains(&number) {
+            return Err(RunError::new("echo", "refused"));
+        }
+        Ok(Box::new(EchoPending { device: self.0.clone(), number, state }))
+    }
+}
+
+impl Pending for EchoPending {
+    fn is_over(&self) -> bool {
+        self.device.state.lock().over >= self.number
+    }
+
+    /// As if the first of two would be long before it is over: the next launch comes first. Behind the second none comes.
+    fn spare(&self) -> Duration {
+        if self.number % 2 == 1 { LONG.into() } else { Duration::ZERO }
+    }
+
+    fn wait(self: Box<Self>) -> Result<State, RunError> {
+        self.device.wait_until("a launch is not ended", |state| state.over >= self.number);
+        if self.device.state.lock().failing.contains(&self.number) {
+            return Err(RunError::new("echo", "failed"));
+        }
+        Ok(self.state)
+    }
+}
+
+struct EchoModel(Signature, Arc<Device>);
+
+impl Model for EchoModel {
+    fn signature(&self) -> &Signature {
+        &self.0
+    }
+
+    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
+        Ok(Box::new(Echo(self.1.clone())))
+    }
+}
+
+type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
+
+/// A model on one lane.
+struct Served {
+    runtime: Arc<Runtime>,
+    executable: Arc<Executable>,
+    device: Arc<Device>,
+}
+
+impl Served {
+    fn new(limits: RunLimits) -> Served {
+        let (clock, metrics, device) = (Clock::start(), Metrics::new().unwrap(), Arc::new(Device::default()));
+        let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, dims: vec![-1, 1] };
+        let signature = Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] };
+        let binding = |spec: &TensorSpec| TensorBinding {
+            client: spec.clone(),
+            model_index: 0,
+            model_dims: spec.dims.clone(),
+            labels: [].into(),
+            batched: true,
+            optional: false,
+        };
+        let plan = BatchPlan::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
+        let model: Arc<dyn Model> = Arc::new(EchoModel(signature, device.clone()));
+        let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
+        let its = metrics.model(&name, &version);
+        let executable =
+            Executable::new(name, version, plan.clone(), model.clone(), LanesWanted::AnyDevice(0), its, 100).unwrap();
+        let runtime = Runtime::start(Setup {
+            model: "m".to_owned(),
+            device: 0,
+            clock,
+            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
+            policy: Box::new(AtOnce {
+                lanes: [LaneSpec { max_rows: 4, segments: SegmentRange::new(0, 1) }],
+                outputs: VecDeque::new(),
+                under_way: BTreeMap::new(),
+            }),
+            policy_name: "at_once",
+            engines: vec![model.lane().unwrap()],
+            segments: 1,
+            profile: LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap(),
+            exits: [].into(),
+            metrics: metrics.lanes().lanes("m", "1", 0),
+            occupancy: Arc::new(Occupancy::new(metrics.device(0))),
+            watchdog: Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap(),
+            health: Arc::new(ModelHealth::new("m".into(), "1".into())),
+            new_lane: Box::new(move || model.lane()),
+        });
+        Served { runtime: runtime.unwrap(), executable: Arc::new(executable), device }
+    }
+
+    /// Sends a request of one item, which is its answer too.
+    fn send(&self, item: u8) -> Answer {
+        let (reply, answer) = oneshot::channel();
+        let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
+        let call = Call {
+            admitted,
+            executable: self.executable.clone(),
+            arrival: self.runtime.clock().now(),
+            deadline: Time::MAX,
+            deadline_is_slo: false,
+            reply,
+        };
+        self.runtime.submit(call, 0);
+        answer
+    }
+
+    fn past(&self) -> Vec<PastLaunch> {
+        self.runtime.past(Time::ZERO).2
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.runtime.stop();
+        self.device.end(1000);
+    }
+}
+
+fn item(answer: Answer) -> u8 {
+    answer.blocking_recv().unwrap().unwrap()[0].data[0]
+}
+
+fn failure(answer: Answer) -> String {
+    answer.blocking_recv().unwrap().unwrap_err().to_string()
+}
+
+#[test]
+fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_order() {
+    let served = Served::new(RunLimits::default());
+    for round in 0..20 {
+        let first = served.send(1);
+        served.device.wait_until("the first is not enqueued", |state| state.enqueued == 2 * round + 1);
+        let mut second = served.send(2);
+        // The thread looks for it while it waits.
+        served.device.wait_until("the second is not enqueued", |state| state.enqueued == 2 * round + 2);
+        served.device.end(1);
+        assert_eq!(item(first), 1);
+        assert!(second.try_recv().is_err(), "it is under way");
+        served.device.end(1);
+        assert_eq!(item(second), 2);
+    }
+    let past = served.past();
+    assert_eq!(past.len(), 40);
+    assert!(
+        past.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns),
+        "a lane has one launch at a time: {past:?}"
+    );
+}
+
+#[test]
+fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_worse() {
+    for (refused, failing, expected) in [
+        (vec![], vec![1], [Err("failed"), Ok(2)]),
+        (vec![], vec![2], [Ok(1), Err("failed")]),
+        (vec![2], vec![], [Ok(1), Err("refused")]),
+        (vec![2], vec![1], [Err("failed"), Err("refused")]),
+    ] {
+        let served = Served::new(RunLimits::default());
+        *served.device.state.lock() = DeviceState { refused, failing, ..DeviceState::default() };
+        let first = served.send(1);
+        served.device.wait_until("the first is not enqueued", |state| state.enqueued == 1);
+        let mut second = served.send(2);
+        served.device.wait_until("the second is not enqueued", |state| state.enqueued == 2);
+        assert!(second.try_recv().is_err(), "the first has not been answered");
+        served.device.end(2);
+        for (answer, expected) in [first, second].into_iter().zip(expected) {
+            match expected {
+                Ok(expected) => assert_eq!(item(answer), expected),
+                Err(expected) => {
+                    let error = failure(answer);
+                    assert!(error.contains(expected), "{error}");
+                }
+            }
+        }
+        // The lane goes on.
+        served.device.end(1);
+        assert_eq!(item(served.send(3)), 3);
+    }
+}
+
+#[test]
+fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
+    let least = Duration::from_millis(1);
+    let served = Served::new(RunLimits { factor: 1, least, ..RunLimits::default() });
+    let first = served.send(1);
+    served.device.wait_until("the first is not enqueued", |state| state.enqueued == 1);
+    let second = served.send(2);
+    for answer in [first, second] {
+        let error = failure(answer);
+        assert!(error.contains("the most that it may take") || error.contains("out of service"), "{error}");
+    }
+    // What was left behind is over, and another thread has the lane.
+    served.device.end(100);
+    let health = served.runtime.health();
+    while health.left_behind() > 0 || health.refuses().is_some() {
+        std::thread::yield_now();
+    }
+    assert_eq!(item(served.send(3)), 3);
+}

@@ -93,11 +93,12 @@ def test_what_a_body_becomes_is_bounded_too(bounded):
 
     before = peak_rss(bounded)
     url = f"{bounded.url}/v2/models/identity_fp32/infer"
-    bomb = gzip.compress(b" " * (60 * MIB), 1)
+    bomb = gzip.compress(b" " * (10 * BUDGET), 1)
     for _ in range(3):
         reply = requests.post(url, data=bomb, headers={"Content-Encoding": "gzip"})
         assert reply.status_code in (413, 503) and "--max-in-flight-bytes" in reply.json()["error"], reply.text
-    assert peak_rss(bounded) - before < BUDGET + 32 * MIB
+    # What a thread has freed is not returned at once, and another thread may take the next one.
+    assert peak_rss(bounded) - before < BUDGET + 96 * MIB
     ask(bounded)
 
 

@@ -46,12 +46,17 @@ id! {
     BatchId(u64), "b"
 }
 id! {
-    /// A lane of a device policy: dense, from zero.
+    /// A lane of a device: dense, from zero; that of a lane that has gone is given to another.
     LaneId(u32), "l"
 }
 id! {
-    /// A launch on a lane: given out in order from zero by the device policy, never reused.
+    /// A launch on a lane: given out in order from zero by the device's scheduler, never reused.
     LaunchId(u64), "x"
+}
+id! {
+    /// A partition of a device: dense, from zero; `PartitionId(0)` is the whole of a device that is not divided.
+    #[derive(Default)]
+    PartitionId(u32), "p"
 }
 
 impl DeviceKind {

@@ -11,8 +11,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use downbeat_core::device::{
-    DeviceOutput, DevicePolicy, DeviceRequest, Elastic, ElasticOptions, LaneMix, LaunchId, MixTable, SegmentProfile,
-    Staged, StagedOptions, Windowed, WindowedOptions,
+    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, Elastic, ElasticOptions, LaneMix, LaunchId, MixTable,
+    SegmentProfile, Span, Staged, StagedOptions, Windowed, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use rustix::time::{ClockId, clock_gettime};
@@ -23,12 +23,16 @@ const QUEUE_BOUND: u32 = 4096;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Completed(LaunchId),
+    Completed(LaunchId, Time),
     Input(RequestId),
 }
 
 /// Sends [`REQUESTS`] requests, one each `gap`, of lengths that repeat; gives launches and answers.
-fn run(policy: &mut dyn DevicePolicy, profile: &SegmentProfile, gap: Duration) -> (u64, u64) {
+fn run(model: DeviceModel, profile: &SegmentProfile, gap: Duration) -> (u64, u64) {
+    let mut policy = DeviceScheduler::new();
+    if policy.handle_model(Time::ZERO, MODEL, Some(model)).is_err() {
+        return (0, 0);
+    }
     let mut events: BinaryHeap<Reverse<(Time, Event)>> = BinaryHeap::new();
     let (mut launches, mut answered, mut sent, mut now) = (0, 0, 0, Time::ZERO);
     loop {
@@ -46,8 +50,10 @@ fn run(policy: &mut dyn DevicePolicy, profile: &SegmentProfile, gap: Duration) -
             sent += 1;
         } else if event == Some(next) {
             match events.pop() {
-                Some(Reverse((_, Event::Completed(launch)))) => policy.handle_completion(now, launch, &[]),
-                Some(Reverse((_, Event::Input(request)))) => policy.handle_input(now, request),
+                Some(Reverse((_, Event::Completed(launch, start)))) => {
+                    policy.handle_completion(now, launch, Span { start, end: now }, &[]);
+                }
+                Some(Reverse((_, Event::Input(request)))) => policy.handle_input(now, MODEL, request),
                 None => {}
             }
         } else {
@@ -60,11 +66,11 @@ fn run(policy: &mut dyn DevicePolicy, profile: &SegmentProfile, gap: Duration) -
                     let took = (launch.segments.first..launch.segments.end)
                         .map(|segment| profile.time(segment, launch.computed_rows, launch.length))
                         .fold(Duration::ZERO, |sum, time| sum + time);
-                    events.push(Reverse((now + took, Event::Completed(launch.id))));
+                    events.push(Reverse((now + took, Event::Completed(launch.id, now))));
                 }
                 DeviceOutput::Admit { request, .. } => events.push(Reverse((now, Event::Input(request)))),
                 DeviceOutput::Reply { .. } => answered += 1,
-                DeviceOutput::Drop { .. } | DeviceOutput::Note(_) => {}
+                _ => {}
             }
         }
     }
@@ -91,7 +97,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|(load, mix)| (load, mix.parse().unwrap_or_default()))
         .into();
     let elastic = |mixes| ElasticOptions {
-        model: MODEL,
         profile: whole.clone(),
         mixes,
         max_running: 32,
@@ -100,7 +105,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         queue_bound: QUEUE_BOUND,
     };
     let options = |by_length, by_operator, by_load| StagedOptions {
-        model: MODEL,
         profile: staged.clone(),
         pairs: 2,
         max_batch: 64,
@@ -113,33 +117,55 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         drop: true,
         queue_bound: QUEUE_BOUND,
     };
-    type Make<'a> = Box<dyn Fn() -> Box<dyn DevicePolicy> + 'a>;
+    type Make<'a> = Box<dyn Fn() -> DeviceModel + 'a>;
     let enhanced = MixTable::enhanced(mixes)?;
     let cases: Vec<(&str, &SegmentProfile, f64, Make<'_>)> = vec![
         ("windowed, batches of up to 64", &whole, 0.06, {
             let whole = whole.clone();
             Box::new(move || {
-                Box::new(Windowed::new(WindowedOptions {
-                    model: MODEL,
-                    profile: whole.clone(),
-                    max_batch: 64,
-                    window: Duration::ZERO,
-                    fill: false,
-                    drop: true,
-                    queue_bound: QUEUE_BOUND,
-                }))
+                DeviceModel::new(
+                    Windowed::new(WindowedOptions {
+                        profile: whole.clone(),
+                        max_batch: 64,
+                        window: Duration::ZERO,
+                        fill: false,
+                        drop: true,
+                        queue_bound: QUEUE_BOUND,
+                    }),
+                    whole.clone(),
+                )
             })
         }),
-        ("elastic, N-Ebird", &whole, 0.04, Box::new(|| Box::new(Elastic::new(elastic(MixTable::naive(32)))))),
-        ("elastic, E-Ebird", &whole, 0.04, Box::new(|| Box::new(Elastic::new(elastic(enhanced.clone()))))),
-        ("staged, 4 stages, by load", &staged, 0.2, Box::new(|| Box::new(Staged::new(options(false, false, true))))),
+        (
+            "elastic, N-Ebird",
+            &whole,
+            0.04,
+            Box::new(|| DeviceModel::new(Elastic::new(elastic(MixTable::naive(32))), whole.clone())),
+        ),
+        (
+            "elastic, E-Ebird",
+            &whole,
+            0.04,
+            Box::new(|| DeviceModel::new(Elastic::new(elastic(enhanced.clone())), whole.clone())),
+        ),
+        (
+            "staged, 4 stages, by load",
+            &staged,
+            0.2,
+            Box::new(|| DeviceModel::new(Staged::new(options(false, false, true)), staged.clone())),
+        ),
         (
             "staged, 4 stages, by load and operator",
             &staged,
             0.2,
-            Box::new(|| Box::new(Staged::new(options(false, true, true)))),
+            Box::new(|| DeviceModel::new(Staged::new(options(false, true, true)), staged.clone())),
         ),
-        ("staged, 4 stages, by length", &staged, 0.2, Box::new(|| Box::new(Staged::new(options(true, false, false))))),
+        (
+            "staged, 4 stages, by length",
+            &staged,
+            0.2,
+            Box::new(|| DeviceModel::new(Staged::new(options(true, false, false)), staged.clone())),
+        ),
     ];
     println!(
         "{:42} {:>9} {:>10} {:>9} {:>12} {:>12}",
@@ -148,9 +174,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, profile, gap_ms, make) in &cases {
         let mut best: Option<(u64, u64, u64)> = None;
         for _ in 0..3 {
-            let mut policy = make();
             let begin = cpu_nanos();
-            let (launches, answered) = run(&mut *policy, profile, Duration::from_millis_f64(*gap_ms));
+            let (launches, answered) = run(make(), profile, Duration::from_millis_f64(*gap_ms));
             let took = cpu_nanos() - begin;
             best = Some(best.filter(|(least, ..)| *least < took).unwrap_or((took, launches, answered)));
         }

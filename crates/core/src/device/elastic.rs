@@ -1,23 +1,21 @@
 //! E²bird: several batches at once, of sizes that suit the load, out of an input ring.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::input_ring::SlotRun;
-use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
+use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::mix::MixTable;
 use super::note::Note;
-use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceReject, DeviceRequest};
+use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
-use crate::time::Time;
+use crate::ids::{LaunchId, PartitionId, RequestId};
+use crate::time::{Duration, Time};
 
 /// How an [`Elastic`] batches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ElasticOptions {
-    /// The model.
-    pub model: ModelId,
     /// What its batches take; only for judging deadlines.
     pub profile: SegmentProfile,
     /// The lanes by load: [`MixTable::naive`] for N-Ebird, [`MixTable::enhanced`] for E-Ebird.
@@ -40,22 +38,21 @@ pub struct ElasticOptions {
 #[derive(Debug)]
 pub struct Elastic {
     options: ElasticOptions,
-    lanes: Vec<LaneSpec>,
+    /// The sizes of its lanes.
+    sizes: Vec<u32>,
     pool: RequestPool,
-    outputs: VecDeque<DeviceOutput>,
-    /// Idle lanes by size: the idle queue (E²bird §6.1).
-    idle: BTreeMap<u32, BTreeSet<LaneId>>,
+    /// Idle lanes, by index, by size: the idle queue (E²bird §6.1).
+    idle: BTreeMap<u32, BTreeSet<usize>>,
     /// Busy lanes of each size.
     busy: BTreeMap<u32, u32>,
     running: BTreeMap<LaunchId, Running>,
     /// The load that the lanes now in use were chosen for.
     load: u32,
-    next: u64,
 }
 
 #[derive(Debug)]
 struct Running {
-    lane: LaneId,
+    lane: usize,
     size: u32,
     slots: Option<SlotRun>,
     members: Vec<RequestId>,
@@ -68,11 +65,10 @@ impl Elastic {
             options.max_running > 0 && options.ring_slots >= options.max_running,
             "the ring holds what runs at once"
         );
-        let segments = SegmentRange::new(0, options.profile.segments());
-        let lanes: Vec<_> = options.mixes.union().sizes().map(|max_rows| LaneSpec { max_rows, segments }).collect();
-        let mut idle = BTreeMap::<u32, BTreeSet<LaneId>>::new();
-        for (index, lane) in lanes.iter().enumerate() {
-            idle.entry(lane.max_rows).or_default().insert(LaneId(index as u32));
+        let sizes: Vec<u32> = options.mixes.union().sizes().collect();
+        let mut idle = BTreeMap::<u32, BTreeSet<usize>>::new();
+        for (lane, size) in sizes.iter().enumerate() {
+            idle.entry(*size).or_default().insert(lane);
         }
         Elastic {
             pool: RequestPool::new(
@@ -81,30 +77,32 @@ impl Elastic {
                 options.drop.then(|| options.profile.clone()),
             ),
             load: options.mixes.at(0).0,
-            lanes,
-            outputs: VecDeque::new(),
+            sizes,
             idle,
             busy: BTreeMap::new(),
             running: BTreeMap::new(),
-            next: 0,
             options,
         }
     }
 
     fn largest(&self) -> u32 {
-        self.lanes.iter().map(|lane| lane.max_rows).max().unwrap_or(0).min(self.options.max_running)
+        self.sizes.iter().copied().max().unwrap_or(0).min(self.options.max_running)
     }
 
-    fn advance(&mut self, now: Time) {
-        self.pool.drop_hopeless(now, &mut self.outputs);
+    fn segments(&self) -> SegmentRange {
+        SegmentRange::new(0, self.options.profile.segments())
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
         // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
         let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.pool.running_rows());
         if load != self.load {
             self.load = load;
-            self.outputs.push_back(DeviceOutput::Note(Note::Switch { load }));
+            turn.note(Note::Switch { load });
         }
         while let Some((size, members, rows, slots)) = self.next_launch() {
-            self.launch(size, members, rows, slots);
+            self.launch(turn, size, members, rows, slots);
         }
     }
 
@@ -127,76 +125,79 @@ impl Elastic {
         (!members.is_empty()).then_some((size, members, rows, slots))
     }
 
-    fn launch(&mut self, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
+    fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
         let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
         *self.busy.entry(size).or_insert(0) += 1;
         let taken = members.iter().filter_map(|request| self.pool.begin(*request));
         let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
-        let (id, batch) = (LaunchId(self.next), BatchId(self.next));
-        self.next += 1;
-        self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
-        self.outputs.push_back(DeviceOutput::Launch(Launch {
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
+        turn.note(Note::New { batch, rows, length });
+        turn.launch(Launch {
             id,
             batch,
-            model: self.options.model,
-            lane,
-            segments: self.lanes[lane.0 as usize].segments,
+            model: turn.model(),
+            lane: turn.lanes()[lane],
+            segments: self.segments(),
             members: members.clone(),
             rows,
             computed_rows: rows,
             length,
             inputs: slots.map_or(InputSource::Device, InputSource::Ring),
-        }));
+        });
         self.running.insert(id, Running { lane, size, slots, members });
     }
 }
 
 impl DevicePolicy for Elastic {
-    fn lanes(&self) -> &[LaneSpec] {
-        &self.lanes
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        self.sizes.iter().map(|size| LaneSpec { partition, max_rows: *size, segments: self.segments() }).collect()
     }
 
-    fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        self.pool.push(now, request, self.largest(), &mut self.outputs)
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.pool.push(turn, request, self.largest())
     }
 
-    fn handle_input(&mut self, now: Time, request: RequestId) {
-        if self.pool.mark_ready(request, &mut self.outputs) {
-            self.advance(now);
+    fn handle_input(&mut self, turn: &mut Turn<'_>, request: RequestId) {
+        if self.pool.mark_ready(request, turn) {
+            self.advance(turn);
         }
     }
 
-    fn handle_completion(&mut self, now: Time, launch: LaunchId, _: &[RequestId]) {
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
         let Some(running) = self.running.remove(&launch) else { return };
         self.idle.entry(running.size).or_default().insert(running.lane);
         if let Some(busy) = self.busy.get_mut(&running.size) {
             *busy -= 1;
         }
         for request in running.members {
-            self.pool.finish(request, launch, &mut self.outputs);
+            self.pool.finish(request, launch, turn);
         }
         if let Some(slots) = running.slots {
-            self.pool.release(slots, &mut self.outputs);
+            self.pool.release(slots, turn);
         }
-        self.advance(now);
+        self.advance(turn);
     }
 
-    fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        let was_there = self.pool.cancel(request, &mut self.outputs);
-        self.advance(now);
+    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+        let was_there = self.pool.cancel(request, turn);
+        self.advance(turn);
         was_there
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.advance(now);
+    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
+        self.advance(turn);
     }
 
-    fn poll_output(&mut self) -> Option<DeviceOutput> {
-        self.outputs.pop_front()
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        self.pool.drop_all(turn, reason);
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         self.pool.hopeless_at()
+    }
+
+    fn backlog(&self) -> Duration {
+        self.pool.backlog(&self.options.profile, self.options.max_running)
     }
 
     fn stats(&self) -> PoolStats {

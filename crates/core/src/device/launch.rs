@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::input_ring::SlotRun;
 use super::note::Note;
 use super::request::DeviceDrop;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};
+use crate::time::Time;
 
 /// A contiguous range of a model's segments, never empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ impl SegmentRange {
 /// What a lane is for, so that a driver can give it a stream, a thread and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneSpec {
+    /// Where it is.
+    pub partition: PartitionId,
     /// The most items of a launch on it.
     pub max_rows: u32,
     /// The segments that it runs.
@@ -47,13 +50,13 @@ pub enum InputSource {
 /// Run a range of segments for some requests.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Launch {
-    /// Its name, which [`super::DevicePolicy::handle_completion`] takes.
+    /// Its name, which [`super::DeviceScheduler::handle_completion`] takes.
     pub id: LaunchId,
-    /// The batch that it is part of.
+    /// The batch that it is part of; unique among those of its model.
     pub batch: BatchId,
     /// The model.
     pub model: ModelId,
-    /// Where it runs, after what was launched there before.
+    /// Where it runs, after what was launched there before: at most one that runs.
     pub lane: LaneId,
     /// What it runs.
     pub segments: SegmentRange,
@@ -69,12 +72,38 @@ pub struct Launch {
     pub inputs: InputSource,
 }
 
-/// What a device policy decided.
+/// When a launch had the device, by the driver's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Span {
+    /// When it began.
+    pub start: Time,
+    /// When it ended.
+    pub end: Time,
+}
+
+/// A batch that somebody else made, to run as it is: the cluster's scheduler (Symphony §3.2).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GrantedBatch {
+    /// Its name: whoever made it chose it.
+    pub id: BatchId,
+    /// The model.
+    pub model: ModelId,
+    /// The lane that it was granted, one of [`super::DeviceScheduler::shared_lanes`].
+    pub lane: LaneId,
+    /// Who is in it, in the order of their rows.
+    pub members: Vec<RequestId>,
+    /// Items of all members.
+    pub rows: u32,
+}
+
+/// What was decided on a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DeviceOutput {
-    /// Bring the request's input into these slots of the ring, then call [`super::DevicePolicy::handle_input`]. Inputs are brought
-    /// one after another, in the order of these outputs.
+    /// Bring the request's input into these slots of its model's ring, then call [`super::DeviceScheduler::handle_input`]. Inputs are
+    /// brought one after another, in the order of these outputs.
     Admit {
+        /// The model.
+        model: ModelId,
         /// The request.
         request: RequestId,
         /// Its slots, one an item.
@@ -82,6 +111,34 @@ pub enum DeviceOutput {
     },
     /// Run this.
     Launch(Launch),
+    /// Run these, which are to overlap: none is begun before all are at hand (Abacus §6.3). Each is completed by itself.
+    Group(Vec<Launch>),
+    /// Make lanes for a model in the background, then call [`super::DeviceScheduler::handle_prepared`]. What they are for is in
+    /// [`super::DeviceScheduler::lane`].
+    Prepare {
+        /// The model.
+        model: ModelId,
+        /// The lanes to make.
+        lanes: Vec<LaneId>,
+        /// Where.
+        partition: PartitionId,
+    },
+    /// From now on the model is launched on other lanes, which were prepared. What runs on the former ends there.
+    Switch {
+        /// The model.
+        model: ModelId,
+        /// Its former lanes; they are free when [`DeviceOutput::Free`] says so.
+        from: Vec<LaneId>,
+        /// Its lanes.
+        to: Vec<LaneId>,
+    },
+    /// These lanes are in use no more: what they hold can go, before anything else that is decided is carried out, as their ids may be used again.
+    Free {
+        /// Whose they were; `None`: shared ones.
+        model: Option<ModelId>,
+        /// The lanes.
+        lanes: Vec<LaneId>,
+    },
     /// The request's outputs are among those of this completed launch: answer it.
     Reply {
         /// The request.
@@ -97,5 +154,10 @@ pub enum DeviceOutput {
         reason: DeviceDrop,
     },
     /// What else was decided, for logs and metrics: nothing to carry out.
-    Note(Note),
+    Note {
+        /// The model.
+        model: ModelId,
+        /// What.
+        note: Note,
+    },
 }

@@ -1,17 +1,20 @@
 //! What runs on one device: which requests are launched together, in which lane, and when.
 //!
-//! A device has lanes: in-order streams of launches. A launch runs a range of a model's segments for some requests. A
-//! [`DevicePolicy`] is a state machine that decides launches; a driver (the server's threads, or the simulator) carries them out:
+//! A device is divided into partitions, and has lanes in them: in-order streams of launches. A launch runs a range of a model's segments for some
+//! requests. [`DeviceScheduler`] is the state machine that decides them, for all models on the device; a driver (the server's threads, or the simulator)
+//! carries them out. Each model has a [`DevicePolicy`], which is lent the device for its [`Turn`]:
 //!
 //! ```text
-//!              handle_request ──▶ ┌──────────────┐ ──▶ Admit: write the input into its slots of the ring
-//! handle_input (it is there) ───▶ │ DevicePolicy │ ──▶ Launch: run segments for members on a lane
-//! handle_completion (of a launch)▶│              │ ──▶ Reply: this member's outputs are final
-//!      handle_cancel, _timeout ─▶ └──────────────┘ ──▶ Drop, Note
+//!  handle_model, handle_layout ──▶ ┌─────────────────┐ ──▶ Admit: write the input into its slots of the ring
+//! handle_request, handle_batch ──▶ │ DeviceScheduler │ ──▶ Launch, Group: run segments for members on a lane
+//!  handle_input (it is there) ───▶ │   DevicePolicy  │ ──▶ Prepare, Switch, Free: lanes come and go
+//! handle_completion (of a launch)▶ │   DevicePolicy  │ ──▶ Reply: this member's outputs are final
+//!       handle_cancel, _timeout ─▶ └─────────────────┘ ──▶ Drop, Note
 //! ```
 //!
 //! | policy | decides | source |
 //! |---|---|---|
+//! | [`Granted`] | nothing: it runs the batches that the cluster's scheduler made | Symphony |
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
@@ -19,26 +22,31 @@
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
 mod elastic;
+mod granted;
 mod input_ring;
+mod lanes;
 mod launch;
 mod mix;
 mod note;
 mod policy;
 mod request;
 mod request_pool;
+mod scheduler;
 mod segment_profile;
 mod staged;
 mod windowed;
 
-pub use crate::ids::{LaneId, LaunchId};
+pub use crate::ids::{LaneId, LaunchId, PartitionId};
 pub use elastic::{Elastic, ElasticOptions};
+pub use granted::Granted;
 pub use input_ring::{InputRing, RingFull, SlotRun};
-pub use launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
+pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
-pub use policy::{DevicePolicy, DeviceTimeout};
+pub use policy::{DevicePolicy, DeviceTimeout, Turn};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
+pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use staged::{Staged, StagedOptions};
 pub use windowed::{Windowed, WindowedOptions};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::BatchId;
+use crate::ids::{BatchId, PartitionId};
 
 /// What a device policy did to its batches, beside launching them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,5 +54,12 @@ pub enum Note {
     RingFull {
         /// Requests that wait for room now.
         waiting: u32,
+    },
+    /// Lanes could not be made: everything stays as it was.
+    PrepareFailed {
+        /// Where they were to be.
+        partition: PartitionId,
+        /// Why not, in words.
+        reason: String,
     },
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ModelId, RequestId};
+use crate::ids::{LaneId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// A request as a device policy sees it: no tensors, only what is decided by.
@@ -20,8 +20,8 @@ pub struct DeviceRequest {
     pub length: u32,
 }
 
-/// Why a request is refused when it comes.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+/// Why a request or a granted batch is refused when it comes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum DeviceReject {
     /// As many items wait as may.
     #[error("the queue is full: its bound is {bound} items")]
@@ -48,6 +48,15 @@ pub enum DeviceReject {
         /// What its deadline leaves.
         allowed: Duration,
     },
+    /// The model is not on the device, or leaves it.
+    #[error("the device does not have model {0}")]
+    NoModel(ModelId),
+    /// Requests for a policy that runs batches of others, or the other way round.
+    #[error("model {0} is not batched this way: its policy takes either requests or batches")]
+    WrongWay(ModelId),
+    /// A batch for a lane that runs one and has another waiting, or that is none of those that are shared.
+    #[error("lane {0} takes no batch: it has two, or is not shared")]
+    LaneTaken(LaneId),
 }
 
 /// Why an accepted request is given up.
@@ -55,4 +64,6 @@ pub enum DeviceReject {
 pub enum DeviceDrop {
     /// It can no longer be answered by its deadline.
     Hopeless,
+    /// Its model has left the device.
+    Removed,
 }

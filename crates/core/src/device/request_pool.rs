@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::input_ring::{InputRing, SlotRun};
 use super::launch::DeviceOutput;
 use super::note::Note;
-use super::policy::DeviceTimeout;
+use super::policy::{DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::segment_profile::SegmentProfile;
 use crate::ids::{LaunchId, RequestId};
@@ -72,6 +72,20 @@ pub struct PoolStats {
     pub running: u32,
 }
 
+impl PoolStats {
+    /// Of both.
+    pub fn and(self, other: PoolStats) -> PoolStats {
+        PoolStats {
+            waiting: self.waiting + other.waiting,
+            slots: self.slots + other.slots,
+            occupied: self.occupied + other.occupied,
+            most_occupied: self.most_occupied.max(other.most_occupied),
+            overflowed: self.overflowed + other.overflowed,
+            running: self.running + other.running,
+        }
+    }
+}
+
 impl RequestPool {
     /// An empty pool in which at most `bound` items wait, with a ring of `slots` slots if that is not 0. With a `judge`, requests that could
     /// not be answered by their deadline even alone, by this profile, are refused and given up.
@@ -101,17 +115,12 @@ impl RequestPool {
         Some(judge.total(request.size, request.length))
     }
 
-    /// Takes a request in. What is to be done for it is appended to `outputs`.
+    /// Takes a request in.
     ///
     /// # Errors
     /// If its deadline cannot be met, it is empty, larger than the ring or `largest`, or the pool is full. An id that waits already is a defect of the driver, asserted.
-    pub fn push(
-        &mut self,
-        now: Time,
-        request: &DeviceRequest,
-        largest: u32,
-        outputs: &mut VecDeque<DeviceOutput>,
-    ) -> Result<(), DeviceReject> {
+    pub fn push(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest, largest: u32) -> Result<(), DeviceReject> {
+        let now = turn.now();
         if let Some(needed) = self.needed(request).filter(|needed| now + *needed > request.deadline) {
             return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
         }
@@ -139,32 +148,32 @@ impl RequestPool {
         }
         if self.ring.is_some() {
             self.overflow.push_back(sequence);
-            self.admit(outputs);
+            self.admit(turn);
             if self.waiting.get(&sequence).is_some_and(|waiting| waiting.slots.is_none()) {
                 self.overflowed += 1;
-                outputs.push_back(DeviceOutput::Note(Note::RingFull { waiting: self.overflow.len() as u32 }));
+                turn.note(Note::RingFull { waiting: self.overflow.len() as u32 });
             }
         }
         Ok(())
     }
 
     /// Gives slots to those that wait for some, oldest first.
-    fn admit(&mut self, outputs: &mut VecDeque<DeviceOutput>) {
+    fn admit(&mut self, turn: &mut Turn<'_>) {
         let Some(ring) = &mut self.ring else { return };
         while let Some(sequence) = self.overflow.front() {
             if let Some(waiting) = self.waiting.get_mut(sequence) {
                 let Ok(slots) = ring.allocate(waiting.request.size) else { return };
                 waiting.slots = Some(slots);
-                outputs.push_back(DeviceOutput::Admit { request: waiting.request.id, slots });
+                turn.push(DeviceOutput::Admit { model: turn.model(), request: waiting.request.id, slots });
             }
             self.overflow.pop_front();
         }
     }
 
     /// The input of a request is in its slots; says whether there is a request more that is ready.
-    pub fn mark_ready(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> bool {
+    pub fn mark_ready(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
         if let Some(slots) = self.abandoned.remove(&request) {
-            self.release(slots, outputs);
+            self.release(slots, turn);
             return false;
         }
         let waiting = self.arrivals.get(&request).and_then(|sequence| self.waiting.get_mut(sequence));
@@ -242,12 +251,12 @@ impl RequestPool {
         Some(waiting)
     }
 
-    /// A request that runs leaves its launch for good: it is answered with the outputs of `launch`, unless its client has gone. Gives its items.
-    pub fn finish(&mut self, request: RequestId, launch: LaunchId, outputs: &mut VecDeque<DeviceOutput>) -> u32 {
+    /// A request that runs leaves its launch for good: it is answered with the turn of `launch`, unless its client has gone. Gives its items.
+    pub fn finish(&mut self, request: RequestId, launch: LaunchId, turn: &mut Turn<'_>) -> u32 {
         let Some(size) = self.running.remove(&request) else { return 0 };
         self.running_rows -= size;
         if !self.gone.remove(&request) {
-            outputs.push_back(DeviceOutput::Reply { request, launch });
+            turn.push(DeviceOutput::Reply { request, launch });
         }
         size
     }
@@ -268,8 +277,8 @@ impl RequestPool {
     }
 
     /// The client of a request has gone; says whether it was there. One that runs stays in its launch, and gets no answer.
-    pub fn cancel(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> bool {
-        self.remove(request, outputs) || (self.running.contains_key(&request) && self.gone.insert(request))
+    pub fn cancel(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
+        self.remove(request, turn) || (self.running.contains_key(&request) && self.gone.insert(request))
     }
 
     fn take(&mut self, request: RequestId) -> Option<Waiting> {
@@ -282,24 +291,24 @@ impl RequestPool {
     }
 
     /// Takes a request out that waits; says whether it did. While its input is on the way, nobody else gets its slots.
-    fn remove(&mut self, request: RequestId, outputs: &mut VecDeque<DeviceOutput>) -> bool {
+    fn remove(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
         let Some(waiting) = self.take(request) else { return false };
         match waiting.slots {
-            Some(slots) if waiting.ready => self.release(slots, outputs),
+            Some(slots) if waiting.ready => self.release(slots, turn),
             Some(slots) => {
                 self.abandoned.insert(request, slots);
             }
             // Whoever waited for room behind it may have it.
-            None => self.admit(outputs),
+            None => self.admit(turn),
         }
         true
     }
 
     /// Slots have been read: whoever waits for room gets it.
-    pub fn release(&mut self, slots: SlotRun, outputs: &mut VecDeque<DeviceOutput>) {
+    pub fn release(&mut self, slots: SlotRun, turn: &mut Turn<'_>) {
         if let Some(ring) = &mut self.ring {
             ring.release(slots);
-            self.admit(outputs);
+            self.admit(turn);
         }
     }
 
@@ -309,14 +318,22 @@ impl RequestPool {
     }
 
     /// Gives up what would miss its deadline by starting at `now`, the earliest deadline first.
-    pub fn drop_hopeless(&mut self, now: Time, outputs: &mut VecDeque<DeviceOutput>) {
+    pub fn drop_hopeless(&mut self, turn: &mut Turn<'_>) {
         while let Some(request) = self.most_urgent()
             && let Some(needed) = self.needed(request)
-            && now + needed > request.deadline
+            && turn.now() + needed > request.deadline
         {
             let request = request.id;
-            self.remove(request, outputs);
-            outputs.push_back(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
+            self.remove(request, turn);
+            turn.push(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
+        }
+    }
+
+    /// Gives up all that wait, oldest first.
+    pub fn drop_all(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        while let Some(request) = self.oldest().map(|waiting| waiting.request.id) {
+            self.remove(request, turn);
+            turn.push(DeviceOutput::Drop { request, reason });
         }
     }
 
@@ -325,6 +342,17 @@ impl RequestPool {
         let request = self.most_urgent()?;
         let start = request.deadline.as_nanos().saturating_sub(self.needed(request)?.as_nanos());
         Some((Time::from_nanos(start.saturating_add(1)), DeviceTimeout::Hopeless))
+    }
+
+    /// What all that wait take of the device in batches of at most `most` items, by `profile`.
+    pub fn backlog(&self, profile: &SegmentProfile, most: u32) -> Duration {
+        if self.rows == 0 {
+            return Duration::ZERO;
+        }
+        let longest = self.iter().map(|waiting| waiting.request.length).max().unwrap_or(0);
+        let (full, rest) = (self.rows / most.max(1), self.rows % most.max(1));
+        let rest = if rest > 0 { profile.total(rest, longest) } else { Duration::ZERO };
+        profile.total(most, longest).saturating_mul(u64::from(full)) + rest
     }
 
     /// What waits where.

@@ -1,21 +1,17 @@
 //! One batch after another, by a window and a largest size: what serving systems do without either paper.
 
-use std::collections::VecDeque;
-
-use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange};
+use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::note::Note;
-use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceReject, DeviceRequest};
+use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, RequestId};
+use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How a [`Windowed`] batches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WindowedOptions {
-    /// The model.
-    pub model: ModelId,
     /// What its batches take.
     pub profile: SegmentProfile,
     /// The most items of a batch.
@@ -37,11 +33,8 @@ pub struct WindowedOptions {
 #[derive(Debug)]
 pub struct Windowed {
     options: WindowedOptions,
-    lanes: [LaneSpec; 1],
     pool: RequestPool,
-    outputs: VecDeque<DeviceOutput>,
     running: Option<Running>,
-    next: u64,
 }
 
 #[derive(Debug)]
@@ -54,87 +47,86 @@ impl Windowed {
     /// Nothing waits. Asserts that batches have a size.
     pub fn new(options: WindowedOptions) -> Self {
         assert!(options.max_batch > 0, "a batch has at least one item");
-        let segments = SegmentRange::new(0, options.profile.segments());
         Windowed {
-            lanes: [LaneSpec { max_rows: options.max_batch, segments }],
             pool: RequestPool::new(options.queue_bound, 0, options.drop.then(|| options.profile.clone())),
-            outputs: VecDeque::new(),
             running: None,
-            next: 0,
             options,
         }
     }
 
-    fn advance(&mut self, now: Time) {
-        self.pool.drop_hopeless(now, &mut self.outputs);
+    fn segments(&self) -> SegmentRange {
+        SegmentRange::new(0, self.options.profile.segments())
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
         let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
-        let waited = now >= oldest.arrival + self.options.window;
+        let waited = turn.now() >= oldest.arrival + self.options.window;
         if !waited && self.pool.rows() < self.options.max_batch {
             return;
         }
         let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
         let taken = members.iter().filter_map(|request| self.pool.begin(*request));
         let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
-        let (launch, batch) = (LaunchId(self.next), BatchId(self.next));
-        self.next += 1;
-        self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
-        self.outputs.push_back(DeviceOutput::Launch(Launch {
-            id: launch,
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
+        turn.note(Note::New { batch, rows, length });
+        turn.launch(Launch {
+            id,
             batch,
-            model: self.options.model,
-            lane: LaneId(0),
-            segments: self.lanes[0].segments,
+            model: turn.model(),
+            lane: turn.lanes()[0],
+            segments: self.segments(),
             members: members.clone(),
             rows,
             computed_rows: if self.options.fill { self.options.max_batch } else { rows },
             length,
             inputs: InputSource::Host,
-        }));
-        self.running = Some(Running { launch, members });
+        });
+        self.running = Some(Running { launch: id, members });
     }
 }
 
 impl DevicePolicy for Windowed {
-    fn lanes(&self) -> &[LaneSpec] {
-        &self.lanes
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: self.options.max_batch, segments: self.segments() }]
     }
 
-    fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        self.pool.push(now, request, self.options.max_batch, &mut self.outputs)?;
-        self.advance(now);
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.pool.push(turn, request, self.options.max_batch)?;
+        self.advance(turn);
         Ok(())
     }
 
-    fn handle_input(&mut self, _: Time, _: RequestId) {}
-
-    fn handle_completion(&mut self, now: Time, launch: LaunchId, _: &[RequestId]) {
-        if self.running.as_ref().is_none_or(|running| running.launch != launch) {
-            return;
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
+        let Some(running) = self.running.take_if(|running| running.launch == launch) else { return };
+        for request in running.members {
+            self.pool.finish(request, launch, turn);
         }
-        for request in self.running.take().into_iter().flat_map(|running| running.members) {
-            self.pool.finish(request, launch, &mut self.outputs);
-        }
-        self.advance(now);
+        self.advance(turn);
     }
 
-    fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        let was_there = self.pool.cancel(request, &mut self.outputs);
-        self.advance(now);
+    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+        let was_there = self.pool.cancel(request, turn);
+        self.advance(turn);
         was_there
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.advance(now);
+    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
+        self.advance(turn);
     }
 
-    fn poll_output(&mut self) -> Option<DeviceOutput> {
-        self.outputs.pop_front()
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        self.pool.drop_all(turn, reason);
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         let window = self.pool.oldest().filter(|_| self.running.is_none());
         let window = window.map(|oldest| (oldest.arrival + self.options.window, DeviceTimeout::Window));
         window.into_iter().chain(self.pool.hopeless_at()).min()
+    }
+
+    fn backlog(&self) -> Duration {
+        self.pool.backlog(&self.options.profile, self.options.max_batch)
     }
 
     fn stats(&self) -> PoolStats {

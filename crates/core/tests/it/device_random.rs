@@ -95,7 +95,7 @@ proptest! {
     ) {
         let profile = profile(segments, fixed, item, flat, by_length);
         let policy = Box::new(Staged::new(StagedOptions {
-            model: ModelId(0), profile: profile.clone(), pairs, max_batch, by_length, by_operator, by_load, window: None, comp_wait: None,
+            profile: profile.clone(), pairs, max_batch, by_length, by_operator, by_load, window: None, comp_wait: None,
             ring_slots: ring, drop, queue_bound: 50,
         }));
         run(policy, profile, ring, by_length, &arrivals);
@@ -110,7 +110,7 @@ proptest! {
         let all = |load: u32| (load, LaneMix::all(load, 8)[load as usize % 3].clone());
         let mixes = if enhanced { MixTable::enhanced(vec![all(4), all(8), all(16)]).unwrap() } else { MixTable::naive(max) };
         let policy = Box::new(Elastic::new(ElasticOptions {
-            model: ModelId(0), profile: profile.clone(), mixes, max_running: max, ring_slots: ring, drop, queue_bound: 50,
+            profile: profile.clone(), mixes, max_running: max, ring_slots: ring, drop, queue_bound: 50,
         }));
         run(policy, profile, ring, false, &arrivals);
     }
@@ -122,7 +122,7 @@ proptest! {
     ) {
         let profile = profile(1, fixed, item, 1, true);
         let policy = Box::new(Windowed::new(WindowedOptions {
-            model: ModelId(0), profile: profile.clone(), max_batch, window: Duration::from_micros(window), fill, drop, queue_bound: 50,
+            profile: profile.clone(), max_batch, window: Duration::from_micros(window), fill, drop, queue_bound: 50,
         }));
         run(policy, profile, 0, true, &arrivals);
     }

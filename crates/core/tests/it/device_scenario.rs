@@ -99,11 +99,10 @@ impl<'a> Script<'a> {
         let number = |key: &str, default: u32| options.get(key).map_or(default, |value| value.parse().unwrap());
         let time = |key: &str| options.get(key).map(|value| ms(value));
         let has = |key: &str| options.contains_key(key);
-        let (model, queue_bound, drop) = (ModelId(0), self.bound.unwrap_or(1000), self.drop);
+        let (queue_bound, drop) = (self.bound.unwrap_or(1000), self.drop);
         let ring = number("ring", 0);
         let policy: Box<dyn DevicePolicy> = match *kind {
             "windowed" => Box::new(Windowed::new(WindowedOptions {
-                model,
                 profile: profile.clone(),
                 max_batch: number("max_batch", 1),
                 window: time("window").unwrap_or(Duration::ZERO),
@@ -125,7 +124,6 @@ impl<'a> Script<'a> {
                     _ => MixTable::naive(number("max", 8)),
                 };
                 Box::new(Elastic::new(ElasticOptions {
-                    model,
                     profile: profile.clone(),
                     mixes,
                     max_running: number("max", 8),
@@ -135,7 +133,6 @@ impl<'a> Script<'a> {
                 }))
             }
             "staged" => Box::new(Staged::new(StagedOptions {
-                model,
                 profile: profile.clone(),
                 pairs: number("pairs", 2) as u16,
                 max_batch: number("max_batch", 1),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use downbeat_core::device::*;
-use downbeat_core::{BatchId, Duration, RequestId, Time};
+use downbeat_core::{BatchId, Duration, ModelId, RequestId, Time};
 
 /// What is known of a request.
 struct Known {
@@ -17,9 +17,12 @@ struct Known {
     last: Option<LaunchId>,
 }
 
+/// The model.
+const MODEL: ModelId = ModelId(0);
+
 /// A policy with its device.
 pub struct World {
-    policy: Box<dyn DevicePolicy>,
+    scheduler: DeviceScheduler,
     profile: SegmentProfile,
     ring_slots: u32,
     /// What bringing an input takes.
@@ -30,7 +33,7 @@ pub struct World {
     /// Also of those whose clients have gone.
     slots: BTreeMap<RequestId, SlotRun>,
     busy: BTreeMap<LaneId, LaunchId>,
-    launches: BTreeMap<(Time, LaunchId), Launch>,
+    launches: BTreeMap<(Time, LaunchId), (Time, Launch)>,
     inputs: BTreeSet<(Time, RequestId)>,
     copies_until: Time,
     pub log: String,
@@ -43,8 +46,11 @@ pub struct World {
 
 impl World {
     pub fn new(policy: Box<dyn DevicePolicy>, profile: SegmentProfile, ring_slots: u32, transfer: Duration) -> Self {
+        let mut scheduler = DeviceScheduler::new();
+        let model = DeviceModel { policy, profile: profile.clone(), partition: PartitionId(0) };
+        scheduler.handle_model(Time::ZERO, MODEL, Some(model)).unwrap();
         World {
-            policy,
+            scheduler,
             profile,
             ring_slots,
             transfer,
@@ -79,7 +85,7 @@ impl World {
     /// A request that was kept elsewhere since `arrival`.
     pub fn request_that_came(&mut self, arrival: Time, now: Time, request: DeviceRequest) {
         self.run_until(now);
-        match self.policy.handle_request(now, &request) {
+        match self.scheduler.handle_request(now, &request) {
             Ok(()) => {
                 let known = Known { request, arrival, done: 0, running: false, last: None };
                 assert!(self.requests.insert(request.id, known).is_none());
@@ -91,7 +97,7 @@ impl World {
 
     pub fn cancel(&mut self, now: Time, request: RequestId) {
         self.run_until(now);
-        let there = self.policy.handle_cancel(now, request);
+        let there = self.scheduler.handle_cancel(now, MODEL, request);
         assert_eq!(there, self.requests.contains_key(&request), "{request} is there or not");
         if there {
             self.say(now, &format!("{request} cancelled"));
@@ -116,14 +122,14 @@ impl World {
         }
         let left: Vec<_> = self.requests.keys().collect();
         assert!(left.is_empty(), "never answered: {left:?}\n{}", self.log);
-        let stats = self.policy.stats();
+        let stats = self.scheduler.stats(MODEL);
         assert_eq!((stats.waiting, stats.running, stats.occupied), (0, 0, 0), "nothing is left\n{}", self.log);
     }
 
     fn next_time(&self) -> Option<Time> {
         let completion = self.launches.keys().next().map(|(at, _)| *at);
         let input = self.inputs.first().map(|(at, _)| *at);
-        let timer = self.policy.poll_timeout().map(|(at, _)| at);
+        let timer = self.scheduler.poll_timeout().map(|(at, _)| at);
         [completion, input, timer].into_iter().flatten().min()
     }
 
@@ -131,23 +137,23 @@ impl World {
         if let Some((time, id)) = self.launches.keys().next().copied()
             && time <= at
         {
-            let launch = self.launches.remove(&(time, id)).unwrap();
-            return self.complete(at, launch);
+            let (start, launch) = self.launches.remove(&(time, id)).unwrap();
+            return self.complete(at, start, launch);
         }
         if let Some((time, request)) = self.inputs.first().copied()
             && time <= at
         {
             self.inputs.remove(&(time, request));
-            self.policy.handle_input(at, request);
+            self.scheduler.handle_input(at, MODEL, request);
             return self.carry_out(at);
         }
-        let before = self.policy.poll_timeout();
-        self.policy.handle_timeout(at);
+        let before = self.scheduler.poll_timeout();
+        self.scheduler.handle_timeout(at);
         self.carry_out(at);
-        assert!(self.policy.poll_timeout() != before, "a timer at {at} changes nothing: {before:?}\n{}", self.log);
+        assert!(self.scheduler.poll_timeout() != before, "a timer at {at} changes nothing: {before:?}\n{}", self.log);
     }
 
-    fn complete(&mut self, now: Time, launch: Launch) {
+    fn complete(&mut self, now: Time, start: Time, launch: Launch) {
         assert_eq!(self.busy.remove(&launch.lane), Some(launch.id));
         let mut exits = Vec::new();
         for member in &launch.members {
@@ -162,16 +168,17 @@ impl World {
                 known.last = Some(launch.id);
             }
         }
-        self.policy.handle_completion(now, launch.id, &exits);
+        let span = Span { start, end: now };
+        self.scheduler.handle_completion(now, launch.id, span, &exits);
         // Told twice, it does no harm.
-        self.policy.handle_completion(now, launch.id, &exits);
+        self.scheduler.handle_completion(now, launch.id, span, &exits);
         self.carry_out(now);
     }
 
     fn carry_out(&mut self, now: Time) {
-        while let Some(output) = self.policy.poll_output() {
+        while let Some(output) = self.scheduler.poll_output() {
             match output {
-                DeviceOutput::Admit { request, slots } => {
+                DeviceOutput::Admit { request, slots, .. } => {
                     assert!(slots.first < self.ring_slots && slots.count <= self.ring_slots);
                     assert!(self.slots.insert(request, slots).is_none(), "{request} is admitted once");
                     // It may have been cancelled between.
@@ -195,17 +202,18 @@ impl World {
                     self.say(now, &format!("drop {request}: {reason:?}"));
                     self.dropped += 1;
                 }
-                DeviceOutput::Note(note) => {
+                DeviceOutput::Note { note, .. } => {
                     self.say(now, &describe(&note));
                     self.notes.push(note);
                 }
+                other => panic!("no policy of one model does this: {other:?}"),
             }
         }
     }
 
     fn launch(&mut self, now: Time, launch: Launch) {
-        let lanes = self.policy.lanes();
-        let lane = lanes.get(launch.lane.0 as usize).expect("a lane that there is");
+        assert!(self.scheduler.lanes(MODEL).contains(&launch.lane));
+        let lane = self.scheduler.lane(launch.lane).expect("a lane that there is");
         assert!(lane.segments.first <= launch.segments.first && launch.segments.end <= lane.segments.end);
         assert!(launch.rows <= lane.max_rows && launch.computed_rows >= launch.rows && !launch.members.is_empty());
         let other = self.busy.insert(launch.lane, launch.id);
@@ -256,7 +264,7 @@ impl World {
                 members.join(" ")
             ),
         );
-        self.launches.insert((now + took, launch.id), launch);
+        self.launches.insert((now + took, launch.id), (now, launch));
     }
 }
 
@@ -272,5 +280,6 @@ fn describe(note: &Note) -> String {
         Note::Exit { batch, rows, stage } => format!("exit of {rows} from {batch} after stage {stage}"),
         Note::Switch { load } => format!("lanes for a load of {load}"),
         Note::RingFull { waiting } => format!("the ring is full, {waiting} wait"),
+        Note::PrepareFailed { .. } => panic!("nothing is prepared"),
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use downbeat_core::device::{
-    DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, DeviceTimeout, LaneSpec, LaunchId, Note, PoolStats,
+    DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, LaneSpec, Launch, LaunchId, Note, Span,
 };
-use downbeat_core::{RequestId, Time};
+use downbeat_core::{ModelId, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::decision_log::DeviceFile;
@@ -55,6 +55,8 @@ pub enum DeviceEvent {
     Completion {
         /// The launch.
         launch: LaunchId,
+        /// When it had the device.
+        span: Span,
         /// Members whose answers are final before the last segment.
         exits: Vec<RequestId>,
     },
@@ -84,8 +86,8 @@ impl fmt::Display for DeviceRecord {
                 write!(f, "\n{:>16}-> refused: {reason}", "")
             }
             DeviceEvent::Input(request) => write!(f, "input of {request} is there"),
-            DeviceEvent::Completion { launch, exits } if exits.is_empty() => write!(f, "{launch} is done"),
-            DeviceEvent::Completion { launch, exits } => write!(f, "{launch} is done, {exits:?} exit"),
+            DeviceEvent::Completion { launch, exits, .. } if exits.is_empty() => write!(f, "{launch} is done"),
+            DeviceEvent::Completion { launch, exits, .. } => write!(f, "{launch} is done, {exits:?} exit"),
             DeviceEvent::Cancel(request) => write!(f, "cancel {request}"),
             DeviceEvent::Timeout => f.write_str("timeout"),
             DeviceEvent::Decision(output) => {
@@ -98,7 +100,7 @@ impl fmt::Display for DeviceRecord {
 
 fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
     match output {
-        DeviceOutput::Admit { request, slots } => {
+        DeviceOutput::Admit { request, slots, .. } => {
             write!(
                 f,
                 "{request} to slots {} to {}",
@@ -106,18 +108,17 @@ fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
                 slots.first.saturating_add(slots.count).saturating_sub(1)
             )
         }
-        DeviceOutput::Launch(launch) => {
-            let (first, last) = (launch.segments.first, launch.segments.end.saturating_sub(1));
-            write!(f, "launch {} on {}: {}, segments {first} to {last}, ", launch.id, launch.lane, launch.batch)?;
-            write!(f, "{} items ({} computed)", launch.rows, launch.computed_rows)?;
-            if launch.length > 0 {
-                write!(f, " padded to {}", launch.length)?;
-            }
-            write!(f, ", {:?}: {:?}", launch.inputs, launch.members)
+        DeviceOutput::Launch(its) => launch(f, its),
+        DeviceOutput::Group(launches) => {
+            f.write_str("together: ")?;
+            launches.iter().try_for_each(|its| launch(f, its).and_then(|()| f.write_str("; ")))
         }
+        DeviceOutput::Prepare { model, lanes, partition } => write!(f, "prepare {lanes:?} of {model} in {partition}"),
+        DeviceOutput::Switch { model, from, to } => write!(f, "{model} switches from {from:?} to {to:?}"),
+        DeviceOutput::Free { lanes, .. } => write!(f, "{lanes:?} are free"),
         DeviceOutput::Reply { request, launch } => write!(f, "reply to {request} from {launch}"),
         DeviceOutput::Drop { request, reason } => write!(f, "drop {request}: {reason:?}"),
-        DeviceOutput::Note(note) => match note {
+        DeviceOutput::Note { note, .. } => match note {
             Note::New { batch, rows, .. } => write!(f, "new {batch} of {rows} items"),
             Note::Stretch { batch, joined, rows, stage } => {
                 write!(f, "stretch {batch} by {joined} to {rows} items, together after stage {stage}")
@@ -126,76 +127,90 @@ fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
             Note::Exit { batch, rows, stage } => write!(f, "{rows} items leave {batch} after stage {stage}"),
             Note::Switch { load } => write!(f, "lanes for a load of {load} items from now on"),
             Note::RingFull { waiting } => write!(f, "the input ring is full, {waiting} requests wait for room"),
+            Note::PrepareFailed { partition, reason } => write!(f, "no lanes in {partition}: {reason}"),
         },
     }
 }
 
-/// A device policy all of whose events are written down.
+fn launch(f: &mut fmt::Formatter<'_>, launch: &Launch) -> fmt::Result {
+    let (first, last) = (launch.segments.first, launch.segments.end.saturating_sub(1));
+    write!(f, "launch {} on {}: {}, segments {first} to {last}, ", launch.id, launch.lane, launch.batch)?;
+    write!(f, "{} items ({} computed)", launch.rows, launch.computed_rows)?;
+    if launch.length > 0 {
+        write!(f, " padded to {}", launch.length)?;
+    }
+    write!(f, ", {:?}: {:?}", launch.inputs, launch.members)
+}
+
+/// A device's scheduler all of whose events are written down, if there is a file.
 pub struct Logged {
-    policy: Box<dyn DevicePolicy>,
-    file: Arc<DeviceFile>,
+    scheduler: DeviceScheduler,
+    file: Option<Arc<DeviceFile>>,
     now: Time,
 }
 
 impl Logged {
-    /// Begins to write what `policy` is told and decides.
-    pub fn new(head: &DeviceLogHead, policy: Box<dyn DevicePolicy>, file: Arc<DeviceFile>) -> Self {
-        file.append(head);
-        Logged { policy, file, now: Time::ZERO }
+    /// Begins to write what `scheduler` is told and decides.
+    pub fn new(scheduler: DeviceScheduler, log: Option<(DeviceLogHead, Arc<DeviceFile>)>) -> Self {
+        let file = log.map(|(head, file)| {
+            file.append(&head);
+            file
+        });
+        Logged { scheduler, file, now: Time::ZERO }
     }
 
-    fn write(&mut self, now: Time, event: DeviceEvent) {
+    fn write(&mut self, now: Time, event: impl FnOnce() -> DeviceEvent) {
         self.now = now;
-        self.file.append(&DeviceRecord { at: now, event });
-    }
-}
-
-impl DevicePolicy for Logged {
-    fn lanes(&self) -> &[LaneSpec] {
-        self.policy.lanes()
+        if let Some(file) = &self.file {
+            file.append(&DeviceRecord { at: now, event: event() });
+        }
     }
 
-    fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let result = self.policy.handle_request(now, request);
-        let event = match &result {
+    /// As the scheduler's.
+    pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let result = self.scheduler.handle_request(now, request);
+        self.write(now, || match &result {
             Ok(()) => DeviceEvent::Request(*request),
             Err(reason) => DeviceEvent::Refused { request: *request, reason: reason.to_string() },
-        };
-        self.write(now, event);
+        });
         result
     }
 
-    fn handle_input(&mut self, now: Time, request: RequestId) {
-        self.write(now, DeviceEvent::Input(request));
-        self.policy.handle_input(now, request);
+    /// As the scheduler's.
+    pub fn handle_input(&mut self, now: Time, model: ModelId, request: RequestId) {
+        self.write(now, || DeviceEvent::Input(request));
+        self.scheduler.handle_input(now, model, request);
     }
 
-    fn handle_completion(&mut self, now: Time, launch: LaunchId, exits: &[RequestId]) {
-        self.write(now, DeviceEvent::Completion { launch, exits: exits.to_vec() });
-        self.policy.handle_completion(now, launch, exits);
+    /// As the scheduler's.
+    pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
+        self.write(now, || DeviceEvent::Completion { launch, span, exits: exits.to_vec() });
+        self.scheduler.handle_completion(now, launch, span, exits);
     }
 
-    fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
-        self.write(now, DeviceEvent::Cancel(request));
-        self.policy.handle_cancel(now, request)
+    /// As the scheduler's.
+    pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
+        self.write(now, || DeviceEvent::Cancel(request));
+        self.scheduler.handle_cancel(now, model, request)
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.write(now, DeviceEvent::Timeout);
-        self.policy.handle_timeout(now);
+    /// As the scheduler's.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.write(now, || DeviceEvent::Timeout);
+        self.scheduler.handle_timeout(now);
     }
 
-    fn poll_output(&mut self) -> Option<DeviceOutput> {
-        let output = self.policy.poll_output()?;
-        self.write(self.now, DeviceEvent::Decision(output.clone()));
+    /// As the scheduler's.
+    pub fn poll_output(&mut self) -> Option<DeviceOutput> {
+        let output = self.scheduler.poll_output()?;
+        self.write(self.now, || DeviceEvent::Decision(output.clone()));
         Some(output)
     }
+}
 
-    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        self.policy.poll_timeout()
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.policy.stats()
+impl std::ops::Deref for Logged {
+    type Target = DeviceScheduler;
+    fn deref(&self) -> &DeviceScheduler {
+        &self.scheduler
     }
 }

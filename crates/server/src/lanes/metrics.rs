@@ -185,6 +185,7 @@ impl LaneMetrics {
             Note::Exit { .. } => 3,
             Note::Switch { .. } => 4,
             Note::RingFull { .. } => return self.ring_overflowed.inc(),
+            Note::PrepareFailed { .. } => return,
         };
         self.events[event].inc();
     }

@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{DropReason, Reject};
-use downbeat_core::device::{DeviceDrop, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, LaunchId, SlotRun};
+use downbeat_core::device::{
+    DeviceDrop, DeviceModel, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, LaneId, LaunchId, SlotRun,
+    Span,
+};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_engine::{Lane, LoadError};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::desk::{Desk, Entry};
+use super::device_log::{DeviceLogHead, Logged};
 use super::exits::Exit;
 use super::history::{History, PastLaunch};
 use super::lane::{self, Outcome, Work};
@@ -19,6 +23,7 @@ use super::occupancy::Occupancy;
 use super::tensors::BatchTensors;
 use crate::call::Call;
 use crate::clock::Clock;
+use crate::decision_log::DeviceFile;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::handoff::Handoff;
@@ -30,13 +35,18 @@ use crate::watchdog::Watchdog;
 /// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn whether it does.
 const PROBE_EVERY: Duration = Duration::from_millis(1_000);
 
+/// The one model that it has.
+const MODEL: ModelId = ModelId(0);
+
 /// What a runtime is made of.
 pub struct Setup {
     pub model: String,
     pub device: usize,
     pub clock: Clock,
     pub tensors: BatchTensors,
-    pub policy: Box<dyn DevicePolicy>,
+    pub policy: DeviceModel,
+    /// Where its events are written down, if anywhere.
+    pub log: Option<(DeviceLogHead, Arc<DeviceFile>)>,
     /// The policy's name.
     pub policy_name: &'static str,
     /// One for each lane of the policy, warm.
@@ -87,7 +97,7 @@ pub struct Runtime {
 }
 
 struct Inner {
-    policy: Box<dyn DevicePolicy>,
+    scheduler: Logged,
     desk: Desk,
     /// Launches that run.
     running: u32,
@@ -120,10 +130,12 @@ impl Runtime {
     /// # Errors
     /// If the operating system has no thread left.
     pub fn start(setup: Setup) -> std::io::Result<Arc<Self>> {
-        let lanes = setup.policy.lanes().len();
+        let mut scheduler = DeviceScheduler::new();
+        scheduler.handle_model(setup.clock.now(), MODEL, Some(setup.policy)).map_err(std::io::Error::other)?;
+        let lanes = scheduler.lanes(MODEL).len();
         assert_eq!(setup.engines.len(), lanes, "each lane of the policy has one of the engine");
         let inner = Inner {
-            policy: setup.policy,
+            scheduler: Logged::new(scheduler, setup.log),
             desk: Desk::default(),
             running: 0,
             alarm_at: Time::MAX,
@@ -180,16 +192,15 @@ impl Runtime {
         let rows = call.admitted.rows;
         let padded = self.tensors.padded_length(length);
         let (rejected, actions) = self.decide(|inner, now| {
-            let mut request =
-                DeviceRequest { id, model: ModelId(0), deadline: call.deadline, size: rows, length: padded };
-            let mut result = inner.policy.handle_request(now, &request);
+            let mut request = DeviceRequest { id, model: MODEL, deadline: call.deadline, size: rows, length: padded };
+            let mut result = inner.scheduler.handle_request(now, &request);
             if let Err(DeviceReject::DeadlineImpossible { .. }) = result
                 && call.deadline_is_slo
                 && inner.probed.is_none_or(|last| now.since(last) >= PROBE_EVERY)
             {
                 inner.probed = Some(now);
                 request.deadline = Time::MAX;
-                result = inner.policy.handle_request(now, &request);
+                result = inner.scheduler.handle_request(now, &request);
             }
             match result {
                 Ok(()) => {
@@ -213,7 +224,7 @@ impl Runtime {
             DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),
             DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
             DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
-            other @ (DeviceReject::TooLarge { .. } | DeviceReject::Empty) => {
+            other => {
                 let message = format!("model '{}': {other}", self.model);
                 return call.fail(Reason::Engine, ServiceError::InvalidArgument(message), now);
             }
@@ -226,7 +237,7 @@ impl Runtime {
         let (_, actions) = self.decide(|inner, now| {
             let Some(entry) = inner.desk.remove(request) else { return };
             self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
-            inner.policy.handle_cancel(now, request);
+            inner.scheduler.handle_cancel(now, MODEL, request);
         });
         self.carry_out(actions, None);
     }
@@ -250,12 +261,12 @@ impl Runtime {
             inner.running -= 1;
             for (request, reason) in outcome.failed {
                 // Before the completion, so that it goes no further.
-                inner.policy.handle_cancel(now, request);
+                inner.scheduler.handle_cancel(now, MODEL, request);
                 failed.extend(inner.desk.remove(request).map(|entry| (entry, reason)));
             }
             for (request, outputs) in outcome.answers {
                 if outcome.alone {
-                    inner.policy.handle_cancel(now, request);
+                    inner.scheduler.handle_cancel(now, MODEL, request);
                     answered.extend(inner.desk.remove(request).map(|entry| (entry, outputs)));
                 } else {
                     inner.desk.answer(request, outputs, begin, outcome.phases);
@@ -268,7 +279,7 @@ impl Runtime {
             for (request, outputs) in outcome.exits {
                 inner.desk.exit(request, outputs);
             }
-            inner.policy.handle_completion(now, launch.id, &exits);
+            inner.scheduler.handle_completion(now, launch.id, Span { start: begin, end }, &exits);
             (answered, failed, now)
         });
         self.answer_alone(answered, failed, now);
@@ -307,9 +318,9 @@ impl Runtime {
 
     /// Takes the policy's decisions, and sees to it that the alarm rings in time.
     fn settle(&self, inner: &mut Inner, actions: &mut Actions) {
-        while let Some(output) = inner.policy.poll_output() {
+        while let Some(output) = inner.scheduler.poll_output() {
             match output {
-                DeviceOutput::Admit { request, slots } => {
+                DeviceOutput::Admit { request, slots, .. } => {
                     let input = inner.desk.get(request).and_then(|entry| entry.input.clone());
                     actions.writes.push(Write { request, slots, input });
                 }
@@ -324,10 +335,13 @@ impl Runtime {
                 DeviceOutput::Drop { request, reason } => {
                     actions.drops.extend(inner.desk.remove(request).map(|entry| (entry, reason)));
                 }
-                DeviceOutput::Note(note) => self.metrics.record_note(&note),
+                DeviceOutput::Note { note, .. } => self.metrics.record_note(&note),
+                other => {
+                    tracing::error!(model = self.model, ?other, "a decision that nobody carries out: this is a defect")
+                }
             }
         }
-        let at = inner.policy.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
         if at < inner.alarm_at {
             inner.alarm_at = at;
             self.alarm.notify_one();
@@ -342,7 +356,7 @@ impl Runtime {
                 self.slot(lane).put(work);
             }
             self.reply(replies, rows.unwrap_or(0));
-            for (entry, DeviceDrop::Hopeless) in drops {
+            for (entry, DeviceDrop::Hopeless | DeviceDrop::Removed) in drops {
                 self.outstanding.fetch_sub(entry.rows, Ordering::Relaxed);
                 entry.call.drop_for(DropReason::Hopeless, self.clock.now());
             }
@@ -359,7 +373,7 @@ impl Runtime {
                             entry.input = None;
                         }
                     }
-                    inner.policy.handle_input(now, write.request);
+                    inner.scheduler.handle_input(now, MODEL, write.request);
                 }
             });
         }
@@ -405,10 +419,10 @@ impl Runtime {
         let mut inner = self.inner.lock();
         while !inner.stopped {
             let now = self.clock.now();
-            let at = inner.policy.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
             if at <= now {
                 let mut actions = Actions::default();
-                inner.policy.handle_timeout(now);
+                inner.scheduler.handle_timeout(now);
                 self.settle(&mut inner, &mut actions);
                 drop(inner);
                 self.carry_out(actions, None);
@@ -483,21 +497,25 @@ impl Runtime {
 
     /// Items that wait for a launch.
     pub(super) fn waiting(&self) -> u32 {
-        self.inner.lock().policy.stats().waiting
+        self.inner.lock().scheduler.stats(MODEL).waiting
     }
 
     /// Brings the gauges up to date.
     pub(super) fn update_metrics(&self) {
         let (running, stats) = {
             let inner = self.inner.lock();
-            (inner.running, inner.policy.stats())
+            (inner.running, inner.scheduler.stats(MODEL))
         };
         self.metrics.set(self.lanes.len(), running, stats);
     }
 
     /// The policy's name, its lanes' largest batches, and the launches that ended at `from` or later, with whether all of them are there.
     pub(super) fn past(&self, from: Time) -> (&'static str, Vec<u32>, Vec<PastLaunch>, bool) {
-        let lanes = self.inner.lock().policy.lanes().iter().map(|lane| lane.max_rows).collect();
+        let lanes = {
+            let inner = self.inner.lock();
+            let specs = inner.scheduler.lanes(MODEL).iter().filter_map(|lane: &LaneId| inner.scheduler.lane(*lane));
+            specs.map(|lane| lane.max_rows).collect()
+        };
         let (launches, complete) = self.history.lock().since(from);
         (self.policy_name, lanes, launches, complete)
     }

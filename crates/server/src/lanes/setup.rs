@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    DevicePolicy as Policy, Elastic, ElasticOptions, LaneSpec, MixTable, SegmentProfile, Staged, StagedOptions,
+    DeviceModel, Elastic, ElasticOptions, LaneSpec, MixTable, PartitionId, SegmentProfile, Staged, StagedOptions,
     Windowed, WindowedOptions,
 };
-use downbeat_core::{Duration, LatencyProfile, ModelId};
+use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
 
-use super::device_log::{DeviceLogHead, Logged};
+use super::device_log::DeviceLogHead;
 use super::exits::Exit;
 use super::group::LaneGroup;
 use super::input_rings::InputRings;
@@ -215,28 +215,30 @@ pub fn start(
     };
     let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
     for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
-        let (mut policy, rings) =
+        let (policy, rings) =
             policy(&ground, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
-        if let Some(file) = (ground.log)(device) {
+        let lanes = policy.policy.lanes(PartitionId::default());
+        let log = (ground.log)(device).map(|file| {
             let head = DeviceLogHead {
                 model: ground.name.to_owned(),
                 version: ground.version.to_owned(),
                 device,
                 policy: ground.policy.name().to_owned(),
-                lanes: policy.lanes().to_vec(),
+                lanes: lanes.clone(),
             };
-            policy = Box::new(Logged::new(&head, policy, file));
-        }
+            (head, file)
+        });
         let place = Place { device, share: Share::Whole };
-        let engines = policy.lanes().iter().map(|_| ground.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
+        let engines = lanes.iter().map(|_| ground.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
         let mut engines = engines?;
-        warm_up(device, policy.lanes(), &mut engines)?;
+        warm_up(device, &lanes, &mut engines)?;
         started.0.push(Runtime::start(runtime::Setup {
             model: ground.name.to_owned(),
             device,
             clock: ground.clock,
             tensors: BatchTensors { plan: ground.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() },
             policy,
+            log,
             policy_name: ground.policy.name(),
             engines,
             segments: ground.model.segments(),
@@ -310,16 +312,17 @@ fn policy(
     ground: &Ground<'_>,
     device: usize,
     padding: Option<&Padding>,
-) -> anyhow::Result<(Box<dyn Policy>, Option<InputRings>)> {
-    let (model, settings, max_batch) = (ModelId(0), ground.settings, ground.plan.max_batch());
+) -> anyhow::Result<(DeviceModel, Option<InputRings>)> {
+    let (settings, max_batch) = (ground.settings, ground.plan.max_batch());
     let (drop, queue_bound, profile) = (ground.drop, ground.queue_bound, ground.segments.clone());
+    let its = profile.clone();
     match ground.policy {
         DevicePolicy::Exclusive => bail!("the policy exclusive has no lanes"),
         DevicePolicy::Windowed => {
             let window = settings.window.unwrap_or(ground.queue_delay);
             let fill = settings.fill;
-            let options = WindowedOptions { model, profile, max_batch, window, fill, drop, queue_bound };
-            Ok((Box::new(Windowed::new(options)), None))
+            let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
+            Ok((DeviceModel::new(Windowed::new(options), its), None))
         }
         DevicePolicy::Elastic => {
             let (mixes, max_running) = mixes(settings, max_batch)?;
@@ -333,8 +336,8 @@ fn policy(
             let rings =
                 InputRings::new(&**ground.model, device, &ground.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
-            let options = ElasticOptions { model, profile, mixes, max_running, ring_slots, drop, queue_bound };
-            Ok((Box::new(Elastic::new(options)), Some(rings)))
+            let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
+            Ok((DeviceModel::new(Elastic::new(options), its), Some(rings)))
         }
         DevicePolicy::Staged => {
             let pairs = settings.buffer_pairs.unwrap_or(BUFFER_PAIRS);
@@ -344,7 +347,6 @@ fn policy(
             let by_load = settings.load.unwrap_or(!varies);
             let rings = staged_rings(ground, device, padding)?;
             let options = StagedOptions {
-                model,
                 profile,
                 pairs,
                 max_batch,
@@ -357,7 +359,7 @@ fn policy(
                 drop,
                 queue_bound,
             };
-            Ok((Box::new(Staged::new(options)), rings))
+            Ok((DeviceModel::new(Staged::new(options), its), rings))
         }
     }
 }

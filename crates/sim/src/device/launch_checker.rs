@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::{DevicePolicy, DeviceRequest, InputSource, LaneSpec, Launch, LaunchId, SlotRun};
-use downbeat_core::{RequestId, Time};
+use downbeat_core::device::{DeviceRequest, DeviceScheduler, InputSource, LaneSpec, Launch, LaunchId, SlotRun};
+use downbeat_core::{ModelId, RequestId, Time};
 
 /// Judges every decision of a device policy from outside; each failure panics and prints the seed.
 ///
@@ -49,16 +49,16 @@ enum State {
 }
 
 impl LaunchChecker {
-    /// A checker of a run of this policy with a model of so many segments.
-    pub fn new(seed: u64, segments: u16, policy: &dyn DevicePolicy) -> Self {
-        let lanes = policy.lanes().to_vec();
+    /// A checker of a run with this model, of so many segments, alone on the device.
+    pub fn new(seed: u64, segments: u16, scheduler: &DeviceScheduler, model: ModelId) -> Self {
+        let lanes: Vec<LaneSpec> = scheduler.lanes(model).iter().filter_map(|lane| scheduler.lane(*lane)).collect();
         LaunchChecker {
             seed,
             segments,
             running: vec![None; lanes.len()],
             lanes,
             requests: Vec::new(),
-            slots: policy.stats().slots,
+            slots: scheduler.stats(model).slots,
             taken: BTreeMap::new(),
             open: 0,
         }

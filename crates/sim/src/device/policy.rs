@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use downbeat_core::Duration;
 use downbeat_core::device::{
-    DevicePolicy, Elastic, ElasticOptions, LaneMix, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
+    DeviceModel, Elastic, ElasticOptions, LaneMix, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
     WindowedOptions,
 };
-use downbeat_core::{Duration, ModelId};
 
 use super::architecture::Architecture;
 use super::model::{BadModel, EmulatedModel};
@@ -152,28 +152,32 @@ impl Tuning {
     }
 
     /// The policy of that name. E-Ebird without measured mixes has N-Ebird's.
-    pub fn policy(&self, name: DevicePolicyName) -> Box<dyn DevicePolicy> {
-        let windowed = |window, fill| -> Box<dyn DevicePolicy> {
-            Box::new(Windowed::new(WindowedOptions {
-                model: ModelId(0),
-                profile: self.profile.clone(),
-                max_batch: self.max_batch,
-                window,
-                fill,
-                drop: false,
-                queue_bound: QUEUE_BOUND,
-            }))
+    pub fn policy(&self, name: DevicePolicyName) -> DeviceModel {
+        let windowed = |window, fill| -> DeviceModel {
+            DeviceModel::new(
+                Windowed::new(WindowedOptions {
+                    profile: self.profile.clone(),
+                    max_batch: self.max_batch,
+                    window,
+                    fill,
+                    drop: false,
+                    queue_bound: QUEUE_BOUND,
+                }),
+                self.profile.clone(),
+            )
         };
-        let elastic = |mixes| -> Box<dyn DevicePolicy> {
-            Box::new(Elastic::new(ElasticOptions {
-                model: ModelId(0),
-                profile: self.profile.clone(),
-                mixes,
-                max_running: self.max_batch,
-                ring_slots: self.max_batch * SLOTS,
-                drop: false,
-                queue_bound: QUEUE_BOUND,
-            }))
+        let elastic = |mixes| -> DeviceModel {
+            DeviceModel::new(
+                Elastic::new(ElasticOptions {
+                    profile: self.profile.clone(),
+                    mixes,
+                    max_running: self.max_batch,
+                    ring_slots: self.max_batch * SLOTS,
+                    drop: false,
+                    queue_bound: QUEUE_BOUND,
+                }),
+                self.profile.clone(),
+            )
         };
         match name {
             DevicePolicyName::NoWait => windowed(Duration::ZERO, false),
@@ -186,20 +190,22 @@ impl Tuning {
             }
             DevicePolicyName::DvaBatch => {
                 let Diversity { pairs, by_length, by_operator, by_load, window, comp_wait } = self.diversity;
-                Box::new(Staged::new(StagedOptions {
-                    model: ModelId(0),
-                    profile: self.profile.clone(),
-                    pairs,
-                    max_batch: self.max_batch,
-                    by_length,
-                    by_operator,
-                    by_load,
-                    window,
-                    comp_wait,
-                    ring_slots: 0,
-                    drop: false,
-                    queue_bound: QUEUE_BOUND,
-                }))
+                DeviceModel::new(
+                    Staged::new(StagedOptions {
+                        profile: self.profile.clone(),
+                        pairs,
+                        max_batch: self.max_batch,
+                        by_length,
+                        by_operator,
+                        by_load,
+                        window,
+                        comp_wait,
+                        ring_slots: 0,
+                        drop: false,
+                        queue_bound: QUEUE_BOUND,
+                    }),
+                    self.profile.clone(),
+                )
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What policies are tuned with, and the highest load that they hold.
 
-use downbeat_core::device::{DevicePolicy, LaneId, LaneMix, SegmentRange};
+use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
@@ -86,10 +86,7 @@ pub const TOLERATED_LATE: f64 = 0.01;
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape.
-pub fn peak(
-    simulation: &DeviceSimulation,
-    policy: &dyn Fn() -> Box<dyn DevicePolicy>,
-) -> Result<Option<Peak>, BadArrivals> {
+pub fn peak(simulation: &DeviceSimulation, policy: &dyn Fn() -> DeviceModel) -> Result<Option<Peak>, BadArrivals> {
     let trial = |rate: f64| -> Result<Option<Peak>, BadArrivals> {
         let mut simulation = simulation.clone();
         simulation.load.rate = rate;

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use downbeat_core::device::{DeviceOutput, DevicePolicy, DeviceRequest, InputSource, Launch, LaunchId, SegmentRange};
+use downbeat_core::device::{
+    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, InputSource, Launch, LaunchId, SegmentRange,
+    Span as DeviceSpan,
+};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use rand_distr::{Distribution, StandardUniform};
 use rand_pcg::Pcg64;
@@ -13,6 +16,9 @@ use super::model::EmulatedModel;
 use super::report::{DeviceReport, Span};
 use super::workload::DeviceLoad;
 use crate::arrivals::{BadArrivals, random};
+
+/// The model on the device.
+const MODEL: ModelId = ModelId(0);
 
 /// A model on a device, what is asked of it, and how to look.
 #[derive(Clone, Debug)]
@@ -60,7 +66,7 @@ impl DeviceSimulation {
     ///
     /// # Errors
     /// If the arrival process has no positive, finite rate and shape.
-    pub fn run(&self, policy: Box<dyn DevicePolicy>) -> Result<DeviceReport, BadArrivals> {
+    pub fn run(&self, policy: DeviceModel) -> Result<DeviceReport, BadArrivals> {
         let mut feed = self.load.feed(self.seed)?;
         let mut world = World::new(self, policy);
         let mut now = Time::ZERO;
@@ -69,7 +75,7 @@ impl DeviceSimulation {
             let device = world.device.next_event();
             let arrival = feed.peek();
             let cancel = world.cancels.first().map(|(at, _)| *at);
-            let timeout = world.policy.poll_timeout().map(|(at, _)| at);
+            let timeout = world.scheduler.poll_timeout().map(|(at, _)| at);
             // At one instant: completions, arrivals, clients that go, timers.
             let Some(next) = [device, arrival, cancel, timeout].into_iter().flatten().min() else { break };
             now = now.max(next);
@@ -85,13 +91,13 @@ impl DeviceSimulation {
             } else if cancel.is_some_and(|at| at <= now) {
                 world.device.advance(now);
                 if let Some((_, request)) = world.cancels.pop_first()
-                    && world.policy.handle_cancel(now, request)
+                    && world.scheduler.handle_cancel(now, MODEL, request)
                 {
                     world.checker.cancelled(now, request);
                 }
             } else {
                 world.device.advance(now);
-                world.policy.handle_timeout(now);
+                world.scheduler.handle_timeout(now);
             }
             world.carry_out(now);
             if most_late.is_some_and(|most| world.late(now) > most) {
@@ -125,7 +131,7 @@ enum Step {
 
 struct World<'a> {
     simulation: &'a DeviceSimulation,
-    policy: Box<dyn DevicePolicy>,
+    scheduler: DeviceScheduler,
     device: ContendedDevice,
     checker: LaunchChecker,
     report: DeviceReport,
@@ -163,13 +169,16 @@ fn request_copy(request: RequestId) -> u64 {
 }
 
 impl<'a> World<'a> {
-    fn new(simulation: &'a DeviceSimulation, policy: Box<dyn DevicePolicy>) -> Self {
+    fn new(simulation: &'a DeviceSimulation, policy: DeviceModel) -> Self {
         let model = &simulation.model;
+        let mut scheduler = DeviceScheduler::new();
+        let added = scheduler.handle_model(Time::ZERO, MODEL, Some(policy));
+        assert!(added.is_ok(), "a device has a partition");
         World {
             simulation,
-            device: ContendedDevice::new(model.limits(), policy.lanes().len()),
-            checker: LaunchChecker::new(simulation.seed, model.segment_count(), &*policy),
-            policy,
+            device: ContendedDevice::new(model.limits(), scheduler.lanes(MODEL).len()),
+            checker: LaunchChecker::new(simulation.seed, model.segment_count(), &scheduler, MODEL),
+            scheduler,
             report: DeviceReport::default(),
             flights: BTreeMap::new(),
             requests: Vec::new(),
@@ -187,8 +196,8 @@ impl<'a> World<'a> {
         let id = RequestId(self.requests.len() as u64);
         let slo = self.simulation.slo;
         let deadline = if self.simulation.deadlines { now + slo } else { Time::MAX };
-        let request = DeviceRequest { id, model: ModelId(0), deadline, size: 1, length };
-        let accepted = self.policy.handle_request(now, &request).is_ok();
+        let request = DeviceRequest { id, model: MODEL, deadline, size: 1, length };
+        let accepted = self.scheduler.handle_request(now, &request).is_ok();
         self.checker.request(now, &request, accepted);
         self.report.rejected += u64::from(!accepted);
         self.requests.push(Request { arrival: now, size: 1, length, ended: !accepted, with_host: false });
@@ -219,9 +228,9 @@ impl<'a> World<'a> {
     }
 
     fn carry_out(&mut self, now: Time) {
-        while let Some(output) = self.policy.poll_output() {
+        while let Some(output) = self.scheduler.poll_output() {
             match output {
-                DeviceOutput::Admit { request, slots } => {
+                DeviceOutput::Admit { request, slots, .. } => {
                     self.checker.admit(now, request, slots);
                     let Request { length, size, .. } = self.requests[request.0 as usize];
                     let (bytes, _) = self.item_bytes(length);
@@ -243,7 +252,8 @@ impl<'a> World<'a> {
                     self.requests[request.0 as usize].ended = true;
                     self.report.dropped += 1;
                 }
-                DeviceOutput::Note(note) => self.report.note(&note),
+                DeviceOutput::Note { note, .. } => self.report.note(&note),
+                other => unreachable!("no policy of one model does this: {other:?}"),
             }
         }
     }
@@ -295,7 +305,7 @@ impl<'a> World<'a> {
                     (false, Direction::In) => {
                         let request = RequestId(token / 2);
                         self.checker.input(now, request);
-                        self.policy.handle_input(now, request);
+                        self.scheduler.handle_input(now, MODEL, request);
                         self.carry_out(now);
                     }
                     (false, Direction::Out) => self.answer(now, RequestId(token / 2)),
@@ -356,7 +366,8 @@ impl<'a> World<'a> {
             }
         }
         self.checker.completion(now, &launch, &exits);
-        self.policy.handle_completion(now, launch.id, &exits);
+        let span = DeviceSpan { start: flight.start, end: now };
+        self.scheduler.handle_completion(now, launch.id, span, &exits);
         self.carry_out(now);
     }
 
@@ -369,7 +380,7 @@ impl<'a> World<'a> {
 
     fn span_of_copy(&mut self, now: Time, direction: Direction, token: u64) {
         if let Some(start) = self.copies.remove(&(direction, token)) {
-            let row = self.policy.lanes().len() + direction as usize;
+            let row = self.scheduler.lanes(MODEL).len() + direction as usize;
             // What waited behind another copy began when that ended.
             let before =
                 self.report.spans.iter().rev().find(|span| span.row == row).map_or(Time::ZERO, |span| span.end);
@@ -379,12 +390,13 @@ impl<'a> World<'a> {
     }
 
     fn finish(mut self, now: Time) -> DeviceReport {
-        let lanes = self.policy.lanes().iter().map(|lane| format!("≤{}", lane.max_rows));
+        let lanes = self.scheduler.lanes(MODEL).iter().filter_map(|lane| self.scheduler.lane(*lane));
+        let lanes = lanes.map(|lane| format!("≤{}", lane.max_rows));
         self.report.rows = lanes.chain(["in".to_owned(), "out".to_owned()]).collect();
         let units = f64::from(self.simulation.model.limits().units);
         let unit_nanos = self.device.used_unit_nanos() as f64;
         self.report.utilisation = unit_nanos / (units * now.as_nanos().max(1) as f64);
-        self.report.most_slots = self.policy.stats().most_occupied;
+        self.report.most_slots = self.scheduler.stats(MODEL).most_occupied;
         self.report.padding = 1.0 - self.asked as f64 / self.computed.max(1) as f64;
         self.report.summarise(self.simulation.warm_up as usize, self.simulation.slo);
         self.report

@@ -1,8 +1,8 @@
 //! The checker of device policies notices each broken rule: a judge that never objects is none.
 
 use downbeat_core::device::{
-    DevicePolicy, DeviceRequest, Elastic, ElasticOptions, InputSource, LaneId, Launch, LaunchId, MixTable,
-    SegmentProfile, SegmentRange, SlotRun,
+    DeviceModel, DeviceRequest, DeviceScheduler, Elastic, ElasticOptions, InputSource, LaneId, Launch, LaunchId,
+    MixTable, SegmentProfile, SegmentRange, SlotRun,
 };
 use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::device::LaunchChecker;
@@ -12,17 +12,19 @@ const NOW: Time = Time::from_nanos(1_000);
 /// Two segments, lanes of 1, 1 and 2 items, a ring of 8 slots; r0 to r3 with a length of 5, all with their inputs in slots 0 to 3.
 fn checker() -> LaunchChecker {
     let segment = vec![LatencyProfile::linear(Duration::from_millis(1), Duration::ZERO, 4).unwrap()];
+    let profile = SegmentProfile::new(vec![0], &[segment.clone(), segment]).unwrap();
     let policy = Elastic::new(ElasticOptions {
-        model: ModelId(0),
-        profile: SegmentProfile::new(vec![0], &[segment.clone(), segment]).unwrap(),
+        profile: profile.clone(),
         mixes: MixTable::naive(4),
         max_running: 4,
         ring_slots: 8,
         drop: false,
         queue_bound: 100,
     });
-    assert_eq!(policy.lanes().len(), 3);
-    let mut checker = LaunchChecker::new(42, 2, &policy);
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_model(Time::ZERO, ModelId(0), Some(DeviceModel::new(policy, profile))).unwrap();
+    assert_eq!(scheduler.lanes(ModelId(0)).len(), 3);
+    let mut checker = LaunchChecker::new(42, 2, &scheduler, ModelId(0));
     for id in 0..4 {
         admit(&mut checker, id, id as u32);
         checker.input(NOW, RequestId(id));

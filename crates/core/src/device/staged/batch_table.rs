@@ -36,31 +36,24 @@ pub struct Stretch {
 #[derive(Clone, Debug, Default)]
 pub struct BatchTable {
     rows: BTreeMap<BatchId, Batch>,
-    next: u64,
     newest: Option<BatchId>,
 }
 
 impl BatchTable {
     /// The paper's `new`: a batch of `rows` items that no stage has run.
-    pub fn new_batch(&mut self, now: Time, rows: u32, length: u32, stages: u16, may_split: bool) -> BatchId {
-        let id = BatchId(self.next);
-        self.next += 1;
+    pub fn insert(&mut self, id: BatchId, now: Time, rows: u32, length: u32, stages: u16, may_split: bool) {
         self.newest = Some(id);
         let completed = vec![0; usize::from(stages)];
         self.rows.insert(id, Batch { rows, created: now, length, completed, may_split, stretch: None });
-        id
     }
 
     /// A part of `batch` with `rows` items, as far as it is; it is no newer than what it is a part of.
-    pub fn part_of(&mut self, batch: BatchId, rows: u32, stage: u16) -> BatchId {
-        let id = BatchId(self.next);
-        self.next += 1;
+    pub fn insert_part(&mut self, id: BatchId, batch: BatchId, rows: u32, stage: u16) {
         if let Some(whole) = self.rows.get(&batch).cloned() {
             let completed =
                 (0..whole.completed.len()).map(|s| if s <= usize::from(stage) { rows } else { 0 }).collect();
             self.rows.insert(id, Batch { rows, completed, stretch: None, ..whole });
         }
-        id
     }
 
     /// The batch that was made last, if it still runs. Parts of a split batch are none.

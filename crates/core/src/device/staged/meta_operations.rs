@@ -4,9 +4,9 @@ use super::batch_table::Stretch;
 use super::executor::Item;
 use super::{Staged, clusters};
 use crate::device::request_pool::Waiting;
-use crate::device::{DeviceOutput, DeviceRequest, LaunchId, Note};
+use crate::device::{DeviceRequest, LaunchId, Note, Turn};
 use crate::ids::{BatchId, RequestId};
-use crate::time::{Duration, Time};
+use crate::time::Duration;
 
 /// A split may cost so much of the device's time, in thousandths: measured times are no more exact.
 const SPLIT_TOLERANCE: u64 = 20;
@@ -36,7 +36,7 @@ impl Staged {
     }
 
     /// Policy III: requests that wait join the newest batch (DVABatch §5.2.2, §7.2).
-    pub(super) fn stretch(&mut self, now: Time) -> bool {
+    pub(super) fn stretch(&mut self, turn: &mut Turn<'_>) -> bool {
         // Requests of other lengths need no batch that runs: they get one of their own beside it (§7.2).
         if !self.options.by_load || self.options.by_length || self.pool.ready_rows() == 0 {
             return false;
@@ -48,7 +48,7 @@ impl Staged {
             Duration::from_nanos(profile.total(self.options.max_batch, batch.length).as_nanos() / 2)
         });
         let room = self.options.max_batch.saturating_sub(batch.rows);
-        if batch.may_split || batch.stretch.is_some() || now >= batch.created + comp_wait || room == 0 {
+        if batch.may_split || batch.stretch.is_some() || turn.now() >= batch.created + comp_wait || room == 0 {
             return false;
         }
         // Where the batch is: in a stage, then they are together after it; or before one, then it waits there.
@@ -89,7 +89,7 @@ impl Staged {
             batch.stretch = Some(Stretch { stage, waiting });
         }
         let item = Item { pair: Some(pair), ..self.take(id, members, true) };
-        self.outputs.push_back(DeviceOutput::Note(Note::Stretch { batch: id, joined, rows: rows + joined, stage }));
+        turn.note(Note::Stretch { batch: id, joined, rows: rows + joined, stage });
         self.queues[0].push_back(item);
         true
     }
@@ -120,21 +120,21 @@ impl Staged {
     }
 
     /// Requests that wait become batches, if the first stage is free (DVABatch §5.1: new).
-    pub(super) fn make_batches(&mut self, now: Time) -> bool {
+    pub(super) fn make_batches(&mut self, turn: &mut Turn<'_>) -> bool {
         let oldest = self.pool.ready().next().filter(|_| self.first_is_free());
         let Some(oldest) = oldest.map(|waiting| waiting.arrival) else { return false };
         // Policy I: what runs side by side is bounded by what one batch may have.
         let running = if self.options.by_length { self.pool.running_rows() } else { 0 };
         let room = self.options.max_batch.saturating_sub(running);
         let full = self.pool.ready_rows() >= room;
-        if !full && !self.table.is_empty() && now < oldest + self.window() {
+        if !full && !self.table.is_empty() && turn.now() < oldest + self.window() {
             return false;
         }
         if !self.options.by_length {
             let (members, rows, _) = self.pool.neighbours(room);
             let longest =
                 self.pool.ready().take(members.len()).map(|waiting| waiting.request.length).max().unwrap_or(0);
-            return self.new_batch(now, members, rows, longest);
+            return self.new_batch(turn, members, rows, longest);
         }
         let mut taken: Vec<DeviceRequest> = Vec::new();
         let mut rows = 0;
@@ -154,38 +154,46 @@ impl Staged {
             let members = &taken[begin..end];
             let rows = members.iter().map(|request| request.size).sum();
             let ids = members.iter().map(|request| request.id).collect();
-            made |= self.new_batch(now, ids, rows, lengths[end - 1].0);
+            made |= self.new_batch(turn, ids, rows, lengths[end - 1].0);
             begin = end;
         }
         made
     }
 
-    pub(super) fn new_batch(&mut self, now: Time, members: Vec<RequestId>, rows: u32, length: u32) -> bool {
+    pub(super) fn new_batch(&mut self, turn: &mut Turn<'_>, members: Vec<RequestId>, rows: u32, length: u32) -> bool {
         if members.is_empty() {
             return false;
         }
         let may_split = self.may_split(0, rows, length);
-        let batch = self.table.new_batch(now, rows, length, self.stages, may_split);
+        let batch = turn.new_batch();
+        self.table.insert(batch, turn.now(), rows, length, self.stages, may_split);
         let item = self.take(batch, members, false);
-        self.outputs.push_back(DeviceOutput::Note(Note::New { batch, rows, length }));
+        turn.note(Note::New { batch, rows, length });
         self.queues[0].push_back(item);
         true
     }
 
     /// Members whose answer is final, or whose clients have gone, leave.
-    pub(super) fn let_out(&mut self, item: &mut Item, stage: u16, launch: LaunchId, exits: &[RequestId]) {
+    pub(super) fn let_out(
+        &mut self,
+        turn: &mut Turn<'_>,
+        item: &mut Item,
+        stage: u16,
+        launch: LaunchId,
+        exits: &[RequestId],
+    ) {
         let last = stage + 1 == self.stages;
         let mut left = 0;
         item.members.retain(|request| {
             let leaves = last || self.pool.has_gone(*request) || exits.contains(request);
             if leaves {
-                left += self.pool.finish(*request, launch, &mut self.outputs);
+                left += self.pool.finish(*request, launch, turn);
             }
             !leaves
         });
         item.rows -= left;
         if left > 0 && !last {
-            self.outputs.push_back(DeviceOutput::Note(Note::Exit { batch: item.batch, rows: left, stage }));
+            turn.note(Note::Exit { batch: item.batch, rows: left, stage });
             if let Some(batch) = self.table.get_mut(item.batch) {
                 batch.rows -= left;
                 for completed in batch.completed.iter_mut().take(usize::from(stage) + 1) {
@@ -211,7 +219,7 @@ impl Staged {
     }
 
     /// Policy II: parts a batch before the next stage, if the rest takes no longer for it (DVABatch §7.2). Says whether it did.
-    pub(super) fn split(&mut self, item: &Item, stage: u16) -> bool {
+    pub(super) fn split(&mut self, turn: &mut Turn<'_>, item: &Item, stage: u16) -> bool {
         let (Some(pair), Some(batch)) = (item.pair, self.table.get(item.batch)) else { return false };
         let parts = if self.options.by_operator { self.parts(stage + 1, item.rows, batch.length) } else { 1 };
         if parts < 2 {
@@ -236,7 +244,8 @@ impl Staged {
         for (index, part) in items.iter_mut().enumerate() {
             part.families.push(family);
             if index > 0 {
-                part.batch = self.table.part_of(item.batch, part.rows, stage);
+                part.batch = turn.new_batch();
+                self.table.insert_part(part.batch, item.batch, part.rows, stage);
             }
         }
         if let (Some(batch), Some(first)) = (self.table.get_mut(item.batch), items.first()) {
@@ -244,7 +253,7 @@ impl Staged {
             batch.may_split = true;
         }
         let into = items.iter().skip(1).map(|part| part.batch).collect();
-        self.outputs.push_back(DeviceOutput::Note(Note::Split { batch: item.batch, into, stage }));
+        turn.note(Note::Split { batch: item.batch, into, stage });
         self.queues[usize::from(stage) + 1].extend(items);
         true
     }

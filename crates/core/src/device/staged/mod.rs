@@ -9,12 +9,12 @@ mod pipeline;
 
 use std::collections::VecDeque;
 
-use super::launch::{DeviceOutput, LaneSpec, SegmentRange};
-use super::policy::{DevicePolicy, DeviceTimeout};
-use super::request::{DeviceReject, DeviceRequest};
+use super::launch::{LaneSpec, SegmentRange, Span};
+use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool, Waiting};
 use super::segment_profile::SegmentProfile;
-use crate::ids::{LaunchId, ModelId, RequestId};
+use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 use batch_table::BatchTable;
 use buffers::BufferPairs;
@@ -23,8 +23,6 @@ use executor::{Executor, ExecutorEvent, ExecutorState, Item};
 /// How a [`Staged`] batches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StagedOptions {
-    /// The model.
-    pub model: ModelId,
     /// What its segments take; each is a stage.
     pub profile: SegmentProfile,
     /// Pairs of buffers: 1 makes stages run one after another, 2 is best (DVABatch §8.6).
@@ -62,15 +60,12 @@ pub struct StagedOptions {
 pub struct Staged {
     options: StagedOptions,
     stages: u16,
-    lanes: Vec<LaneSpec>,
     pool: RequestPool,
-    outputs: VecDeque<DeviceOutput>,
     table: BatchTable,
     /// By stage: what it has to run.
     queues: Vec<VecDeque<Item>>,
     executors: Vec<Executor>,
     buffers: BufferPairs,
-    next_launch: u64,
 }
 
 impl Staged {
@@ -79,21 +74,17 @@ impl Staged {
         assert!(options.pairs > 0 && options.max_batch > 0, "stages need a pair of buffers and a batch an item");
         assert!(options.ring_slots == 0 || options.ring_slots >= options.max_batch, "the ring holds a batch");
         let stages = options.profile.segments();
-        let lane = |stage| LaneSpec { max_rows: options.max_batch, segments: SegmentRange::new(stage, stage + 1) };
         Staged {
             stages,
-            lanes: (0..stages).map(lane).collect(),
             pool: RequestPool::new(
                 options.queue_bound,
                 options.ring_slots,
                 options.drop.then(|| options.profile.clone()),
             ),
-            outputs: VecDeque::new(),
             table: BatchTable::default(),
             queues: vec![VecDeque::new(); usize::from(stages)],
             executors: (0..stages).map(|_| Executor::new()).collect(),
             buffers: BufferPairs::new(stages, options.pairs),
-            next_launch: 0,
             options,
         }
     }
@@ -103,18 +94,18 @@ impl Staged {
     }
 
     /// Everything that can begin, does.
-    fn advance(&mut self, now: Time) {
-        self.pool.drop_hopeless(now, &mut self.outputs);
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
         loop {
             // Last stages first: what they hand back is what those before them wait for.
             let mut changed = false;
             for stage in (0..self.stages).rev() {
                 changed |= self.wake(stage);
             }
-            changed |= self.stretch(now) || self.make_batches(now);
+            changed |= self.stretch(turn) || self.make_batches(turn);
             for stage in (0..self.stages).rev() {
                 changed |= self.pull(stage);
-                changed |= self.check(stage);
+                changed |= self.check(turn, stage);
             }
             if !changed {
                 return;
@@ -129,23 +120,25 @@ impl Staged {
 }
 
 impl DevicePolicy for Staged {
-    fn lanes(&self) -> &[LaneSpec] {
-        &self.lanes
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        let segments = |stage| SegmentRange::new(stage, stage + 1);
+        let max_rows = self.options.max_batch;
+        (0..self.stages).map(|stage| LaneSpec { partition, max_rows, segments: segments(stage) }).collect()
     }
 
-    fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        self.pool.push(now, request, self.options.max_batch, &mut self.outputs)?;
-        self.advance(now);
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.pool.push(turn, request, self.options.max_batch)?;
+        self.advance(turn);
         Ok(())
     }
 
-    fn handle_input(&mut self, now: Time, request: RequestId) {
-        if self.pool.mark_ready(request, &mut self.outputs) {
-            self.advance(now);
+    fn handle_input(&mut self, turn: &mut Turn<'_>, request: RequestId) {
+        if self.pool.mark_ready(request, turn) {
+            self.advance(turn);
         }
     }
 
-    fn handle_completion(&mut self, now: Time, launch: LaunchId, exits: &[RequestId]) {
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, exits: &[RequestId]) {
         let Some(stage) = self.executors.iter().position(|executor| executor.launch == Some(launch)) else { return };
         let stage = stage as u16;
         let executor = self.executor(stage);
@@ -159,10 +152,10 @@ impl DevicePolicy for Staged {
             *completed += item.rows;
         }
         for slots in item.slots.drain(..) {
-            self.pool.release(slots, &mut self.outputs);
+            self.pool.release(slots, turn);
         }
-        self.let_out(&mut item, stage, launch, exits);
-        self.move_on(item, stage);
+        self.let_out(turn, &mut item, stage, launch, exits);
+        self.move_on(turn, item, stage);
         let last = stage + 1 == self.stages;
         let has_pair = last || self.buffers.any_legitimate(stage).is_some();
         let executor = self.executor(stage);
@@ -170,22 +163,22 @@ impl DevicePolicy for Staged {
             executor.owed.push(pair);
         }
         executor.on(if has_pair { ExecutorEvent::EndsWithPair } else { ExecutorEvent::EndsWithoutPair });
-        self.advance(now);
+        self.advance(turn);
     }
 
-    fn handle_cancel(&mut self, now: Time, request: RequestId) -> bool {
+    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
         // One that runs leaves its batch at the end of the stage that it is in.
-        let was_there = self.pool.cancel(request, &mut self.outputs);
-        self.advance(now);
+        let was_there = self.pool.cancel(request, turn);
+        self.advance(turn);
         was_there
     }
 
-    fn handle_timeout(&mut self, now: Time) {
-        self.advance(now);
+    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
+        self.advance(turn);
     }
 
-    fn poll_output(&mut self) -> Option<DeviceOutput> {
-        self.outputs.pop_front()
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        self.pool.drop_all(turn, reason);
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
@@ -197,6 +190,22 @@ impl DevicePolicy for Staged {
         let oldest = self.pool.ready().next().filter(fits);
         let window = oldest.map(|waiting| (waiting.arrival + self.window(), DeviceTimeout::Window));
         window.into_iter().chain(self.pool.hopeless_at()).min()
+    }
+
+    fn backlog(&self) -> Duration {
+        let profile = &self.options.profile;
+        let rest = |stage: usize, item: &Item| {
+            let length = self.table.get(item.batch).map_or(0, |batch| batch.length);
+            profile.remaining(stage as u16, item.rows, length)
+        };
+        let queued =
+            self.queues.iter().enumerate().flat_map(|(stage, items)| items.iter().map(move |item| (stage, item)));
+        // What a stage runs is a launch already; what it is about to run is not.
+        let in_stages = self.executors.iter().enumerate().filter_map(|(stage, executor)| {
+            executor.item.as_ref().map(|item| (stage + usize::from(executor.launch.is_some()), item))
+        });
+        let on_its_way = queued.chain(in_stages).fold(Duration::ZERO, |sum, (stage, item)| sum + rest(stage, item));
+        on_its_way + self.pool.backlog(profile, self.options.max_batch)
     }
 
     fn stats(&self) -> PoolStats {

@@ -2,7 +2,7 @@
 
 use super::Staged;
 use super::executor::{ExecutorEvent, ExecutorState, Item};
-use crate::device::{DeviceOutput, InputSource, LaneId, Launch, LaunchId, RequestPool, SegmentRange, SlotRun};
+use crate::device::{InputSource, Launch, RequestPool, SegmentRange, SlotRun, Turn};
 
 impl Staged {
     /// An executor without a legitimate pair gets one; one that has one hands back what it is done with.
@@ -48,38 +48,37 @@ impl Staged {
     }
 
     /// An executor that has a batch runs it, if the batch's pair is legitimate.
-    pub(super) fn check(&mut self, stage: u16) -> bool {
+    pub(super) fn check(&mut self, turn: &mut Turn<'_>, stage: u16) -> bool {
         let executor = &mut self.executors[usize::from(stage)];
         let (ExecutorState::Checking, Some(item)) = (executor.state(), executor.item.as_ref()) else { return false };
         let Some(pair) = item.pair.filter(|pair| self.buffers.is_legitimate(stage, *pair)) else { return false };
         self.buffers.begin(stage, pair);
-        let id = LaunchId(self.next_launch);
-        self.next_launch += 1;
+        let id = turn.new_launch();
         let inputs = match one_run(&self.pool, &item.slots) {
             _ if stage > 0 => InputSource::Device,
             Some(run) => InputSource::Ring(run),
             None if self.options.ring_slots > 0 => InputSource::Device,
             None => InputSource::Host,
         };
-        self.outputs.push_back(DeviceOutput::Launch(Launch {
+        turn.launch(Launch {
             id,
             batch: item.batch,
-            model: self.options.model,
-            lane: LaneId(u32::from(stage)),
+            model: turn.model(),
+            lane: turn.lanes()[usize::from(stage)],
             segments: SegmentRange::new(stage, stage + 1),
             members: item.members.clone(),
             rows: item.rows,
             computed_rows: item.rows,
             length: self.table.get(item.batch).map_or(0, |batch| batch.length),
             inputs,
-        }));
+        });
         executor.launch = Some(id);
         executor.on(ExecutorEvent::IsLegitimate);
         true
     }
 
     /// Where a batch goes after a stage.
-    pub(super) fn move_on(&mut self, mut item: Item, stage: u16) {
+    pub(super) fn move_on(&mut self, turn: &mut Turn<'_>, mut item: Item, stage: u16) {
         let Some(pair) = item.pair else { return };
         let last = stage + 1 == self.stages;
         let together = self.table.get(item.batch).and_then(|batch| batch.stretch.as_ref()).map(|stretch| stretch.stage);
@@ -116,7 +115,7 @@ impl Staged {
                 batch.stretch = None;
             }
             item = whole;
-        } else if together.is_none() && self.split(&item, stage) {
+        } else if together.is_none() && self.split(turn, &item, stage) {
             return;
         }
         self.queues[usize::from(stage) + 1].push_back(item);

@@ -1,15 +1,15 @@
 //! A lane that is given its next launch while one is under way, as no policy does yet: on an engine whose launches are over when the test says so.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration as StdDuration;
 
+use downbeat_core::LatencyProfile;
 use downbeat_core::device::{
-    DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, DeviceTimeout, InputSource, LaneId, LaneSpec, LaunchId,
-    PoolStats, SegmentRange,
+    DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, PartitionId,
+    PoolStats, SegmentProfile, SegmentRange, Span, Turn,
 };
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use downbeat_core::{BatchId, LatencyProfile};
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
 use downbeat_repository::TensorBinding;
 use parking_lot::Condvar;
@@ -33,55 +33,44 @@ use crate::watchdog::Watchdog;
 const LONG: StdDuration = StdDuration::from_secs(60);
 
 /// Launches a request by itself as it comes, though the lane may be busy; at most two.
+#[derive(Debug)]
 struct AtOnce {
-    lanes: [LaneSpec; 1],
-    outputs: VecDeque<DeviceOutput>,
     under_way: BTreeMap<LaunchId, RequestId>,
 }
 
 impl DevicePolicy for AtOnce {
-    fn lanes(&self) -> &[LaneSpec] {
-        &self.lanes
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: 4, segments: SegmentRange::new(0, 1) }]
     }
 
-    fn handle_request(&mut self, _now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let id = LaunchId(request.id.0);
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
         self.under_way.insert(id, request.id);
         assert!(self.under_way.len() <= 2, "there is one place behind the launch under way");
-        self.outputs.push_back(DeviceOutput::Launch(Launch {
+        turn.launch(Launch {
             id,
-            batch: BatchId(request.id.0),
+            batch,
             model: request.model,
-            lane: LaneId(0),
+            lane: turn.lanes()[0],
             segments: SegmentRange::new(0, 1),
             members: vec![request.id],
             rows: request.size,
             computed_rows: request.size,
             length: 0,
             inputs: InputSource::Host,
-        }));
+        });
         Ok(())
     }
 
-    fn handle_input(&mut self, _now: Time, _request: RequestId) {}
-
-    fn handle_completion(&mut self, _now: Time, launch: LaunchId, _exits: &[RequestId]) {
-        let request = self.under_way.remove(&launch);
-        self.outputs.extend(request.map(|request| DeviceOutput::Reply { request, launch }));
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
+        if let Some(request) = self.under_way.remove(&launch) {
+            turn.push(DeviceOutput::Reply { request, launch });
+        }
     }
 
-    fn handle_cancel(&mut self, _now: Time, request: RequestId) -> bool {
-        self.under_way.remove(&LaunchId(request.0)).is_some()
-    }
-
-    fn handle_timeout(&mut self, _now: Time) {}
-
-    fn poll_output(&mut self) -> Option<DeviceOutput> {
-        self.outputs.pop_front()
-    }
-
-    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        None
+    fn handle_cancel(&mut self, _: &mut Turn<'_>, request: RequestId) -> bool {
+        let launch = self.under_way.iter().find(|(_, other)| **other == request).map(|(launch, _)| *launch);
+        launch.is_some_and(|launch| self.under_way.remove(&launch).is_some())
     }
 
     fn stats(&self) -> PoolStats {
@@ -206,20 +195,18 @@ impl Served {
         let its = metrics.model(&name, &version);
         let executable =
             Executable::new(name, version, plan.clone(), model.clone(), LanesWanted::AnyDevice(0), its, 100).unwrap();
+        let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
         let runtime = Runtime::start(Setup {
             model: "m".to_owned(),
             device: 0,
             clock,
             tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
-            policy: Box::new(AtOnce {
-                lanes: [LaneSpec { max_rows: 4, segments: SegmentRange::new(0, 1) }],
-                outputs: VecDeque::new(),
-                under_way: BTreeMap::new(),
-            }),
+            policy: DeviceModel::new(AtOnce { under_way: BTreeMap::new() }, SegmentProfile::whole(&profile)),
+            log: None,
             policy_name: "at_once",
             engines: vec![model.lane().unwrap()],
             segments: 1,
-            profile: LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap(),
+            profile,
             exits: [].into(),
             metrics: metrics.lanes().lanes("m", "1", 0),
             occupancy: Arc::new(Occupancy::new(metrics.device(0))),

@@ -1,0 +1,282 @@
+//! The lanes of a device, what is launched on them, and how long that takes.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::launch::{DeviceOutput, LaneSpec, Launch, SegmentRange, Span};
+use super::scheduler::{Resident, ResidentKey};
+use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
+use crate::time::{Duration, Time};
+
+/// Who has a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owner {
+    /// Whoever is granted it.
+    All,
+    /// A model's policy.
+    One(ResidentKey),
+}
+
+/// A place in a partition that holds one launch that runs and at most one that waits behind it.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    spec: LaneSpec,
+    /// `None`: free, its id is given to the next that comes.
+    owner: Option<Owner>,
+    /// Free as soon as nothing runs on it.
+    leaving: bool,
+    runs: Option<LaunchId>,
+    waits: Option<LaunchId>,
+}
+
+/// A launch under way.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    of: ResidentKey,
+    lane: LaneId,
+    /// What is left of the time that it takes alone, when this was last reckoned.
+    left: Duration,
+}
+
+/// Lanes that a policy has asked for beside its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Standby {
+    pub partition: PartitionId,
+    pub lanes: Vec<LaneId>,
+    /// They have been made.
+    pub ready: bool,
+}
+
+/// What all policies of a device share: its lanes, what is launched on them, names, and decisions that are to be carried out.
+///
+/// **Forecast.** A launch takes what its model's profile says, and those that run at a time in one partition share it evenly, as if it were a processor
+/// (alone, each would be done at the latest when this says that all are). One that is overdue is as good as done. A completion ends this reckoning
+/// for its launch, whether it comes earlier or later, and so corrects it.
+#[derive(Debug, Default)]
+pub struct Device {
+    lanes: Vec<Lane>,
+    flights: BTreeMap<LaunchId, Flight>,
+    /// When the time that is left of launches was last reckoned.
+    reckoned: Time,
+    /// The shared lanes of each partition.
+    shared: Vec<Vec<LaneId>>,
+    outputs: VecDeque<DeviceOutput>,
+    next_launch: u64,
+    next_batch: u64,
+}
+
+impl Device {
+    pub fn new_batch(&mut self) -> BatchId {
+        self.next_batch += 1;
+        BatchId(self.next_batch - 1)
+    }
+
+    pub fn new_launch(&mut self) -> LaunchId {
+        self.next_launch += 1;
+        LaunchId(self.next_launch - 1)
+    }
+
+    pub fn push(&mut self, output: DeviceOutput) {
+        self.outputs.push_back(output);
+    }
+
+    pub fn pop(&mut self) -> Option<DeviceOutput> {
+        self.outputs.pop_front()
+    }
+
+    pub fn has_partition(&self, partition: PartitionId) -> bool {
+        (partition.0 as usize) < self.shared.len()
+    }
+
+    pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        (0..self.shared.len() as u32).map(PartitionId)
+    }
+
+    pub fn shared_lanes(&self, partition: PartitionId) -> &[LaneId] {
+        self.shared.get(partition.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn spec(&self, lane: LaneId) -> Option<LaneSpec> {
+        self.lanes.get(lane.0 as usize).filter(|lane| lane.owner.is_some()).map(|lane| lane.spec)
+    }
+
+    /// Gives a partition so many shared lanes; those that are too many go once nothing runs on them.
+    pub fn share(&mut self, lanes: &[u32]) {
+        let segments = SegmentRange::new(0, u16::MAX);
+        for partition in lanes.len()..self.shared.len() {
+            let gone = std::mem::take(&mut self.shared[partition]);
+            self.release(&gone, None);
+        }
+        self.shared.resize(lanes.len(), Vec::new());
+        for (index, count) in lanes.iter().enumerate() {
+            let spec = LaneSpec { partition: PartitionId(index as u32), max_rows: u32::MAX, segments };
+            let mut mine = std::mem::take(&mut self.shared[index]);
+            while mine.len() < *count as usize {
+                mine.push(self.add(spec, Owner::All));
+            }
+            let gone = mine.split_off(*count as usize);
+            self.release(&gone, None);
+            self.shared[index] = mine;
+        }
+    }
+
+    fn add(&mut self, spec: LaneSpec, owner: Owner) -> LaneId {
+        let lane = Lane { spec, owner: Some(owner), leaving: false, runs: None, waits: None };
+        let index = self.lanes.iter().position(|lane| lane.owner.is_none()).unwrap_or(self.lanes.len());
+        match self.lanes.get_mut(index) {
+            Some(free) => *free = lane,
+            None => self.lanes.push(lane),
+        }
+        LaneId(index as u32)
+    }
+
+    /// Lanes for a policy.
+    pub fn add_lanes(&mut self, of: ResidentKey, specs: &[LaneSpec]) -> Vec<LaneId> {
+        specs.iter().map(|spec| self.add(*spec, Owner::One(of))).collect()
+    }
+
+    /// Lanes are free once nothing runs on them.
+    pub fn release(&mut self, lanes: &[LaneId], of: Option<ResidentKey>) {
+        for lane in lanes {
+            if let Some(lane) = self.lanes.get_mut(lane.0 as usize) {
+                lane.leaving = true;
+            }
+        }
+        self.free(lanes, of);
+    }
+
+    /// Those of these lanes that are to go and can are free.
+    fn free(&mut self, lanes: &[LaneId], of: Option<ResidentKey>) {
+        let mut freed = Vec::new();
+        for id in lanes {
+            if let Some(lane) = self.lanes.get_mut(id.0 as usize)
+                && lane.leaving
+                && lane.owner.is_some()
+                && lane.runs.is_none()
+            {
+                lane.owner = None;
+                freed.push(*id);
+            }
+        }
+        if !freed.is_empty() {
+            self.push(DeviceOutput::Free { model: of.map(|of| of.model), lanes: freed });
+        }
+    }
+
+    fn lane_of(&self, lane: LaneId, of: ResidentKey) -> Option<&Lane> {
+        let lane = self.lanes.get(lane.0 as usize)?;
+        (lane.owner == Some(Owner::All) || lane.owner == Some(Owner::One(of))).then_some(lane)
+    }
+
+    pub fn has_room(&self, lane: LaneId, of: ResidentKey) -> bool {
+        self.lane_of(lane, of).is_some_and(|lane| !lane.leaving && lane.waits.is_none())
+    }
+
+    /// A launch is given to its lane. Asserts that there is room.
+    pub fn begin(&mut self, now: Time, of: &Resident, launch: &Launch) {
+        assert!(
+            self.has_room(launch.lane, of.key),
+            "a lane of the policy holds one that runs and one that waits behind it"
+        );
+        self.reckon(now);
+        let left = of.time(launch);
+        self.flights.insert(launch.id, Flight { of: of.key, lane: launch.lane, left });
+        let lane = &mut self.lanes[launch.lane.0 as usize];
+        match lane.runs {
+            None => lane.runs = Some(launch.id),
+            Some(_) => lane.waits = Some(launch.id),
+        }
+    }
+
+    /// A launch is done: gives whose it was, `None` if there is none of that name.
+    pub fn end(&mut self, now: Time, launch: LaunchId, span: Span) -> Option<ResidentKey> {
+        let flight = *self.flights.get(&launch)?;
+        self.reckon(now);
+        self.flights.remove(&launch);
+        let lane = &mut self.lanes[flight.lane.0 as usize];
+        if lane.runs == Some(launch) {
+            lane.runs = lane.waits.take();
+            // It has had the lane since then.
+            let next = lane.runs.and_then(|next| self.flights.get_mut(&next));
+            if let Some(next) = next {
+                next.left = next.left.saturating_sub(now.since(span.end));
+            }
+        } else {
+            lane.waits = None;
+        }
+        let of = match lane.owner {
+            Some(Owner::One(of)) => Some(of),
+            _ => None,
+        };
+        self.free(&[flight.lane], of);
+        Some(flight.of)
+    }
+
+    /// Whether a launch of a policy is under way.
+    pub fn has_launches(&self, of: ResidentKey) -> bool {
+        self.flights.values().any(|flight| flight.of == of)
+    }
+
+    fn partition(&self, flight: &Flight) -> Option<PartitionId> {
+        self.lanes.get(flight.lane.0 as usize).map(|lane| lane.spec.partition)
+    }
+
+    fn runs(&self, id: LaunchId, flight: &Flight) -> bool {
+        self.lanes.get(flight.lane.0 as usize).is_some_and(|lane| lane.runs == Some(id))
+    }
+
+    /// How far a launch that runs in a partition has come since this was last reckoned.
+    fn progress(&self, now: Time, partition: PartitionId) -> Duration {
+        let mine = |flight: &Flight| self.partition(flight) == Some(partition) && flight.left > Duration::ZERO;
+        let running = self.flights.iter().filter(|(id, flight)| mine(flight) && self.runs(**id, flight)).count();
+        Duration::from_nanos(now.since(self.reckoned).as_nanos() / (running as u64).max(1))
+    }
+
+    fn reckon(&mut self, now: Time) {
+        if now <= self.reckoned {
+            return;
+        }
+        let progress: Vec<Duration> = self.partitions().map(|partition| self.progress(now, partition)).collect();
+        let (lanes, flights) = (&self.lanes, &mut self.flights);
+        for (id, flight) in flights {
+            let lane = &lanes[flight.lane.0 as usize];
+            if lane.runs == Some(*id) {
+                let done = progress.get(lane.spec.partition.0 as usize).copied().unwrap_or_default();
+                flight.left = flight.left.saturating_sub(done);
+            }
+        }
+        self.reckoned = now;
+    }
+
+    /// What is left of all launches in a partition.
+    pub fn left(&self, now: Time, partition: PartitionId) -> Duration {
+        let progress = self.progress(now, partition);
+        let mine = self.flights.iter().filter(|(_, flight)| self.partition(flight) == Some(partition));
+        mine.map(|(id, flight)| match self.runs(*id, flight) {
+            true => flight.left.saturating_sub(progress),
+            false => flight.left,
+        })
+        .fold(Duration::ZERO, |sum, left| sum + left)
+    }
+
+    /// Lanes of a policy in another partition, to be made. `false` if there is no such partition.
+    pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec]) -> bool {
+        if !self.has_partition(partition) || of.standby.is_some() || of.leaving {
+            return false;
+        }
+        let specs: Vec<LaneSpec> = specs.iter().map(|spec| LaneSpec { partition, ..*spec }).collect();
+        let lanes = self.add_lanes(of.key, &specs);
+        of.standby = Some(Standby { partition, lanes: lanes.clone(), ready: false });
+        self.push(DeviceOutput::Prepare { model: of.key.model, lanes, partition });
+        true
+    }
+
+    /// The lanes that stand by take the place of the policy's own.
+    pub fn switch(&mut self, of: &mut Resident) -> bool {
+        let Some(Standby { partition, lanes, .. }) = of.standby.take_if(|standby| standby.ready) else { return false };
+        let from = std::mem::replace(&mut of.lanes, lanes.clone());
+        of.partition = partition;
+        self.push(DeviceOutput::Switch { model: of.key.model, from: from.clone(), to: lanes });
+        self.release(&from, Some(of.key));
+        true
+    }
+}

@@ -1,0 +1,329 @@
+//! What one device runs: its models, each with a policy, on lanes that they share.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::lanes::{Device, Standby};
+use super::launch::{DeviceOutput, GrantedBatch, LaneSpec, Launch, Span};
+use super::note::Note;
+use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request_pool::PoolStats;
+use super::segment_profile::SegmentProfile;
+use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
+use crate::time::{Duration, Time};
+
+/// How a device is divided.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Layout {
+    /// By partition: how many lanes it has that are for batches which somebody else makes ([`DeviceScheduler::handle_batch`]).
+    pub shared_lanes: Vec<u32>,
+}
+
+/// Why a layout cannot be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadLayout {
+    /// Nothing could run.
+    #[error("a device has at least one partition")]
+    Empty,
+    /// A model is in a partition that would go.
+    #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
+    InUse {
+        /// The partition.
+        partition: PartitionId,
+        /// The model.
+        model: ModelId,
+    },
+}
+
+impl DeviceModel {
+    /// In the whole of a device that is not divided.
+    pub fn new(policy: impl DevicePolicy + 'static, profile: SegmentProfile) -> Self {
+        DeviceModel { policy: Box::new(policy), profile, partition: PartitionId::default() }
+    }
+}
+
+/// A model that comes to a device.
+#[derive(Debug)]
+pub struct DeviceModel {
+    /// What decides about it; fresh.
+    pub policy: Box<dyn DevicePolicy>,
+    /// What its segments take, for forecasts.
+    pub profile: SegmentProfile,
+    /// Where its lanes are.
+    pub partition: PartitionId,
+}
+
+/// Why a model cannot have a policy on a device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadPolicy {
+    /// There is no such partition.
+    #[error("the device has no partition {0}")]
+    NoPartition(PartitionId),
+}
+
+/// A model's policy on a device: the model may have had others before, which end what they have taken in.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ResidentKey {
+    pub model: ModelId,
+    generation: u32,
+}
+
+/// A policy at work for a model.
+#[derive(Debug)]
+pub struct Resident {
+    pub key: ResidentKey,
+    profile: SegmentProfile,
+    pub partition: PartitionId,
+    pub lanes: Vec<LaneId>,
+    pub standby: Option<Standby>,
+    /// It takes nothing in any more.
+    pub leaving: bool,
+}
+
+impl Resident {
+    pub fn model(&self) -> ModelId {
+        self.key.model
+    }
+
+    /// What a launch takes alone.
+    pub fn time(&self, launch: &Launch) -> Duration {
+        let from = |segment| self.profile.remaining(segment, launch.computed_rows, launch.length);
+        from(launch.segments.first).saturating_sub(from(launch.segments.end))
+    }
+}
+
+/// What one device runs: the models that are on it, a [`DevicePolicy`] for each, and its lanes.
+///
+/// Contract. Time never goes back from one call to the next. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives
+/// nothing, carry the outputs out in their order, then ask [`poll_timeout`](Self::poll_timeout) when to call
+/// [`handle_timeout`](Self::handle_timeout). Same calls, same outputs.
+///
+/// A request that was accepted gets exactly one of a [`DeviceOutput::Reply`], a [`DeviceOutput::Drop`], or a `true` from
+/// [`handle_cancel`](Self::handle_cancel); so does each member of an accepted batch. Ids are the device's: a request's is unique among all that are not
+/// answered, whatever their models. A lane holds one launch that runs and at most one that waits behind it.
+///
+/// A model that goes is let go of as soon as nothing of it runs: what waits is dropped, what runs is answered. One that changes gets a
+/// policy for what comes from then on, on lanes of its own; what the former has taken in it brings to its end.
+#[derive(Debug, Default)]
+pub struct DeviceScheduler {
+    residents: BTreeMap<ResidentKey, (Resident, Box<dyn DevicePolicy>)>,
+    device: Device,
+    generations: u32,
+}
+
+impl DeviceScheduler {
+    /// A device of one partition without shared lanes, and without models.
+    pub fn new() -> Self {
+        let mut scheduler = DeviceScheduler::default();
+        scheduler.device.share(&[0]);
+        scheduler
+    }
+
+    /// Divides the device. Partitions that stay keep their shared lanes, but for those that are too many.
+    ///
+    /// # Errors
+    /// If there would be no partition, or a model is in one that would go; nothing is changed then.
+    pub fn handle_layout(&mut self, _now: Time, layout: &Layout) -> Result<(), BadLayout> {
+        if layout.shared_lanes.is_empty() {
+            return Err(BadLayout::Empty);
+        }
+        for (resident, _) in self.residents.values() {
+            let standby = resident.standby.as_ref().map(|standby| standby.partition);
+            for partition in standby.into_iter().chain([resident.partition]) {
+                if partition.0 as usize >= layout.shared_lanes.len() {
+                    return Err(BadLayout::InUse { partition, model: resident.key.model });
+                }
+            }
+        }
+        self.device.share(&layout.shared_lanes);
+        Ok(())
+    }
+
+    /// A model comes, or changes; `None`: it goes. One that is not there may go.
+    ///
+    /// # Errors
+    /// If the model cannot be had like this; nothing is changed then.
+    pub fn handle_model(&mut self, now: Time, model: ModelId, comes: Option<DeviceModel>) -> Result<(), BadPolicy> {
+        if let Some(DeviceModel { partition, .. }) = &comes
+            && !self.device.has_partition(*partition)
+        {
+            return Err(BadPolicy::NoPartition(*partition));
+        }
+        let goes = comes.is_none();
+        for key in self.keys(model) {
+            if let Some((resident, _)) = self.residents.get_mut(&key) {
+                resident.leaving = true;
+            }
+            self.tell(key, now, |policy, turn| {
+                if goes {
+                    policy.drop_waiting(turn, DeviceDrop::Removed);
+                }
+            });
+        }
+        if let Some(DeviceModel { policy, profile, partition }) = comes {
+            let key = ResidentKey { model, generation: self.generations };
+            self.generations += 1;
+            let lanes = self.device.add_lanes(key, &policy.lanes(partition));
+            let resident = Resident { key, profile, partition, lanes, standby: None, leaving: false };
+            self.residents.insert(key, (resident, policy));
+        }
+        Ok(())
+    }
+
+    /// A request came, for a model whose policy makes batches.
+    ///
+    /// # Errors
+    /// If it cannot be accepted; nothing is changed then.
+    pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let Some(key) = self.current(request.model) else { return Err(DeviceReject::NoModel(request.model)) };
+        self.tell(key, now, |policy, turn| policy.handle_request(turn, request)).unwrap_or(Ok(()))
+    }
+
+    /// A batch came that somebody else made, for a model whose policy runs such.
+    ///
+    /// # Errors
+    /// If it cannot be accepted; nothing is changed then.
+    pub fn handle_batch(&mut self, now: Time, batch: GrantedBatch) -> Result<(), DeviceReject> {
+        let Some(key) = self.current(batch.model) else { return Err(DeviceReject::NoModel(batch.model)) };
+        self.tell(key, now, |policy, turn| policy.handle_batch(turn, batch)).unwrap_or(Ok(()))
+    }
+
+    /// The input of a request that was to be admitted is on the device. Unknown ones are ignored: it may have been cancelled meanwhile.
+    pub fn handle_input(&mut self, now: Time, model: ModelId, request: RequestId) {
+        for key in self.keys(model) {
+            self.tell(key, now, |policy, turn| policy.handle_input(turn, request));
+        }
+    }
+
+    /// A launch is done, which had the device for `span`. `exits`: members whose answer is final already, before the last segment (DVABatch
+    /// §9.2). A launch that failed is completed too: the driver answers its members itself, after it has said so by
+    /// [`handle_cancel`](Self::handle_cancel). Unknown launches are ignored.
+    pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
+        let Some(key) = self.device.end(now, launch, span) else { return };
+        self.tell(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));
+    }
+
+    /// The client of a request has gone. Says whether it was there: if so it gets neither a reply nor a drop.
+    pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
+        self.keys(model)
+            .into_iter()
+            .rev()
+            .any(|key| self.tell(key, now, |policy, turn| policy.handle_cancel(turn, request)).unwrap_or(false))
+    }
+
+    /// The lanes that [`DeviceOutput::Prepare`] asked for are made, or could not be, and why: then all stays as it is. What was not asked for is ignored.
+    pub fn handle_prepared(&mut self, now: Time, model: ModelId, made: Result<(), String>) {
+        let asked = |key: &ResidentKey| {
+            let resident = self.residents.get(key);
+            resident.is_some_and(|(resident, _)| resident.standby.as_ref().is_some_and(|standby| !standby.ready))
+        };
+        // Who asked first is answered first.
+        let Some(key) = self.keys(model).into_iter().find(asked) else { return };
+        let Some((resident, _)) = self.residents.get_mut(&key) else { return };
+        if made.is_ok() && !resident.leaving {
+            resident.standby.iter_mut().for_each(|standby| standby.ready = true);
+        } else if let Some(Standby { partition, lanes, .. }) = resident.standby.take() {
+            self.device.release(&lanes, Some(key));
+            if let Err(reason) = made.clone() {
+                self.device.push(DeviceOutput::Note { model, note: Note::PrepareFailed { partition, reason } });
+            }
+        }
+        self.tell(key, now, |policy, turn| policy.handle_prepared(turn, made.is_ok()));
+    }
+
+    /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let due =
+            |(_, policy): &(Resident, Box<dyn DevicePolicy>)| policy.poll_timeout().is_some_and(|(at, _)| at <= now);
+        let keys: Vec<ResidentKey> = self.residents.iter().filter(|(_, one)| due(one)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.tell(key, now, |policy, turn| policy.handle_timeout(turn));
+        }
+    }
+
+    /// The next decision.
+    pub fn poll_output(&mut self) -> Option<DeviceOutput> {
+        self.device.pop()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout), and why.
+    pub fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
+        self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).min()
+    }
+
+    /// When the device will probably have done everything that is launched or waits in the model's partition, of whatever model: a request of the
+    /// model that came now would begin then. `now` for a model that is not there.
+    pub fn free_at(&self, now: Time, model: ModelId) -> Time {
+        let Some(partition) = self.of(model).next_back().map(|(_, (resident, _))| resident.partition) else {
+            return now;
+        };
+        let there = self.residents.values().filter(|(resident, _)| resident.partition == partition);
+        there.fold(now + self.device.left(now, partition), |at, (_, policy)| at + policy.backlog())
+    }
+
+    /// The lanes that a model's policy launches on; none for a model that is not there, or that is launched on shared ones.
+    pub fn lanes(&self, model: ModelId) -> &[LaneId] {
+        self.of(model).next_back().map_or(&[], |(_, (resident, _))| &resident.lanes)
+    }
+
+    /// The lanes of a partition that are for batches which somebody else makes.
+    pub fn shared_lanes(&self, partition: PartitionId) -> &[LaneId] {
+        self.device.shared_lanes(partition)
+    }
+
+    /// What a lane is for; `None`: there is no such lane.
+    pub fn lane(&self, lane: LaneId) -> Option<LaneSpec> {
+        self.device.spec(lane)
+    }
+
+    /// What waits where, of a model and all its policies.
+    pub fn stats(&self, model: ModelId) -> PoolStats {
+        self.of(model).fold(PoolStats::default(), |sum, (_, (_, policy))| sum.and(policy.stats()))
+    }
+
+    /// The policies of a model, former ones first.
+    fn of(
+        &self,
+        model: ModelId,
+    ) -> impl DoubleEndedIterator<Item = (&ResidentKey, &(Resident, Box<dyn DevicePolicy>))> {
+        let key = |generation| ResidentKey { model, generation };
+        self.residents.range(key(0)..=key(u32::MAX))
+    }
+
+    fn keys(&self, model: ModelId) -> Vec<ResidentKey> {
+        self.of(model).map(|(key, _)| *key).collect()
+    }
+
+    /// The policy that takes a model's requests.
+    fn current(&self, model: ModelId) -> Option<ResidentKey> {
+        let (key, (resident, _)) = self.of(model).next_back()?;
+        (!resident.leaving).then_some(*key)
+    }
+
+    /// Gives a policy its turn.
+    fn tell<R>(
+        &mut self,
+        key: ResidentKey,
+        now: Time,
+        tell: impl FnOnce(&mut dyn DevicePolicy, &mut Turn<'_>) -> R,
+    ) -> Option<R> {
+        let (resident, policy) = self.residents.get_mut(&key)?;
+        let told = tell(&mut **policy, &mut Turn { now, resident, device: &mut self.device });
+        if resident.leaving {
+            let stats = policy.stats();
+            let is_idle = (stats.waiting, stats.running, stats.occupied) == (0, 0, 0);
+            if is_idle
+                && !self.device.has_launches(key)
+                && resident.standby.as_ref().is_none_or(|standby| standby.ready)
+            {
+                let standby = resident.standby.take().into_iter().flat_map(|standby| standby.lanes);
+                let lanes: Vec<LaneId> = std::mem::take(&mut resident.lanes).into_iter().chain(standby).collect();
+                self.device.release(&lanes, Some(key));
+                self.residents.remove(&key);
+            }
+        }
+        Some(told)
+    }
+}

@@ -47,6 +47,7 @@ pub struct Layer {
     pub engine: Option<EngineChoice>,
     pub threads: Option<usize>,
     pub devices: Option<usize>,
+    pub load_threads: Option<usize>,
     pub scheduler_shards: Option<usize>,
     #[serde(default, deserialize_with = "named")]
     pub scheduler: Option<DispatchPolicy>,

@@ -6,7 +6,8 @@ use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
 use downbeat_server::options::{
-    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, ModelControl, ServerOptions,
+    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl,
+    ServerOptions,
 };
 
 use crate::layer::{ControlMode, Layer, Port};
@@ -120,6 +121,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         over(&mut options.engine, &layer.engine);
         over(&mut options.threads, &layer.threads);
         over(&mut options.devices, &layer.devices);
+        over(&mut options.load_threads, &layer.load_threads);
         over(&mut options.scheduler_shards, &layer.scheduler_shards);
         over(&mut options.dispatch, &layer.scheduler);
         options.drop = layer.drop.or(options.drop);
@@ -210,6 +212,9 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
         let shards = options.scheduler_shards;
         bail!("scheduler_shards is {shards}; at most {MAX_SHARDS} are supported, 0 chooses by the cores");
     }
+    if !(1..=MOST_LOAD_THREADS).contains(&options.load_threads) {
+        bail!("load_threads is {}; it must be 1 to {MOST_LOAD_THREADS}", options.load_threads);
+    }
     if options.threads > 1024 {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
@@ -279,6 +284,7 @@ mod tests {
             engine = "cuda"
             threads = 2
             devices = 3
+            load_threads = 5
             scheduler_shards = 4
             scheduler = "deferred"
             drop = "head"
@@ -380,7 +386,7 @@ mod tests {
         let every = |flags: &[&str]| merged("", &[flags, &["models"]].concat()).gpu_metrics_every;
         assert_eq!((every(&[]), every(&["--metrics-interval-ms=100"])), (ms(2_000), ms(100)));
         assert_eq!(every(&["--metrics-interval-ms=100", "--allow-gpu-metrics=false"]), Duration::ZERO);
-        assert_eq!(options.scheduler_shards, 4);
+        assert_eq!((options.scheduler_shards, options.load_threads), (4, 5));
         assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
         assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
@@ -516,6 +522,7 @@ mod tests {
                 "--exit-timeout-secs=5",
                 "--model-control-mode=explicit",
                 "--load-model=x",
+                "--model-load-thread-count=4",
                 "--backend-config=onnxruntime,default-max-batch-size=7",
             ],
         );
@@ -530,6 +537,7 @@ mod tests {
         assert!(!options.auto_complete_config && options.exit_on_error && !options.strict_readiness);
         assert_eq!((options.drain_timeout, options.default_max_batch_size), (Duration::from_millis(5_000), 7));
         assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["x".into()] });
+        assert_eq!(options.load_threads, 4);
         let level = |flags: &[&str]| merged("", &[&["m"], flags].concat()).log.level;
         assert_eq!(level(&["--log-info=false"]), "warn");
         assert_eq!(level(&["--log-info=0", "--log-warning=0", "--log-error=1"]), "error");
@@ -586,6 +594,7 @@ mod tests {
         let cuda = merged("[cuda]\ngpus = [1]\nmemory_limit_mb = 7", &flags).cuda;
         assert_eq!((cuda.devices, cuda.memory_limit, cuda.tf32), (vec![2, 0], Some(1 << 20), false));
         assert!(refused("scheduler_shards = 65", &["m"]).contains("at most 64"));
+        assert!(refused("load_threads = 0", &["m"]).contains("must be 1 to 64"));
         let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");
     }

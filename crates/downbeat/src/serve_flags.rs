@@ -89,6 +89,16 @@ pub struct ServeFlags {
     #[arg(long, value_name = "N", env = "DOWNBEAT_DEVICES", help_heading = "Engine")]
     pub devices: Option<usize>,
 
+    /// Models that are loaded side by side (Triton's --model-load-thread-count) [default: 3]
+    #[arg(
+        long,
+        alias = "model-load-thread-count",
+        value_name = "N",
+        env = "DOWNBEAT_LOAD_THREADS",
+        help_heading = "Models"
+    )]
+    pub load_threads: Option<usize>,
+
     /// GPUs to use, by their numbers, such as 0,1 [default: all]
     #[arg(long, value_name = "GPUS", env = "DOWNBEAT_GPUS", value_delimiter = ',', help_heading = "GPUs")]
     pub gpus: Vec<u32>,
@@ -323,6 +333,7 @@ impl ServeFlags {
             engine: self.engine,
             threads: self.threads,
             devices: self.devices,
+            load_threads: self.load_threads,
             scheduler_shards: self.scheduler_shards,
             scheduler: self.scheduler,
             drop: self.drop,

@@ -13,7 +13,7 @@ use crate::layer::{Layer, Port};
 use crate::units;
 
 /// Flags with a value that nothing here corresponds to.
-const PASSED_OVER: [&str; 55] = [
+const PASSED_OVER: [&str; 54] = [
     "allow-cpu-metrics",
     "allow-sagemaker",
     "allow-vertex-ai",
@@ -48,7 +48,6 @@ const PASSED_OVER: [&str; 55] = [
     "min-supported-compute-capability",
     "model-load-gpu-limit",
     "model-load-retry-count",
-    "model-load-thread-count",
     "model-namespacing",
     "pinned-memory-pool-byte-size",
     "rate-limit",

@@ -61,6 +61,11 @@ impl Stop {
         self.state().stopped = false;
     }
 
+    /// Whether what the thread is in the middle of is to end, and what it begins.
+    pub fn is_stopped(&self) -> bool {
+        self.state().stopped
+    }
+
     /// The number of the run that the thread is in the middle of.
     pub fn run_in_progress(&self) -> Option<u64> {
         self.state().calls.iter().rev().find_map(|call| call.run)

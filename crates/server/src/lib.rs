@@ -20,6 +20,7 @@ pub mod grpc;
 mod handoff;
 pub mod http;
 pub mod lanes;
+mod load_turns;
 pub mod loader;
 pub mod logging;
 pub mod machine_load;

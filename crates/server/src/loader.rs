@@ -27,6 +27,7 @@ use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
 use crate::executable::{Executable, LanesWanted, Queue};
 use crate::lanes::{self, Occupancy, Padding, PolicyError};
+use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
@@ -45,8 +46,6 @@ pub const PROFILED_LENGTH: i64 = 32;
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
-/// How long a load waits at most for others on the same GPUs.
-const LONGEST_TURN: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Who is told how a load goes on.
 pub trait LoadProgress: Send + Sync {
@@ -74,6 +73,8 @@ struct Source<'a> {
     store: &'a ProfileStore,
     /// See [`ProfileStore::file_key`].
     file: OnceCell<std::io::Result<String>>,
+    /// What of it is timed has its turn.
+    turn: &'a LoadTurn<'a>,
 }
 
 impl Source<'_> {
@@ -88,7 +89,11 @@ impl Source<'_> {
         let key = self.key(Threads::Chosen(threads)).map(|key| format!("{key}-operators"));
         let stored = key.as_ref().ok().and_then(|key| self.store.get::<StoredOperators>(key));
         options.operators = stored.map(|stored| Arc::new(stored.operators));
-        let model = self.engine.load(&options)?;
+        // What is not known of the operators is timed.
+        let model = match &options.operators {
+            Some(_) => self.engine.load(&options)?,
+            None => self.turn.timed(|| self.engine.load(&options)).0?,
+        };
         if let Some(operators) = model.operators()
             && !options.operators.is_some_and(|known| Arc::ptr_eq(&known, operators))
         {
@@ -151,6 +156,7 @@ pub struct Loader {
     memory: Option<Arc<MemoryBudget>>,
     /// The turn of loading a model onto GPUs.
     gpu_turn: Mutex<()>,
+    turns: LoadTurns,
     /// See [`Loader::unsettled`].
     unsettled: Mutex<BTreeSet<String>>,
 }
@@ -188,6 +194,7 @@ impl Loader {
             unsettled,
             memory,
             gpu_turn,
+            turns: LoadTurns::new(LONGEST_TURN),
         }
     }
 
@@ -246,6 +253,7 @@ impl Loader {
         let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
         // What each takes of a GPU is seen where one is loaded after another. A load that does not end holds up no other for good.
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
+        let turn = self.turns.begin();
         let mut budget = DeviceBudget::before(&**engine, if on_gpus { self.driver.devices() } else { 0 }, limit);
         let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
@@ -264,8 +272,8 @@ impl Loader {
         let (memory, cache, file) = (self.memory.as_ref(), self.store.folder(), OnceCell::new());
         let tensorrt = definition.tensorrt.clone().unwrap_or_default();
         let priority = stream_priority(definition);
-        let mut source =
-            Source { engine: &**engine, path, cut, memory, tensorrt, cache, priority, store: &self.store, file };
+        let (store, turn) = (&self.store, &turn);
+        let mut source = Source { engine: &**engine, path, cut, memory, tensorrt, cache, priority, store, file, turn };
         if definition.tensorrt.is_some() && on_gpus && engine.info().name != "tensorrt" {
             tracing::warn!(
                 model = %definition.name,
@@ -516,8 +524,13 @@ impl Loader {
             return SegmentProfile::even(profile, model.segments());
         }
         let key = source.batch_key(threads, plan.max_batch()).ok();
+        if let Some(stored) = key.as_ref().and_then(|key| subject.stored(&self.store, key)) {
+            return stored;
+        }
         let lane = lane.map_or_else(|| model.lane(), Ok).ok();
-        lane.and_then(|mut lane| subject.profile(&mut *lane, &self.store, key.as_deref())).unwrap_or_else(|| {
+        let measured =
+            lane.and_then(|mut lane| source.turn.timed(|| subject.measured(&mut *lane, &self.store, key.as_deref())).0);
+        measured.unwrap_or_else(|| {
             tracing::warn!(path = %source.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
         })
@@ -639,8 +652,6 @@ impl Loader {
         let sizes = profiler::default_sizes(plan.max_batch());
         let budget = self.options.profiling.budget;
         let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
-        let (watch, busy_before) = (LoadWatch::start(), self.metrics.totals().busy);
-        let begin = self.clock.now();
         let mut on_threads = if let Threads::Chosen(threads) = threads { threads } else { 1 };
         let mut measure_all = || -> anyhow::Result<Vec<Measurement>> {
             if let Threads::UpTo(most) = threads
@@ -675,8 +686,18 @@ impl Loader {
             });
             Ok(measured?)
         };
-        let measurements = match measure_all() {
-            Ok(measurements) => measurements,
+        let (timed, was_alone) = source.turn.timed(|| {
+            let (watch, busy_before) = (LoadWatch::start(), self.metrics.totals().busy);
+            let begin = self.clock.now();
+            let measurements = measure_all()?;
+            // Neighbours, or this server's own models: either has had the cores that were counted on.
+            let took = self.clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
+            let served = self.metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
+            let is_quiet = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
+            anyhow::Ok((measurements, is_quiet))
+        });
+        let (measurements, is_quiet) = match timed {
+            Ok(measured) => measured,
             // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
             Err(error) => {
                 tracing::warn!(path = %source.path.display(), %error, "cannot be measured with requests of our own making; its latency is learned in service");
@@ -684,10 +705,7 @@ impl Loader {
             }
         };
         let profile = profiler::profile(&measurements)?;
-        // Neighbours, or this server's own models: either has had the cores that were counted on.
-        let took = self.clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
-        let served = self.metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
-        let settled = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
+        let settled = is_quiet && was_alone;
         if !settled {
             tracing::info!(
                 path = %source.path.display(), threads = on_threads,

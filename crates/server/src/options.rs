@@ -18,6 +18,9 @@ pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings, Exit
 /// What the server is called unless it is told otherwise.
 pub const SERVER_NAME: &str = "downbeat";
 
+/// Most models that are loaded side by side.
+pub const MOST_LOAD_THREADS: usize = 64;
+
 /// Everything the server can be told.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServerOptions {
@@ -46,6 +49,8 @@ pub struct ServerOptions {
     /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
     /// (docs/configuration.md, Threads and executors).
     pub devices: usize,
+    /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
+    pub load_threads: usize,
     /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
     pub cuda: CudaOptions,
     /// How often GPUs are measured for metrics; zero: not at all.
@@ -137,6 +142,7 @@ impl ServerOptions {
             engine: EngineChoice::Auto,
             threads: 0,
             devices: 0,
+            load_threads: 3,
             cuda: CudaOptions::default(),
             gpu_metrics_every: Duration::from_millis(2_000),
             scheduler_shards: 0,

@@ -365,10 +365,11 @@ impl ProfileStore {
     pub fn put(&self, key: &str, profile: &impl Serialize) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         std::fs::create_dir_all(folder)?;
-        // Written aside and moved, so that a server that starts beside this one never reads half a file.
-        let aside = folder.join(format!("{key}.json.{}", std::process::id()));
-        std::fs::write(&aside, serde_json::to_vec_pretty(profile)?)?;
-        std::fs::rename(aside, folder.join(format!("{key}.json")))
+        // Written aside and moved, so that nobody reads half a file: a server that starts beside this one, or another load of the same model.
+        let mut aside = tempfile::NamedTempFile::new_in(folder)?;
+        std::io::Write::write_all(&mut aside, &serde_json::to_vec_pretty(profile)?)?;
+        aside.persist(folder.join(format!("{key}.json")))?;
+        Ok(())
     }
 }
 
@@ -441,7 +442,7 @@ mod tests {
             }),
             ("segments", &mut || {
                 let segments = SegmentSubject { model: &model, plan: &plan, padding: None, clock, budget };
-                segments.profile(&mut *model.lane().unwrap(), &ProfileStore::new(None), None).unwrap();
+                segments.measured(&mut *model.lane().unwrap(), &ProfileStore::new(None), None).unwrap();
             }),
             ("warm-up", &mut || {
                 let (name, model, plan, budget) = ("spy", &model as &dyn Model, &plan, &device_budget);

@@ -26,10 +26,13 @@ use crate::lanes::{REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::options::{MAX_SHARDS, ModelControl, RunLimits, ServerOptions};
+use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
 use crate::watchdog::{Owner, Watchdog};
+
+/// Why a model is not there yet whose turn to be loaded has not come.
+const WAITING: &str = "waiting to be loaded";
 
 /// Where a model version stands, as the repository index says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,6 +135,8 @@ pub struct Registry {
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<Entry>>>>,
+    /// A permit for each load that may go on beside others.
+    loads: Arc<tokio::sync::Semaphore>,
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
@@ -169,7 +174,7 @@ impl Registry {
             .iter()
             .map(|name| {
                 let entry = Entry::default();
-                entry.set(0, Phase::Loading, "waiting to be loaded".to_owned());
+                entry.set(0, Phase::Loading, WAITING.to_owned());
                 (name.clone(), Arc::new(entry))
             })
             .collect();
@@ -197,6 +202,7 @@ impl Registry {
         let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
         let serving = Serving::new(options.clone(), driver.clone(), loader.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
+        let loads = Arc::new(tokio::sync::Semaphore::new(options.load_threads.clamp(1, MOST_LOAD_THREADS)));
         Ok(Registry {
             options,
             repository,
@@ -210,6 +216,7 @@ impl Registry {
             gpus,
             _gpu_watch: gpu_watch,
             entries: Arc::new(Mutex::new(waiting)),
+            loads,
             started: Arc::default(),
             wanted: wanted.into(),
         })
@@ -298,9 +305,6 @@ impl Registry {
         mut overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
-        if self.serving.is_draining() {
-            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()));
-        }
         // A folder without a configuration may be none of the models, and yet is one with that of the request.
         let is_there = self.names()?.iter().any(|known| known == name)
             || (overrides.config.is_some() && self.repository.has(name));
@@ -316,7 +320,7 @@ impl Registry {
         }
         let entry = self.entries.lock().entry(name.to_owned()).or_default().clone();
         let _busy = entry.busy.lock().await;
-        entry.set(0, Phase::Loading, String::new());
+        entry.set(0, Phase::Loading, WAITING.to_owned());
         let mut kept = None;
         if overrides.files.is_empty() {
             let files = self.repository.fingerprint(name);
@@ -329,7 +333,12 @@ impl Registry {
         }
         let this = self.clone();
         let owned_name = name.to_owned();
-        let loaded = self.spawn_load(name, move || this.load_files(&owned_name, overrides, &*progress)).await;
+        let begun = entry.clone();
+        let load = move || {
+            begun.set(0, Phase::Loading, String::new());
+            this.load_files(&owned_name, overrides, &*progress)
+        };
+        let loaded = self.spawn_load(name, load).await;
         let Loaded { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
@@ -422,13 +431,17 @@ impl Registry {
         Ok(Loaded { served: Served::new(definition, versions), overlay, failures })
     }
 
-    /// Loads a model on a thread of its own, at a low priority, so that this does not take the processor from those who are served. If a run of it does not end, what
-    /// comes of it is given up.
+    /// Loads a model on a thread of its own, once fewer than [`ServerOptions::load_threads`] do so, at a low priority, so that this does not take the processor from those who
+    /// are served. If a run of it does not end, what comes of it is given up.
     async fn spawn_load(
         &self,
         name: &str,
         load: impl FnOnce() -> Result<Loaded, LoadFailure> + Send + 'static,
     ) -> Result<Loaded, LoadFailure> {
+        let _permit = self.loads.acquire().await;
+        if self.serving.is_draining() {
+            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()).into());
+        }
         let (done, result) = tokio::sync::oneshot::channel();
         let loading = Arc::new(Loading { model: name.to_owned(), done: Mutex::new(Some(done)) });
         let (watchdog, serving) = (self.watchdog.clone(), self.serving.clone());
@@ -535,13 +548,13 @@ impl Registry {
             // Unknown means unloaded already.
             let _ = self.unload_model(name).await;
         }
-        for (name, fingerprint) in &now {
-            if seen.get(name) != Some(fingerprint) {
-                tracing::info!(model = %name, "new or changed in the repository: loading");
-                // The reason of a failure is logged and stands in the index.
-                let _ = self.load_model(name, LoadOverrides::default(), progress.clone()).await;
-            }
-        }
+        let changed = now.iter().filter(|(name, fingerprint)| seen.get(*name) != Some(*fingerprint));
+        let loads = changed.map(|(name, _)| {
+            tracing::info!(model = %name, "new or changed in the repository: loading");
+            self.load_model(name, LoadOverrides::default(), progress.clone())
+        });
+        // The reason of a failure is logged and stands in the index.
+        futures_util::future::join_all(loads).await;
         now
     }
 

@@ -38,20 +38,24 @@ struct StoredSegments {
 }
 
 impl SegmentSubject<'_> {
-    /// The profile, stored under `key` or measured; `None` if the model cannot run it, or there is no time to measure it.
-    pub fn profile(&self, lane: &mut dyn Lane, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
-        let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
-        let key = key.map(|key| format!("{key}-s{}-{:08x}-l{most}", self.model.segments(), self.cuts()));
-        let stored = key.as_ref().and_then(|key| store.get::<StoredSegments>(key));
-        if let Some(profile) = stored.and_then(|stored| self.checked(&stored)) {
-            return Some(profile);
-        }
+    /// The profile, as it was stored under `key`.
+    pub fn stored(&self, store: &ProfileStore, key: &str) -> Option<SegmentProfile> {
+        self.checked(&store.get(&self.own_key(key))?)
+    }
+
+    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there is no time to measure it.
+    pub fn measured(&self, lane: &mut dyn Lane, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
         let measured = self.measure(lane)?;
         let profile = self.checked(&measured)?;
-        if let Some(Err(error)) = key.map(|key| store.put(&key, &measured)) {
+        if let Some(Err(error)) = key.map(|key| store.put(&self.own_key(key), &measured)) {
             tracing::warn!(%error, "the profile of segments cannot be stored; it will be measured again at the next start");
         }
         Some(profile)
+    }
+
+    fn own_key(&self, key: &str) -> String {
+        let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
+        format!("{key}-s{}-{:08x}-l{most}", self.model.segments(), self.cuts())
     }
 
     /// What tells one cut of a model from another into as many segments.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use downbeat_engine::scratch;
 use downbeat_repository::Fingerprint;
+use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -17,7 +18,7 @@ use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
 use crate::loader::LoadProgress;
 use crate::machine_load::LoadWatch;
-use crate::options::{ModelControl, ServerOptions};
+use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use crate::profiler::NOISE;
 use crate::registry::{Registry, shown};
 use crate::service::{LoadOverrides, Service};
@@ -247,22 +248,25 @@ fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Resu
     Ok(Some((listener, address)))
 }
 
-/// Loads what is to be served, one model after the other, with a progress bar on a terminal.
+/// Loads what is to be served, some models side by side, each with a progress bar on a terminal.
 async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyhow::Result<()> {
     let names = registry.wanted_at_start();
     let bars = logging::bars();
     let style = ProgressStyle::with_template("{prefix:>16} [{bar:30}] {msg}")?.progress_chars("=> ");
-    let mut failed = Vec::new();
-    for name in names {
-        let bar = bars.add(ProgressBar::new(1000).with_style(style.clone()).with_prefix(name.clone()));
-        let progress = Arc::new(Bar(bar.clone()));
-        let result = registry.load_model(name, LoadOverrides::default(), progress).await;
-        bar.finish_and_clear();
-        // Why has been said when it failed.
-        if result.is_err() {
-            failed.push(name.as_str());
+    let load = |name: String| {
+        let (registry, style) = (registry.clone(), style.clone());
+        async move {
+            let bar = bars.add(ProgressBar::new(1000).with_style(style).with_prefix(name.clone()));
+            let result = registry.load_model(&name, LoadOverrides::default(), Arc::new(Bar(bar.clone()))).await;
+            bar.finish_and_clear();
+            // Why has been said when it failed.
+            result.err().map(|_| name)
         }
-    }
+    };
+    let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
+    let loads = futures_util::stream::iter(names.to_vec()).map(load).buffer_unordered(side_by_side);
+    let mut failed: Vec<String> = loads.filter_map(std::future::ready).collect().await;
+    failed.sort_unstable();
     registry.set_started();
     if let Some(said) = without_slo(&registry.names_without_slo()) {
         tracing::info!("{said}");

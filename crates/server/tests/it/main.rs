@@ -16,4 +16,5 @@ mod model;
 mod padding;
 mod serving;
 mod shared_memory;
+mod side_by_side;
 mod support;

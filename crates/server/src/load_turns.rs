@@ -1,0 +1,210 @@
+//! What loads that go side by side do one after another: what they time.
+//!
+//! A file is read, a graph optimised and a lane warmed up beside other loads. What is timed is timed alone: the others wait at their next step, and it waits for the step that each of them is in the
+//! middle of. Nobody waits for good: a load that does not come to an end is passed over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use downbeat_engine::Stop;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// How long a load waits at most for others.
+pub const LONGEST_TURN: Duration = Duration::from_secs(60);
+/// How often one that waits looks whether it is to end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The turns of all loads of a server.
+pub struct LoadTurns {
+    state: Mutex<State>,
+    changed: Condvar,
+    longest: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Loads in the middle of something that is not timed.
+    at_work: BTreeSet<u64>,
+    /// The load that times.
+    timing: Option<u64>,
+}
+
+/// A load among others, for as long as this is there.
+pub struct LoadTurn<'a> {
+    turns: &'a LoadTurns,
+    id: u64,
+}
+
+impl LoadTurns {
+    /// No load yet. One waits for others at most `longest`.
+    pub fn new(longest: Duration) -> Self {
+        LoadTurns { state: Mutex::default(), changed: Condvar::new(), longest }
+    }
+
+    /// Begins a load, once nobody times.
+    pub fn begin(&self) -> LoadTurn<'_> {
+        let mut state = self.state.lock();
+        self.wait_while(&mut state, |state| state.timing.is_some());
+        // Whoever times still does not end, or is disturbed now.
+        state.timing = None;
+        let id = state.next;
+        state.next += 1;
+        state.at_work.insert(id);
+        LoadTurn { turns: self, id }
+    }
+
+    /// Waits as long as `condition` holds, at most [`LoadTurns::longest`], and not where the thread is to end.
+    fn wait_while(&self, state: &mut MutexGuard<'_, State>, condition: impl Fn(&State) -> bool) {
+        let stop = Stop::of_this_thread();
+        let mut waited = Duration::ZERO;
+        while condition(state) && waited < self.longest && !stop.is_stopped() {
+            if self.changed.wait_while_for(state, |state| condition(state), TICK.min(self.longest)).timed_out() {
+                waited += TICK;
+            }
+        }
+    }
+}
+
+impl LoadTurn<'_> {
+    /// Does something that is timed, while no other load does anything; says whether that was so.
+    pub fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
+        let LoadTurn { turns, id } = *self;
+        let mut state = turns.state.lock();
+        if state.timing == Some(id) {
+            // In the middle of something that is timed.
+            drop(state);
+            return (what(), true);
+        }
+        state.at_work.remove(&id);
+        turns.changed.notify_all();
+        let is_taken = |state: &State| state.timing.is_some() || !state.at_work.is_empty();
+        turns.wait_while(&mut state, is_taken);
+        let others = is_taken(&state);
+        // They are not waited for again.
+        state.at_work.clear();
+        state.timing = Some(id);
+        drop(state);
+        let done = what();
+        let mut state = turns.state.lock();
+        let was_alone = !others && state.timing == Some(id);
+        if state.timing == Some(id) {
+            state.timing = None;
+        }
+        // No other times now: this load goes on first, so that it comes to its end.
+        state.at_work.insert(id);
+        drop(state);
+        turns.changed.notify_all();
+        (done, was_alone)
+    }
+}
+
+impl Drop for LoadTurn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        state.at_work.remove(&self.id);
+        if state.timing == Some(self.id) {
+            // It ended in a panic.
+            state.timing = None;
+        }
+        drop(state);
+        self.turns.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Barrier, mpsc};
+
+    #[test]
+    fn what_is_timed_is_timed_alone() {
+        let turns = LoadTurns::new(LONGEST_TURN);
+        let together = Barrier::new(3);
+        let (at_work, timing) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let step = || {
+            at_work.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(timing.load(Ordering::SeqCst), 0, "somebody times");
+            at_work.fetch_sub(1, Ordering::SeqCst);
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let turn = turns.begin();
+                    // Side by side: each waits for the others.
+                    together.wait();
+                    for _ in 0..50 {
+                        step();
+                        let ((), was_alone) = turn.timed(|| {
+                            assert_eq!(timing.fetch_add(1, Ordering::SeqCst), 0);
+                            assert_eq!(at_work.load(Ordering::SeqCst), 0);
+                            assert_eq!(turn.timed(|| 7), (7, true), "in the middle of it");
+                            timing.fetch_sub(1, Ordering::SeqCst);
+                        });
+                        assert!(was_alone);
+                    }
+                    step();
+                });
+            }
+        });
+        assert!(turns.state.lock().at_work.is_empty());
+    }
+
+    #[test]
+    fn a_load_that_does_not_end_is_passed_over_and_what_is_timed_beside_it_is_said() {
+        let turns = LoadTurns::new(Duration::from_millis(1));
+        let hangs = turns.begin();
+        let other = turns.begin();
+        assert_eq!(other.timed(|| 1), (1, false));
+        assert_eq!(other.timed(|| 2), (2, true), "it is not waited for again");
+        // One that begins while something is timed that does not end.
+        let ((), was_alone) = hangs.timed(|| drop(turns.begin()));
+        assert!(!was_alone);
+        drop(hangs);
+        assert_eq!(other.timed(|| 3), (3, true));
+    }
+
+    #[test]
+    fn a_load_that_fails_or_panics_lets_the_others_go_on() {
+        let turns = LoadTurns::new(LONGEST_TURN);
+        let other = turns.begin();
+        let ((), was_alone) = std::thread::scope(|scope| {
+            let (begun, wait) = mpsc::channel();
+            let turns = &turns;
+            let panics = scope.spawn(move || {
+                let _turn = turns.begin();
+                begun.send(()).unwrap();
+                // Quietly: no hook prints it.
+                std::panic::resume_unwind(Box::new("it"));
+            });
+            wait.recv().unwrap();
+            let timed = other.timed(|| ());
+            assert!(panics.join().is_err());
+            timed
+        });
+        assert!(was_alone);
+        let panics = turns.begin();
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let panics = panics;
+            panics.timed(|| std::panic::resume_unwind(Box::new("it")))
+        }));
+        assert_eq!(turns.state.lock().timing, None);
+        drop(turns.begin());
+    }
+
+    #[test]
+    fn a_load_that_is_to_end_does_not_wait() {
+        let turns = LoadTurns::new(LONGEST_TURN);
+        let _at_work = turns.begin();
+        std::thread::scope(|scope| {
+            let timed = scope.spawn(|| {
+                let turn = turns.begin();
+                Stop::of_this_thread().stop();
+                turn.timed(|| ()).1
+            });
+            assert!(!timed.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! Models that are loaded at the same time.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use downbeat_server::loader::LoadProgress;
+use downbeat_server::options::ModelControl;
+use downbeat_server::registry::Registry;
+use downbeat_server::service::{LoadOverrides, Service};
+use tokio::task::JoinSet;
+
+use crate::serving::{Models, request};
+
+/// Emulated models of these names, none loaded yet, of which so many are loaded side by side.
+fn open(models: &Models, names: &[&str], load_threads: usize) -> Registry {
+    for name in names {
+        models.add(name, 1, (0.0, 1.0), 4, "");
+    }
+    let mut options = models.options();
+    options.load_threads = load_threads;
+    options.model_control = ModelControl::Explicit { load: Vec::new() };
+    Registry::open(Arc::new(options)).unwrap()
+}
+
+/// Loads these models at the same time; a test fails where they wait for each other for good.
+async fn load_all(registry: &Registry, names: &[&str], progress: Arc<dyn LoadProgress>) -> BTreeMap<String, bool> {
+    let mut loads = JoinSet::new();
+    for name in names {
+        let (registry, progress, name) = (registry.clone(), progress.clone(), (*name).to_owned());
+        loads.spawn(async move {
+            let loaded = registry.load_model(&name, LoadOverrides::default(), progress).await;
+            (name, loaded.is_ok())
+        });
+    }
+    let all = async {
+        let mut done = BTreeMap::new();
+        while let Some(loaded) = loads.join_next().await {
+            done.extend(loaded);
+        }
+        done
+    };
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("the loads wait for each other")
+}
+
+/// A load waits in its last step until the others are there, too.
+struct Together(Barrier);
+
+impl LoadProgress for Together {
+    fn step(&self, what: &str, _fraction: f64) {
+        if what == "warming up" {
+            self.0.wait();
+        }
+    }
+}
+
+#[tokio::test]
+async fn three_models_are_loaded_side_by_side() {
+    let (models, names) = (Models::new(), ["a", "b", "c"]);
+    let registry = open(&models, &names, 3);
+    let loaded = load_all(&registry, &names, Arc::new(Together(Barrier::new(3)))).await;
+    assert!(loaded.len() == 3 && loaded.values().all(|loaded| *loaded), "{loaded:?}");
+    for name in names {
+        registry.infer(request(name, 1, 4)).await.unwrap();
+    }
+}
+
+/// Names of steps, in the order in which they began.
+#[derive(Default)]
+struct Steps(Mutex<Vec<String>>);
+
+/// The steps of one load.
+struct Named(&'static str, Arc<Steps>);
+
+impl LoadProgress for Named {
+    fn step(&self, what: &str, _fraction: f64) {
+        self.1.0.lock().unwrap().push(format!("{}: {what}", self.0));
+        // Time for another one to come between.
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn no_more_are_loaded_side_by_side_than_was_asked_for() {
+    let (models, names) = (Models::new(), ["a", "b", "c", "d"]);
+    let registry = open(&models, &names, 1);
+    let steps = Arc::new(Steps::default());
+    let loads =
+        names.map(|name| registry.load_model(name, LoadOverrides::default(), Arc::new(Named(name, steps.clone()))));
+    for loaded in futures_util::future::join_all(loads).await {
+        loaded.unwrap();
+    }
+    let steps = steps.0.lock().unwrap();
+    let mut of: Vec<&str> = steps.iter().filter_map(|step| step.split(':').next()).collect();
+    assert_eq!(of.len(), 3 * names.len(), "{steps:?}");
+    of.dedup();
+    assert_eq!(of, names, "one after another: {steps:?}");
+}
+
+#[tokio::test]
+async fn loads_and_unloads_of_one_model_go_in_the_order_that_they_were_asked_for() {
+    let models = Models::new();
+    let registry = open(&models, &["m"], 3);
+    let steps = Arc::new(Steps::default());
+    let load = async |name: &'static str| {
+        let progress = Arc::new(Named(name, steps.clone()));
+        registry.load_model("m", LoadOverrides::default(), progress).await.unwrap();
+        steps.0.lock().unwrap().push(format!("{name}: loaded"));
+    };
+    let unload = async || {
+        registry.unload_model("m").await.unwrap();
+        steps.0.lock().unwrap().push("unloaded".to_owned());
+    };
+    tokio::join!(biased; load("first"), load("second"), unload(), load("third"), unload());
+    let of = |load: &str| ["reading", "measuring", "warming up", "loaded"].map(|step| format!("{load}: {step}"));
+    let unloaded = || ["unloaded".to_owned()];
+    let expected: Vec<String> = [&of("first")[..], &of("second"), &unloaded(), &of("third"), &unloaded()].concat();
+    assert_eq!(*steps.0.lock().unwrap(), expected);
+    assert!(registry.infer(request("m", 1, 4)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_load_that_fails_disturbs_no_other() {
+    let (models, names) = (Models::new(), ["a", "b", "bad", "c"]);
+    let registry = open(&models, &names, 4);
+    std::fs::write(models.path().join("bad/1/model.emulated.toml"), "alpha_ms = true").unwrap();
+    let loaded = load_all(&registry, &names, Arc::new(Together(Barrier::new(3)))).await;
+    let failed: Vec<&String> = loaded.iter().filter(|(_, loaded)| !**loaded).map(|(name, _)| name).collect();
+    assert_eq!(failed, ["bad"]);
+    let bad = registry.repository_index(false).into_iter().find(|entry| entry.name == "bad").unwrap();
+    assert_eq!(bad.state, "UNAVAILABLE");
+    registry.infer(request("c", 1, 4)).await.unwrap();
+}
+
+/// A load that has come to a step waits there until it is let on.
+struct Held(Barrier);
+
+impl LoadProgress for Held {
+    fn step(&self, what: &str, _fraction: f64) {
+        if what == "reading" {
+            self.0.wait();
+            self.0.wait();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_stops_begins_no_load_that_waits() {
+    let (models, names) = (Models::new(), ["a", "b"]);
+    let registry = open(&models, &names, 1);
+    let held = Arc::new(Held(Barrier::new(2)));
+    let first = tokio::spawn({
+        let (registry, held) = (registry.clone(), held.clone());
+        async move { registry.load_model("a", LoadOverrides::default(), held).await }
+    });
+    let waits = tokio::task::spawn_blocking({
+        let held = held.clone();
+        move || held.0.wait()
+    });
+    waits.await.unwrap();
+    let mut second = Box::pin(registry.load_model("b", LoadOverrides::default(), Arc::new(())));
+    let waits = std::future::poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await;
+    assert!(waits, "its turn has not come");
+    let waiting = registry.repository_index(false).into_iter().find(|entry| entry.name == "b").unwrap();
+    assert_eq!((waiting.state.as_str(), waiting.reason.as_str()), ("LOADING", "waiting to be loaded"));
+    registry.serving().start_draining();
+    registry.watchdog().end_loads();
+    tokio::task::spawn_blocking(move || held.0.wait()).await.unwrap();
+    assert!(first.await.unwrap().unwrap_err().to_string().contains("shutting down"));
+    assert!(second.await.unwrap_err().to_string().contains("shutting down"));
+}

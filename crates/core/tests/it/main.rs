@@ -4,6 +4,7 @@
 mod allocations;
 mod device_random;
 mod device_scenario;
+mod device_scheduler;
 mod device_world;
 mod journal;
 mod outcomes;

@@ -1,0 +1,439 @@
+//! What [`DeviceScheduler`] promises whatever its policies are: lanes, models that come, change and go, forecasts.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use downbeat_core::device::*;
+use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+const P0: PartitionId = PartitionId(0);
+const P1: PartitionId = PartitionId(1);
+
+fn at(ms: u64) -> Time {
+    Time::ZERO + Duration::from_millis(ms)
+}
+
+fn model(id: u32) -> ModelId {
+    ModelId(id)
+}
+
+/// Ten milliseconds for a batch of any size.
+fn profile() -> SegmentProfile {
+    SegmentProfile::whole(&LatencyProfile::from_table(vec![Duration::from_millis(10); 8]).unwrap())
+}
+
+fn request(id: u64, of: u32) -> DeviceRequest {
+    DeviceRequest { id: RequestId(id), model: model(of), deadline: Time::MAX, size: 1, length: 0 }
+}
+
+fn batch(id: u64, of: u32, lane: LaneId) -> GrantedBatch {
+    GrantedBatch { id: BatchId(id), model: model(of), lane, members: vec![RequestId(id)], rows: 1 }
+}
+
+/// One batch of at most two after another.
+fn windowed() -> Windowed {
+    Windowed::new(WindowedOptions {
+        profile: profile(),
+        max_batch: 2,
+        window: Duration::ZERO,
+        fill: false,
+        drop: false,
+        queue_bound: 100,
+    })
+}
+
+fn add(scheduler: &mut DeviceScheduler, id: u32, policy: impl DevicePolicy + 'static) {
+    scheduler.handle_model(Time::ZERO, model(id), Some(DeviceModel::new(policy, profile()))).unwrap();
+}
+
+fn outputs(scheduler: &mut DeviceScheduler) -> Vec<DeviceOutput> {
+    let outputs = std::iter::from_fn(|| scheduler.poll_output());
+    outputs.filter(|output| !matches!(output, DeviceOutput::Note { note: Note::New { .. }, .. })).collect()
+}
+
+fn launches(scheduler: &mut DeviceScheduler) -> Vec<Launch> {
+    let launch = |output| match output {
+        DeviceOutput::Launch(launch) => launch,
+        other => panic!("{other:?}"),
+    };
+    outputs(scheduler).into_iter().map(launch).collect()
+}
+
+fn complete(scheduler: &mut DeviceScheduler, launch: &Launch, start: u64, end: u64) {
+    scheduler.handle_completion(at(end), launch.id, Span { start: at(start), end: at(end) }, &[]);
+}
+
+/// Launches each request by itself: two at a time together on its two lanes, or behind one another on the first of them; moves when its period ends.
+#[derive(Debug, Default)]
+struct Test {
+    together: bool,
+    waiting: VecDeque<RequestId>,
+    running: BTreeMap<LaunchId, RequestId>,
+    /// Moves to the other partition and back so often.
+    period: Option<Duration>,
+    next: Option<Time>,
+    partition: PartitionId,
+    answers: Vec<bool>,
+}
+
+impl Test {
+    fn launch(&mut self, turn: &mut Turn<'_>, request: RequestId, lane: usize) -> Launch {
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
+        self.running.insert(id, request);
+        Launch {
+            id,
+            batch,
+            model: turn.model(),
+            lane: turn.lanes()[lane],
+            segments: SegmentRange::new(0, 1),
+            members: vec![request],
+            rows: 1,
+            computed_rows: 1,
+            length: 0,
+            inputs: InputSource::Host,
+        }
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        while self.together && self.waiting.len() >= 2 && turn.lanes().to_vec().iter().all(|lane| turn.has_room(*lane))
+        {
+            let pair: Vec<RequestId> = self.waiting.drain(..2).collect();
+            let group = pair.iter().enumerate().map(|(lane, request)| self.launch(turn, *request, lane)).collect();
+            turn.launch_together(group);
+        }
+        while !self.together
+            && turn.has_room(turn.lanes()[0])
+            && let Some(request) = self.waiting.pop_front()
+        {
+            let launch = self.launch(turn, request, 0);
+            turn.launch(launch);
+        }
+    }
+}
+
+impl DevicePolicy for Test {
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: 1, segments: SegmentRange::new(0, 1) }; 2]
+    }
+
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.waiting.push_back(request.id);
+        self.advance(turn);
+        Ok(())
+    }
+
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
+        if let Some(request) = self.running.remove(&launch) {
+            turn.push(DeviceOutput::Reply { request, launch });
+        }
+        self.advance(turn);
+    }
+
+    fn handle_cancel(&mut self, _: &mut Turn<'_>, _: RequestId) -> bool {
+        false
+    }
+
+    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
+        let to = PartitionId(1 - self.partition.0);
+        self.next = self.period.map(|period| turn.now() + period);
+        turn.prepare(to, &self.lanes(to));
+        assert!(!turn.prepare(to, &self.lanes(to)), "one at a time");
+    }
+
+    fn handle_prepared(&mut self, turn: &mut Turn<'_>, made: bool) {
+        self.answers.push(made);
+        if turn.switch() {
+            assert!(made && !turn.switch());
+            self.partition = PartitionId(1 - self.partition.0);
+        }
+        self.advance(turn);
+    }
+
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        self.waiting.drain(..).for_each(|request| turn.push(DeviceOutput::Drop { request, reason }));
+    }
+
+    fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
+        self.period.map(|period| (self.next.unwrap_or(Time::ZERO + period), DeviceTimeout::Period))
+    }
+
+    fn stats(&self) -> PoolStats {
+        let [waiting, running] = [self.waiting.len(), self.running.len()].map(|count| count as u32);
+        PoolStats { waiting, running, ..PoolStats::default() }
+    }
+}
+
+/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2 and l3.
+fn moving() -> DeviceScheduler {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1, 1] }).unwrap();
+    add(&mut scheduler, 0, Test { period: Some(Duration::from_millis(100)), ..Test::default() });
+    assert_eq!(scheduler.lanes(model(0)), [LaneId(2), LaneId(3)]);
+    scheduler
+}
+
+#[test]
+fn ids_are_unique_over_all_models() {
+    let mut scheduler = DeviceScheduler::new();
+    add(&mut scheduler, 0, windowed());
+    add(&mut scheduler, 1, windowed());
+    scheduler.handle_request(at(0), &request(0, 0)).unwrap();
+    scheduler.handle_request(at(0), &request(1, 1)).unwrap();
+    let launches = launches(&mut scheduler);
+    let names: Vec<_> = launches.iter().map(|launch| (launch.id, launch.batch, launch.lane, launch.model)).collect();
+    let of = |n| (LaunchId(n), BatchId(n), LaneId(n as u32), ModelId(n as u32));
+    assert_eq!(names, [of(0), of(1)]);
+    complete(&mut scheduler, &launches[1], 0, 10);
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(1), launch: LaunchId(1) }]);
+}
+
+#[test]
+fn a_lane_runs_one_and_holds_one_behind_it() {
+    let mut scheduler = DeviceScheduler::new();
+    add(&mut scheduler, 0, Test::default());
+    (0..4).for_each(|id| scheduler.handle_request(at(0), &request(id, 0)).unwrap());
+    let first = launches(&mut scheduler);
+    assert_eq!(first.len(), 2);
+    complete(&mut scheduler, &first[0], 0, 10);
+    assert!(
+        matches!(&outputs(&mut scheduler)[..], [DeviceOutput::Reply { .. }, DeviceOutput::Launch(launch)] if launch.id == LaunchId(2))
+    );
+}
+
+#[test]
+fn launches_of_a_group_are_issued_together_and_completed_each_by_itself() {
+    let mut scheduler = DeviceScheduler::new();
+    add(&mut scheduler, 0, Test { together: true, ..Test::default() });
+    scheduler.handle_request(at(0), &request(0, 0)).unwrap();
+    assert_eq!(outputs(&mut scheduler), []);
+    scheduler.handle_request(at(0), &request(1, 0)).unwrap();
+    let [DeviceOutput::Group(group)] = &outputs(&mut scheduler)[..] else { panic!("a group") };
+    assert_eq!(group.iter().map(|launch| launch.lane).collect::<Vec<_>>(), [LaneId(0), LaneId(1)]);
+    complete(&mut scheduler, &group[1], 0, 10);
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(1), launch: LaunchId(1) }]);
+    complete(&mut scheduler, &group[0], 0, 12);
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(0), launch: LaunchId(0) }]);
+}
+
+#[test]
+fn granted_batches_run_as_they_are_on_shared_lanes() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, Granted::new(3));
+    add(&mut scheduler, 1, Granted::new(1));
+    scheduler.handle_batch(at(0), batch(7, 0, lane)).unwrap();
+    scheduler.handle_batch(at(0), batch(8, 1, lane)).unwrap();
+    assert_eq!(scheduler.handle_batch(at(0), batch(9, 1, lane)), Err(DeviceReject::LaneTaken(lane)));
+    let launches = launches(&mut scheduler);
+    assert_eq!(launches.iter().map(|launch| launch.batch).collect::<Vec<_>>(), [BatchId(7), BatchId(8)]);
+    assert_eq!((launches[0].segments, launches[1].segments), (SegmentRange::new(0, 3), SegmentRange::new(0, 1)));
+    assert!(scheduler.handle_cancel(at(1), model(1), RequestId(8)));
+    assert!(!scheduler.handle_cancel(at(1), model(1), RequestId(8)), "it has gone");
+    complete(&mut scheduler, &launches[0], 0, 10);
+    complete(&mut scheduler, &launches[1], 10, 20);
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(7), launch: LaunchId(0) }]);
+    assert_eq!(scheduler.stats(model(0)), PoolStats::default());
+}
+
+#[test]
+fn what_a_policy_does_not_take_is_refused() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, windowed());
+    add(&mut scheduler, 1, Granted::new(1));
+    assert_eq!(scheduler.handle_batch(at(0), batch(0, 0, lane)), Err(DeviceReject::WrongWay(model(0))));
+    assert_eq!(scheduler.handle_request(at(0), &request(0, 1)), Err(DeviceReject::WrongWay(model(1))));
+    assert_eq!(scheduler.handle_request(at(0), &request(0, 5)), Err(DeviceReject::NoModel(model(5))));
+    assert_eq!(scheduler.handle_batch(at(0), batch(0, 5, lane)), Err(DeviceReject::NoModel(model(5))));
+    let its = scheduler.lanes(model(0))[0];
+    assert_eq!(scheduler.handle_batch(at(0), batch(0, 1, its)), Err(DeviceReject::LaneTaken(its)), "another model's");
+    let nobody = GrantedBatch { members: Vec::new(), rows: 0, ..batch(0, 1, lane) };
+    assert_eq!(scheduler.handle_batch(at(0), nobody), Err(DeviceReject::Empty));
+    assert_eq!(outputs(&mut scheduler), []);
+}
+
+#[test]
+fn a_model_that_goes_drops_what_waits_and_answers_what_runs_and_its_lanes_are_used_again() {
+    let mut scheduler = DeviceScheduler::new();
+    add(&mut scheduler, 0, windowed());
+    scheduler.handle_request(at(0), &request(0, 0)).unwrap();
+    scheduler.handle_request(at(0), &request(1, 0)).unwrap();
+    let launches = launches(&mut scheduler);
+    scheduler.handle_model(at(1), model(0), None).unwrap();
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Drop { request: RequestId(1), reason: DeviceDrop::Removed }]);
+    assert_eq!(scheduler.handle_request(at(2), &request(2, 0)), Err(DeviceReject::NoModel(model(0))));
+    complete(&mut scheduler, &launches[0], 0, 10);
+    let (reply, lanes) = (DeviceOutput::Reply { request: RequestId(0), launch: LaunchId(0) }, vec![LaneId(0)]);
+    assert_eq!(outputs(&mut scheduler), [reply, DeviceOutput::Free { model: Some(model(0)), lanes }]);
+    assert_eq!(scheduler.lane(LaneId(0)), None);
+    scheduler.handle_model(at(11), model(0), None).unwrap();
+    assert_eq!(outputs(&mut scheduler), [], "one that is not there may go");
+    add(&mut scheduler, 1, windowed());
+    assert_eq!(scheduler.lanes(model(1)), [LaneId(0)]);
+}
+
+#[test]
+fn a_model_that_changes_ends_by_the_former_policy_what_that_has_taken() {
+    let mut scheduler = DeviceScheduler::new();
+    add(&mut scheduler, 0, windowed());
+    scheduler.handle_request(at(0), &request(0, 0)).unwrap();
+    scheduler.handle_request(at(0), &request(1, 0)).unwrap();
+    let former = launches(&mut scheduler).remove(0);
+    add(&mut scheduler, 0, Test::default());
+    assert_eq!(scheduler.lanes(model(0)), [LaneId(1), LaneId(2)]);
+    scheduler.handle_request(at(2), &request(2, 0)).unwrap();
+    assert_eq!(launches(&mut scheduler)[0].lane, LaneId(1));
+    assert_eq!(scheduler.stats(model(0)).waiting, 1);
+    complete(&mut scheduler, &former, 0, 10);
+    let [DeviceOutput::Reply { .. }, DeviceOutput::Launch(last)] = &outputs(&mut scheduler)[..] else {
+        panic!("the next")
+    };
+    assert_eq!((last.lane, &last.members[..]), (LaneId(0), &[RequestId(1)][..]));
+    complete(&mut scheduler, last, 10, 20);
+    let freed = DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(0)] };
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(1), launch: last.id }, freed]);
+}
+
+#[test]
+fn a_policy_moves_between_two_launches_once_the_other_lanes_are_there() {
+    let mut scheduler = moving();
+    (0..3).for_each(|id| scheduler.handle_request(at(50), &request(id, 0)).unwrap());
+    let before = launches(&mut scheduler);
+    assert_eq!(scheduler.poll_timeout(), Some((at(100), DeviceTimeout::Period)));
+    scheduler.handle_timeout(at(100));
+    let lanes = vec![LaneId(4), LaneId(5)];
+    let (from, to) = (vec![LaneId(2), LaneId(3)], lanes.clone());
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Prepare { model: model(0), lanes, partition: P1 }]);
+    assert_eq!(scheduler.lane(LaneId(4)).map(|lane| lane.partition), Some(P1));
+    assert_eq!(scheduler.poll_timeout(), Some((at(200), DeviceTimeout::Period)), "every so often");
+    scheduler.handle_prepared(at(101), model(0), Ok(()));
+    let moved = outputs(&mut scheduler);
+    assert_eq!(moved[0], DeviceOutput::Switch { model: model(0), from, to });
+    assert_eq!(moved[1], DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(3)] });
+    assert!(
+        matches!(&moved[2..], [DeviceOutput::Launch(launch)] if launch.lane == LaneId(4) && launch.members == [RequestId(2)])
+    );
+    // What runs, and what is behind it, ends where it is.
+    complete(&mut scheduler, &before[0], 50, 102);
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(0), launch: before[0].id }]);
+    complete(&mut scheduler, &before[1], 102, 112);
+    let freed = DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(2)] };
+    assert_eq!(outputs(&mut scheduler), [freed, DeviceOutput::Reply { request: RequestId(1), launch: before[1].id }]);
+    scheduler.handle_prepared(at(120), model(0), Ok(()));
+    assert_eq!(outputs(&mut scheduler), [], "told twice, it does no harm");
+}
+
+#[test]
+fn lanes_that_cannot_be_made_change_nothing_and_are_said() {
+    let mut scheduler = moving();
+    scheduler.handle_timeout(at(100));
+    outputs(&mut scheduler);
+    scheduler.handle_prepared(at(101), model(0), Err("no memory".to_owned()));
+    let freed = DeviceOutput::Free { model: Some(model(0)), lanes: vec![LaneId(4), LaneId(5)] };
+    let note = Note::PrepareFailed { partition: P1, reason: "no memory".to_owned() };
+    assert_eq!(outputs(&mut scheduler), [freed, DeviceOutput::Note { model: model(0), note }]);
+    assert_eq!(scheduler.lanes(model(0)), [LaneId(2), LaneId(3)]);
+    scheduler.handle_request(at(102), &request(0, 0)).unwrap();
+    assert_eq!(launches(&mut scheduler)[0].lane, LaneId(2));
+    scheduler.handle_timeout(at(200));
+    assert!(matches!(&outputs(&mut scheduler)[..], [DeviceOutput::Prepare { .. }]), "it may ask again");
+}
+
+#[test]
+fn a_model_that_goes_while_its_lanes_are_made_keeps_their_ids_until_they_are() {
+    for made in [Ok(()), Err("no memory".to_owned())] {
+        let mut scheduler = moving();
+        scheduler.handle_timeout(at(100));
+        outputs(&mut scheduler);
+        scheduler.handle_model(at(101), model(0), None).unwrap();
+        assert_eq!(outputs(&mut scheduler), []);
+        add(&mut scheduler, 1, windowed());
+        assert_eq!(scheduler.lanes(model(1)), [LaneId(6)]);
+        scheduler.handle_prepared(at(102), model(0), made);
+        let freed = outputs(&mut scheduler).into_iter().filter_map(|output| match output {
+            DeviceOutput::Free { lanes, .. } => Some(lanes),
+            _ => None,
+        });
+        assert_eq!(freed.flatten().collect::<Vec<_>>(), [4, 5, 2, 3].map(LaneId));
+        assert_eq!(scheduler.lanes(model(0)), [] as [LaneId; 0]);
+    }
+}
+
+#[test]
+fn a_partition_that_models_are_in_stays() {
+    let mut scheduler = DeviceScheduler::new();
+    assert_eq!(scheduler.handle_layout(at(0), &Layout { shared_lanes: Vec::new() }), Err(BadLayout::Empty));
+    scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1, 2] }).unwrap();
+    assert_eq!(scheduler.shared_lanes(P1), [LaneId(1), LaneId(2)]);
+    let at_1 = || DeviceModel { partition: P1, ..DeviceModel::new(windowed(), profile()) };
+    scheduler.handle_model(at(0), model(0), Some(at_1())).unwrap();
+    assert_eq!(scheduler.lane(scheduler.lanes(model(0))[0]).map(|lane| lane.partition), Some(P1));
+    let in_use = BadLayout::InUse { partition: P1, model: model(0) };
+    assert_eq!(scheduler.handle_layout(at(1), &Layout { shared_lanes: vec![1] }), Err(in_use));
+    assert_eq!(outputs(&mut scheduler), []);
+    scheduler.handle_layout(at(1), &Layout { shared_lanes: vec![2, 1] }).unwrap();
+    assert_eq!(
+        (scheduler.shared_lanes(P0), scheduler.shared_lanes(P1)),
+        (&[LaneId(0), LaneId(4)][..], &[LaneId(1)][..])
+    );
+    assert_eq!(outputs(&mut scheduler), [DeviceOutput::Free { model: None, lanes: vec![LaneId(2)] }]);
+    scheduler.handle_model(at(2), model(0), None).unwrap();
+    scheduler.handle_layout(at(2), &Layout { shared_lanes: vec![1] }).unwrap();
+    let refused = scheduler.handle_model(at(3), model(0), Some(at_1()));
+    assert_eq!(refused, Err(BadPolicy::NoPartition(P1)));
+}
+
+#[test]
+fn a_shared_lane_that_goes_while_it_runs_takes_nothing_more_and_is_free_after() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, Granted::new(1));
+    scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
+    let launch = launches(&mut scheduler).remove(0);
+    scheduler.handle_layout(at(1), &Layout { shared_lanes: vec![0] }).unwrap();
+    assert_eq!(scheduler.handle_batch(at(1), batch(1, 0, lane)), Err(DeviceReject::LaneTaken(lane)));
+    complete(&mut scheduler, &launch, 0, 10);
+    assert_eq!(outputs(&mut scheduler)[0], DeviceOutput::Free { model: None, lanes: vec![lane] });
+}
+
+#[test]
+fn a_forecast_has_the_work_of_all_models_in_the_partition() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1, 1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, Granted::new(1));
+    add(&mut scheduler, 1, windowed());
+    let elsewhere = DeviceModel { partition: P1, ..DeviceModel::new(windowed(), profile()) };
+    scheduler.handle_model(at(0), model(2), Some(elsewhere)).unwrap();
+    assert_eq!(scheduler.free_at(at(5), model(1)), at(5), "nothing is there");
+    scheduler.handle_batch(at(10), batch(0, 0, lane)).unwrap();
+    scheduler.handle_batch(at(10), batch(1, 0, lane)).unwrap();
+    assert_eq!(scheduler.free_at(at(10), model(1)), at(30), "one that runs, one behind it");
+    assert_eq!(scheduler.free_at(at(16), model(1)), at(30), "it goes on");
+    // 3 requests: one that runs, 2 that wait for it and are a batch.
+    (2..5).for_each(|id| scheduler.handle_request(at(16), &request(id, 1)).unwrap());
+    assert_eq!(scheduler.free_at(at(16), model(0)), at(50), "14 ms of the first model, 20 of the second");
+    assert_eq!(scheduler.free_at(at(16), model(2)), at(16), "another partition");
+    assert_eq!(scheduler.free_at(at(16), model(9)), at(16), "not there");
+}
+
+#[test]
+fn a_completion_corrects_the_forecast() {
+    for end in [4, 10, 25] {
+        let mut scheduler = DeviceScheduler::new();
+        scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1] }).unwrap();
+        let lane = scheduler.shared_lanes(P0)[0];
+        add(&mut scheduler, 0, Granted::new(1));
+        scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
+        scheduler.handle_batch(at(0), batch(1, 0, lane)).unwrap();
+        let first = launches(&mut scheduler).remove(0);
+        assert_eq!(scheduler.free_at(at(0), model(0)), at(20));
+        assert_eq!(scheduler.free_at(at(25), model(0)), at(35), "one that is overdue is as good as done");
+        // It is told a millisecond later.
+        let span = Span { start: at(0), end: at(end) };
+        scheduler.handle_completion(at(end + 1), first.id, span, &[]);
+        assert_eq!(scheduler.free_at(at(end + 1), model(0)), at(end + 10), "the next has run since {end}");
+    }
+}

@@ -21,6 +21,7 @@ pub struct DeviceLayer {
     #[serde(default, deserialize_with = "named")]
     pub policy: Option<DevicePolicy>,
     pub groups: Option<Vec<GroupLayer>>,
+    pub partitions: Option<Vec<String>>,
 }
 
 /// `[[device.groups]]`.
@@ -100,6 +101,9 @@ impl DeviceLayer {
     /// If a group contradicts itself or another, or its file of lanes cannot be read.
     pub fn apply(&self, options: &mut DeviceOptions) -> anyhow::Result<()> {
         options.policy = self.policy.unwrap_or(options.policy);
+        if let Some(partitions) = &self.partitions {
+            options.partitions.clone_from(partitions);
+        }
         if let Some(groups) = &self.groups {
             options.groups = groups.iter().map(GroupLayer::group).collect::<anyhow::Result<_>>()?;
         }

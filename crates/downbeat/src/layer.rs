@@ -196,12 +196,13 @@ pub struct ModelLayer {
     /// Bytes.
     #[serde(default, rename = "gpu_memory_mb", deserialize_with = "mebibytes")]
     pub gpu_memory: Option<u64>,
+    pub partition: Option<u32>,
 }
 
 impl ModelLayer {
     /// What is given here, over what `options` already says.
     pub fn apply(&self, options: &mut ModelOptions) {
-        let ModelLayer { slo, scheduler, drop, max_queue_size, max_queue_wait, threads, gpu_memory } = self;
+        let ModelLayer { slo, scheduler, drop, max_queue_size, max_queue_wait, threads, gpu_memory, partition } = self;
         options.slo = slo.or(options.slo);
         options.dispatch = scheduler.or(options.dispatch);
         options.drop = drop.or(options.drop);
@@ -209,6 +210,7 @@ impl ModelLayer {
         options.max_queue_wait = max_queue_wait.or(options.max_queue_wait);
         options.threads = threads.or(options.threads);
         options.gpu_memory = gpu_memory.or(options.gpu_memory);
+        options.partition = partition.or(options.partition);
     }
 }
 

@@ -218,6 +218,7 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if options.threads > 1024 {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
+    options.check_partitions()?;
     let routes = options.device.policy != DevicePolicy::Exclusive || !options.device.groups.is_empty();
     if options.dispatch == DispatchPolicy::Route && !routes {
         bail!(
@@ -325,6 +326,7 @@ mod tests {
             poll_s = 0.5
             [device]
             policy = "windowed"
+            partitions = ["0-3,8", "4"]
             [[device.groups]]
             models = ["digits", "*"]
             policy = "elastic"
@@ -363,6 +365,7 @@ mod tests {
             drop = "none"
             max_queue_size = 1
             gpu_memory_mb = 3000
+            partition = 1
             max_queue_wait_s = 0
             threads = 2
         "#;
@@ -411,6 +414,7 @@ mod tests {
         assert!(merged("", &["--exit-when-not-live", "models"]).exit_when_not_live);
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
         assert_eq!((options.device.policy, options.device.groups.len()), (DevicePolicy::Windowed, 1));
+        assert_eq!(options.device.partitions, ["0-3,8", "4"]);
         let group = &options.device.groups[0];
         assert_eq!((group.models.join(" "), group.policy), ("digits *".to_owned(), Some(DevicePolicy::Elastic)));
         let mix = |text: &str| text.parse::<LaneMix>().unwrap();
@@ -451,7 +455,7 @@ mod tests {
         assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
         let digits = &options.models["digits"];
         assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
-        assert_eq!(digits.gpu_memory, Some(3000 << 20));
+        assert_eq!((digits.gpu_memory, digits.partition), (Some(3000 << 20), Some(1)));
         assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
     }
 
@@ -641,10 +645,12 @@ mod tests {
         assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
         assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
         assert!(error("[models.m]\nzzzz = 5").contains(
-            "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, gpu_memory_mb"
+            "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, gpu_memory_mb, partition"
         ));
         assert!(error("http_port = 99999").starts_with("1:13: a port is a number from 0 to 65535, or false"));
         assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
+        let undivided = refused("[models.m]\npartition = 0", &["models"]);
+        assert!(undivided.starts_with("[models.m] partition is 0, and the devices are not divided"), "{undivided}");
         assert!(error("[models.m]\ngpu_memory_mb = 0").contains("0 MiB: must be at least 1"));
         assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
         assert!(error("max_body_bytes = '1T'").contains("is not a size"));

@@ -380,7 +380,7 @@ impl ServeFlags {
                 metrics_every: None,
                 nhwc: None,
             },
-            device: DeviceLayer { policy: self.device_policy, groups: None },
+            device: DeviceLayer { policy: self.device_policy, ..DeviceLayer::default() },
             autoscale: AutoscaleLayer::default(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             models: Default::default(),

@@ -17,15 +17,16 @@ use prost::Message;
 use rten::{ModelOptions, NodeId, RunOptions};
 
 use crate::activations::Activations;
+use crate::cores::CoreSet;
 use crate::onnx::Checked;
 use crate::onnx::proto::ModelProto;
 use crate::run_memory::RunMemory;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::Tensor;
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 use crate::{batch, onnx, stop};
-use pools::Pools;
+use pools::{PoolKind, Pools};
 use value::{tensor_of, value_of};
 
 pub(crate) const NAME: &str = "rten";
@@ -50,16 +51,17 @@ impl Rten {
     /// The engine, with its threads for a run on one and on `threads` threads (0: one a core) started now.
     pub fn with_threads(threads: usize) -> Self {
         let rten = Rten::default();
-        let (one, all) = (rten.pools.take(1), rten.pools.take(threads_of(threads)));
-        rten.pools.give_back(1, one);
-        rten.pools.give_back(threads_of(threads), all);
+        let kinds = [1, threads_of(threads, &Share::Whole)].map(|threads| PoolKind { threads, cores: None });
+        let pools = kinds.map(|kind| rten.pools.take(kind));
+        kinds.into_iter().zip(pools).for_each(|(kind, pool)| rten.pools.give_back(kind, pool));
         rten
     }
 }
 
 /// The threads of a run for which `threads` are asked for.
-fn threads_of(threads: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+fn threads_of(threads: usize, share: &Share) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = share.cores().map_or_else(all, CoreSet::len);
     if threads == 0 { cores } else { threads.min(cores) }
 }
 
@@ -93,8 +95,8 @@ impl Engine for Rten {
                 )));
             }
         }
-        let (pools, threads) = (self.pools.clone(), threads_of(options.threads));
-        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, memory };
+        let (pools, threads, share) = (self.pools.clone(), options.threads, options.share);
+        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, share, memory };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -184,8 +186,10 @@ struct Shared {
     /// What a batch is before each segment, and behind the last.
     states: Vec<Live>,
     pools: Arc<Pools>,
-    /// Of a run.
+    /// Of a run, as asked for.
     threads: usize,
+    /// Of lanes whose place does not say.
+    share: Share,
     memory: Option<RunMemory>,
 }
 
@@ -217,14 +221,16 @@ impl Model for RtenModel {
         self.shared.memory.as_ref()
     }
 
-    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
-        Ok(Box::new(RtenLane { shared: self.shared.clone() }))
+    fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
+        Ok(Box::new(RtenLane { shared: self.shared.clone(), kind: self.shared.pool(place.share) }))
     }
 }
 
 /// Runs batches; RTen allocates activations for each run.
 struct RtenLane {
     shared: Arc<Shared>,
+    /// Of the threads that its runs have.
+    kind: PoolKind,
 }
 
 impl Lane for RtenLane {
@@ -242,7 +248,7 @@ impl Lane for RtenLane {
         let states = &self.shared.states;
         let result = match (states.get(range.start), states.get(range.end)) {
             // However many segments: RTen runs from any values to any.
-            (Some(before), Some(behind)) => self.shared.run(before, behind, tensors),
+            (Some(before), Some(behind)) => self.shared.run(self.kind, before, behind, tensors),
             _ => Err(format!("there are {} segments, but {range:?} are asked for", states.len() - 1)),
         };
         match result {
@@ -256,6 +262,12 @@ impl Lane for RtenLane {
 }
 
 impl Shared {
+    /// The pool of runs on a share of the CPU.
+    fn pool(&self, share: Share) -> PoolKind {
+        let share = share.or(self.share);
+        PoolKind { threads: threads_of(self.threads, &share), cores: share.cores().copied() }
+    }
+
     /// The tensors of these names.
     fn state(&self, specs: Vec<TensorSpec>) -> Result<Live, String> {
         let node = |spec: &TensorSpec| self.model.node_id(&spec.name).map_err(|e| format!("{e}. {REMEDY}"));
@@ -263,7 +275,15 @@ impl Shared {
         Ok(Live { specs, nodes })
     }
 
-    fn run(&self, before: &Live, behind: &Live, mut tensors: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
+    fn run(
+        &self,
+        kind: PoolKind,
+        before: &Live,
+        behind: &Live,
+        mut tensors: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, String> {
+        // What is done to tensors before and after is done here, not by the pool.
+        let _pinned = kind.pin()?;
         batch::check(&before.specs, &tensors)?;
         for tensor in &mut tensors {
             tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
@@ -272,7 +292,7 @@ impl Shared {
         let inputs = inputs
             .map(|((id, spec), tensor)| Ok((*id, value_of(tensor).map_err(|e| format!("input '{}': {e}", spec.name))?)))
             .collect::<Result<Vec<_>, String>>()?;
-        let values = self.values(inputs, &behind.nodes)?;
+        let values = self.values(kind, inputs, &behind.nodes)?;
         let outputs = behind.specs.iter().zip(values);
         outputs
             .map(|(spec, value)| tensor_of(value, spec).map_err(|e| format!("output '{}': {e}", spec.name)))
@@ -281,17 +301,18 @@ impl Shared {
 
     fn values(
         &self,
+        kind: PoolKind,
         inputs: Vec<(NodeId, rten::ValueOrView<'_>)>,
         outputs: &[NodeId],
     ) -> Result<Vec<rten::Value>, String> {
         // RTen cannot be told to end a run: who watches it leaves the thread behind.
         let _call = stop::run(None)?;
-        let pool = self.pools.take(self.threads);
+        let pool = self.pools.take(kind);
         let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
         // The model is not changed by a run, so that a panic in an operator leaves nothing half done.
         let run = AssertUnwindSafe(|| self.model.run(inputs, outputs, Some(options)));
         let ran = catch_unwind(run);
-        self.pools.give_back(self.threads, pool);
+        self.pools.give_back(kind, pool);
         match ran {
             Ok(values) => values.map_err(|e| e.to_string()),
             Err(panic) => Err(format!("an operator failed: {}", panic_message(&*panic))),

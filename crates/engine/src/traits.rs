@@ -9,7 +9,9 @@ use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, LatencyProfile};
 
 use crate::activations::Activations;
+use crate::cores::{self, CoreSet, Pinned, Topology};
 use crate::cuda::Span;
+use crate::division::{Division, DivisionError};
 use crate::graph_report::GraphReport;
 use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
@@ -33,6 +35,15 @@ pub trait Engine: Send + Sync {
     /// Why nothing runs on any of its devices any more, if that is so; cheap to ask.
     fn lost(&self) -> Option<String> {
         None
+    }
+
+    /// Divides each of its devices into partitions that have nothing in common, before the first model is loaded: the CPU into sets of cores such as `0-3`, a GPU into numbers of
+    /// compute units such as `40`, or shares of them such as `25%`.
+    ///
+    /// # Errors
+    /// If one of them cannot be, or has something in common with another.
+    fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        cores::divide(parts, &Topology::here())
     }
 
     /// The memory of a device, where it has memory of its own and works.
@@ -81,8 +92,10 @@ pub struct EngineInfo {
 pub struct LoadOptions {
     /// The model file.
     pub path: PathBuf,
-    /// Threads inside one run; 0: one a core.
+    /// Threads inside one run; 0: one for each CPU that it may run on.
     pub threads: usize,
+    /// What its lanes have of a device where their place does not say. On the CPU its own threads are bound to these cores.
+    pub share: Share,
     /// Where to cut it into segments.
     pub cut: Cut,
     /// What its runs may take, on the CPU; `None`: nobody limits them.
@@ -114,7 +127,14 @@ impl LoadOptions {
     pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
         let (cut, tensorrt) = (Cut::Whole, BTreeMap::new());
         let priority = StreamPriority::Default;
-        LoadOptions { path: path.into(), threads, cut, memory: None, tensorrt, cache: None, priority, operators: None }
+        let (path, share) = (path.into(), Share::Whole);
+        LoadOptions { path, threads, share, cut, memory: None, tensorrt, cache: None, priority, operators: None }
+    }
+
+    /// The same, on a share of a device.
+    #[must_use]
+    pub fn with_share(self, share: Share) -> Self {
+        LoadOptions { share, ..self }
     }
 
     /// The same, cut into segments.
@@ -178,7 +198,7 @@ pub trait Model: Send + Sync {
     /// If the device is out of memory, or there is no such place on it.
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError>;
 
-    /// A lane on the whole first device.
+    /// A lane on the first device, on what the model was loaded for.
     ///
     /// # Errors
     /// As [`Model::lane_at`].
@@ -268,7 +288,7 @@ impl ShapeRange {
     }
 }
 
-/// Where on the machine a lane runs. Engines on the CPU take no notice of it.
+/// Where on the machine a lane runs. Engines on the CPU take no notice of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Which of the devices that the engine uses, from 0.
@@ -280,13 +300,40 @@ pub struct Place {
 /// How much of a device a lane has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
-    /// All compute units.
+    /// What the model was loaded for ([`LoadOptions::share`]), which is all of the device unless somebody said otherwise.
     #[default]
     Whole,
     /// So many compute units, rounded up to what the device can give. Lanes with the same number share the same ones.
     Units(u32),
     /// The compute units that are left by those with so many.
     AllBut(u32),
+    /// A partition of those that the devices were divided into ([`Engine::divide`]), from 0.
+    Part(u32),
+    /// Cores of the CPU: what runs there runs on no others.
+    Cores(CoreSet),
+}
+
+impl Share {
+    /// This, or where it does not say what the model was loaded for.
+    pub(crate) fn or(self, loaded: Share) -> Share {
+        if self == Share::Whole { loaded } else { self }
+    }
+
+    /// The cores that it is; `None`: it is no set of cores.
+    pub fn cores(&self) -> Option<&CoreSet> {
+        match self {
+            Share::Cores(cores) => Some(cores),
+            Share::Whole | Share::Units(_) | Share::AllBut(_) | Share::Part(_) => None,
+        }
+    }
+
+    /// Binds the calling thread to its cores, if it is cores.
+    ///
+    /// # Errors
+    /// As [`Pinned::to`].
+    pub fn pin(&self) -> Result<Option<Pinned>, String> {
+        self.cores().map(Pinned::to).transpose()
+    }
 }
 
 /// An in-order stream of launches of one model. Used by one thread at a time.

@@ -13,11 +13,13 @@ pub struct DeviceOptions {
     pub policy: DevicePolicy,
     /// Models with a policy and settings of their own. No model is in two.
     pub groups: Vec<DeviceGroup>,
+    /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
+    pub partitions: Vec<String>,
 }
 
 impl Default for DeviceOptions {
     fn default() -> Self {
-        DeviceOptions { policy: DevicePolicy::Exclusive, groups: Vec::new() }
+        DeviceOptions { policy: DevicePolicy::Exclusive, groups: Vec::new(), partitions: Vec::new() }
     }
 }
 

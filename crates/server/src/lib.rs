@@ -32,6 +32,7 @@ mod model_health;
 mod offload;
 pub mod options;
 pub mod pair_profiler;
+mod partitions;
 pub mod plan;
 pub mod profiler;
 pub mod refiner;

@@ -11,7 +11,7 @@ use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{
-    Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Place as EnginePlace,
+    Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Part, Place as EnginePlace,
     Share, StreamPriority, graph_report,
 };
 use downbeat_protocol::inference::ModelOptimizationPolicy;
@@ -32,6 +32,7 @@ use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
+use crate::partitions::Partitions;
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, StoredProfile, Threads};
 use crate::refiner::ProfileRefiner;
@@ -70,6 +71,8 @@ struct Source<'a> {
     cache: Option<&'a Path>,
     /// What its kernels have on a GPU.
     priority: StreamPriority,
+    /// The part of a device that it is on; `None`: devices are not divided.
+    part: Option<&'a Part>,
     store: &'a ProfileStore,
     /// See [`ProfileStore::file_key`].
     file: OnceCell<std::io::Result<String>>,
@@ -82,6 +85,7 @@ impl Source<'_> {
     fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
         let (memory, tensorrt, cache) = (self.memory.cloned(), self.tensorrt.clone(), self.cache.map(Path::to_owned));
         let options = LoadOptions::new(self.path, threads).with_cut(self.cut.clone()).with_priority(self.priority);
+        let options = options.with_share(self.part.map_or(Share::Whole, |part| part.share));
         let mut options = LoadOptions { memory, tensorrt, cache, ..options };
         if self.cut == Cut::Whole {
             return self.engine.load(&options);
@@ -113,7 +117,7 @@ impl Source<'_> {
     /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
     fn key(&self, threads: Threads) -> Result<String, String> {
         let file = self.file.get_or_init(|| ProfileStore::file_key(self.path)).as_ref().map_err(ToString::to_string)?;
-        Ok(ProfileStore::key(file, &self.engine.info(), threads))
+        Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 
     /// What its profiles are stored under, measured with these threads and up to so many items.
@@ -144,6 +148,7 @@ struct Profiled {
 pub struct Loader {
     options: Arc<ServerOptions>,
     engines: Engines,
+    partitions: Partitions,
     store: ProfileStore,
     driver: Arc<Driver>,
     metrics: Arc<Metrics>,
@@ -166,6 +171,7 @@ impl Loader {
     pub fn new(
         options: Arc<ServerOptions>,
         engines: Engines,
+        partitions: Partitions,
         driver: Arc<Driver>,
         metrics: Arc<Metrics>,
         watchdog: Arc<Watchdog>,
@@ -184,6 +190,7 @@ impl Loader {
         Loader {
             options,
             engines,
+            partitions,
             store,
             driver,
             metrics,
@@ -255,11 +262,13 @@ impl Loader {
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
         let turn = self.turns.begin();
         let mut budget = DeviceBudget::before(&**engine, if on_gpus { self.driver.devices() } else { 0 }, limit);
+        let part = self.partitions.of(&definition.name).map(|(_, part)| part);
+        let most = part.map_or_else(|| most_threads(&self.options), |part| part.threads);
         let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
-            Some(threads) => Threads::Chosen(threads),
-            None => Threads::UpTo((most_threads(&self.options) / lanes::at_once(policy, settings)).max(1)),
+            Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
+            None => Threads::UpTo((most / lanes::at_once(policy, settings)).max(1)),
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
         let (cut, is_asked) = lanes::cut(policy, settings);
@@ -272,8 +281,8 @@ impl Loader {
         let (memory, cache, file) = (self.memory.as_ref(), self.store.folder(), OnceCell::new());
         let tensorrt = definition.tensorrt.clone().unwrap_or_default();
         let priority = stream_priority(definition);
-        let (store, turn) = (&self.store, &turn);
-        let mut source = Source { engine: &**engine, path, cut, memory, tensorrt, cache, priority, store, file, turn };
+        let (engine, store, turn) = (&**engine, &self.store, &turn);
+        let mut source = Source { engine, path, cut, memory, tensorrt, cache, priority, part, store, file, turn };
         if definition.tensorrt.is_some() && on_gpus && engine.info().name != "tensorrt" {
             tracing::warn!(
                 model = %definition.name,

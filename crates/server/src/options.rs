@@ -246,6 +246,8 @@ pub struct ModelOptions {
     pub threads: Option<usize>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
     pub gpu_memory: Option<u64>,
+    /// The number of the partition that it is on ([`DeviceOptions::partitions`]); `None`: the one with the fewest models.
+    pub partition: Option<u32>,
 }
 
 /// How long a run may take before it is ended.

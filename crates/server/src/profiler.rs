@@ -295,13 +295,14 @@ impl ProfileStore {
         Ok(format!("{:08x}-{length}", hasher.finalize()))
     }
 
-    /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, and on what.
-    pub fn key(file: &str, engine: &EngineInfo, threads: Threads) -> String {
+    /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, on which part of it if it is divided, and on what.
+    pub fn key(file: &str, engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let processor = crc32fast::hash(processor().as_bytes());
+        let part = part.map_or_else(String::new, |part| format!("-{part}"));
         // What was measured on zeros is not found again.
         format!(
-            "{file}-{}-{}-{}-random-p{processor:08x}-c{cores}-t{threads}",
+            "{file}-{}-{}-{}-random-p{processor:08x}-c{cores}{part}-t{threads}",
             engine.name, engine.version, engine.device,
         )
         .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
@@ -502,9 +503,11 @@ mod tests {
     fn threads_that_were_chosen_have_profiles_of_their_own() {
         let file = ProfileStore::file_key(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
         let engine = downbeat_engine::Engine::info(&downbeat_engine::Emulated::new());
-        let key = |threads| ProfileStore::key(&file, &engine, threads);
+        let key = |threads| ProfileStore::key(&file, &engine, threads, None);
+        let on = |part| ProfileStore::key(&file, &engine, Threads::Chosen(2), Some(part));
         assert_ne!(key(Threads::Chosen(2)), key(Threads::UpTo(2)));
         assert_eq!(key(Threads::UpTo(2)), key(Threads::UpTo(2)));
+        assert!(on("CPUs 0-3") != on("CPUs 4-7") && on("CPUs 0-3") != key(Threads::Chosen(2)));
     }
 
     #[test]

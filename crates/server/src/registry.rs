@@ -27,6 +27,7 @@ use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
+use crate::partitions::Partitions;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
 use crate::watchdog::{Owner, Watchdog};
@@ -179,6 +180,7 @@ impl Registry {
             })
             .collect();
         let engines = Engines::choose(&options)?;
+        let partitions = Partitions::divide(&options, &*engines.onnx)?;
         let devices = engines.devices(options.devices)?;
         let chosen = if engines.gpus.is_empty() { options.devices } else { devices };
         let options = Arc::new(ServerOptions { devices: chosen, ..ServerOptions::clone(&options) });
@@ -195,7 +197,14 @@ impl Registry {
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
         let driver = Driver::start(clock, devices, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
-        let loader = Arc::new(Loader::new(options.clone(), engines, driver.clone(), metrics.clone(), watchdog.clone()));
+        let loader = Arc::new(Loader::new(
+            options.clone(),
+            engines,
+            partitions,
+            driver.clone(),
+            metrics.clone(),
+            watchdog.clone(),
+        ));
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let budget = ByteBudget::new(limit);
         let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);

@@ -50,6 +50,16 @@ pub enum PartitionError {
         /// The smallest step.
         grain: u32,
     },
+    /// It was not divided into as many ([`crate::Engine::divide`]).
+    #[error("GPU {device} is divided into {parts} partitions; there is none with the number {part}")]
+    NoPart {
+        /// Its ordinal.
+        device: u32,
+        /// How many partitions it is divided into.
+        parts: usize,
+        /// What was asked for.
+        part: u32,
+    },
     /// The driver refuses otherwise.
     #[error(transparent)]
     Cuda(#[from] CudaError),

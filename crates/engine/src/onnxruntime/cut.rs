@@ -66,7 +66,7 @@ pub(super) fn load(
     signature: Signature,
     folder: &Path,
 ) -> Result<SessionModel, String> {
-    let builder = || runtime.part_builder(options.threads, &signature.inputs, folder);
+    let builder = || runtime.part_builder(options.threads, &options.share, &signature.inputs, folder);
     let measure = |model: &ModelProto, graph: &OperatorGraph| measure(&builder, model, graph, &signature, folder, None);
     let CutModel { segments, infos, activations, operators } = cut(&measure, options, &signature, folder, true)?;
     let part = |(index, segment): (usize, Segment)| {

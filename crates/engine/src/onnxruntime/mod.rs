@@ -24,7 +24,7 @@ use crate::onnx;
 use crate::run_memory::RunMemory;
 use crate::segment::Cut;
 use crate::stop::{self, Interrupt};
-use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model};
+use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model, Share};
 pub use cuda::OnnxruntimeCuda;
 pub use search::{FindError, Search};
 use search::{Library, Place};
@@ -114,28 +114,37 @@ impl Onnxruntime {
 }
 
 impl Runtime {
-    /// A builder of sessions for a model with these inputs.
-    fn builder(&self, threads: usize, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
+    /// A builder of sessions for a model with these inputs. The pool of all models is for those that have the whole CPU: the threads of others start bound to their
+    /// cores, as the thread is that makes the session.
+    fn builder(&self, threads: usize, share: &Share, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
         // A plan of the memory is kept for each combination of shapes, for good: only where no more than batch sizes vary.
         let few_shapes = inputs.iter().all(|i| i.dims.iter().skip(1).all(|d| *d >= 0));
         let builder = SessionBuilder::new(&self.environment)?
             .with_optimization_level(GraphOptimizationLevel::All)?
             .with_memory_pattern(few_shapes)?
             .with_log_level(LogLevel::Warning)?;
-        Ok(match threads {
+        Ok(match (threads, share.cores()) {
             // No pool at all: operators run on the calling thread, without a wake-up.
-            1 => own_threads(builder, 1)?,
-            0 => builder,
-            n if n == self.threads => builder,
-            n => own_threads(builder, n)?,
+            (1, _) => own_threads(builder, 1)?,
+            (0, Some(cores)) => own_threads(builder, cores.len())?,
+            (0, None) => builder,
+            (n, None) if n == self.threads => builder,
+            (n, _) => own_threads(builder, n)?,
         })
     }
 
     /// A builder of sessions for parts of a model that is optimised already. They take their memory from one arena, so that
-    /// what one part has left in the caches the next one uses, and have no threads of their own: pools beside each other,
-    /// one for each part, are slow.
-    fn part_builder(&self, threads: usize, inputs: &[TensorSpec], weights: &Path) -> ort::Result<SessionBuilder> {
-        self.builder(if threads == 1 { 1 } else { 0 }, inputs)?
+    /// what one part has left in the caches the next one uses, and have no threads of their own, unless these are to be bound to
+    /// some cores: pools beside each other, one for each part, are slow.
+    fn part_builder(
+        &self,
+        threads: usize,
+        share: &Share,
+        inputs: &[TensorSpec],
+        weights: &Path,
+    ) -> ort::Result<SessionBuilder> {
+        let shared = if threads == 1 { 1 } else { 0 };
+        self.builder(if share.cores().is_some() { threads } else { shared }, share, inputs)?
             .with_optimization_level(GraphOptimizationLevel::Disable)?
             .with_env_allocators()?
             .with_config_entry("session.model_external_initializers_file_folder_path", weights.to_string_lossy())
@@ -239,20 +248,25 @@ impl Engine for Onnxruntime {
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: NAME, reason };
         let library_error = |e: ort::Error| error(reason(e.message()));
+        // The threads that the library starts from here on are bound as this one is.
+        let _pinned = options.share.pin().map_err(error)?;
         // Before the library computes what depends on weights alone.
         let memory = RunMemory::of(&options.path, options.memory.as_ref()).map_err(error)?.map(Arc::new);
-        let builder = || keep_floats8(self.runtime.builder(options.threads, &inputs)?, file.has_floats8());
+        let builder =
+            || keep_floats8(self.runtime.builder(options.threads, &options.share, &inputs)?, file.has_floats8());
         if options.cut == Cut::Whole {
             let session = builder().and_then(|b| commit(b, |b| b.commit_from_file(&options.path)));
             let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
-            return Ok(Arc::new(session::SessionModel::whole(&session, signature, &options.path)?.within(memory)));
+            let model = session::SessionModel::whole(&session, signature, &options.path)?;
+            return Ok(Arc::new(model.loaded(options, memory)));
         }
         let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let session = builder().and_then(|b| cut::optimise(b, &options.path, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
         drop(session);
-        Ok(Arc::new(cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?.within(memory)))
+        let model = cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?;
+        Ok(Arc::new(model.loaded(options, memory)))
     }
 }
 

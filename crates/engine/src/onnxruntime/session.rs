@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, c_char};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::segment::SegmentInfo;
 use crate::state::State;
 use crate::stop;
 use crate::tensor::Tensor;
-use crate::traits::{Lane, LoadError, Model, Place, RunError};
+use crate::traits::{Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 use crate::{batch, onnx};
 
 /// Sessions and the names that their runs pass.
@@ -36,6 +36,11 @@ pub(super) struct SessionModel {
     activations: Option<Activations>,
     operators: Option<Arc<OperatorProfile>>,
     memory: Option<Arc<RunMemory>>,
+    path: PathBuf,
+    /// Of lanes whose place does not say.
+    share: Share,
+    /// Whether its sessions have threads of their own, which are on that share.
+    has_threads: bool,
 }
 
 struct Shared {
@@ -166,7 +171,8 @@ impl SessionModel {
         activations: Option<Activations>,
     ) -> Result<Self, String> {
         let shared = Arc::new(Shared { signature, memory: CpuMemory::new()?, parts });
-        Ok(SessionModel { shared, segments, activations, operators: None, memory: None })
+        let (operators, memory, path, share, has_threads) = Default::default();
+        Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads })
     }
 
     /// The same, which was cut by this.
@@ -174,9 +180,15 @@ impl SessionModel {
         SessionModel { operators: Some(operators), ..self }
     }
 
-    /// The same, with a limit on what its runs take.
-    pub(super) fn within(self, memory: Option<Arc<RunMemory>>) -> Self {
-        SessionModel { memory, ..self }
+    /// The same, loaded as the options say, with a limit on what its runs take.
+    pub(super) fn loaded(self, options: &LoadOptions, memory: Option<Arc<RunMemory>>) -> Self {
+        SessionModel {
+            memory,
+            path: options.path.clone(),
+            share: options.share,
+            has_threads: options.threads != 1,
+            ..self
+        }
     }
 }
 
@@ -212,9 +224,16 @@ impl Model for SessionModel {
         self.memory.as_deref()
     }
 
-    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
+    fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
+        let share = place.share.or(self.share);
+        if self.has_threads && share.cores() != self.share.cores() {
+            let reason =
+                "its threads are bound to other cores than the lane is to have; load it for those, or with one thread";
+            return Err(LoadError::Model { path: self.path.clone(), engine: NAME, reason: reason.to_owned() });
+        }
         Ok(Box::new(SessionLane {
             shared: self.shared.clone(),
+            share,
             options: None,
             memory: self.memory.clone(),
             inputs: Vec::new(),
@@ -227,6 +246,7 @@ impl Model for SessionModel {
 /// Runs batches on sessions that other lanes may share; activations are the library's own for each run.
 struct SessionLane {
     shared: Arc<Shared>,
+    share: Share,
     /// What ends its runs; made with the first.
     options: Option<Arc<RunOptions>>,
     memory: Option<Arc<RunMemory>>,
@@ -245,6 +265,7 @@ impl Lane for SessionLane {
             return Ok(());
         }
         let shared = self.shared.clone();
+        let _pinned = self.share.pin().map_err(|reason| RunError::new(NAME, reason))?;
         let mut tensors = std::mem::take(&mut state.tensors);
         let Some(parts) = shared.parts.get(range.clone()) else {
             let reason = format!("there are {} segments, but {range:?} are asked for", shared.parts.len());

@@ -21,7 +21,7 @@ use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
 use crate::probe::{self, Probe};
 use crate::segment::{Cut, SegmentInfo};
-use crate::traits::LoadOptions;
+use crate::traits::{LoadOptions, Share};
 
 /// Most boundaries that are timed, if there are not many stages: of neighbours then the one with least alive.
 const TIMED: usize = 32;
@@ -129,7 +129,7 @@ impl Trial<'_> {
         let tensors = self.probe.inputs(&self.shared.signature, batch, length)?;
         let before = self.shared.states.first().ok_or("it has no inputs")?;
         let inputs = before.nodes.iter().zip(&tensors).map(|(id, t)| Ok((*id, value_of(t)?)));
-        self.shared.values(inputs.collect::<Result<_, String>>()?, &live.nodes)
+        self.shared.values(self.shared.pool(Share::Whole), inputs.collect::<Result<_, String>>()?, &live.nodes)
     }
 
     /// Datatypes and shapes; `None` for what is no tensor.
@@ -154,8 +154,9 @@ impl Trial<'_> {
         };
         let live = self.shared.state(live.to_vec())?;
         let tensors = self.probe.inputs(&self.shared.signature, 1, self.probe.length)?;
-        let tensors = self.shared.run(before, &live, tensors)?;
-        self.shared.run(&live, behind, tensors).map(|_| ())
+        let pool = self.shared.pool(Share::Whole);
+        let tensors = self.shared.run(pool, before, &live, tensors)?;
+        self.shared.run(pool, &live, behind, tensors).map(|_| ())
     }
 
     /// Measures what the model takes up to each boundary, at batch 1, and in all.

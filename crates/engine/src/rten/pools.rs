@@ -7,24 +7,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rten::ThreadPool;
 
+use crate::cores::{CoreSet, Pinned};
+
+/// What a run wants of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PoolKind {
+    /// So many threads.
+    pub threads: usize,
+    /// Bound to these cores; `None`: to none.
+    pub cores: Option<CoreSet>,
+}
+
+impl PoolKind {
+    /// Binds the calling thread, and those that it starts, as such a pool's are.
+    pub(super) fn pin(&self) -> Result<Option<Pinned>, String> {
+        self.cores.as_ref().map(Pinned::to).transpose()
+    }
+}
+
 /// Pools that no run uses at the moment, as many as have run at once.
 pub(super) struct Pools {
-    idle: Mutex<Vec<(usize, Arc<ThreadPool>)>>,
+    idle: Mutex<Vec<(PoolKind, Arc<ThreadPool>)>>,
     /// To the thread that makes pools; `None`: there is none.
     maker: Option<Mutex<Sender<Order>>>,
 }
 
-/// So many threads are wanted.
-type Order = (usize, Sender<Arc<ThreadPool>>);
+/// What is wanted, and where it goes.
+type Order = (PoolKind, Sender<Arc<ThreadPool>>);
 
 impl Default for Pools {
     /// No pools yet. Their threads will have the priority of the calling thread: those of a load are low.
     fn default() -> Self {
         let (orders, taken) = channel::<Order>();
         let make = move || {
-            while let Ok((threads, reply)) = taken.recv() {
-                // Who ordered it waits.
-                let _ = reply.send(Arc::new(ThreadPool::with_num_threads(threads)));
+            while let Ok((kind, reply)) = taken.recv() {
+                // Who ordered it was bound to these cores before; that it waits is why nothing else can be done about an error here.
+                let _pinned = kind.pin();
+                let _ = reply.send(Arc::new(ThreadPool::with_num_threads(kind.threads)));
             }
         };
         let maker = std::thread::Builder::new().name("rten-pools".to_owned()).spawn(make).ok();
@@ -33,30 +52,50 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// A pool of `threads` threads that nobody else uses: the one that was used last, whose memory is in the caches, or a new one.
-    pub(super) fn take(&self, threads: usize) -> Arc<ThreadPool> {
+    /// A pool of this kind that nobody else uses: the one that was used last, whose memory is in the caches, or a new one.
+    pub(super) fn take(&self, kind: PoolKind) -> Arc<ThreadPool> {
         let mut idle = self.idle();
-        if let Some(index) = idle.iter().rposition(|(n, _)| *n == threads) {
+        if let Some(index) = idle.iter().rposition(|(other, _)| *other == kind) {
             return idle.remove(index).1;
         }
         drop(idle);
-        self.order(threads).unwrap_or_else(|| Arc::new(ThreadPool::with_num_threads(threads)))
+        self.order(kind).unwrap_or_else(|| Arc::new(ThreadPool::with_num_threads(kind.threads)))
     }
 
     /// Leaves a pool to the next run.
-    pub(super) fn give_back(&self, threads: usize, pool: Arc<ThreadPool>) {
-        self.idle().push((threads, pool));
+    pub(super) fn give_back(&self, kind: PoolKind, pool: Arc<ThreadPool>) {
+        self.idle().push((kind, pool));
     }
 
-    fn order(&self, threads: usize) -> Option<Arc<ThreadPool>> {
+    fn order(&self, kind: PoolKind) -> Option<Arc<ThreadPool>> {
         let (reply, made) = channel();
         let maker = self.maker.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        maker.send((threads, reply)).ok()?;
+        maker.send((kind, reply)).ok()?;
         drop(maker);
         made.recv().ok()
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<(usize, Arc<ThreadPool>)>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<(PoolKind, Arc<ThreadPool>)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cores::Topology;
+
+    #[test]
+    fn threads_of_a_pool_are_bound_as_its_runs_want() {
+        let pools = Pools::default();
+        let all = Topology::here().usable();
+        let last = CoreSet::from_iter(all.iter().last());
+        for cores in [Some(last), None, Some(last)] {
+            let kind = PoolKind { threads: 2, cores };
+            let pool = pools.take(kind);
+            assert_eq!(pool.run(|| Topology::here().usable()), cores.unwrap_or(all));
+            pools.give_back(kind, pool);
+        }
+        assert_eq!(pools.idle().len(), 2, "one for each kind");
     }
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod batches;
 mod buffers;
+mod cores;
 mod emulation;
 mod files;
 mod finding;

@@ -9,7 +9,8 @@ use ort::{api, sys};
 
 use super::super::value::check;
 use crate::cuda::{CudaError, Device, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream};
-use crate::traits::{Place, Share, StreamPriority};
+use crate::division::DivisionError;
+use crate::traits::{Share, StreamPriority};
 
 /// What all models on a GPU share.
 pub(super) struct Gpu {
@@ -28,6 +29,17 @@ struct Partitions {
     splitter: Option<Splitter>,
     /// By their first group and the end of their groups.
     made: BTreeMap<(usize, usize), Arc<Partition>>,
+    /// What the GPU was divided into.
+    parts: Vec<Arc<Partition>>,
+}
+
+impl Partitions {
+    fn splitter(&mut self, device: &Arc<Device>) -> Result<&Splitter, PartitionError> {
+        Ok(match &mut self.splitter {
+            Some(splitter) => splitter,
+            none => none.insert(Splitter::new(device)?),
+        })
+    }
 }
 
 impl Gpu {
@@ -62,31 +74,56 @@ impl Gpu {
         Ok(())
     }
 
-    /// A stream for a lane at this place.
-    pub(super) fn stream(&self, place: Place, priority: StreamPriority) -> Result<Arc<Stream>, PartitionError> {
-        let partition = self.partition(place.share)?;
+    /// A stream for a lane on this share.
+    pub(super) fn stream(&self, share: Share, priority: StreamPriority) -> Result<Arc<Stream>, PartitionError> {
+        let partition = self.partition(share)?;
         Ok(Stream::with_priority(&self.device, partition.as_ref(), priority)?)
+    }
+
+    /// Divides it into partitions of so many units each, as `units` says who is told the smallest step; what is left over is in none. Gives what they have.
+    pub(super) fn divide(
+        &self,
+        units: impl FnOnce(&Splitter) -> Result<Vec<u32>, DivisionError>,
+    ) -> Result<Vec<u32>, DivisionError> {
+        let refused = |error: PartitionError| DivisionError::Refused(error.to_string());
+        let mut partitions = self.partitions();
+        let splitter = partitions.splitter(&self.device).map_err(refused)?;
+        let units = units(splitter)?;
+        let mut parts = splitter.split(&units).map_err(refused)?;
+        parts.truncate(units.len());
+        partitions.parts = parts;
+        Ok(partitions.parts.iter().map(|part| part.compute_units()).collect())
+    }
+
+    fn partitions(&self) -> MutexGuard<'_, Partitions> {
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The partition that a share is; `None`: the whole device.
     fn partition(&self, share: Share) -> Result<Option<Arc<Partition>>, PartitionError> {
-        let (Share::Units(units) | Share::AllBut(units)) = share else { return Ok(None) };
-        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
-        let Partitions { splitter, made } = &mut *partitions;
-        let splitter = match splitter {
-            Some(splitter) => splitter,
-            none => none.insert(Splitter::new(&self.device)?),
+        let mut partitions = self.partitions();
+        let units = match share {
+            Share::Units(units) | Share::AllBut(units) => units,
+            Share::Part(part) => {
+                let (parts, device) = (&partitions.parts, self.device.ordinal());
+                let missing = PartitionError::NoPart { device, parts: parts.len(), part };
+                return parts.get(part as usize).cloned().map(Some).ok_or(missing);
+            }
+            // Cores are the CPU's.
+            Share::Whole | Share::Cores(_) => return Ok(None),
         };
+        let splitter = partitions.splitter(&self.device)?;
         let (first, all) = (splitter.groups_of(units)?, splitter.groups());
         let groups = if let Share::AllBut(_) = share { first..all } else { 0..first };
         if groups.is_empty() {
             return Err(splitter.too_large(&[units, 1]));
         }
-        if let Some(partition) = made.get(&(groups.start, groups.end)) {
+        let key = (groups.start, groups.end);
+        if let Some(partition) = partitions.made.get(&key) {
             return Ok(Some(partition.clone()));
         }
-        let partition = splitter.partition(groups.clone())?;
-        made.insert((groups.start, groups.end), partition.clone());
+        let partition = partitions.splitter(&self.device)?.partition(groups)?;
+        partitions.made.insert(key, partition.clone());
         Ok(Some(partition))
     }
 

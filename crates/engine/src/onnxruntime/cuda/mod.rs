@@ -8,6 +8,7 @@
 
 mod agreement;
 mod binding;
+mod division;
 mod gpu;
 mod graph_log;
 mod graph_table;
@@ -31,6 +32,7 @@ use ort::ep::{self, ArbitrarilyConfigurableExecutionProvider as _};
 
 use super::{Onnxruntime, Runtime, cut, provider_file, reason, session};
 use crate::cuda::{self, CudaError, CudaOptions, CudaUnavailable, Provider, Ready, Stream};
+use crate::division::{Division, DivisionError};
 use crate::onnx;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
@@ -134,7 +136,7 @@ impl OnnxruntimeCuda {
             cut::cut(&measure, options, &signature, maker.folder.path(), false)
         };
         let model = model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?).map_err(error)?;
-        Ok(model.with_priority(options.priority))
+        Ok(model.with_streams(options.priority, options.share))
     }
 }
 
@@ -171,6 +173,10 @@ impl Engine for OnnxruntimeCuda {
             (None, None) => return Err(error("there is no GPU")),
         };
         Ok(Arc::new(self.load_cuda(options, gpu)?))
+    }
+
+    fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        division::divide(&self.gpus, parts)
     }
 
     fn lost(&self) -> Option<String> {

@@ -29,7 +29,7 @@ use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::SegmentInfo;
 use crate::tensor::{Buffer, OutOfMemory};
-use crate::traits::{DeviceShare, Lane, LoadError, Model, Place, ShapeRange, StreamPriority};
+use crate::traits::{DeviceShare, Lane, LoadError, Model, Place, ShapeRange, Share, StreamPriority};
 
 /// Batches up to this size are all warmed up: small ones come most, and gain most by graphs.
 const ALL_WARM: usize = 8;
@@ -64,7 +64,7 @@ impl SessionMaker {
 
     /// Loads the whole model and saves it as the library optimised it for the GPU.
     pub(super) fn optimise(&self, gpu: &Gpu) -> ort::Result<Session> {
-        let builder = keep_floats8(self.runtime.builder(1, &self.inputs)?, self.has_floats8)?;
+        let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
         let builder = self.on_gpu(builder, gpu, None, false, None)?;
         let _turn = gpu.turn();
         if self.options.provider == Provider::Tensorrt {
@@ -78,7 +78,8 @@ impl SessionMaker {
 
     /// A builder of sessions for what was saved.
     pub(super) fn builder(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
-        self.on_gpu(self.runtime.part_builder(1, &self.inputs, self.folder.path())?, gpu, stream, true, None)
+        let builder = self.runtime.part_builder(1, &Share::Whole, &self.inputs, self.folder.path())?;
+        self.on_gpu(builder, gpu, stream, true, None)
     }
 
     fn on_gpu(
@@ -102,7 +103,7 @@ impl SessionMaker {
         let make = |shapes: &[ShapeRange]| {
             let options = tensorrt::options(&self.tensorrt, self.tensorrt_folder.as_ref(), shapes);
             tracing::debug!(path = %self.path.display(), ?options, "TensorRT");
-            let builder = keep_floats8(self.runtime.builder(1, &self.inputs)?, self.has_floats8)?;
+            let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
             commit(self.on_gpu(builder, gpu, stream, false, Some(&options))?, |b| b.commit_from_file(&self.path))
         };
         let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -205,6 +206,8 @@ pub(super) struct CudaModel {
     operators: Option<Arc<OperatorProfile>>,
     /// Of the lanes' streams.
     priority: StreamPriority,
+    /// Of lanes whose place does not say.
+    share: Share,
 }
 
 /// What the lanes of a model share.
@@ -321,12 +324,13 @@ impl CudaModel {
             gpus,
         });
         let activations = (!infos.is_empty()).then_some(activations);
-        Ok(CudaModel { shared, infos, activations, operators, priority: StreamPriority::Default })
+        let (priority, share) = (StreamPriority::Default, Share::Whole);
+        Ok(CudaModel { shared, infos, activations, operators, priority, share })
     }
 
-    /// The same with a priority of its lanes' streams.
-    pub(super) fn with_priority(self, priority: StreamPriority) -> CudaModel {
-        CudaModel { priority, ..self }
+    /// The same with a priority of its lanes' streams, and what they have of a GPU where their place does not say.
+    pub(super) fn with_streams(self, priority: StreamPriority, share: Share) -> CudaModel {
+        CudaModel { priority, share, ..self }
     }
 }
 
@@ -380,7 +384,7 @@ impl Model for CudaModel {
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
         let lane = || {
             let on = self.shared.on_gpu(place.device)?;
-            let stream = on.gpu.stream(place, self.priority).map_err(|e| e.to_string())?;
+            let stream = on.gpu.stream(place.share.or(self.share), self.priority).map_err(|e| e.to_string())?;
             let graphs = self.shared.graph_log(place.device);
             CudaLane::new(self.shared.clone(), on.gpu.clone(), stream, self.shared.weights(on)?, graphs)
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cuda_stand_in::{Count, Kind, StandIn};
 use downbeat_engine::cuda::{Device, PartitionError, Splitter, Stream};
-use downbeat_engine::{Cut, Lane, Place, Share, Tensor};
+use downbeat_engine::{Cut, Engine, Lane, LoadOptions, OnnxruntimeCuda, Place, Share, Tensor};
 
 use super::{gpus, load, run};
 use crate::support::{Random, copy, example};
@@ -166,5 +166,57 @@ fn a_model_changes_its_share_by_changing_its_lane() {
     let device = Device::open(0).expect("it is there");
     drop(Stream::new(&device).expect("there is memory"));
     drop((answers, device, lanes, model, engine));
+    stand_in.assert_clean();
+}
+
+fn divide(engine: &OnnxruntimeCuda, parts: &[&str]) -> Result<Vec<String>, String> {
+    let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+    let division = engine.divide(&parts).map_err(|error| error.to_string())?;
+    let shares = division.parts.iter().map(|part| part.share);
+    assert!(shares.eq((0..parts.len() as u32).map(Share::Part)));
+    Ok(division.parts.into_iter().map(|part| part.size).collect())
+}
+
+/// GSLICE §4: what models of different partitions run on has nothing in common, however many they are.
+#[test]
+fn partitions_of_many_models_are_apart_on_each_gpu() {
+    let Some((stand_in, engine)) = gpus(2) else { return };
+    let sizes = divide(&engine, &["40", "25%", "20", "8"]).expect("they fit");
+    assert_eq!(sizes, ["40 compute units", "32 compute units", "24 compute units", "8 compute units"]);
+    assert_eq!(stand_in.count(Count::GreenContexts), 2 * 4, "nothing is held for what is left over");
+    // Loaded for its partition, or given it for a lane.
+    let on = |part| LoadOptions::new(example("digits"), 1).with_share(Share::Part(part));
+    let own: Vec<_> = (0..3).map(|part| engine.load(&on(part)).expect("there is memory")).collect();
+    let inputs = Random::new("many_apart").inputs(own[0].signature(), |_, _| 2);
+    for device in 0..2 {
+        let at = |part: usize, share| own[part].lane_at(Place { device, share }).expect("there is memory");
+        let mut lanes = [at(0, Share::Whole), at(1, Share::Whole), at(2, Share::Whole), at(0, Share::Part(3))];
+        let used = lanes.each_mut().map(|lane| units(&stand_in, &mut **lane, &inputs));
+        assert_eq!(used.each_ref().map(Vec::len), [40, 32, 24, 8]);
+        assert_eq!(together(&used), 104);
+    }
+    let error = own[0].lane_at(Place { device: 0, share: Share::Part(4) }).err().expect("there are four").to_string();
+    assert!(error.contains("GPU 0 is divided into 4 partitions; there is none with the number 4"), "{error}");
+    drop((inputs, own, engine));
+    stand_in.assert_clean();
+}
+
+#[test]
+fn partitions_that_a_gpu_cannot_have_are_refused_with_what_it_has() {
+    let Some((stand_in, engine)) = gpus(1) else { return };
+    let refused = |parts: &[&str]| divide(&engine, parts).expect_err("they cannot be");
+    let grain = "a partition has at least 8 compute units, in steps of 8; the GPU has 132";
+    assert_eq!(refused(&["40", "4"]), format!("partition 1, \"4\": {grain}"));
+    assert_eq!(refused(&["1%"]), format!("partition 0, \"1%\": {grain}"));
+    assert_eq!(refused(&["0"]), format!("partition 0, \"0\": {grain}"));
+    let kinds = "on a GPU it is a number of compute units such as \"40\", or a share of them such as \"25%\"";
+    for text in ["0-3", "", "101%", "0%", "many", "-8"] {
+        assert_eq!(refused(&[text]), format!("partition 0, \"{text}\": {kinds}"));
+    }
+    let large = refused(&["100", "50%"]);
+    assert_eq!(large, "partitions of [100, 64] compute units do not fit GPU 0, which has 132 in steps of 8");
+    assert_eq!(refused(&["8"; 16]), "16 partitions are too many for 15 groups of compute units");
+    assert_eq!(divide(&engine, &["25%"; 4]).expect("quarters fit").len(), 4);
+    drop(engine);
     stand_in.assert_clean();
 }

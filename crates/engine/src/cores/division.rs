@@ -1,0 +1,165 @@
+//! The CPU divided into partitions: sets of cores that have none in common.
+
+use super::{CoreSet, Topology};
+use crate::division::{Division, DivisionError, Part};
+use crate::traits::Share;
+
+/// Reads and checks sets of cores, one for each partition.
+///
+/// # Errors
+/// What is wrong with which of them, and what to do.
+pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
+    let cores = topology.cores_of(topology.usable()).count();
+    if asked.len() > cores {
+        return Err(DivisionError::TooMany { asked: asked.len(), most: cores, of: "cores that this process may use" });
+    }
+    let mut sets: Vec<CoreSet> = Vec::new();
+    for (index, text) in asked.iter().enumerate() {
+        let refused = |reason: String| DivisionError::Part { index, text: text.clone(), reason };
+        let set = text.parse::<CoreSet>().map_err(|error| refused(error.to_string()))?;
+        check(set, topology).map_err(refused)?;
+        for (other, before) in sets.iter().enumerate() {
+            let common = set.common(*before);
+            if !common.is_empty() {
+                return Err(refused(format!("partition {other} has CPU {common}, too; leave it in one of them")));
+            }
+            if let Some(core) = topology.cores_of(set).find(|core| !core.common(*before).is_empty()) {
+                return Err(refused(format!(
+                    "the CPUs {core} are hyperthreads of one core, of which partition {other} has some; put them into one partition"
+                )));
+            }
+        }
+        sets.push(set);
+    }
+    let parts = sets.iter().map(|set| Part {
+        share: Share::Cores(*set),
+        threads: topology.cores_of(*set).count(),
+        size: format!("CPUs {set}"),
+    });
+    Ok(Division { parts: parts.collect(), notices: notices(&sets, topology) })
+}
+
+fn check(set: CoreSet, topology: &Topology) -> Result<(), String> {
+    let usable = topology.usable();
+    if set.is_empty() {
+        return Err(format!("it has no core; name some of {usable}"));
+    }
+    for (known, what) in [
+        (topology.present(), "not there"),
+        (topology.online(), "switched off"),
+        (usable, "not for this process (its affinity, or its container's cpuset)"),
+    ] {
+        let other = set.without(known);
+        if !other.is_empty() {
+            return Err(format!("CPU {other} is {what}; there are {usable}"));
+        }
+    }
+    Ok(())
+}
+
+/// What the partitions leave to others that slow them down.
+fn notices(sets: &[CoreSet], topology: &Topology) -> Vec<String> {
+    let shared = sets.iter().enumerate().filter_map(|(index, set)| {
+        let rest = topology.cores_of(*set).fold(CoreSet::default(), CoreSet::with).without(*set);
+        let all = set.with(rest);
+        let remedy = if rest.without(topology.usable()).is_empty() {
+            format!("write \"{all}\" for whole cores")
+        } else {
+            "this process may not use them, others may".to_owned()
+        };
+        (!rest.is_empty()).then(|| {
+            format!("partition {index} (CPUs {set}) has only some hyperthreads of its cores: what runs on the CPUs {rest} slows it down; {remedy}")
+        })
+    });
+    shared.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four cores with two hyperthreads each, of which CPU 7 is off, and CPU 6 is for others.
+    fn machine() -> Topology {
+        let file = |path: &str| match path {
+            "online" => Some("0-6".to_owned()),
+            "present" => Some("0-7".to_owned()),
+            _ => {
+                let cpu: usize = path.strip_prefix("cpu")?.strip_suffix("/topology/core_cpus_list")?.parse().ok()?;
+                Some(format!("{},{}", cpu % 4, cpu % 4 + 4))
+            }
+        };
+        Topology::of(file, "0-5".parse().unwrap())
+    }
+
+    fn divided(asked: &[&str]) -> Result<Division, String> {
+        let asked: Vec<String> = asked.iter().map(|text| (*text).to_owned()).collect();
+        divide(&asked, &machine()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_partition_is_its_cores_and_has_a_thread_for_each() {
+        let division = divided(&["0,4", "1-2,5"]).unwrap();
+        let part = |cores: &str, threads| Part {
+            share: Share::Cores(cores.parse().unwrap()),
+            threads,
+            size: format!("CPUs {cores}"),
+        };
+        assert_eq!(division.parts, [part("0,4", 1), part("1-2,5", 2)]);
+    }
+
+    #[test]
+    fn partitions_that_overlap_are_refused() {
+        let error = divided(&["0-1,4-5", "1-2"]).unwrap_err();
+        assert_eq!(error, "partition 1, \"1-2\": partition 0 has CPU 1, too; leave it in one of them");
+    }
+
+    #[test]
+    fn cores_that_are_not_there_off_or_for_others_are_refused() {
+        let error = |text| divided(&[text]).unwrap_err();
+        assert_eq!(error("0,8-9"), "partition 0, \"0,8-9\": CPU 8-9 is not there; there are 0-5");
+        assert_eq!(error("7"), "partition 0, \"7\": CPU 7 is switched off; there are 0-5");
+        assert_eq!(
+            error("2,6"),
+            "partition 0, \"2,6\": CPU 6 is not for this process (its affinity, or its container's cpuset); there are 0-5"
+        );
+    }
+
+    #[test]
+    fn a_partition_without_a_core_is_refused() {
+        assert_eq!(divided(&["0", ""]).unwrap_err(), "partition 1, \"\": it has no core; name some of 0-5");
+    }
+
+    #[test]
+    fn hyperthreads_of_one_core_in_two_partitions_are_refused() {
+        let error = divided(&["0-1", "4"]).unwrap_err();
+        assert!(
+            error.contains("\"4\": the CPUs 0,4 are hyperthreads of one core, of which partition 0 has"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn more_partitions_than_cores_are_refused() {
+        let error = divided(&["0", "1", "2", "3", "4"]).unwrap_err();
+        assert_eq!(error, "5 partitions are too many for 4 cores that this process may use");
+    }
+
+    #[test]
+    fn what_is_no_set_of_cores_is_refused_with_an_example() {
+        let error = divided(&["25%"]).unwrap_err();
+        assert!(error.starts_with("partition 0, \"25%\": '25%' is neither a number nor a range; expected"), "{error}");
+    }
+
+    #[test]
+    fn hyperthreads_that_are_left_out_are_said() {
+        let notices = divided(&["0,4", "1", "2"]).unwrap().notices;
+        let begin = "has only some hyperthreads of its cores: what runs on the CPUs";
+        assert_eq!(
+            notices,
+            [
+                format!("partition 1 (CPUs 1) {begin} 5 slows it down; write \"1,5\" for whole cores"),
+                format!("partition 2 (CPUs 2) {begin} 6 slows it down; this process may not use them, others may"),
+            ]
+        );
+    }
+}

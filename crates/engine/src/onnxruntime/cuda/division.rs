@@ -1,0 +1,75 @@
+//! GPUs divided into partitions: numbers of compute units, or shares of them.
+
+use std::sync::Arc;
+
+use super::gpu::Gpu;
+use crate::cuda::Splitter;
+use crate::division::{Division, DivisionError, Part};
+use crate::traits::Share;
+
+/// How large a partition is to be.
+#[derive(Clone, Copy)]
+enum Size {
+    /// So many compute units, rounded up to what the GPU can give.
+    Units(u32),
+    /// So many hundredths of them, rounded down: as many as fit together in numbers are to fit on the GPU.
+    Percent(u32),
+}
+
+/// Divides each of the GPUs alike.
+///
+/// # Errors
+/// What is wrong with which partition, or what a GPU has not.
+pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, DivisionError> {
+    let sizes = asked
+        .iter()
+        .enumerate()
+        .map(|(index, text)| size(text).map_err(|reason| DivisionError::Part { index, text: text.clone(), reason }));
+    let sizes: Vec<Size> = sizes.collect::<Result<_, _>>()?;
+    let mut given: Vec<Vec<u32>> = Vec::new();
+    for gpu in gpus {
+        let all = gpu.device.compute_units();
+        let units = gpu.divide(|splitter| units(&sizes, asked, all, splitter))?;
+        let left = all.saturating_sub(units.iter().sum());
+        if left > 0 {
+            tracing::info!(gpu = gpu.device.ordinal(), units = left, "compute units that are in no partition");
+        }
+        given.push(units);
+    }
+    let part = |index: usize| {
+        let mut units: Vec<String> = given.iter().filter_map(|units| units.get(index)).map(u32::to_string).collect();
+        units.dedup();
+        let share = Share::Part(u32::try_from(index).unwrap_or(u32::MAX));
+        Part { share, threads: 1, size: format!("{} compute units", units.join(" or ")) }
+    };
+    Ok(Division { parts: (0..sizes.len()).map(part).collect(), notices: Vec::new() })
+}
+
+fn size(text: &str) -> Result<Size, String> {
+    let number = |text: &str| text.trim().parse::<u32>().ok();
+    let size = match text.trim().strip_suffix('%') {
+        Some(percent) => number(percent).filter(|percent| (1..=100).contains(percent)).map(Size::Percent),
+        None => number(text).map(Size::Units),
+    };
+    size.ok_or_else(|| {
+        "on a GPU it is a number of compute units such as \"40\", or a share of them such as \"25%\"".to_owned()
+    })
+}
+
+/// How many units each is to have on a GPU with `all`.
+fn units(sizes: &[Size], asked: &[String], all: u32, splitter: &Splitter) -> Result<Vec<u32>, DivisionError> {
+    let (grain, groups) = (splitter.grain(), splitter.groups());
+    if sizes.len() > groups {
+        return Err(DivisionError::TooMany { asked: sizes.len(), most: groups, of: "groups of compute units" });
+    }
+    let units = |(index, size): (usize, &Size)| {
+        let units = match size {
+            Size::Units(units) => *units,
+            Size::Percent(percent) => (u64::from(all) * u64::from(*percent) / 100) as u32 / grain * grain,
+        };
+        let text = asked.get(index).cloned().unwrap_or_default();
+        let reason = format!("a partition has at least {grain} compute units, in steps of {grain}; the GPU has {all}");
+        if units < grain { Err(DivisionError::Part { index, text, reason }) } else { Ok(units) }
+    };
+    sizes.iter().enumerate().map(units).collect()
+}

@@ -1,0 +1,143 @@
+//! What the devices are divided into, and which model is on which part.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail, ensure};
+use downbeat_core::DeviceKind;
+use downbeat_engine::{Engine, Part};
+use parking_lot::Mutex;
+
+use crate::options::ServerOptions;
+
+/// Most partitions that a device is divided into: the scheduler has a kind of device for each.
+const MOST: usize = DeviceKind::LARGEST.0 as usize + 1;
+
+/// What the devices are divided into, each alike, and which model is on which part. A model stays where it was put as long as the server lives.
+pub struct Partitions {
+    /// None: they are not divided.
+    parts: Vec<Part>,
+    /// By the models' names.
+    placed: Mutex<BTreeMap<String, usize>>,
+}
+
+impl Partitions {
+    /// Divides the devices of `engine` as the options ask for. Says what there is.
+    ///
+    /// # Errors
+    /// If they cannot be divided so, or a model is to be on a partition that there is not.
+    pub fn divide(options: &ServerOptions, engine: &dyn Engine) -> anyhow::Result<Self> {
+        options.check_partitions()?;
+        let asked = &options.device.partitions;
+        let division =
+            if asked.is_empty() { Default::default() } else { engine.divide(asked).context("[device] partitions")? };
+        for (index, part) in division.parts.iter().enumerate() {
+            tracing::info!(partition = index, size = %part.size, "partition");
+        }
+        for notice in &division.notices {
+            tracing::warn!("{notice}");
+        }
+        let chosen = options.models.iter().filter_map(|(name, model)| Some((name.clone(), model.partition? as usize)));
+        Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()) })
+    }
+
+    /// How many there are on each device; 1 where they are not divided.
+    pub fn count(&self) -> usize {
+        self.parts.len().max(1)
+    }
+
+    /// Where a model is: on the partition that its options name, else on the one with the fewest models when it was first loaded, the first of those.
+    /// `None`: the devices are not divided.
+    pub fn of(&self, model: &str) -> Option<(usize, &Part)> {
+        let mut placed = self.placed.lock();
+        let index = match placed.get(model) {
+            Some(index) => *index,
+            None => {
+                let models = |index: &usize| placed.values().filter(|other| *other == index).count();
+                let index = (0..self.parts.len()).min_by_key(models)?;
+                tracing::info!(%model, partition = index, "partition chosen, as it has the fewest models ([models.{model}] partition chooses another)");
+                placed.insert(model.to_owned(), index);
+                index
+            }
+        };
+        Some((index, self.parts.get(index)?))
+    }
+}
+
+impl ServerOptions {
+    /// Whether the partitions that models are to be on are there.
+    ///
+    /// # Errors
+    /// Which is not, and what to do.
+    pub fn check_partitions(&self) -> anyhow::Result<()> {
+        let count = self.device.partitions.len();
+        ensure!(count <= MOST, "[device] partitions: {count} are too many; at most {MOST} are supported");
+        for (name, model) in &self.models {
+            match model.partition {
+                Some(partition) if count == 0 => bail!(
+                    "[models.{name}] partition is {partition}, and the devices are not divided; name partitions in [device] partitions, or leave it out"
+                ),
+                Some(partition) if partition as usize >= count => bail!(
+                    "[models.{name}] partition is {partition}; [device] partitions has {count}, numbered from 0 to {}",
+                    count - 1
+                ),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_engine::Emulated;
+
+    use super::*;
+    use crate::options::ModelOptions;
+
+    fn options(partitions: &[&str], models: &[(&str, u32)]) -> ServerOptions {
+        let mut options = ServerOptions::new("models".into());
+        options.device.partitions = partitions.iter().map(|text| (*text).to_owned()).collect();
+        let model = |(name, partition): &(&str, u32)| {
+            ((*name).to_owned(), ModelOptions { partition: Some(*partition), ..ModelOptions::default() })
+        };
+        options.models = models.iter().map(model).collect();
+        options
+    }
+
+    fn refused(partitions: &[&str], models: &[(&str, u32)]) -> String {
+        let divided = Partitions::divide(&options(partitions, models), &Emulated::new());
+        format!("{:#}", divided.err().expect("it is refused"))
+    }
+
+    #[test]
+    fn a_model_is_where_its_options_say_and_others_where_the_fewest_are() {
+        let part = |index: u32| Part { share: downbeat_engine::Share::Part(index), threads: 1, size: String::new() };
+        let placed = Mutex::new([("b".to_owned(), 0)].into());
+        let partitions = Partitions { parts: (0..3).map(part).collect(), placed };
+        let of = |model: &str| partitions.of(model).map(|(index, _)| index);
+        assert_eq!((of("a"), of("c"), of("b"), of("d"), of("e")), (Some(1), Some(2), Some(0), Some(0), Some(1)));
+        assert_eq!((of("a"), of("d")), (Some(1), Some(0)), "they stay");
+    }
+
+    #[test]
+    fn nothing_is_divided_unless_it_is_asked_for() {
+        let partitions = Partitions::divide(&options(&[], &[]), &Emulated::new()).unwrap();
+        assert_eq!((partitions.of("a"), partitions.count()), (None, 1));
+    }
+
+    #[test]
+    fn partitions_that_cannot_be_are_refused_with_the_option() {
+        let error = refused(&["x"], &[]);
+        assert!(error.starts_with("[device] partitions: partition 0, \"x\": 'x' is neither"), "{error}");
+        let error = refused(&["0"; 65], &[]);
+        assert_eq!(error, "[device] partitions: 65 are too many; at most 64 are supported");
+    }
+
+    #[test]
+    fn a_model_on_a_partition_that_there_is_not_is_refused() {
+        let error = refused(&["0"], &[("a", 0), ("b", 1)]);
+        assert_eq!(error, "[models.b] partition is 1; [device] partitions has 1, numbered from 0 to 0");
+        let error = refused(&[], &[("a", 0)]);
+        assert!(error.starts_with("[models.a] partition is 0, and the devices are not divided; name"), "{error}");
+    }
+}

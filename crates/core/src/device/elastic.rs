@@ -2,19 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::input_ring::SlotRun;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
-use super::mix::MixTable;
+use super::mix::{BadMix, MixTable};
 use super::note::Note;
 use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
+use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
+use super::table::{MOST_LANES, MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How an [`Elastic`] batches.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ElasticOptions {
     /// What its batches take; only for judging deadlines.
     pub profile: SegmentProfile,
@@ -145,6 +150,40 @@ impl Elastic {
             inputs: slots.map_or(InputSource::Device, InputSource::Ring),
         });
         self.running.insert(id, Running { lane, size, slots, members });
+    }
+}
+
+impl PolicyOptions for ElasticOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ElasticOptions>("elastic");
+
+    fn check(&self) -> Result<(), String> {
+        at_most("max_running", self.max_running, MOST_ROWS)?;
+        at_most("ring_slots", self.ring_slots, MOST_ROWS)?;
+        if self.ring_slots < self.max_running {
+            return Err(format!(
+                "a ring of {} slots holds less than the {} items that run at once",
+                self.ring_slots, self.max_running
+            ));
+        }
+        let entries = self.mixes.entries();
+        if entries.is_empty() || !entries.is_sorted_by(|(a, _), (b, _)| a < b) {
+            return Err(BadMix::Loads.to_string());
+        }
+        let lanes = self.mixes.union().counts().fold(0u32, |sum, (_, count)| sum.saturating_add(count));
+        at_most("lanes", lanes, MOST_LANES)?;
+        match entries.iter().all(|(_, mix)| mix.count(1) > 0 && mix.counts().all(|(size, _)| size <= self.max_running))
+        {
+            true => Ok(()),
+            false => Err(format!(
+                "each mix has a lane for one item, and none for more than the {} that run at once",
+                self.max_running
+            )),
+        }
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = self.profile.clone();
+        DeviceModel::new(Elastic::new(self), profile)
     }
 }
 

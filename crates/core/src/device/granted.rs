@@ -2,11 +2,36 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::launch::{DeviceOutput, GrantedBatch, InputSource, Launch, SegmentRange, Span};
 use super::policy::{DevicePolicy, Turn};
 use super::request::DeviceReject;
 use super::request_pool::PoolStats;
+use super::scheduler::DeviceModel;
+use super::segment_profile::SegmentProfile;
+use super::table::{PolicyEntry, PolicyOptions};
 use crate::ids::{LaunchId, RequestId};
+
+/// What a [`Granted`] knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrantedOptions {
+    /// What the model's batches take; its segments run in one go.
+    pub profile: SegmentProfile,
+}
+
+impl PolicyOptions for GrantedOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<GrantedOptions>("exclusive");
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn build(self) -> DeviceModel {
+        DeviceModel::new(Granted::new(self.profile.segments()), self.profile)
+    }
+}
 
 /// Runs the batches that the cluster's scheduler made (Symphony §3.2), each on the lane that it was granted, with the whole partition for itself: the
 /// simplest policy there is. Nothing waits in it, but for the batch that a lane holds behind the one that runs (Symphony appendix D).
@@ -34,6 +59,9 @@ impl DevicePolicy for Granted {
         }
         if members.is_empty() || rows == 0 {
             return Err(DeviceReject::Empty);
+        }
+        if let Some(taken) = members.iter().find(|request| self.members.contains(request)) {
+            return Err(DeviceReject::NameTaken(*taken));
         }
         let id = turn.new_launch();
         self.members.extend(&members);
@@ -66,6 +94,7 @@ impl DevicePolicy for Granted {
     }
 
     fn stats(&self) -> PoolStats {
-        PoolStats { running: self.running.values().map(|(_, rows)| rows).sum(), ..PoolStats::default() }
+        let running = self.running.values().fold(0u32, |sum, (_, rows)| sum.saturating_add(*rows));
+        PoolStats { running, ..PoolStats::default() }
     }
 }

@@ -41,7 +41,7 @@ impl InputRing {
     /// A ring of `slots` slots, all free. Asserts that there is one.
     pub fn new(slots: u32) -> Self {
         assert!(slots > 0, "an input ring has at least one slot");
-        InputRing { slots, head: 0, used: VecDeque::with_capacity(slots as usize), most_used: 0 }
+        InputRing { slots, head: 0, used: VecDeque::new(), most_used: 0 }
     }
 
     /// How many slots there are.

@@ -24,6 +24,7 @@
 mod elastic;
 mod granted;
 mod input_ring;
+pub mod journal;
 mod lanes;
 mod launch;
 mod mix;
@@ -34,11 +35,12 @@ mod request_pool;
 mod scheduler;
 mod segment_profile;
 mod staged;
+mod table;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
 pub use elastic::{Elastic, ElasticOptions};
-pub use granted::Granted;
+pub use granted::{Granted, GrantedOptions};
 pub use input_ring::{InputRing, RingFull, SlotRun};
 pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
@@ -49,4 +51,5 @@ pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use staged::{Staged, StagedOptions};
+pub use table::{MOST_LANES, ModelSpec, POLICIES, PolicyEntry, PolicyOptions, policy};
 pub use windowed::{Windowed, WindowedOptions};

@@ -48,6 +48,9 @@ pub enum DeviceReject {
         /// What its deadline leaves.
         allowed: Duration,
     },
+    /// A request of that name is not answered yet.
+    #[error("there is a request {0} already that is not answered")]
+    NameTaken(RequestId),
     /// The model is not on the device, or leaves it.
     #[error("the device does not have model {0}")]
     NoModel(ModelId),

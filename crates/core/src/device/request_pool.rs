@@ -76,12 +76,12 @@ impl PoolStats {
     /// Of both.
     pub fn and(self, other: PoolStats) -> PoolStats {
         PoolStats {
-            waiting: self.waiting + other.waiting,
-            slots: self.slots + other.slots,
-            occupied: self.occupied + other.occupied,
+            waiting: self.waiting.saturating_add(other.waiting),
+            slots: self.slots.saturating_add(other.slots),
+            occupied: self.occupied.saturating_add(other.occupied),
             most_occupied: self.most_occupied.max(other.most_occupied),
-            overflowed: self.overflowed + other.overflowed,
-            running: self.running + other.running,
+            overflowed: self.overflowed.saturating_add(other.overflowed),
+            running: self.running.saturating_add(other.running),
         }
     }
 }
@@ -118,13 +118,16 @@ impl RequestPool {
     /// Takes a request in.
     ///
     /// # Errors
-    /// If its deadline cannot be met, it is empty, larger than the ring or `largest`, or the pool is full. An id that waits already is a defect of the driver, asserted.
+    /// If its deadline cannot be met, it is empty, larger than the ring or `largest`, the pool is full, or has a request of that name.
     pub fn push(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest, largest: u32) -> Result<(), DeviceReject> {
         let now = turn.now();
         if let Some(needed) = self.needed(request).filter(|needed| now + *needed > request.deadline) {
             return Err(DeviceReject::DeadlineImpossible { needed, allowed: request.deadline.since(now) });
         }
-        let size = request.size;
+        let (size, id) = (request.size, request.id);
+        if self.arrivals.contains_key(&id) || self.running.contains_key(&id) || self.abandoned.contains_key(&id) {
+            return Err(DeviceReject::NameTaken(id));
+        }
         if size == 0 {
             return Err(DeviceReject::Empty);
         }
@@ -136,8 +139,7 @@ impl RequestPool {
             return Err(DeviceReject::QueueFull { bound: self.bound });
         }
         let sequence = self.next;
-        let before = self.arrivals.insert(request.id, sequence);
-        assert!(before.is_none(), "the name of a request that waits is not given to another");
+        self.arrivals.insert(request.id, sequence);
         self.next += 1;
         self.rows += size;
         let ready = self.ring.is_none();

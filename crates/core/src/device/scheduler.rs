@@ -11,6 +11,7 @@ use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
 use super::segment_profile::SegmentProfile;
+use super::table::MOST_LANES;
 use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -27,6 +28,9 @@ pub enum BadLayout {
     /// Nothing could run.
     #[error("a device has at least one partition")]
     Empty,
+    /// More lanes than a device may have.
+    #[error("{0} shared lanes are more than the {MOST_LANES} that a device may have")]
+    TooMany(u64),
     /// A model is in a partition that would go.
     #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
     InUse {
@@ -35,13 +39,6 @@ pub enum BadLayout {
         /// The model.
         model: ModelId,
     },
-}
-
-impl DeviceModel {
-    /// In the whole of a device that is not divided.
-    pub fn new(policy: impl DevicePolicy + 'static, profile: SegmentProfile) -> Self {
-        DeviceModel { policy: Box::new(policy), profile, partition: PartitionId::default() }
-    }
 }
 
 /// A model that comes to a device.
@@ -55,12 +52,27 @@ pub struct DeviceModel {
     pub partition: PartitionId,
 }
 
+impl DeviceModel {
+    /// In the whole of a device that is not divided.
+    pub fn new(policy: impl DevicePolicy + 'static, profile: SegmentProfile) -> Self {
+        DeviceModel { policy: Box::new(policy), profile, partition: PartitionId::default() }
+    }
+}
+
 /// Why a model cannot have a policy on a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadPolicy {
     /// There is no such partition.
     #[error("the device has no partition {0}")]
     NoPartition(PartitionId),
+    /// Its options are none.
+    #[error("the device policy '{policy}' cannot have this model: {reason}")]
+    Options {
+        /// The policy.
+        policy: &'static str,
+        /// What is in the way.
+        reason: String,
+    },
 }
 
 /// A model's policy on a device: the model may have had others before, which end what they have taken in.
@@ -128,6 +140,11 @@ impl DeviceScheduler {
     pub fn handle_layout(&mut self, _now: Time, layout: &Layout) -> Result<(), BadLayout> {
         if layout.shared_lanes.is_empty() {
             return Err(BadLayout::Empty);
+        }
+        // A partition without lanes counts, too.
+        let lanes = layout.shared_lanes.iter().map(|count| u64::from(*count).max(1)).sum();
+        if lanes > u64::from(MOST_LANES) {
+            return Err(BadLayout::TooMany(lanes));
         }
         for (resident, _) in self.residents.values() {
             let standby = resident.standby.as_ref().map(|standby| standby.partition);

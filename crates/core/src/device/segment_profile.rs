@@ -1,16 +1,50 @@
 //! How long each segment of a model takes, by items and by length.
 
+use serde::{Deserialize, Serialize};
+
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
 /// Measured times of a model's segments, alone on the device: by segment, items, and, where requests vary in length, what they are padded to.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct SegmentProfile {
     /// Lengths that were measured, ascending; `[0]` where nothing varies.
     lengths: Vec<u32>,
     /// `rest[s][l][b - 1]`: nanoseconds of the segments from `s` to the last, for `b` items of the `l`-th length. `rest[segments]` is zeros.
     rest: Vec<Vec<Vec<u64>>>,
     max_rows: u32,
+}
+
+/// A [`SegmentProfile`] that was read, and may be none.
+#[derive(Deserialize)]
+struct Unchecked {
+    lengths: Vec<u32>,
+    rest: Vec<Vec<Vec<u64>>>,
+    max_rows: u32,
+}
+
+impl TryFrom<Unchecked> for SegmentProfile {
+    type Error = BadSegmentProfile;
+
+    fn try_from(Unchecked { lengths, rest, max_rows }: Unchecked) -> Result<Self, BadSegmentProfile> {
+        if lengths.is_empty() || rest.len() < 2 || max_rows == 0 {
+            return Err(BadSegmentProfile::Empty);
+        }
+        if rest.len() > usize::from(u16::MAX) {
+            return Err(BadSegmentProfile::TooMany(rest.len() - 1));
+        }
+        if !lengths.is_sorted_by(|a, b| a < b) {
+            return Err(BadSegmentProfile::Lengths);
+        }
+        let is_whole = |tables: &Vec<Vec<u64>>| {
+            tables.len() == lengths.len() && tables.iter().all(|table| table.len() == max_rows as usize)
+        };
+        if let Some(segment) = rest.iter().position(|tables| !is_whole(tables)) {
+            return Err(BadSegmentProfile::Ragged { segment, found: rest[segment].len(), expected: lengths.len() });
+        }
+        Ok(SegmentProfile { lengths, rest, max_rows })
+    }
 }
 
 /// Why numbers are no profile of segments.

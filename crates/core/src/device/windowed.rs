@@ -1,16 +1,21 @@
 //! One batch after another, by a window and a largest size: what serving systems do without either paper.
 
+use serde::{Deserialize, Serialize};
+
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::note::Note;
 use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
+use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
+use super::table::{MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How a [`Windowed`] batches.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WindowedOptions {
     /// What its batches take.
     pub profile: SegmentProfile,
@@ -83,6 +88,19 @@ impl Windowed {
             inputs: InputSource::Host,
         });
         self.running = Some(Running { launch: id, members });
+    }
+}
+
+impl PolicyOptions for WindowedOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<WindowedOptions>("windowed");
+
+    fn check(&self) -> Result<(), String> {
+        at_most("max_batch", self.max_batch, MOST_ROWS)
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = self.profile.clone();
+        DeviceModel::new(Windowed::new(self), profile)
     }
 }
 

@@ -2,6 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod allocations;
+mod device_journal;
+mod device_models;
 mod device_random;
 mod device_scenario;
 mod device_scheduler;

@@ -9,11 +9,15 @@ mod pipeline;
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::launch::{LaneSpec, SegmentRange, Span};
 use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool, Waiting};
+use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
+use super::table::{MOST_LANES, MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 use batch_table::BatchTable;
@@ -21,7 +25,8 @@ use buffers::BufferPairs;
 use executor::{Executor, ExecutorEvent, ExecutorState, Item};
 
 /// How a [`Staged`] batches.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StagedOptions {
     /// What its segments take; each is a stage.
     pub profile: SegmentProfile,
@@ -116,6 +121,32 @@ impl Staged {
     /// Whether the first stage could take something new.
     fn first_is_free(&self) -> bool {
         self.executors[0].state() == ExecutorState::Active && self.queues[0].is_empty()
+    }
+}
+
+impl PolicyOptions for StagedOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<StagedOptions>("staged");
+
+    fn check(&self) -> Result<(), String> {
+        at_most("max_batch", self.max_batch, MOST_ROWS)?;
+        at_most("pairs", u32::from(self.pairs), MOST_LANES)?;
+        at_most("stages", u32::from(self.profile.segments()), MOST_LANES)?;
+        if self.ring_slots == 0 {
+            return Ok(());
+        }
+        at_most("ring_slots", self.ring_slots, MOST_ROWS)?;
+        match self.ring_slots < self.max_batch {
+            true => Err(format!(
+                "a ring of {} slots is smaller than the largest batch of {}",
+                self.ring_slots, self.max_batch
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = self.profile.clone();
+        DeviceModel::new(Staged::new(self), profile)
     }
 }
 

@@ -1,0 +1,249 @@
+//! The decision log of a device plays again, says where it does not, and does no harm whatever is in it; the table of policies.
+
+use std::collections::BTreeMap;
+
+use downbeat_core::device::journal::{DeviceInput, DeviceJournal, read, replay};
+use downbeat_core::device::*;
+use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
+use proptest::prelude::*;
+use serde::{Deserialize, Serialize};
+
+const MODEL: ModelId = ModelId(0);
+
+fn at(ms: u64) -> Time {
+    Time::ZERO + Duration::from_millis(ms)
+}
+
+fn profile() -> SegmentProfile {
+    SegmentProfile::whole(&LatencyProfile::from_table(vec![Duration::from_millis(10); 8]).unwrap())
+}
+
+fn windowed() -> WindowedOptions {
+    WindowedOptions {
+        profile: profile(),
+        max_batch: 8,
+        window: Duration::ZERO,
+        fill: false,
+        drop: true,
+        queue_bound: 2,
+    }
+}
+
+fn elastic() -> ElasticOptions {
+    let mixes = MixTable::enhanced(vec![(4, "4".parse().unwrap()), (8, "4,4".parse().unwrap())]).unwrap();
+    ElasticOptions { profile: profile(), mixes, max_running: 8, ring_slots: 16, drop: false, queue_bound: 50 }
+}
+
+fn request(id: u64) -> DeviceInput {
+    let deadline = at(1_000);
+    DeviceInput::Request(DeviceRequest { id: RequestId(id), model: MODEL, deadline, size: 1, length: 0 })
+}
+
+/// Four requests for a model with this policy, and their inputs; the end of a launch. With the policy windowed the last is refused.
+fn log(spec: ModelSpec) -> Vec<u8> {
+    let mut journal = DeviceJournal::new(Some("m on device 0".to_owned()));
+    let mut tell = |ms, input| {
+        let _ = journal.apply(at(ms), input);
+        while journal.poll_output().is_some() {}
+    };
+    tell(0, DeviceInput::Model(MODEL, Some(spec)));
+    (0..4).for_each(|id| tell(1, request(id)));
+    (0..4).for_each(|id| tell(2, DeviceInput::Input(MODEL, RequestId(id))));
+    let span = Span { start: at(1), end: at(11) };
+    tell(12, DeviceInput::Completion { launch: LaunchId(0), span, exits: Vec::new() });
+    journal.take_log()
+}
+
+fn spec(options: &impl PolicyOptions) -> ModelSpec {
+    ModelSpec::new(options, PartitionId(0))
+}
+
+#[test]
+fn a_log_plays_again_and_can_be_read() {
+    let mut bytes = log(spec(&windowed()));
+    // A driver that began anew.
+    bytes.extend(log(spec(&windowed())));
+    let replayed = replay(&bytes).unwrap();
+    assert_eq!((replayed.inputs, replayed.divergence), (20, None));
+    let shown: Vec<String> = read(&bytes).map(|line| line.unwrap().1.to_string()).collect();
+    for expected in [
+        "decision log of m on device 0",
+        "m0 comes with the policy windowed",
+        "request r0: 1 items",
+        "-> launch x0 on l0: b0",
+        "-> refused: the queue is full",
+        "x0 is done",
+        "-> reply to r0 from x0",
+    ] {
+        assert!(shown.iter().any(|line| line.contains(expected)), "{expected}: {shown:#?}");
+    }
+}
+
+#[test]
+fn a_log_that_says_something_else_parts_from_its_replay_there() {
+    let text = String::from_utf8(log(spec(&windowed()))).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    for (index, line) in
+        lines.iter().enumerate().filter(|(_, line)| line.contains("decision") || line.contains("refused"))
+    {
+        let mut missing = lines.clone();
+        missing.remove(index);
+        let next = replay(missing.join("\n").as_bytes()).unwrap().divergence;
+        // The last one may have been cut off.
+        assert!(
+            next.is_some_and(|divergence| divergence.line > index) || index + 1 >= lines.len() - 1,
+            "without {line}"
+        );
+        let mut other = lines.clone();
+        other[index] = r#"{"at":5,"decision":{"Reply":{"request":77,"launch":88}}}"#;
+        let divergence = replay(other.join("\n").as_bytes()).unwrap().divergence.unwrap();
+        assert_eq!(divergence.line, index + 1);
+        assert!(divergence.to_string().contains("reply to r77 from x88\nreplay: "), "{divergence}");
+    }
+    let nothing = format!("{}\n{text}", r#"{"at":5,"refused":"so"}"#);
+    assert_eq!(
+        replay(nothing.as_bytes()).unwrap().divergence.map(|divergence| (divergence.line, divergence.replayed)),
+        Some((1, None))
+    );
+}
+
+#[test]
+fn a_log_that_was_cut_off_is_read_up_to_there_and_a_damaged_line_is_named() {
+    let bytes = log(spec(&windowed()));
+    for length in 0..bytes.len() {
+        assert_eq!(replay(&bytes[..length]).unwrap().divergence, None, "{length} bytes");
+    }
+    let mut damaged = bytes.clone();
+    damaged.splice(0..0, *b"{\"at\":1}\n");
+    assert_eq!(replay(&damaged).unwrap_err().line, 1);
+}
+
+#[test]
+fn options_that_are_none_are_refused_with_the_reason() {
+    let mut scheduler = DeviceScheduler::new();
+    let mut refused = |spec: ModelSpec| {
+        let refusal = scheduler.apply(at(0), DeviceInput::Model(MODEL, Some(spec)));
+        refusal.unwrap_err().to_string()
+    };
+    let error = refused(spec(&WindowedOptions { max_batch: 0, ..windowed() }));
+    assert!(error.ends_with("'windowed' cannot have this model: max_batch is 0; it must be 1 to 16777216"), "{error}");
+    let error = refused(spec(&ElasticOptions { ring_slots: 7, ..elastic() }));
+    assert!(error.contains("a ring of 7 slots holds less than the 8 items"), "{error}");
+    let error = refused(spec(&ElasticOptions { mixes: MixTable::naive(1 << 10), ..elastic() }));
+    assert!(error.contains("none for more than the 8 that run at once"), "{error}");
+    let error = refused(ModelSpec::new(&windowed(), PartitionId(3)));
+    assert_eq!(error, "the device has no partition p3");
+    let layout = Layout { shared_lanes: vec![200, 57] };
+    let error = scheduler.apply(at(0), DeviceInput::Layout(layout)).unwrap_err().to_string();
+    assert_eq!(error, "257 shared lanes are more than the 256 that a device may have");
+}
+
+#[test]
+fn a_policy_is_found_by_its_name_in_the_table() {
+    let text = serde_json::to_string(&spec(&windowed())).unwrap();
+    assert_eq!(serde_json::from_str::<ModelSpec>(&text).unwrap(), spec(&windowed()));
+    let error = serde_json::from_str::<ModelSpec>(&text.replace("windowed", "toy")).unwrap_err().to_string();
+    assert!(
+        error.contains("unknown device policy 'toy'; expected one of: exclusive, windowed, elastic, staged"),
+        "{error}"
+    );
+    let other: ModelSpec = serde_json::from_str(&text.replace("windowed", "elastic")).unwrap();
+    assert!(matches!(other.build(), Err(BadPolicy::Options { policy: "elastic", .. })));
+}
+
+/// A policy that is not in the table: answers each request after a launch of its own. All that there is to one is from here to the end of its
+/// `impl`s; with its `ENTRY` as a line of the table it could be named.
+#[derive(Debug)]
+struct Toy {
+    profile: SegmentProfile,
+    running: BTreeMap<LaunchId, RequestId>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ToyOptions {
+    profile: SegmentProfile,
+}
+
+impl PolicyOptions for ToyOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ToyOptions>("toy");
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = self.profile.clone();
+        DeviceModel::new(Toy { profile: self.profile, running: BTreeMap::new() }, profile)
+    }
+}
+
+impl DevicePolicy for Toy {
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: 1, segments: SegmentRange::new(0, self.profile.segments()) }]
+    }
+
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let lane = turn.lanes()[0];
+        if !turn.has_room(lane) {
+            return Err(DeviceReject::LaneTaken(lane));
+        }
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
+        self.running.insert(id, request.id);
+        turn.launch(Launch {
+            id,
+            batch,
+            model: turn.model(),
+            lane,
+            segments: SegmentRange::new(0, self.profile.segments()),
+            members: vec![request.id],
+            rows: request.size,
+            computed_rows: request.size,
+            length: request.length,
+            inputs: InputSource::Host,
+        });
+        Ok(())
+    }
+
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
+        self.running.remove(&launch).into_iter().for_each(|request| turn.push(DeviceOutput::Reply { request, launch }));
+    }
+
+    fn handle_cancel(&mut self, _: &mut Turn<'_>, request: RequestId) -> bool {
+        let launch = self.running.iter().find(|(_, other)| **other == request).map(|(launch, _)| *launch);
+        launch.is_some_and(|launch| self.running.remove(&launch).is_some())
+    }
+
+    fn stats(&self) -> PoolStats {
+        PoolStats { running: self.running.len() as u32, ..PoolStats::default() }
+    }
+}
+
+#[test]
+fn a_new_policy_is_its_options_with_their_check_and_itself() {
+    let mut scheduler = DeviceScheduler::new();
+    let toy = spec(&ToyOptions { profile: profile() });
+    assert_eq!(scheduler.apply(at(0), DeviceInput::Model(MODEL, Some(toy))), Ok(true));
+    assert_eq!(scheduler.apply(at(0), request(0)), Ok(true));
+    assert!(matches!(scheduler.poll_output(), Some(DeviceOutput::Launch(_))));
+    assert_eq!(scheduler.free_at(at(4), MODEL), at(10));
+    let span = Span { start: at(0), end: at(10) };
+    scheduler.apply(at(10), DeviceInput::Completion { launch: LaunchId(0), span, exits: Vec::new() }).unwrap();
+    assert_eq!(scheduler.poll_output(), Some(DeviceOutput::Reply { request: RequestId(0), launch: LaunchId(0) }));
+    assert_eq!(scheduler.apply(at(10), DeviceInput::Cancel(MODEL, RequestId(0))), Ok(false));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// Digits of a log are changed: it plays, parts or is refused, and nothing else happens.
+    #[test]
+    fn nothing_in_a_log_does_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..12)) {
+        let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
+        let digits: Vec<usize> = (0..bytes.len()).filter(|index| bytes[*index].is_ascii_digit()).collect();
+        for (index, digit) in changes {
+            bytes[digits[index.index(digits.len())]] = digit;
+        }
+        let _ = replay(&bytes);
+        read(&bytes).filter_map(Result::ok).for_each(|(_, record)| drop(record.to_string()));
+    }
+}

@@ -1,0 +1,384 @@
+//! Several models with different policies on one device, which come, change and go at random times: judged from outside, and played again.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use downbeat_core::device::journal::{DeviceEvent, DeviceInput, DeviceJournal, read, replay};
+use downbeat_core::device::*;
+use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use proptest::prelude::*;
+
+const PARTITION: PartitionId = PartitionId(0);
+const SEGMENTS: u16 = 3;
+const MOST: u32 = 8;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Exclusive,
+    Windowed { window_us: u64 },
+    Elastic,
+    Staged { by_length: bool, ring: bool },
+}
+
+impl Kind {
+    fn profile() -> SegmentProfile {
+        let table = |us: u64| (1..=MOST).map(|rows| Duration::from_micros(us * (4 + u64::from(rows)))).collect();
+        let segment = |us| vec![LatencyProfile::from_table(table(us)).unwrap()];
+        SegmentProfile::new(vec![0], &[segment(10), segment(30), segment(5)]).unwrap()
+    }
+
+    fn spec(self, drop: bool) -> ModelSpec {
+        let (profile, queue_bound) = (Kind::profile(), 20);
+        match self {
+            Kind::Exclusive => ModelSpec::new(&GrantedOptions { profile }, PARTITION),
+            Kind::Windowed { window_us } => {
+                let window = Duration::from_micros(window_us);
+                let options = WindowedOptions { profile, max_batch: MOST, window, fill: false, drop, queue_bound };
+                ModelSpec::new(&options, PARTITION)
+            }
+            Kind::Elastic => {
+                let (mixes, max_running, ring_slots) = (MixTable::naive(MOST), MOST, 2 * MOST);
+                let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
+                ModelSpec::new(&options, PARTITION)
+            }
+            Kind::Staged { by_length, ring } => ModelSpec::new(
+                &StagedOptions {
+                    profile,
+                    pairs: 2,
+                    max_batch: MOST,
+                    by_length,
+                    by_operator: true,
+                    by_load: true,
+                    window: None,
+                    comp_wait: None,
+                    ring_slots: if ring { 2 * MOST } else { 0 },
+                    drop,
+                    queue_bound,
+                },
+                PARTITION,
+            ),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A request, or for an exclusive model a batch of so many requests; to which of the models that there are.
+    Arrive {
+        model: usize,
+        size: u32,
+        length: u32,
+        deadline_us: Option<u64>,
+    },
+    Cancel(usize),
+    Come(Kind, bool),
+    Change(usize, Kind, bool),
+    Go(usize),
+    Share(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+    let kind = || {
+        prop_oneof![
+            Just(Kind::Exclusive),
+            (0..300u64).prop_map(|window_us| Kind::Windowed { window_us }),
+            Just(Kind::Elastic),
+            any::<(bool, bool)>().prop_map(|(by_length, ring)| Kind::Staged { by_length, ring }),
+        ]
+    };
+    let deadline = prop_oneof![2 => Just(None), 1 => (100..5_000u64).prop_map(Some)];
+    let step = prop_oneof![
+        30 => (any::<usize>(), 1..4u32, 1..20u32, deadline)
+            .prop_map(|(model, size, length, deadline_us)| Step::Arrive { model, size, length, deadline_us }),
+        4 => any::<usize>().prop_map(Step::Cancel),
+        3 => (kind(), any::<bool>()).prop_map(|(kind, drop)| Step::Come(kind, drop)),
+        1 => (any::<usize>(), kind(), any::<bool>()).prop_map(|(model, kind, drop)| Step::Change(model, kind, drop)),
+        1 => any::<usize>().prop_map(Step::Go),
+        1 => (1..3u32).prop_map(Step::Share),
+    ];
+    prop::collection::vec((prop_oneof![Just(0), 1..200u64, 200..2_000u64], step), 1..120)
+}
+
+struct Known {
+    model: ModelId,
+    deadline: Time,
+    size: u32,
+    /// Segments that have run.
+    done: u16,
+    exited: bool,
+    running: Option<LaunchId>,
+    is_open: bool,
+}
+
+struct World {
+    journal: DeviceJournal,
+    log: Vec<u8>,
+    models: BTreeMap<ModelId, Kind>,
+    gone: BTreeSet<ModelId>,
+    requests: BTreeMap<RequestId, Known>,
+    /// What each lane has: the first runs, since when.
+    lanes: BTreeMap<LaneId, VecDeque<Launch>>,
+    since: BTreeMap<LaneId, Time>,
+    ends: BTreeSet<(Time, LaneId)>,
+    inputs: BTreeSet<(Time, ModelId, RequestId)>,
+    /// Lanes of models, until they are free.
+    owners: BTreeMap<LaneId, ModelId>,
+    state: u64,
+    /// Answered in time, late, given up as hopeless or with their model, cancelled.
+    met: u32,
+    missed: u32,
+    dropped: u32,
+    cancelled: u32,
+    accepted: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        World {
+            journal: DeviceJournal::new(Some("a test".to_owned())),
+            log: Vec::new(),
+            models: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            requests: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            since: BTreeMap::new(),
+            ends: BTreeSet::new(),
+            inputs: BTreeSet::new(),
+            owners: BTreeMap::new(),
+            state: 1,
+            met: 0,
+            missed: 0,
+            dropped: 0,
+            cancelled: 0,
+            accepted: 0,
+        }
+    }
+
+    fn draw(&mut self, most: u64) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33) % most
+    }
+
+    fn tell(&mut self, now: Time, input: DeviceInput) -> bool {
+        let told = self.journal.apply(now, input);
+        while let Some(output) = self.journal.poll_output() {
+            self.carry_out(now, output);
+        }
+        if self.draw(9) == 0 {
+            self.log.extend(self.journal.take_log());
+        }
+        told.unwrap_or(false)
+    }
+
+    fn run_until(&mut self, end: Time) {
+        loop {
+            let launch = self.ends.first().map(|(at, _)| *at);
+            let input = self.inputs.first().map(|(at, ..)| *at);
+            let timer = self.journal.scheduler().poll_timeout().map(|(at, _)| at);
+            let Some(at) = [launch, input, timer].into_iter().flatten().min().filter(|at| *at < end) else { return };
+            if launch == Some(at) {
+                self.complete(at);
+            } else if input == Some(at) {
+                let (_, model, request) = self.inputs.pop_first().unwrap();
+                self.tell(at, DeviceInput::Input(model, request));
+            } else {
+                self.tell(at, DeviceInput::Timeout);
+                assert!(
+                    self.journal.scheduler().poll_timeout().is_none_or(|(next, _)| next > at),
+                    "a timer changes something"
+                );
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Time, lane: LaneId) {
+        let took = Duration::from_micros(1 + self.draw(600));
+        self.since.insert(lane, now);
+        self.ends.insert((now + took, lane));
+    }
+
+    fn complete(&mut self, now: Time) {
+        let (_, lane) = self.ends.pop_first().unwrap();
+        let launch = self.lanes.get_mut(&lane).and_then(VecDeque::pop_front).unwrap();
+        let start = self.since[&lane];
+        if !self.lanes[&lane].is_empty() {
+            self.begin(now, lane);
+        }
+        let mut exits = Vec::new();
+        for member in &launch.members {
+            let may_exit = launch.segments.end < SEGMENTS && self.draw(8) == 0;
+            let known = self.requests.get_mut(member).unwrap();
+            (known.running, known.done) = (None, launch.segments.end);
+            if may_exit && known.is_open {
+                known.exited = true;
+                exits.push(*member);
+            }
+        }
+        self.tell(now, DeviceInput::Completion { launch: launch.id, span: Span { start, end: now }, exits });
+    }
+
+    fn close(&mut self, request: RequestId) -> &Known {
+        let known = self.requests.get_mut(&request).unwrap();
+        assert!(std::mem::take(&mut known.is_open), "{request} ends once");
+        known
+    }
+
+    fn launch(&mut self, now: Time, launch: Launch) {
+        let shared = self.journal.scheduler().shared_lanes(PARTITION).contains(&launch.lane);
+        assert!(
+            shared || self.owners.get(&launch.lane) == Some(&launch.model),
+            "{} is not {}'s",
+            launch.lane,
+            launch.model
+        );
+        let mut rows = 0;
+        for member in &launch.members {
+            let known = self.requests.get_mut(member).unwrap();
+            assert_eq!(known.model, launch.model);
+            assert!(known.running.replace(launch.id).is_none(), "{member} is in one launch at a time");
+            assert!(known.done == launch.segments.first && !known.exited, "{member} runs its segments in order");
+            rows += known.size;
+        }
+        assert_eq!(rows, launch.rows);
+        let lane = self.lanes.entry(launch.lane).or_default();
+        lane.push_back(launch.clone());
+        assert!(lane.len() <= 2, "one runs and one waits behind it");
+        if lane.len() == 1 {
+            self.begin(now, launch.lane);
+        }
+    }
+
+    fn carry_out(&mut self, now: Time, output: DeviceOutput) {
+        match output {
+            DeviceOutput::Admit { model, request, .. } => {
+                self.inputs.insert((now + Duration::from_micros(5), model, request));
+            }
+            DeviceOutput::Launch(launch) => self.launch(now, launch),
+            DeviceOutput::Reply { request, launch: _ } => {
+                let known = self.close(request);
+                assert!(known.running.is_none() && (known.exited || known.done == SEGMENTS), "{request} has run");
+                match now <= known.deadline {
+                    true => self.met += 1,
+                    false => self.missed += 1,
+                }
+            }
+            DeviceOutput::Drop { request, reason } => {
+                let known = self.close(request);
+                assert!(known.running.is_none() && known.done == 0, "{request} has not run");
+                let needed = Kind::profile().total(known.size, 0);
+                let (model, is_hopeless) = (known.model, now + needed > known.deadline);
+                let is_right = if reason == DeviceDrop::Removed { self.gone.contains(&model) } else { is_hopeless };
+                assert!(is_right, "{request}: {reason:?}");
+                self.dropped += 1;
+            }
+            DeviceOutput::Free { model, lanes } => {
+                for lane in lanes {
+                    assert!(self.lanes.remove(&lane).unwrap_or_default().is_empty(), "{lane} is idle");
+                    assert_eq!(self.owners.remove(&lane), model, "{lane} was {model:?}'s");
+                }
+            }
+            DeviceOutput::Note { .. } => {}
+            other => panic!("no policy there is does this: {other:?}"),
+        }
+    }
+
+    fn step(&mut self, now: Time, id: u64, step: Step) {
+        let pick = |models: &BTreeMap<ModelId, Kind>, n: usize| models.keys().nth(n % models.len().max(1)).copied();
+        match step {
+            Step::Come(..) | Step::Change(..) => {
+                let (model, kind, drop) = match step {
+                    Step::Change(n, kind, drop) if !self.models.is_empty() => {
+                        (pick(&self.models, n).unwrap(), kind, drop)
+                    }
+                    Step::Come(kind, drop) | Step::Change(_, kind, drop) => (ModelId(id as u32), kind, drop),
+                    _ => return,
+                };
+                assert!(self.tell(now, DeviceInput::Model(model, Some(kind.spec(drop)))));
+                self.models.insert(model, kind);
+                for lane in self.journal.scheduler().lanes(model) {
+                    assert!(self.owners.insert(*lane, model).is_none(), "{lane} is one model's");
+                }
+            }
+            Step::Go(n) => {
+                let Some(model) = pick(&self.models, n) else { return };
+                self.models.remove(&model);
+                self.gone.insert(model);
+                assert!(self.tell(now, DeviceInput::Model(model, None)));
+            }
+            Step::Share(lanes) => {
+                assert!(self.tell(now, DeviceInput::Layout(Layout { shared_lanes: vec![lanes] })));
+            }
+            Step::Cancel(n) => {
+                let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };
+                let (request, model, is_open) = (*request, known.model, known.is_open);
+                // Before it is told: the launch that it is in goes on.
+                if is_open {
+                    self.close(request);
+                    self.cancelled += 1;
+                }
+                assert_eq!(self.tell(now, DeviceInput::Cancel(model, request)), is_open, "{request} is there or not");
+            }
+            Step::Arrive { model, size, length, deadline_us } => {
+                let Some(model) = pick(&self.models, model) else { return };
+                let deadline = deadline_us.map_or(Time::MAX, |after| now + Duration::from_micros(after));
+                let known =
+                    |size| Known { model, deadline, size, done: 0, exited: false, running: None, is_open: true };
+                let first = RequestId(id * 10);
+                let scheduler = self.journal.scheduler();
+                assert!(scheduler.free_at(now, model) >= now);
+                if self.models[&model] != Kind::Exclusive {
+                    self.requests.insert(first, known(size));
+                    let request = DeviceRequest { id: first, model, deadline, size, length };
+                    return self.accept(now, DeviceInput::Request(request), &[first]);
+                }
+                let has_room = |lane: &&LaneId| self.lanes.get(*lane).is_none_or(|launches| launches.len() < 2);
+                let Some(lane) = scheduler.shared_lanes(PARTITION).iter().find(has_room).copied() else { return };
+                let members: Vec<RequestId> = (0..u64::from(size)).map(|n| RequestId(first.0 + n)).collect();
+                members.iter().for_each(|member| assert!(self.requests.insert(*member, known(1)).is_none()));
+                let batch = GrantedBatch { id: BatchId(id), model, lane, members: members.clone(), rows: size };
+                self.accept(now, DeviceInput::Batch(batch), &members);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Time, input: DeviceInput, requests: &[RequestId]) {
+        if self.tell(now, input) {
+            self.accepted += requests.len() as u32;
+        } else {
+            requests
+                .iter()
+                .for_each(|request| assert!(self.requests.remove(request).is_some_and(|known| known.is_open)));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Each request is answered, dropped or cancelled once and counted so; no lane runs two, or has two waiting; the log plays again.
+    #[test]
+    fn models_come_change_and_go(steps in steps(), seed in any::<u64>()) {
+        let mut world = World::new();
+        world.state = seed;
+        let mut now = Time::ZERO;
+        let first = [Step::Share(1), Step::Come(Kind::Exclusive, false), Step::Come(Kind::Elastic, true)].map(|step| (0, step));
+        for (id, (gap_us, step)) in first.into_iter().chain(steps).enumerate() {
+            now += Duration::from_micros(gap_us);
+            world.run_until(now);
+            world.step(now, id as u64, step);
+        }
+        world.run_until(Time::MAX);
+        prop_assert!(world.requests.values().all(|known| !known.is_open), "everything was answered");
+        prop_assert_eq!(world.accepted, world.met + world.missed + world.dropped + world.cancelled);
+        let last = now + Duration::from_millis(1_000_000);
+        for model in std::mem::take(&mut world.models).into_keys() {
+            world.tell(last, DeviceInput::Model(model, None));
+        }
+        prop_assert!(world.owners.is_empty(), "lanes of models that went are free: {:?}", world.owners);
+
+        world.log.extend(world.journal.take_log());
+        let replayed = replay(&world.log).unwrap();
+        prop_assert_eq!(replayed.divergence, None);
+        let inputs = read(&world.log).filter(|line| matches!(&line.as_ref().unwrap().1.event, DeviceEvent::Told(_))).count();
+        prop_assert_eq!(replayed.inputs, inputs as u64);
+    }
+}

@@ -1,6 +1,6 @@
 //! `downbeat config check`: what is wrong, and what is passed over, in a model repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
@@ -9,6 +9,9 @@ use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
 use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::LoadOverrides;
+
+use crate::resolve::resolve;
+use crate::serve_flags::ServeFlags;
 
 /// Look at configurations without serving them.
 #[derive(Subcommand, Debug)]
@@ -25,21 +28,24 @@ pub struct CheckArgs {
     /// Fail on warnings, too
     #[arg(long)]
     strict: bool,
-    /// The engine that ONNX models would be served with: auto, cuda, tensorrt, onnxruntime, rten or emulated
-    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
-    engine: EngineChoice,
+    /// The engine that ONNX models would be served with: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE")]
+    engine: Option<EngineChoice>,
+    /// The options file that they would be served with; without it the one that `downbeat serve` would use
+    #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
+    config: Option<PathBuf>,
 }
 
 /// Runs the command; `false` if something was found that it fails on.
 ///
 /// # Errors
-/// If the repository cannot be read, or there is no such engine.
+/// If the repository or the options cannot be read or are wrong, or there is no such engine.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
     let repository = ModelRepository::open(&args.repository)?;
     let scan = repository.scan()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let registry = Registry::open(Arc::new(options(args)))?;
+    let registry = Registry::open(Arc::new(options(args)?))?;
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
@@ -67,14 +73,20 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// Of a server that loads a model when it is told to, and measures none.
-fn options(args: &CheckArgs) -> ServerOptions {
-    let mut options = ServerOptions::new(args.repository.clone());
-    options.engine = args.engine;
+/// Of a server that loads a model when it is told to, and measures none and writes nothing.
+fn options(args: &CheckArgs) -> anyhow::Result<ServerOptions> {
+    let flags = ServeFlags {
+        repository: vec![args.repository.clone()],
+        config: args.config.clone(),
+        engine: args.engine,
+        ..ServeFlags::default()
+    };
+    let mut options = resolve(&flags, Path::new(""))?.options;
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
     options.autoscale = None;
-    options
+    options.decision_log = None;
+    Ok(options)
 }
 
 /// Checks a definition against the signature of each of its model files.

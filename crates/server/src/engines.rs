@@ -5,6 +5,7 @@ use std::sync::Arc;
 use downbeat_engine::{Engine, GpuInfo};
 
 use crate::options::ServerOptions;
+use crate::partitions::Partitions;
 
 /// The engines of a server.
 pub struct Engines {
@@ -40,12 +41,17 @@ impl Engines {
         Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()), gpus: choice.gpus })
     }
 
-    /// How many devices a server has that was asked for `asked` of them; 0: nobody said.
+    /// How many devices a server has that was asked for `asked` of them; 0: nobody said. On a CPU that is divided it is one for each of the partitions.
     ///
     /// # Errors
-    /// If there are GPUs, and not so many.
-    pub fn devices(&self, asked: usize) -> anyhow::Result<usize> {
+    /// If there are GPUs, and not so many; if the CPU is divided, and somebody said.
+    pub fn devices(&self, asked: usize, partitions: &Partitions) -> anyhow::Result<usize> {
         match self.gpus.len() {
+            0 if partitions.are_there() && asked > 0 => anyhow::bail!(
+                "devices is {asked}, and [device] partitions has {}, each of them one device; leave devices out",
+                partitions.count()
+            ),
+            0 if partitions.are_there() => Ok(partitions.count()),
             0 => Ok(asked.max(1)),
             gpus if asked == 0 || asked == gpus => Ok(gpus),
             gpus => {
@@ -110,12 +116,19 @@ mod tests {
             let engine = Arc::new(downbeat_engine::Emulated::new());
             Engines { onnx: engine.clone(), emulated: engine, gpus: (0..gpus).map(gpu).collect() }
         };
-        assert_eq!((engines(0).devices(0).unwrap(), engines(0).devices(3).unwrap()), (1, 3));
-        assert_eq!((engines(2).devices(0).unwrap(), engines(2).devices(2).unwrap()), (2, 2));
-        let said = engines(2).devices(4).unwrap_err().to_string();
+        let whole = Partitions::in_parts(0);
+        let devices = |gpus, asked| engines(gpus).devices(asked, &whole).unwrap();
+        assert_eq!((devices(0, 0), devices(0, 3)), (1, 3));
+        assert_eq!((devices(2, 0), devices(2, 2)), (2, 2));
+        let said = engines(2).devices(4, &whole).unwrap_err().to_string();
         assert!(
             said.starts_with("devices is 4, and 2 GPUs are used, each of them one device. Leave devices out"),
             "{said}"
         );
+        let parts = Partitions::in_parts(3);
+        assert_eq!(engines(0).devices(0, &parts).unwrap(), 3, "and so is each partition of the CPU");
+        assert_eq!(engines(2).devices(0, &parts).unwrap(), 2);
+        let said = engines(0).devices(2, &parts).unwrap_err().to_string();
+        assert_eq!(said, "devices is 2, and [device] partitions has 3, each of them one device; leave devices out");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
-use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_core::{DeviceKind, Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{
     Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Part, Place as EnginePlace,
@@ -262,7 +262,7 @@ impl Loader {
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
         let turn = self.turns.begin();
         let mut budget = DeviceBudget::before(&**engine, if on_gpus { self.driver.devices() } else { 0 }, limit);
-        let part = self.partitions.of(&definition.name).map(|(_, part)| part);
+        let (part, kind) = (self.partitions.of(&definition.name).map(|(_, part)| part), self.kind(&definition.name));
         let most = part.map_or_else(|| most_threads(&self.options), |part| part.threads);
         let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
@@ -404,6 +404,7 @@ impl Loader {
             _ if routed => LanesWanted::AnyDevice(0),
             _ if on_gpus => LanesWanted::EachDevice(self.driver.devices(), first.map(|lane| (device, lane))),
             // Nobody said how many devices there are to be: there come to be more.
+            _ if kind.is_some() => LanesWanted::AnyDevice(1),
             at_once if self.options.devices == 0 => LanesWanted::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
             at_once => LanesWanted::AnyDevice((at_once as usize).min(self.driver.devices())),
         };
@@ -423,6 +424,9 @@ impl Loader {
         let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
         if let Some(segments) = segments {
             let chosen = self.options.dispatch_policy(&name, definition.dispatch);
+            let all = self.occupancies.iter().cloned().enumerate();
+            let is_there = |device: usize| kind.is_none_or(|kind| kind.0 as usize == device);
+            let devices: Vec<_> = all.filter(|(device, _)| is_there(*device)).collect();
             let ground = lanes::Ground {
                 name: &name,
                 version: &version.to_string(),
@@ -439,7 +443,7 @@ impl Loader {
                 queue_bound,
                 clock: self.clock,
                 metrics: self.metrics.lanes(),
-                devices: &self.occupancies,
+                devices: &devices,
                 log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
             };
             // There are more lanes than one now.
@@ -481,9 +485,14 @@ impl Loader {
         Ok(executable)
     }
 
+    /// Whether there come to be as many executors as the models want.
+    fn executors_grow(&self) -> bool {
+        self.options.devices == 0 && self.engines.gpus.is_empty() && !self.partitions.are_there()
+    }
+
     /// The most batches of a version that run at once.
     fn at_once(&self, definition: &ModelDefinition) -> u32 {
-        let executors_grow = self.options.devices == 0 && self.engines.gpus.is_empty();
+        let executors_grow = self.executors_grow();
         match definition.instances {
             _ if definition.batching.preserve_ordering => 1,
             // What every configuration says that does not care. Executors that share the cores would only slow each other down.
@@ -496,7 +505,7 @@ impl Loader {
 
     /// Adds the executors that a version wants, where nobody chose their number ([`executors`]).
     fn grow(&self, executable: &Arc<Executable>, at_once: u32) -> anyhow::Result<()> {
-        if self.options.devices > 0 || !self.engines.gpus.is_empty() {
+        if !self.executors_grow() {
             return Ok(());
         }
         let mut wishes = self.wishes.lock();
@@ -585,9 +594,10 @@ impl Loader {
                 },
             })
             .collect();
+        let kind = self.kind(name);
         let place = self.driver.add_queue(QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profiles: profile.clone().into(),
+            profiles: Queue::profiles(kind, profile.clone()),
             drop,
             dispatch,
             max_in_flight: self.at_once(definition),
@@ -597,11 +607,18 @@ impl Loader {
         });
         Arc::new(Queue {
             place,
+            kind,
             drops: drop != cluster::DropPolicy::None,
             gathers,
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
+    }
+
+    /// The kind of the devices that a model's batches run on; `None`: any. Of a CPU that is divided each partition is one.
+    fn kind(&self, model: &str) -> Option<DeviceKind> {
+        let (partition, _) = self.partitions.of(model).filter(|_| self.engines.gpus.is_empty())?;
+        Some(DeviceKind(u32::try_from(partition).unwrap_or(u32::MAX)))
     }
 
     fn queue_bound(&self, definition: &ModelDefinition) -> u32 {

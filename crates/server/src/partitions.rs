@@ -40,6 +40,11 @@ impl Partitions {
         Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()) })
     }
 
+    /// Whether devices are divided.
+    pub fn are_there(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
     /// How many there are on each device; 1 where they are not divided.
     pub fn count(&self) -> usize {
         self.parts.len().max(1)
@@ -88,6 +93,15 @@ impl ServerOptions {
 }
 
 #[cfg(test)]
+impl Partitions {
+    /// So many, of whatever.
+    pub fn in_parts(count: u32) -> Self {
+        let part = |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, size: String::new() };
+        Partitions { parts: (0..count).map(part).collect(), placed: Mutex::default() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use downbeat_engine::Emulated;
 
@@ -111,9 +125,8 @@ mod tests {
 
     #[test]
     fn a_model_is_where_its_options_say_and_others_where_the_fewest_are() {
-        let part = |index: u32| Part { share: downbeat_engine::Share::Part(index), threads: 1, size: String::new() };
-        let placed = Mutex::new([("b".to_owned(), 0)].into());
-        let partitions = Partitions { parts: (0..3).map(part).collect(), placed };
+        let partitions = Partitions::in_parts(3);
+        partitions.placed.lock().insert("b".to_owned(), 0);
         let of = |model: &str| partitions.of(model).map(|(index, _)| index);
         assert_eq!((of("a"), of("c"), of("b"), of("d"), of("e")), (Some(1), Some(2), Some(0), Some(0), Some(1)));
         assert_eq!((of("a"), of("d")), (Some(1), Some(0)), "they stay");

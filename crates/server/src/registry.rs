@@ -181,7 +181,7 @@ impl Registry {
             .collect();
         let engines = Engines::choose(&options)?;
         let partitions = Partitions::divide(&options, &*engines.onnx)?;
-        let devices = engines.devices(options.devices)?;
+        let devices = engines.devices(options.devices, &partitions)?;
         let chosen = if engines.gpus.is_empty() { options.devices } else { devices };
         let options = Arc::new(ServerOptions { devices: chosen, ..ServerOptions::clone(&options) });
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
@@ -195,7 +195,9 @@ impl Registry {
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
-        let driver = Driver::start(clock, devices, shards, &metrics, &watchdog, log)?;
+        // On GPUs each model has its part of the device that takes turns.
+        let kinds = if gpus.is_empty() { partitions.count() } else { 1 };
+        let driver = Driver::start(clock, devices, kinds, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let loader = Arc::new(Loader::new(
             options.clone(),

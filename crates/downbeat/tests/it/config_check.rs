@@ -71,3 +71,26 @@ fn a_model_that_the_engine_cannot_run_is_in_error() {
     let output = run(&["config", "check", folder.path().to_str().unwrap(), "--engine", "rtne"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
+
+/// What the machine has not is said here, too, for the options that the server would have.
+#[test]
+fn partitions_that_the_server_could_not_have_are_in_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let repository = folder.path().to_str().unwrap();
+    let check = |options: &str, more: &[&str]| {
+        fs::write(folder.path().join("downbeat.toml"), options).unwrap();
+        run(&[&["config", "check", repository, "--engine", "rten"], more].concat())
+    };
+    let output = check("[device]\npartitions = ['0-', '1']", &[]);
+    let said = stderr(&output);
+    assert!(said.contains("[device] partitions: partition 0, \"0-\": '0-' is neither a number nor a range"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    let output = check("[device]\npartitions = ['1023']", &[]);
+    assert!(stderr(&output).contains("partition 0, \"1023\": CPU 1023 is not there; there are "), "{output:?}");
+    let output = check("[models.m]\npartition = 0", &[]);
+    assert!(stderr(&output).contains("[models.m] partition is 0, and the devices are not divided"), "{output:?}");
+    let elsewhere = folder.path().join("other.toml");
+    fs::write(&elsewhere, "").unwrap();
+    let output = check("[models.m]\npartition = 0", &["--config", elsewhere.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}

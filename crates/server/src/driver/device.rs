@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use downbeat_core::{BatchId, DeviceId, LatencyProfile, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceProfiles, Time};
 use downbeat_driver::{Cluster, Place};
 use downbeat_engine::Lane;
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use super::desk::Floor;
 use super::job::Job;
 use crate::clock::Clock;
 use crate::engine_run::{self, RunFailure, Watch};
-use crate::executable::Executable;
+use crate::executable::{Executable, Queue};
 use crate::handoff::Handoff;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::Outputs;
@@ -128,8 +128,8 @@ impl Worker {
             });
             let Ok(ran) = ran else { return };
             slot.metrics.end(clock.now().since(begin));
-            if let Some((queue, profile)) = ran.refined {
-                cluster.set_profile(queue, profile);
+            if let Some((queue, profiles)) = ran.refined {
+                cluster.set_profile(queue, profiles);
             }
             cluster.complete(slot.id, batch);
             if ran.device_lost {
@@ -163,8 +163,8 @@ impl Owner for Worker {
 /// What came of a batch, for the scheduler.
 #[derive(Default)]
 struct Ran {
-    /// The queue's new profile, when there is one.
-    refined: Option<(Place, LatencyProfile)>,
+    /// The queue's new profiles, when there are some.
+    refined: Option<(Place, DeviceProfiles)>,
     /// Whether nothing will run on the device any more.
     device_lost: bool,
 }
@@ -227,7 +227,10 @@ impl Worker {
             // A client that left meanwhile has been computed for; there is nobody to tell.
             let _ = job.call.reply.send(Ok(outputs));
         }
-        Ok(Ran { refined: refined.map(|profile| (queue.place, profile)), device_lost: false })
+        Ok(Ran {
+            refined: refined.map(|profile| (queue.place, Queue::profiles(queue.kind, profile))),
+            device_lost: false,
+        })
     }
 
     /// Does something on the model's lane, with the batch left where the watchdog finds it.

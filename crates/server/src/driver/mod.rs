@@ -49,7 +49,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts `devices` device threads and the alarm. The models' queues are parted into `shards` (at least one, at most
+    /// Starts `devices` device threads and the alarm. There are `kinds` of devices, equally many of each, one kind after another. The models' queues are parted into `shards` (at least one, at most
     /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
     /// Devices that come later ([`Driver::grow_to`]) share what these run on: the scheduler goes on planning with these.
@@ -59,6 +59,7 @@ impl Driver {
     pub fn start(
         clock: Clock,
         devices: usize,
+        kinds: usize,
         shards: usize,
         metrics: &Metrics,
         watchdog: &Arc<Watchdog>,
@@ -72,8 +73,10 @@ impl Driver {
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
             log: log.clone().map(|log| log as Arc<dyn LogSink>),
-            planned: Some(devices as u32),
-            ..Setup::new(devices as u32)
+            planned: Some((devices / kinds) as u32),
+            devices: (0..devices).map(|index| DeviceKind((index * kinds / devices) as u32)).collect(),
+            kinds: kinds as u32,
+            ..Setup::new(0)
         };
         let cluster = Arc::new(Cluster::new(floor, desks, setup));
         let mut threads = Vec::new();

@@ -81,8 +81,8 @@ pub struct Ground<'a> {
     pub clock: Clock,
     /// Where to count.
     pub metrics: &'a LaneMetricsFamily,
-    /// The devices.
-    pub devices: &'a [Arc<Occupancy>],
+    /// The devices that it may run on, by their numbers.
+    pub devices: &'a [(usize, Arc<Occupancy>)],
     /// The decision log of a device, if there is one.
     pub log: &'a dyn Fn(usize) -> Option<Arc<DeviceFile>>,
 }
@@ -214,7 +214,8 @@ pub fn start(
         PaddingWatch::start(looker, &**ground.model, every).map(Arc::new)
     };
     let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
-    for (device, occupancy) in ground.devices.iter().enumerate().filter(|(device, _)| works(*device)) {
+    for (device, occupancy) in ground.devices.iter().filter(|(device, _)| works(*device)) {
+        let device = *device;
         let (policy, rings) =
             policy(&ground, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
         let lanes = policy.policy.lanes(PartitionId::default());

@@ -213,6 +213,60 @@ async fn requests_of_like_lengths_run_as_one_graph() {
     stand_in.assert_clean();
 }
 
+/// GSLICE §4: each model runs on its partition of each GPU, whatever makes its batches.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_of_different_partitions_have_no_compute_unit_in_common() {
+    let Some(stand_in) = gpus(2) else { return };
+    for policy in [DevicePolicy::Exclusive, DevicePolicy::Windowed] {
+        let mut options = options(EngineChoice::Cuda, &MODELS);
+        options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
+        // The third is put where none is.
+        for (name, partition) in [("mlp", 2), ("digits", 0)] {
+            options.models.get_mut(name).unwrap().partition = Some(partition);
+        }
+        let settings =
+            DeviceSettings { pad: true, max_length: Some(8), pad_check_every: Some(0), ..Default::default() };
+        let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings };
+        options.device.groups = vec![group];
+        let registry = Registry::open(Arc::new(options)).unwrap();
+        let mut rng = Pcg64Mcg::seed_from_u64(14);
+        let mut sizes = Vec::new();
+        let mut all = std::collections::BTreeSet::new();
+        for name in MODELS {
+            registry.load_model(name, LoadOverrides::default(), Arc::new(())).await.unwrap();
+            stand_in.forget();
+            registry.infer(request(&mut rng, name)).await.unwrap();
+            let kernel = stand_in.trace().into_iter().find(|work| work.kind == Kind::Kernel).expect("one has run");
+            let partitions = stand_in.partitions();
+            let (_, units) = partitions.iter().find(|(context, _)| *context == kernel.context).expect("in a partition");
+            sizes.push(units.len());
+            assert!(units.iter().all(|unit| all.insert(*unit)), "{name} has a unit of another");
+        }
+        assert_eq!(sizes, [24, 40, 32], "{policy}");
+        drop(registry);
+        has_ended(&stand_in).await;
+    }
+    stand_in.assert_clean();
+}
+
+#[test]
+fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
+    let Some(stand_in) = gpus(1) else { return };
+    let refused = |partitions: &[&str]| {
+        let mut options = options(EngineChoice::Cuda, &[]);
+        options.device.partitions = partitions.iter().map(|text| (*text).to_owned()).collect();
+        format!("{:#}", Registry::open(Arc::new(options)).err().expect("it is refused"))
+    };
+    let error = refused(&["100", "40"]);
+    assert!(
+        error.starts_with("[device] partitions: partitions of [100, 40] compute units do not fit GPU 0"),
+        "{error}"
+    );
+    let error = refused(&["40", "0-3"]);
+    assert!(error.starts_with("[device] partitions: partition 1, \"0-3\": on a GPU it is a number of"), "{error}");
+    stand_in.assert_clean();
+}
+
 /// A model that takes more of a GPU than it may is refused with the numbers, and nothing of it stays there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_keeps_within_what_it_may_take() {

@@ -14,6 +14,7 @@ mod loading;
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
 mod padding;
+mod partitions;
 mod serving;
 mod shared_memory;
 mod side_by_side;

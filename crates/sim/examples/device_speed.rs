@@ -11,8 +11,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use downbeat_core::device::{
-    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, Elastic, ElasticOptions, LaneMix, LaunchId, MixTable,
-    SegmentProfile, Span, Staged, StagedOptions, Windowed, WindowedOptions,
+    DeviceModel, DeviceOutput, DeviceRequest, DeviceScheduler, ElasticOptions, LaneMix, LaunchId, MixTable,
+    PolicyOptions, SegmentProfile, Span, StagedOptions, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use rustix::time::{ClockId, clock_gettime};
@@ -123,49 +123,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("windowed, batches of up to 64", &whole, 0.06, {
             let whole = whole.clone();
             Box::new(move || {
-                DeviceModel::new(
-                    Windowed::new(WindowedOptions {
-                        profile: whole.clone(),
-                        max_batch: 64,
-                        window: Duration::ZERO,
-                        fill: false,
-                        drop: true,
-                        queue_bound: QUEUE_BOUND,
-                    }),
-                    whole.clone(),
-                )
+                WindowedOptions {
+                    profile: whole.clone(),
+                    max_batch: 64,
+                    window: Duration::ZERO,
+                    fill: false,
+                    drop: true,
+                    queue_bound: QUEUE_BOUND,
+                }
+                .build()
             })
         }),
-        (
-            "elastic, N-Ebird",
-            &whole,
-            0.04,
-            Box::new(|| DeviceModel::new(Elastic::new(elastic(MixTable::naive(32))), whole.clone())),
-        ),
-        (
-            "elastic, E-Ebird",
-            &whole,
-            0.04,
-            Box::new(|| DeviceModel::new(Elastic::new(elastic(enhanced.clone())), whole.clone())),
-        ),
-        (
-            "staged, 4 stages, by load",
-            &staged,
-            0.2,
-            Box::new(|| DeviceModel::new(Staged::new(options(false, false, true)), staged.clone())),
-        ),
-        (
-            "staged, 4 stages, by load and operator",
-            &staged,
-            0.2,
-            Box::new(|| DeviceModel::new(Staged::new(options(false, true, true)), staged.clone())),
-        ),
-        (
-            "staged, 4 stages, by length",
-            &staged,
-            0.2,
-            Box::new(|| DeviceModel::new(Staged::new(options(true, false, false)), staged.clone())),
-        ),
+        ("elastic, N-Ebird", &whole, 0.04, Box::new(|| elastic(MixTable::naive(32)).build())),
+        ("elastic, E-Ebird", &whole, 0.04, Box::new(|| elastic(enhanced.clone()).build())),
+        ("staged, 4 stages, by load", &staged, 0.2, Box::new(|| options(false, false, true).build())),
+        ("staged, 4 stages, by load and operator", &staged, 0.2, Box::new(|| options(false, true, true).build())),
+        ("staged, 4 stages, by length", &staged, 0.2, Box::new(|| options(true, false, false).build())),
     ];
     println!(
         "{:42} {:>9} {:>10} {:>9} {:>12} {:>12}",

@@ -87,7 +87,7 @@ impl Device {
         (partition.0 as usize) < self.shared.len()
     }
 
-    pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+    fn partitions(&self) -> impl Iterator<Item = PartitionId> + use<> {
         (0..self.shared.len() as u32).map(PartitionId)
     }
 
@@ -235,13 +235,14 @@ impl Device {
         if now <= self.reckoned {
             return;
         }
-        let progress: Vec<Duration> = self.partitions().map(|partition| self.progress(now, partition)).collect();
-        let (lanes, flights) = (&self.lanes, &mut self.flights);
-        for (id, flight) in flights {
-            let lane = &lanes[flight.lane.0 as usize];
-            if lane.runs == Some(*id) {
-                let done = progress.get(lane.spec.partition.0 as usize).copied().unwrap_or_default();
-                flight.left = flight.left.saturating_sub(done);
+        for partition in self.partitions() {
+            let done = self.progress(now, partition);
+            let lanes = &self.lanes;
+            for (id, flight) in &mut self.flights {
+                let lane = &lanes[flight.lane.0 as usize];
+                if lane.runs == Some(*id) && lane.spec.partition == partition {
+                    flight.left = flight.left.saturating_sub(done);
+                }
             }
         }
         self.reckoned = now;

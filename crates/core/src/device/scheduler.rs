@@ -169,16 +169,17 @@ impl DeviceScheduler {
             return Err(BadPolicy::NoPartition(*partition));
         }
         let goes = comes.is_none();
-        for key in self.keys(model) {
-            if let Some((resident, _)) = self.residents.get_mut(&key) {
+        self.any(model, |scheduler, key| {
+            if let Some((resident, _)) = scheduler.residents.get_mut(&key) {
                 resident.leaving = true;
             }
-            self.tell(key, now, |policy, turn| {
+            scheduler.tell(key, now, |policy, turn| {
                 if goes {
                     policy.drop_waiting(turn, DeviceDrop::Removed);
                 }
             });
-        }
+            false
+        });
         if let Some(DeviceModel { policy, profile, partition }) = comes {
             let key = ResidentKey { model, generation: self.generations };
             self.generations += 1;
@@ -209,9 +210,10 @@ impl DeviceScheduler {
 
     /// The input of a request that was to be admitted is on the device. Unknown ones are ignored: it may have been cancelled meanwhile.
     pub fn handle_input(&mut self, now: Time, model: ModelId, request: RequestId) {
-        for key in self.keys(model) {
-            self.tell(key, now, |policy, turn| policy.handle_input(turn, request));
-        }
+        self.any(model, |scheduler, key| {
+            scheduler.tell(key, now, |policy, turn| policy.handle_input(turn, request));
+            false
+        });
     }
 
     /// A launch is done, which had the device for `span`. `exits`: members whose answer is final already, before the last segment (DVABatch
@@ -224,20 +226,16 @@ impl DeviceScheduler {
 
     /// The client of a request has gone. Says whether it was there: if so it gets neither a reply nor a drop.
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
-        self.keys(model)
-            .into_iter()
-            .rev()
-            .any(|key| self.tell(key, now, |policy, turn| policy.handle_cancel(turn, request)).unwrap_or(false))
+        self.any(model, |scheduler, key| {
+            scheduler.tell(key, now, |policy, turn| policy.handle_cancel(turn, request)).unwrap_or(false)
+        })
     }
 
     /// The lanes that [`DeviceOutput::Prepare`] asked for are made, or could not be, and why: then all stays as it is. What was not asked for is ignored.
     pub fn handle_prepared(&mut self, now: Time, model: ModelId, made: Result<(), String>) {
-        let asked = |key: &ResidentKey| {
-            let resident = self.residents.get(key);
-            resident.is_some_and(|(resident, _)| resident.standby.as_ref().is_some_and(|standby| !standby.ready))
-        };
+        let asked = |resident: &Resident| resident.standby.as_ref().is_some_and(|standby| !standby.ready);
         // Who asked first is answered first.
-        let Some(key) = self.keys(model).into_iter().find(asked) else { return };
+        let Some(key) = self.of(model).find(|(_, (resident, _))| asked(resident)).map(|(key, _)| *key) else { return };
         let Some((resident, _)) = self.residents.get_mut(&key) else { return };
         if made.is_ok() && !resident.leaving {
             resident.standby.iter_mut().for_each(|standby| standby.ready = true);
@@ -309,8 +307,18 @@ impl DeviceScheduler {
         self.residents.range(key(0)..=key(u32::MAX))
     }
 
-    fn keys(&self, model: ModelId) -> Vec<ResidentKey> {
-        self.of(model).map(|(key, _)| *key).collect()
+    /// Asks the policies of a model, former ones first, until one says `true`; says whether one did.
+    fn any(&mut self, model: ModelId, mut ask: impl FnMut(&mut Self, ResidentKey) -> bool) -> bool {
+        let mut next = ResidentKey { model, generation: 0 };
+        let last = ResidentKey { model, generation: u32::MAX };
+        while let Some((key, _)) = self.residents.range(next..=last).next() {
+            let key = *key;
+            if ask(self, key) {
+                return true;
+            }
+            next = ResidentKey { model, generation: key.generation + 1 };
+        }
+        false
     }
 
     /// The policy that takes a model's requests.

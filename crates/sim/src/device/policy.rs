@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_core::device::{
-    DeviceModel, Elastic, ElasticOptions, LaneMix, MixTable, SegmentProfile, Staged, StagedOptions, Windowed,
-    WindowedOptions,
+    DeviceModel, ElasticOptions, LaneMix, MixTable, PolicyOptions, SegmentProfile, StagedOptions, WindowedOptions,
 };
 
 use super::architecture::Architecture;
@@ -154,30 +153,26 @@ impl Tuning {
     /// The policy of that name. E-Ebird without measured mixes has N-Ebird's.
     pub fn policy(&self, name: DevicePolicyName) -> DeviceModel {
         let windowed = |window, fill| -> DeviceModel {
-            DeviceModel::new(
-                Windowed::new(WindowedOptions {
-                    profile: self.profile.clone(),
-                    max_batch: self.max_batch,
-                    window,
-                    fill,
-                    drop: false,
-                    queue_bound: QUEUE_BOUND,
-                }),
-                self.profile.clone(),
-            )
+            WindowedOptions {
+                profile: self.profile.clone(),
+                max_batch: self.max_batch,
+                window,
+                fill,
+                drop: false,
+                queue_bound: QUEUE_BOUND,
+            }
+            .build()
         };
         let elastic = |mixes| -> DeviceModel {
-            DeviceModel::new(
-                Elastic::new(ElasticOptions {
-                    profile: self.profile.clone(),
-                    mixes,
-                    max_running: self.max_batch,
-                    ring_slots: self.max_batch * SLOTS,
-                    drop: false,
-                    queue_bound: QUEUE_BOUND,
-                }),
-                self.profile.clone(),
-            )
+            ElasticOptions {
+                profile: self.profile.clone(),
+                mixes,
+                max_running: self.max_batch,
+                ring_slots: self.max_batch * SLOTS,
+                drop: false,
+                queue_bound: QUEUE_BOUND,
+            }
+            .build()
         };
         match name {
             DevicePolicyName::NoWait => windowed(Duration::ZERO, false),
@@ -190,22 +185,20 @@ impl Tuning {
             }
             DevicePolicyName::DvaBatch => {
                 let Diversity { pairs, by_length, by_operator, by_load, window, comp_wait } = self.diversity;
-                DeviceModel::new(
-                    Staged::new(StagedOptions {
-                        profile: self.profile.clone(),
-                        pairs,
-                        max_batch: self.max_batch,
-                        by_length,
-                        by_operator,
-                        by_load,
-                        window,
-                        comp_wait,
-                        ring_slots: 0,
-                        drop: false,
-                        queue_bound: QUEUE_BOUND,
-                    }),
-                    self.profile.clone(),
-                )
+                StagedOptions {
+                    profile: self.profile.clone(),
+                    pairs,
+                    max_batch: self.max_batch,
+                    by_length,
+                    by_operator,
+                    by_load,
+                    window,
+                    comp_wait,
+                    ring_slots: 0,
+                    drop: false,
+                    queue_bound: QUEUE_BOUND,
+                }
+                .build()
             }
         }
     }

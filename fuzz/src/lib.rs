@@ -15,7 +15,7 @@ use std::path::Path;
 use bytes::Bytes;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::{grpc, http, inference};
-use downbeat_server::lanes::DeviceRecord;
+use downbeat_server::host::DeviceRecord;
 use downbeat_server::profiler::{ProfileStore, StoredProfile, profile};
 use downbeat_sim::device::Calibration;
 use prost::Message;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use downbeat_core::Time;
 use downbeat_core::cluster::journal::{MachineKind, Record, read, replay};
-use downbeat_server::lanes::{DeviceLogHead, DeviceRecord};
+use downbeat_server::host::{DeviceLogHead, DeviceRecord};
 
 /// Read a decision log, or play it again.
 #[derive(Subcommand, Debug)]

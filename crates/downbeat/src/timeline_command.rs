@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use downbeat_plot::{Box as Batch, Timeline as Plot, escape};
-use downbeat_server::lanes::{PastLaunch, PastLaunches, Timeline};
+use downbeat_server::host::{PastLaunch, PastLaunches, Timeline};
 
 use crate::client::Client;
 use crate::units::in_millis;
@@ -14,7 +14,7 @@ use crate::units::in_millis;
 /// Most time that one picture shows, milliseconds: more is drawn in several, one below the other.
 const PICTURE_MS: f64 = 1_000.0;
 
-/// Draw what ran on a server's lanes in the last seconds, for models with a device policy.
+/// Draw what ran on a server's lanes in the last seconds.
 #[derive(Args, Debug)]
 pub struct TimelineArgs {
     /// The server
@@ -51,9 +51,7 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
 /// Why there is nothing to see, if there is nothing.
 fn why_empty(timeline: &Timeline) -> Option<&'static str> {
     if timeline.devices.is_empty() {
-        return Some(
-            "No model has a device policy but exclusive, and only lanes are drawn; --device-policy or [device] in downbeat.toml gives them one.",
-        );
+        return Some("No model is in service.");
     }
     let nothing = timeline.devices.iter().all(|device| device.launches.is_empty());
     nothing.then_some("Nothing ran in this time; --seconds looks further back, up to 60.")
@@ -152,7 +150,7 @@ mod tests {
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
         let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
-        assert!(page(&over(Vec::new())).contains("No model has a device policy but exclusive"));
+        assert!(page(&over(Vec::new())).contains("No model is in service"));
         assert!(page(&over(vec![idle])).contains("Nothing ran in this time"));
         let page = page(&over(vec![device]));
         assert!(!page.contains("Nothing ran"), "{page}");

@@ -27,7 +27,16 @@ pub struct Call {
     pub reply: oneshot::Sender<Result<Outputs, ServiceError>>,
 }
 
+/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
+/// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
+const PROBE_EVERY: Duration = Duration::from_millis(1_000);
+
 impl Call {
+    /// Whether a request whose deadline is impossible by the model's profile is let through without one.
+    pub(crate) fn may_probe(&self, now: Time) -> bool {
+        self.deadline_is_slo && self.executable.may_probe(now, PROBE_EVERY)
+    }
+
     /// Answers a request that was not admitted. `profile` is that of its batches.
     pub(crate) fn reject(self, reject: &Reject, profile: &LatencyProfile, now: Time) {
         let model = &self.executable.name;

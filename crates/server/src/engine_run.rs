@@ -36,12 +36,12 @@ impl std::fmt::Display for RunFailure {
 }
 
 /// Who watches a thread's runs, and what for.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Watch<'a> {
     /// The thread's.
     pub post: &'a Post,
     /// Of the model version that runs.
-    pub health: &'a Arc<ModelHealth>,
+    pub health: Arc<ModelHealth>,
     /// Number of the device, for messages.
     pub device: usize,
     /// The most that a run may take.
@@ -51,7 +51,7 @@ pub struct Watch<'a> {
 impl Watch<'_> {
     /// A run is watched from now on, unless one of the thread is already.
     fn begin(&self) -> bool {
-        self.post.begin(self.health, self.device, self.limit)
+        self.post.begin(&self.health, self.device, self.limit)
     }
 }
 
@@ -59,7 +59,7 @@ impl Watch<'_> {
 pub struct Running<'a> {
     watch: Watch<'a>,
     pending: Box<dyn Pending>,
-    _count: RunCount<'a>,
+    _count: RunCount,
 }
 
 impl Running<'_> {
@@ -112,7 +112,7 @@ pub fn run(
     segments: Range<usize>,
     state: State,
 ) -> Result<State, RunFailure> {
-    begin(*watch, engine, segments, state)?.end()
+    begin(watch.clone(), engine, segments, state)?.end()
 }
 
 /// What the engine does, and its words where it fails.

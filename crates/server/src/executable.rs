@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
-use downbeat_engine::{Lane, LoadError, Model, Place as EnginePlace, Share};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use downbeat_engine::Model;
+use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
-use crate::lanes::LaneGroup;
+use crate::host::HostedVersion;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
 use crate::plan::{Admitted, BatchPlan, ShapeKey};
@@ -38,13 +38,13 @@ pub struct Executable {
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
     model: Arc<dyn Model>,
-    lanes: Lanes,
     /// The queue that the last request joined, of those that gather.
     last_gathered: Mutex<Option<Place>>,
     waiting: AtomicU32,
+    /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
+    probed_ns: AtomicU64,
     health: Arc<ModelHealth>,
-    /// The devices that make its batches themselves; `None`: the scheduler does.
-    group: Option<LaneGroup>,
+    hosts: HostedVersion,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
     _folder: Option<TempDir>,
 }
@@ -75,71 +75,26 @@ impl Queue {
     }
 }
 
-/// Where a version runs.
-pub enum LanesWanted {
-    /// On each of so many devices, by a lane of its own, of which the one on a device may be made before.
-    EachDevice(usize, Option<(usize, Box<dyn Lane>)>),
-    /// On any device, in so many lanes: the devices are alike, and no more of its batches run at once.
-    AnyDevice(usize),
-}
-
-/// The lanes of a version.
-enum Lanes {
-    /// By device; `None`: it was lost.
-    EachDevice(Vec<Option<Mutex<Box<dyn Lane>>>>),
-    AnyDevice(Vec<Mutex<Box<dyn Lane>>>),
-}
-
-/// A lane that nobody else uses now.
-pub type HeldLane<'a> = MutexGuard<'a, Box<dyn Lane>>;
-
 impl Executable {
-    /// A version with its lanes.
-    ///
-    /// # Errors
-    /// If the engine has no memory for a lane.
-    pub fn new(
-        name: String,
-        version: String,
-        plan: Arc<BatchPlan>,
-        model: Arc<dyn Model>,
-        lanes: LanesWanted,
-        metrics: ModelMetrics,
-        queue_bound: u32,
-    ) -> Result<Self, LoadError> {
-        let lanes = match lanes {
-            LanesWanted::EachDevice(devices, mut first) => {
-                let lane = |device| {
-                    let works = model.lost(device).is_none();
-                    if let Some((_, lane)) = first.take_if(|(on, _)| works && *on == device) {
-                        return Ok(Some(Mutex::new(lane)));
-                    }
-                    let lane = works.then(|| model.lane_at(EnginePlace { device, share: Share::Whole }));
-                    lane.transpose().map(|lane| lane.map(Mutex::new))
-                };
-                Lanes::EachDevice((0..devices).map(lane).collect::<Result<_, _>>()?)
-            }
-            LanesWanted::AnyDevice(lanes) => {
-                Lanes::AnyDevice((0..lanes).map(|_| model.lane().map(Mutex::new)).collect::<Result<_, _>>()?)
-            }
-        };
-        let health = Arc::new(ModelHealth::new(name.clone(), version.clone()));
-        Ok(Executable {
-            health,
-            name,
-            version,
-            plan,
+    /// A version that is on these devices.
+    pub fn new(hosts: HostedVersion, metrics: ModelMetrics, queue_bound: u32) -> Self {
+        let first = hosts.first();
+        Executable {
+            name: first.name.clone(),
+            version: first.version.clone(),
+            plan: first.tensors.plan.clone(),
+            model: first.model.clone(),
+            health: first.health.clone(),
             metrics,
             statistics: Mutex::default(),
             queue_bound,
             queues: RwLock::default(),
-            model,
-            lanes,
             last_gathered: Mutex::new(None),
             waiting: AtomicU32::new(0),
-            group: None,
+            probed_ns: AtomicU64::new(0),
+            hosts,
             _folder: None,
-        })
+        }
     }
 
     /// The same version, which keeps `folder` as long as it lives.
@@ -149,16 +104,9 @@ impl Executable {
         self
     }
 
-    /// The same version, routed to devices that make its batches themselves.
-    #[must_use]
-    pub fn routed(mut self, group: LaneGroup) -> Self {
-        self.group = Some(group);
-        self
-    }
-
-    /// The devices that make its batches themselves; `None`: the scheduler does.
-    pub fn group(&self) -> Option<&LaneGroup> {
-        self.group.as_ref()
+    /// The devices that it is on.
+    pub fn hosts(&self) -> &HostedVersion {
+        &self.hosts
     }
 
     /// The engine's model.
@@ -182,19 +130,6 @@ impl Executable {
             .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))
     }
 
-    /// Why it runs nowhere any more, if that is so.
-    pub fn lost(&self) -> Option<String> {
-        let first = self.model.lost(0)?;
-        let is_lost = |device| self.model.lost(device).is_some();
-        let all = match (&self.group, &self.lanes) {
-            (Some(group), _) => group.devices().all(is_lost),
-            (None, Lanes::EachDevice(lanes)) => (0..lanes.len()).all(is_lost),
-            // What runs anywhere runs where nothing is lost.
-            (None, Lanes::AnyDevice(_)) => false,
-        };
-        all.then_some(first)
-    }
-
     /// What became of its runs that took too long.
     pub fn health(&self) -> &Arc<ModelHealth> {
         &self.health
@@ -202,7 +137,7 @@ impl Executable {
 
     /// Why it is not ready at `now`, if that is so.
     pub fn not_ready(&self, now: Time) -> Option<String> {
-        self.lost().or_else(|| self.health.not_ready(now))
+        self.hosts.lost().or_else(|| self.health.not_ready(now))
     }
 
     /// What a client is told of a request that failed on a device.
@@ -218,24 +153,10 @@ impl Executable {
         }
     }
 
-    /// A lane for a batch on a device, once nobody else uses it; `None` if the version has none there.
-    pub fn lane(&self, device: usize) -> Option<HeldLane<'_>> {
-        match &self.lanes {
-            Lanes::EachDevice(lanes) => Some(lanes.get(device)?.as_ref()?.lock()),
-            Lanes::AnyDevice(lanes) => {
-                let free = lanes.iter().find_map(Mutex::try_lock);
-                free.or_else(|| Some(lanes.get(device % lanes.len().max(1))?.lock()))
-            }
-        }
-    }
-
-    /// Every lane, each once nobody else uses it.
-    pub fn lanes(&self) -> impl Iterator<Item = HeldLane<'_>> {
-        let (each, any) = match &self.lanes {
-            Lanes::EachDevice(lanes) => (&lanes[..], &[][..]),
-            Lanes::AnyDevice(lanes) => (&[][..], &lanes[..]),
-        };
-        each.iter().flatten().chain(any).map(Mutex::lock)
+    /// Whether at `now` the last request that was let through to see what the model takes came at least `every` ago; then this one is.
+    pub fn may_probe(&self, now: Time, every: Duration) -> bool {
+        let due = |last: u64| (last == 0 || now.since(Time::from_nanos(last)) >= every).then(|| now.as_nanos().max(1));
+        self.probed_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
     }
 
     /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests
@@ -281,8 +202,7 @@ impl Executable {
 
     /// Items that wait now, all shapes.
     pub fn waiting(&self) -> u32 {
-        let routed = self.group.as_ref().map_or(0, LaneGroup::waiting);
-        routed + self.waiting.load(Ordering::Relaxed)
+        self.hosts.waiting() + self.waiting.load(Ordering::Relaxed)
     }
 
     /// Counts `rows` items into the queue; false if there is no room for them. Exact, also where the version's shapes are in several

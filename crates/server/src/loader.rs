@@ -25,8 +25,8 @@ use crate::clock::Clock;
 use crate::device_budget::DeviceBudget;
 use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
-use crate::executable::{Executable, LanesWanted, Queue};
-use crate::lanes::{self, Occupancy, Padding, PolicyError};
+use crate::executable::{Executable, Queue};
+use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError};
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
@@ -38,7 +38,6 @@ use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, S
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, Sample, WarmUp};
-use crate::watchdog::Watchdog;
 
 /// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
 /// scaled, and learn their own latency in service.
@@ -153,8 +152,6 @@ pub struct Loader {
     driver: Arc<Driver>,
     metrics: Arc<Metrics>,
     clock: Clock,
-    watchdog: Arc<Watchdog>,
-    occupancies: Vec<Arc<Occupancy>>,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
     /// What the runs of all models may take; `None`: nobody limits them.
@@ -174,12 +171,9 @@ impl Loader {
         partitions: Partitions,
         driver: Arc<Driver>,
         metrics: Arc<Metrics>,
-        watchdog: Arc<Watchdog>,
     ) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         let clock = driver.clock();
-        let occupancy = |device| Arc::new(Occupancy::new(metrics.device(device)));
-        let occupancies = (0..driver.devices()).map(occupancy).collect();
         let memory = match options.run_memory_bytes {
             None => Some(memory::default_budget()),
             Some(0) => None,
@@ -187,6 +181,7 @@ impl Loader {
         };
         let memory = memory.map(MemoryBudget::new);
         let (wishes, unsettled, gpu_turn) = Default::default();
+        let turns = LoadTurns::new(LONGEST_TURN);
         Loader {
             options,
             engines,
@@ -195,13 +190,11 @@ impl Loader {
             driver,
             metrics,
             clock,
-            watchdog,
-            occupancies,
             wishes,
             unsettled,
             memory,
             gpu_turn,
-            turns: LoadTurns::new(LONGEST_TURN),
+            turns,
         }
     }
 
@@ -268,10 +261,10 @@ impl Loader {
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
-            None => Threads::UpTo((most / lanes::at_once(policy, settings)).max(1)),
+            None => Threads::UpTo((most / host::at_once(policy, settings)).max(1)),
         };
         self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
-        let (cut, is_asked) = lanes::cut(policy, settings);
+        let (cut, is_asked) = host::cut(policy, settings);
         let opened = if is_emulated(definition) { None } else { open_declared(definition, path)? };
         let (own, defaults, folder) = match opened {
             Some(OpenedFile { path, defaults, folder }) => (Some(path), defaults, Some(folder)),
@@ -330,8 +323,8 @@ impl Loader {
         let routed = policy != DevicePolicy::Exclusive;
         let mut padding = None;
         if routed {
-            padding = lanes::padding(&plan, policy, settings).map_err(|error| refuses(error.to_string()))?;
-            let largest = lanes::largest_request(policy, settings, plan.max_batch())
+            padding = host::padding(&plan, policy, settings).map_err(|error| refuses(error.to_string()))?;
+            let largest = host::largest_request(policy, settings, plan.max_batch())
                 .map_err(|error| refuses(error.to_string()))?;
             if largest < plan.max_batch() {
                 tracing::info!(model = %definition.name, max_batch_size = largest, "the device policy's lanes take no larger batches");
@@ -343,7 +336,7 @@ impl Loader {
         }
         model.set_shapes(plan.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
         if let Some(padding) = &padding {
-            lanes::check_padding(&plan, padding, &*model, self.clock).map_err(|error| refuses(error.to_string()))?;
+            host::check_padding(&plan, padding, &*model, self.clock).map_err(|error| refuses(error.to_string()))?;
         }
         model.set_batched(plan.is_batched());
         let name = definition.name.clone();
@@ -401,77 +394,59 @@ impl Loader {
         }
         let warm = first.is_some().then_some(device);
         let lanes = match self.at_once(definition) {
-            _ if routed => LanesWanted::AnyDevice(0),
-            _ if on_gpus => LanesWanted::EachDevice(self.driver.devices(), first.map(|lane| (device, lane))),
+            _ if on_gpus => LanesWanted::EachDevice(first.map(|lane| (device, lane))),
             // Nobody said how many devices there are to be: there come to be more.
             _ if kind.is_some() => LanesWanted::AnyDevice(1),
             at_once if self.options.devices == 0 => LanesWanted::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
             at_once => LanesWanted::AnyDevice((at_once as usize).min(self.driver.devices())),
         };
-        let executable = Executable::new(
-            name.clone(),
-            version.to_string(),
-            plan.clone(),
-            model.clone(),
-            lanes,
-            metrics,
-            queue_bound,
-        )?
-        .keeping(folder);
         progress.step("warming up", 0.9);
-        let samples = self.samples(definition, &executable)?;
+        let samples = self.samples(definition, &plan)?;
         let budget = &budget;
         let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
-        if let Some(segments) = segments {
-            let chosen = self.options.dispatch_policy(&name, definition.dispatch);
-            let all = self.occupancies.iter().cloned().enumerate();
-            let is_there = |device: usize| kind.is_none_or(|kind| kind.0 as usize == device);
-            let devices: Vec<_> = all.filter(|(device, _)| is_there(*device)).collect();
-            let ground = lanes::Ground {
-                name: &name,
-                version: &version.to_string(),
-                model: &model,
-                health: executable.health(),
-                watchdog: &self.watchdog,
-                plan: plan.clone(),
-                profile,
-                segments,
-                policy,
-                settings,
-                queue_delay: definition.batching.max_queue_delay,
-                drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
-                queue_bound,
-                clock: self.clock,
-                metrics: self.metrics.lanes(),
-                devices: &devices,
-                log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
-            };
+        let chosen = self.options.dispatch_policy(&name, definition.dispatch);
+        let is_there = |host: &&Arc<DeviceHost>| kind.is_none_or(|kind| kind.0 as usize == host.device());
+        let on: Vec<_> = self.driver.hosts().iter().filter(is_there).cloned().collect();
+        let setup = LaneSetup {
+            id: self.driver.next_model(),
+            name: &name,
+            version: &version.to_string(),
+            model: &model,
+            plan: plan.clone(),
+            segments: segments.unwrap_or_else(|| SegmentProfile::even(&profile, model.segments())),
+            profile: profile.clone(),
+            policy,
+            settings,
+            queue_delay: definition.batching.max_queue_delay,
+            drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
+            queue_bound,
+            metrics: self.metrics.lanes(),
+            hosts: &on,
+            log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
+        };
+        let mut count = 1;
+        let hosts = if routed {
             // There are more lanes than one now.
             warm_up.run = None;
-            let mut count = 0;
-            let group = lanes::start(ground, padding, |device, specs, lanes| {
+            host::start(setup, padding, |device, specs, lanes| {
                 count = lanes.len();
                 warm_up.lanes(&samples, device, specs, lanes)
-            })?;
-            warm_up.say(count);
-            say_graphs(&name, version, &*model);
-            return Ok(Arc::new(self.ready(executable.routed(group), engine.info().name, on_threads, begin)));
-        }
-        if on_gpus {
-            for device in 0..self.driver.devices() {
-                let Some(mut lane) = executable.lane(device) else { continue };
-                // The one that was measured has run all sizes before.
-                if warm == Some(device) {
-                    warm_up.with_samples(&samples, &mut **lane)?;
-                } else {
-                    warm_up.whole(&samples, device, &mut **lane)?;
-                }
-            }
-            warm_up.say(1);
+            })?
         } else {
-            executable.lanes().try_for_each(|mut lane| warm_up.whole(&samples, 0, &mut **lane))?;
+            host::start_granted(setup, lanes, |device, lane| match warm {
+                // The one that was measured has run all sizes before.
+                Some(measured) if on_gpus && measured == device => warm_up.with_samples(&samples, lane),
+                _ => warm_up.whole(&samples, device, lane),
+            })?
+        };
+        if routed || on_gpus {
+            warm_up.say(count);
         }
         say_graphs(&name, version, &*model);
+        let executable = Executable::new(hosts, metrics, queue_bound).keeping(folder);
+        if routed {
+            return Ok(Arc::new(self.ready(executable, engine.info().name, on_threads, begin)));
+        }
         let key = if executable.plan.has_varying_shapes() {
             executable.plan.shape_key_of(PROFILED_LENGTH)
         } else {
@@ -515,7 +490,7 @@ impl Loader {
         wishes.push((Arc::downgrade(executable), at_once));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let executors = executors(wishes.iter().map(|(_, at_once)| *at_once), cores);
-        self.driver.grow_to(executors, &self.metrics, &self.watchdog).context("no thread for another executor")
+        self.driver.grow_to(executors).context("no thread for another executor")
     }
 
     /// Says that a version is loaded.
@@ -757,18 +732,16 @@ impl Loader {
     }
 
     /// The configured warm-up samples, or a request of our own making if there are none.
-    fn samples(&self, definition: &ModelDefinition, executable: &Executable) -> anyhow::Result<Vec<Sample>> {
+    fn samples(&self, definition: &ModelDefinition, plan: &BatchPlan) -> anyhow::Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for sample in &definition.warmups {
             let mut request = sample.request(&definition.name).map_err(anyhow::Error::msg)?;
-            let admitted = executable
-                .plan
-                .admit(&mut request)
-                .map_err(|error| anyhow::anyhow!("model_warmup '{}': {error}", sample.name))?;
+            let admitted =
+                plan.admit(&mut request).map_err(|error| anyhow::anyhow!("model_warmup '{}': {error}", sample.name))?;
             samples.push(Sample { name: Some(sample.name.clone()), count: sample.count, request: admitted });
         }
         if samples.is_empty()
-            && let Ok(request) = executable.plan.trial(PROFILED_LENGTH)
+            && let Ok(request) = plan.trial(PROFILED_LENGTH)
         {
             samples.push(Sample { name: None, count: 1, request });
         }

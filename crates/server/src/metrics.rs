@@ -14,7 +14,7 @@ use prometheus::{
 
 use crate::budget::ByteBudget;
 use crate::engine_run::RunFailure;
-use crate::lanes::LaneMetricsFamily;
+use crate::host::LaneMetricsFamily;
 use crate::statistics::Phases;
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
@@ -190,7 +190,7 @@ impl Metrics {
         let device_busy = prometheus::CounterVec::new(
             Opts::new(
                 "downbeat_device_busy_seconds_total",
-                "Time a device has spent on launches; its rate is the device's busy share",
+                "Time in which at least one launch ran on the device; its rate is the device's busy share",
             ),
             &["device"],
         )?;
@@ -298,7 +298,7 @@ impl Metrics {
                 "Requests refused because those in flight left no room for their bytes",
                 &[],
             )?,
-            device_running: gauge("downbeat_device_running", "1 while the device runs a batch", &["device"])?,
+            device_running: gauge("downbeat_device_running", "Launches that run on the device now", &["device"])?,
             lanes: LaneMetricsFamily::new(&registry)?,
             gpus: GpuMetrics::new(&registry)?,
             load_seconds,
@@ -513,14 +513,13 @@ pub struct DeviceMetrics {
 }
 
 impl DeviceMetrics {
-    /// A launch begins.
-    pub fn begin(&self) {
-        self.running.set(1);
+    /// So many launches run now.
+    pub fn set_running(&self, launches: u32) {
+        self.running.set(i64::from(launches));
     }
 
-    /// A launch has ended, `busy` after it began.
-    pub fn end(&self, busy: Duration) {
-        self.running.set(0);
+    /// It has been busy for so long.
+    pub fn add_busy(&self, busy: Duration) {
         self.busy.inc_by(busy.as_secs_f64());
     }
 }

@@ -1,5 +1,6 @@
 //! Whether a model version can be relied on: what became of its runs that took too long.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use downbeat_core::{Duration, Time};
@@ -45,9 +46,9 @@ impl ModelHealth {
     }
 
     /// A run begins; it ends when what this gives is dropped.
-    pub fn begin_run(&self) -> RunCount<'_> {
+    pub fn begin_run(self: &Arc<Self>) -> RunCount {
         self.running.fetch_add(1, Ordering::AcqRel);
-        RunCount(self)
+        RunCount(self.clone())
     }
 
     /// Runs that go on, also those that were left behind.
@@ -114,9 +115,9 @@ impl ModelHealth {
 }
 
 /// A run goes on as long as this is there.
-pub struct RunCount<'a>(&'a ModelHealth);
+pub struct RunCount(Arc<ModelHealth>);
 
-impl Drop for RunCount<'_> {
+impl Drop for RunCount {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::AcqRel);
     }
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_run_that_was_left_behind_keeps_it_out_of_service_until_it_is_over() {
-        let health = ModelHealth::new("m".into(), "1".into());
+        let health = Arc::new(ModelHealth::new("m".into(), "1".into()));
         let run = health.begin_run();
         health.run_ended("too long".into(), at(10));
         health.run_left_behind("it goes on".into());

@@ -22,7 +22,7 @@ use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
-use crate::lanes::{REMEMBERED, Timeline};
+use crate::host::{REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -199,14 +199,8 @@ impl Registry {
         let kinds = if gpus.is_empty() { partitions.count() } else { 1 };
         let driver = Driver::start(clock, devices, kinds, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
-        let loader = Arc::new(Loader::new(
-            options.clone(),
-            engines,
-            partitions,
-            driver.clone(),
-            metrics.clone(),
-            watchdog.clone(),
-        ));
+        let loader = Loader::new(options.clone(), engines, partitions, driver.clone(), metrics.clone());
+        let loader = Arc::new(loader);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let budget = ByteBudget::new(limit);
         let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);
@@ -607,9 +601,7 @@ impl Registry {
         for served in self.serving.all() {
             for executable in served.versions.values() {
                 self.metrics.set_pending(&executable.name, &executable.version, u64::from(executable.waiting()));
-                if let Some(group) = executable.group() {
-                    group.update_metrics();
-                }
+                executable.hosts().update_metrics();
             }
         }
         self.metrics.set_budget(&self.budget);
@@ -723,7 +715,7 @@ impl Service for Registry {
                 // What a client unloaded is not missing.
                 self.serving
                     .get(name)
-                    .is_some_and(|served| served.versions.values().all(|version| version.lost().is_none()))
+                    .is_some_and(|served| served.versions.values().all(|version| version.hosts().lost().is_none()))
                     || self
                         .entries
                         .lock()
@@ -849,7 +841,7 @@ impl Service for Registry {
         let mut devices = Vec::new();
         for served in self.serving.all() {
             for executable in served.versions.values() {
-                devices.extend(executable.group().into_iter().flat_map(|group| group.past(executable, from)));
+                devices.extend(executable.hosts().past(from));
             }
         }
         Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })

@@ -6,7 +6,7 @@ use downbeat_engine::{Lane, Model};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
-use crate::lanes::Padding;
+use crate::host::Padding;
 use crate::plan::{BatchPlan, LARGEST_TRIAL};
 use crate::profiler::{ProfileStore, WARM_UP, settled};
 

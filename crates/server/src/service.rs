@@ -10,7 +10,7 @@ use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
 use crate::error::ServiceError;
-use crate::lanes::Timeline;
+use crate::host::Timeline;
 
 /// The server as its frontends see it. One implementation serves models; tests of the
 /// frontends have their own.
@@ -93,7 +93,7 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// What ran on the lanes of devices `last` long until now, at most [`crate::lanes::REMEMBERED`]; `None` if there are none.
+    /// What ran on the lanes of devices `last` long until now, at most [`crate::host::REMEMBERED`]; `None` if there are none.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None
     }

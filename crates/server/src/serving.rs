@@ -238,7 +238,7 @@ impl Serving {
     /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`Served::version`].
     pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<Executable>, ServiceError> {
         let executable = served.version(version)?;
-        match executable.lost().or_else(|| executable.health().refuses()) {
+        match executable.hosts().lost().or_else(|| executable.health().refuses()) {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", executable.name))),
             None => Ok(executable),
         }
@@ -273,15 +273,13 @@ impl Serving {
             deadline_is_slo: limits.deadline_is_slo,
             reply,
         };
-        let ticket = match executable.group() {
-            Some(group) => {
-                let length = group.length(&executable.plan, &admitted)?;
-                group.submit(call(admitted), length)
-            }
-            None => {
-                let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
-                self.driver.submit(waiting, Job { call: call(admitted), queue })
-            }
+        let hosts = executable.hosts();
+        let ticket = if hosts.is_routed() {
+            let length = hosts.length(&executable.plan, &admitted)?;
+            hosts.submit(self.driver.next_request(), call(admitted), length)
+        } else {
+            let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
+            self.driver.submit(waiting, Job { call: call(admitted), queue })
         };
         let outputs = match limits.timeout {
             None => answer.await,

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use downbeat_core::{RequestId, Time};
 use downbeat_driver::{Cluster, Place};
 
-use crate::driver::{Event, Floor};
+use crate::driver::{DevicePool, Event};
 use crate::executable::Executable;
-use crate::lanes::Runtime;
+use crate::host::{DeviceHost, HostedModel};
 use crate::metrics::Reason;
 
 /// Who decides about a request.
 pub(crate) enum Decider {
     /// The scheduler: the request is in this queue.
-    Scheduler(Arc<Cluster<Floor>>, Place),
-    /// The policy of a device.
-    Device(Arc<Runtime>),
+    Scheduler(Arc<Cluster<DevicePool>>, Place),
+    /// The policy that a model has on a device.
+    Device(Arc<DeviceHost>, Arc<HostedModel>),
 }
 
 /// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
@@ -50,12 +50,12 @@ impl Drop for Ticket {
         let Some(reason) = self.end else { return };
         let now = match &self.decider {
             Decider::Scheduler(cluster, _) => cluster.handler().clock.now(),
-            Decider::Device(runtime) => runtime.clock().now(),
+            Decider::Device(host, _) => host.clock().now(),
         };
         self.executable.record_not_answered(reason, now.since(self.arrival));
         match &self.decider {
             Decider::Scheduler(cluster, queue) => cluster.post(*queue, Event::Cancel(queue.model, self.request)),
-            Decider::Device(runtime) => runtime.cancel(self.request),
+            Decider::Device(host, model) => host.cancel(model, self.request),
         }
     }
 }

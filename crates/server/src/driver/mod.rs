@@ -5,30 +5,30 @@
 //! server, `downbeat-driver` says. The models' queues are parted into shards, so that on a machine of many cores several frontends'
 //! threads can schedule at once.
 //!
-//! `desk.rs` has the only calls of a shard's `handle_request` and `handle_cancel`, and each gets the time of this moment.
+//! `waiting_table.rs` has the only calls of a shard's `handle_request` and `handle_cancel`, and each gets the time of this moment.
 
-mod desk;
-mod device;
+mod device_pool;
 mod job;
+mod waiting_table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
-use downbeat_core::{DeviceId, DeviceKind, Duration, RequestId};
+use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
+use crate::host::DeviceHost;
 use crate::metrics::Metrics;
 use crate::ticket::{self, Ticket};
 use crate::watchdog::Watchdog;
-pub(crate) use desk::CounterHasher;
-use desk::Desk;
-pub(crate) use desk::{Event, Floor};
-use device::DeviceSlot;
+pub(crate) use device_pool::DevicePool;
 pub use job::{Job, Waiting};
+use waiting_table::WaitingTable;
+pub(crate) use waiting_table::{CounterHasher, Event};
 
 /// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
 /// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
@@ -40,19 +40,16 @@ const PATIENCE: Duration = Duration::from_millis(1_000);
 
 /// The scheduler at work, with its devices. Dropping it stops the threads.
 pub struct Driver {
-    cluster: Arc<Cluster<Floor>>,
+    cluster: Arc<Cluster<DevicePool>>,
     next_request: AtomicU64,
+    next_model: AtomicU32,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    /// See [`DeviceSlot`].
-    in_service: Arc<AtomicUsize>,
     log: Option<Arc<DecisionLog>>,
 }
 
 impl Driver {
-    /// Starts `devices` device threads and the alarm. There are `kinds` of devices, equally many of each, one kind after another. The models' queues are parted into `shards` (at least one, at most
+    /// Starts `devices` devices with a slot each, and the alarm. There are `kinds` of devices, equally many of each, one kind after another. The models' queues are parted into `shards` (at least one, at most
     /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
-    ///
-    /// Devices that come later ([`Driver::grow_to`]) share what these run on: the scheduler goes on planning with these.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -65,43 +62,49 @@ impl Driver {
         watchdog: &Arc<Watchdog>,
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
-        let in_service = Arc::new(AtomicUsize::new(devices));
-        let slots: Vec<_> = (0..devices).map(|index| slot(index, metrics, &in_service)).collect();
-        let floor = Floor { clock, devices: RwLock::new(slots.clone()) };
-        let desks = (0..shards.clamp(1, MAX_SHARDS)).map(|_| Desk::default()).collect();
+        let host = |device| DeviceHost::start(device, clock, metrics.device(device), watchdog.clone());
+        let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?);
+        let tables = (0..shards.clamp(1, MAX_SHARDS)).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
             log: log.clone().map(|log| log as Arc<dyn LogSink>),
             planned: Some((devices / kinds) as u32),
-            devices: (0..devices).map(|index| DeviceKind((index * kinds / devices) as u32)).collect(),
             kinds: kinds as u32,
             ..Setup::new(0)
         };
-        let cluster = Arc::new(Cluster::new(floor, desks, setup));
-        let mut threads = Vec::new();
-        for slot in slots {
-            threads.push(device::start(slot, cluster.clone(), watchdog.clone())?);
-        }
-        let alarmed = cluster.clone();
-        threads.push(std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?);
-        Ok(Driver { cluster, next_request: AtomicU64::new(0), threads: Mutex::new(threads), in_service, log })
+        let cluster = Arc::new(Cluster::new(pool, tables, setup));
+        let (next_request, next_model, threads) = Default::default();
+        let driver = Driver { cluster, next_request, next_model, threads, log };
+        driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
+        driver.add_slots(devices, |index| DeviceKind((index * kinds / devices) as u32))?;
+        let alarmed = driver.cluster.clone();
+        let alarm = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?;
+        driver.threads.lock().push(alarm);
+        Ok(driver)
     }
 
-    /// Adds devices until there are so many.
+    /// Adds slots until there are so many, to the devices in turn. Beyond one for each device they share what that one is: the scheduler goes on planning with the devices.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn grow_to(&self, devices: usize, metrics: &Metrics, watchdog: &Arc<Watchdog>) -> std::io::Result<()> {
+    pub fn grow_to(&self, slots: usize) -> std::io::Result<()> {
+        self.add_slots(slots, |_| DeviceKind(0))
+    }
+
+    /// The same, with the kind of each.
+    fn add_slots(&self, slots: usize, kind: impl Fn(usize) -> DeviceKind) -> std::io::Result<()> {
         // Held throughout: the ids that the scheduler gives out are places in the list of slots.
         let mut threads = self.threads.lock();
-        for index in self.devices()..devices {
-            let slot = slot(index, metrics, &self.in_service);
-            threads.push(device::start(slot.clone(), self.cluster.clone(), watchdog.clone())?);
-            self.cluster.handler().devices.write().push(slot);
-            self.in_service.fetch_add(1, Ordering::Relaxed);
-            let id = self.cluster.add_device(DeviceKind(0));
-            assert!(id == DeviceId(index as u32), "nobody else adds devices");
+        let pool = self.cluster.handler();
+        let there = pool.slots.read().len();
+        for (index, host) in pool.hosts.iter().cycle().enumerate().take(slots).skip(there) {
+            let slot = DeviceId(index as u32);
+            let (lane, thread) = host.add_slot(slot)?;
+            threads.push(thread);
+            pool.slots.write().push((host.clone(), lane));
+            let id = self.cluster.add_device(kind(index));
+            assert!(id == slot, "nobody else adds devices");
         }
         Ok(())
     }
@@ -127,9 +130,24 @@ impl Driver {
         }
     }
 
+    /// The devices, in their order.
+    pub fn hosts(&self) -> &[Arc<DeviceHost>] {
+        &self.cluster.handler().hosts
+    }
+
     /// How many devices there are.
     pub fn devices(&self) -> usize {
-        self.cluster.handler().devices.read().len()
+        self.hosts().len()
+    }
+
+    /// A name for a model on the devices.
+    pub fn next_model(&self) -> ModelId {
+        ModelId(self.next_model.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A name for a request.
+    pub fn next_request(&self) -> RequestId {
+        RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The clock that the scheduler's time comes from.
@@ -154,7 +172,7 @@ impl Driver {
 
     /// Hands a request over. The answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
     pub fn submit(&self, waiting: Waiting, job: Job) -> Ticket {
-        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let id = self.next_request();
         let queue = job.queue.place;
         let decider = ticket::Decider::Scheduler(self.cluster.clone(), queue);
         let executable = job.call.executable.clone();
@@ -169,17 +187,11 @@ impl Driver {
     }
 }
 
-fn slot(index: usize, metrics: &Metrics, in_service: &Arc<AtomicUsize>) -> Arc<DeviceSlot> {
-    Arc::new(DeviceSlot::new(DeviceId(index as u32), index, metrics.device(index), in_service.clone()))
-}
-
 impl Drop for Driver {
     #[expect(clippy::disallowed_methods, reason = "a thread whose run does not end cannot be joined")]
     fn drop(&mut self) {
         self.cluster.stop_alarm();
-        for slot in self.cluster.handler().devices.read().iter() {
-            slot.stop();
-        }
+        self.hosts().iter().for_each(|host| host.stop());
         let clock = self.clock();
         let until = clock.now() + PATIENCE;
         for thread in self.threads.get_mut().drain(..) {

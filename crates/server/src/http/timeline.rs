@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
-use crate::lanes::REMEMBERED;
+use crate::host::REMEMBERED;
 use crate::service::Service;
 
 /// What is shown where a client does not say.

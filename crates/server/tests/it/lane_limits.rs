@@ -2,7 +2,7 @@
 
 use downbeat_core::device::DeviceOutput;
 use downbeat_server::error::ServiceError;
-use downbeat_server::lanes::{DeviceEvent, DeviceLogHead, DeviceRecord};
+use downbeat_server::host::{DeviceEvent, DeviceLogHead, DeviceRecord};
 use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
@@ -219,9 +219,9 @@ async fn a_model_is_reloaded_without_a_gap_and_unloaded_after_its_last_answer() 
 }
 
 #[tokio::test]
-async fn a_request_goes_to_the_device_with_the_fewest_outstanding_items() {
+async fn a_request_goes_to_the_device_that_will_be_done_first() {
     let models = Models::new();
-    models.add("m", 1, (1.0, 50.0), 4, "");
+    models.add("m", 1, (600.0, 50.0), 4, "");
     let registry = models
         .serve(|options| {
             by(DevicePolicy::Windowed)(options);
@@ -240,6 +240,79 @@ async fn a_request_goes_to_the_device_with_the_fewest_outstanding_items() {
     let rows = registry.timeline(ms(10_000)).unwrap().devices.into_iter();
     let rows: Vec<Vec<u32>> = rows.map(|device| device.launches.iter().map(|l| l.rows).collect()).collect();
     assert_eq!(rows, [[4, 1], [3, 2]]);
+}
+
+fn group(model: &str, policy: DevicePolicy) -> DeviceGroup {
+    DeviceGroup { models: vec![model.to_owned()], policy: Some(policy), settings: DeviceSettings::default() }
+}
+
+/// Whoever made the batches: the timeline has all that ran on a device, and the device was busy for as long as something ran.
+#[tokio::test]
+async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
+    let models = Models::new();
+    let names = ["exclusive", "windowed", "staged"];
+    names.iter().for_each(|name| models.add(name, 1, (0.0, 40.0), 4, ""));
+    let registry = models
+        .serve(|options| {
+            options.device.groups =
+                vec![group("windowed", DevicePolicy::Windowed), group("staged", DevicePolicy::Staged)];
+        })
+        .await;
+    let mut answers = Vec::new();
+    for name in names.iter().cycle().take(12) {
+        answers.push(send(&registry, request(name, 1, 4)).await);
+    }
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    drained(&registry).await;
+    no_lane_ran_two_launches_at_once(&registry);
+    let devices = registry.timeline(ms(60_000)).unwrap().devices;
+    let mut shown: Vec<(&str, &str)> = devices.iter().map(|its| (its.model.as_str(), its.policy.as_str())).collect();
+    shown.sort_unstable();
+    assert_eq!(shown, [("exclusive", "exclusive"), ("staged", "staged"), ("windowed", "windowed")]);
+    let mut ran: Vec<(u64, u64)> =
+        devices.iter().flat_map(|its| &its.launches).map(|l| (l.begin_ns, l.end_ns)).collect();
+    ran.sort_unstable();
+    let (mut busy, mut until, mut sum) = (0, 0, 0);
+    for (begin, end) in ran {
+        busy += end.saturating_sub(begin.max(until));
+        until = until.max(end);
+        sum += end - begin;
+    }
+    let counted = metric(&registry, "downbeat_device_busy_seconds_total", "");
+    assert!((counted - busy as f64 / 1e9).abs() < 1e-6, "{counted} s and {busy} ns");
+    assert!(sum > busy, "some ran at the same time: {sum} and {busy}");
+    assert_eq!(metric(&registry, "downbeat_device_running", ""), 0.0);
+}
+
+/// Two models whose batches are made on the devices, and one whose batches the scheduler makes: all count where a request goes.
+#[tokio::test]
+async fn devices_share_what_there_is_to_do_of_all_models() {
+    let models = Models::new();
+    let names = ["exclusive", "first", "second"];
+    names.iter().for_each(|name| models.add(name, 1, (0.0, 400.0), 4, "max_batch_size: 1"));
+    let registry = models
+        .serve(|options| {
+            options.devices = 2;
+            options.device.groups =
+                vec![group("first", DevicePolicy::Windowed), group("second", DevicePolicy::Windowed)];
+        })
+        .await;
+    let mut answers = Vec::new();
+    for name in names.iter().cycle().take(6) {
+        answers.push(send(&registry, request(name, 1, 4)).await);
+    }
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    let devices = registry.timeline(ms(60_000)).unwrap().devices;
+    let on = |device: usize| -> usize {
+        devices.iter().filter(|its| its.device == device).map(|its| its.launches.len()).sum()
+    };
+    assert_eq!((on(0), on(1)), (3, 3), "{devices:?}");
+    let routed = devices.iter().find(|its| its.model == "first" && its.device == 1).unwrap();
+    assert!(!routed.launches.is_empty(), "the scheduler's batch is on device 0: {devices:?}");
 }
 
 #[tokio::test]

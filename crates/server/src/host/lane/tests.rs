@@ -2,27 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration as StdDuration;
 
-use downbeat_core::LatencyProfile;
 use downbeat_core::device::{
     DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, PartitionId,
     PoolStats, SegmentProfile, SegmentRange, Span, Turn,
 };
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
 use downbeat_repository::TensorBinding;
 use parking_lot::Condvar;
 use tokio::sync::oneshot;
 
-use super::super::runtime::Setup;
+use super::super::hosted_model::EngineLanes;
 use super::super::tensors::BatchTensors;
-use super::super::{Occupancy, PastLaunch};
+use super::super::{HostedVersion, PastLaunch};
 use super::*;
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
-use crate::executable::{Executable, LanesWanted};
+use crate::executable::Executable;
 use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
@@ -171,9 +172,11 @@ type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 
 /// A model on one lane.
 struct Served {
-    runtime: Arc<Runtime>,
+    host: Arc<DeviceHost>,
+    model: Arc<HostedModel>,
     executable: Arc<Executable>,
     device: Arc<Device>,
+    sent: AtomicU64,
 }
 
 impl Served {
@@ -193,28 +196,29 @@ impl Served {
         let model: Arc<dyn Model> = Arc::new(EchoModel(signature, device.clone()));
         let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
         let its = metrics.model(&name, &version);
-        let executable =
-            Executable::new(name, version, plan.clone(), model.clone(), LanesWanted::AnyDevice(0), its, 100).unwrap();
+        let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
+        let host = DeviceHost::start(0, clock, metrics.device(0), watchdog).unwrap();
         let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
-        let runtime = Runtime::start(Setup {
-            model: "m".to_owned(),
+        let policy = DeviceModel::new(AtOnce { under_way: BTreeMap::new() }, SegmentProfile::whole(&profile));
+        let model = Arc::new(HostedModel {
+            id: ModelId(0),
+            health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
+            name,
+            version,
             device: 0,
-            clock,
-            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
-            policy: DeviceModel::new(AtOnce { under_way: BTreeMap::new() }, SegmentProfile::whole(&profile)),
-            log: None,
             policy_name: "at_once",
-            engines: vec![model.lane().unwrap()],
-            segments: 1,
+            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
             profile,
             exits: [].into(),
             metrics: metrics.lanes().lanes("m", "1", 0),
-            occupancy: Arc::new(Occupancy::new(metrics.device(0))),
-            watchdog: Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap(),
-            health: Arc::new(ModelHealth::new("m".into(), "1".into())),
-            new_lane: Box::new(move || model.lane()),
+            engines: Arc::new(EngineLanes::new(vec![model.lane().unwrap()], false)),
+            model,
+            lanes: [Arc::default()].into(),
         });
-        Served { runtime: runtime.unwrap(), executable: Arc::new(executable), device }
+        host.add_model(model.clone(), policy, None).unwrap();
+        let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
+        let executable = Arc::new(Executable::new(hosts, its, 100));
+        Served { host, model, executable, device, sent: AtomicU64::new(0) }
     }
 
     /// Sends a request of one item, which is its answer too.
@@ -224,23 +228,24 @@ impl Served {
         let call = Call {
             admitted,
             executable: self.executable.clone(),
-            arrival: self.runtime.clock().now(),
+            arrival: self.host.clock().now(),
             deadline: Time::MAX,
             deadline_is_slo: false,
             reply,
         };
-        self.runtime.submit(call, 0);
+        let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
+        self.host.submit(&self.model, request, call, 0);
         answer
     }
 
     fn past(&self) -> Vec<PastLaunch> {
-        self.runtime.past(Time::ZERO).2
+        self.host.past(&self.model, Time::ZERO).1
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        self.runtime.stop();
+        self.host.stop();
         self.device.end(1000);
     }
 }
@@ -320,7 +325,7 @@ fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
     }
     // What was left behind is over, and another thread has the lane.
     served.device.end(100);
-    let health = served.runtime.health();
+    let health = &served.model.health;
     while health.left_behind() > 0 || health.refuses().is_some() {
         std::thread::yield_now();
     }

@@ -1,9 +1,9 @@
-//! What ran lately on the lanes of a device, for timelines.
+//! What ran lately on a device, for timelines.
 
 use std::collections::VecDeque;
 
 use downbeat_core::device::Launch;
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, ModelId, Time};
 use serde::{Deserialize, Serialize};
 
 /// The most launches that are remembered; the oldest are forgotten first.
@@ -35,24 +35,24 @@ pub struct PastLaunch {
 /// The last launches of a device.
 #[derive(Debug, Default)]
 pub struct History {
-    launches: VecDeque<PastLaunch>,
+    launches: VecDeque<(ModelId, PastLaunch)>,
     /// The end of the last launch that was forgotten for want of room.
     forgotten: Time,
 }
 
 impl History {
-    /// Remembers a launch. Lanes that end at nearly the same time may say so in either order.
-    pub fn push(&mut self, launch: &Launch, begin: Time, end: Time) {
-        while self.launches.front().is_some_and(|first| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
+    /// Remembers a launch, on which of its model's lanes it ran. Lanes that end at nearly the same time may say so in either order.
+    pub fn push(&mut self, launch: &Launch, lane: usize, begin: Time, end: Time) {
+        while self.launches.front().is_some_and(|(_, first)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
             self.launches.pop_front();
         }
         if self.launches.len() >= MOST
-            && let Some(first) = self.launches.pop_front()
+            && let Some((_, first)) = self.launches.pop_front()
         {
             self.forgotten = Time::from_nanos(first.end_ns);
         }
-        self.launches.push_back(PastLaunch {
-            lane: launch.lane.0,
+        let past = PastLaunch {
+            lane: lane as u32,
             batch: launch.batch.0,
             segments: [launch.segments.first, launch.segments.end],
             rows: launch.rows,
@@ -60,20 +60,21 @@ impl History {
             length: launch.length,
             begin_ns: begin.as_nanos(),
             end_ns: end.as_nanos(),
-        });
+        };
+        self.launches.push_back((launch.model, past));
     }
 
-    /// The launches that ended at `from` or later, and whether all of them are there.
-    pub fn since(&self, from: Time) -> (Vec<PastLaunch>, bool) {
-        let launches = self.launches.iter().filter(|launch| launch.end_ns >= from.as_nanos()).cloned().collect();
-        (launches, self.forgotten < from || self.forgotten == Time::ZERO)
+    /// A model's launches that ended at `from` or later, and whether all of them are there.
+    pub fn since(&self, model: ModelId, from: Time) -> (Vec<PastLaunch>, bool) {
+        let its = self.launches.iter().filter(|(of, launch)| *of == model && launch.end_ns >= from.as_nanos());
+        (its.map(|(_, launch)| launch.clone()).collect(), self.forgotten < from || self.forgotten == Time::ZERO)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::BatchId;
     use downbeat_core::device::{InputSource, LaneId, LaunchId, SegmentRange};
-    use downbeat_core::{BatchId, ModelId};
 
     use super::*;
 
@@ -92,9 +93,9 @@ mod tests {
             inputs: InputSource::Host,
         };
         let mut history = History::default();
-        history.push(&launch, Time::ZERO, Time::from_nanos(20));
-        history.push(&launch, Time::ZERO, Time::from_nanos(10));
-        let (launches, complete) = history.since(Time::ZERO);
+        history.push(&launch, 0, Time::ZERO, Time::from_nanos(20));
+        history.push(&launch, 0, Time::ZERO, Time::from_nanos(10));
+        let (launches, complete) = history.since(launch.model, Time::ZERO);
         assert_eq!((launches.len(), complete), (2, true));
     }
 }

@@ -4,29 +4,28 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    DeviceModel, Elastic, ElasticOptions, LaneSpec, MixTable, PartitionId, SegmentProfile, Staged, StagedOptions,
-    Windowed, WindowedOptions,
+    DeviceModel, Elastic, ElasticOptions, Granted, LaneSpec, MixTable, PartitionId, SegmentProfile, Staged,
+    StagedOptions, Windowed, WindowedOptions,
 };
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
 
+use super::device_host::DeviceHost;
 use super::device_log::DeviceLogHead;
 use super::exits::Exit;
-use super::group::LaneGroup;
+use super::hosted_model::{EngineLanes, HostedModel};
+use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
 use super::metrics::LaneMetricsFamily;
-use super::occupancy::Occupancy;
 use super::padding::Padding;
 use super::padding_check;
 use super::padding_watch::{self, Looker, PaddingWatch};
-use super::runtime::{self, Runtime};
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
 use crate::decision_log::DeviceFile;
 use crate::model_health::ModelHealth;
 use crate::options::{DevicePolicy, DeviceSettings};
 use crate::plan::BatchPlan;
-use crate::watchdog::Watchdog;
 
 /// Slots of a ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
 const SLOTS_AN_ITEM: u32 = 4;
@@ -50,24 +49,22 @@ pub struct PolicyError {
 }
 
 /// A loaded model, and what it is to run on.
-pub struct Ground<'a> {
+pub struct LaneSetup<'a> {
+    /// The devices' name for the model.
+    pub id: ModelId,
     /// Model name.
     pub name: &'a str,
     /// Its version.
     pub version: &'a str,
     /// The model.
     pub model: &'a Arc<dyn Model>,
-    /// What becomes of its runs.
-    pub health: &'a Arc<ModelHealth>,
-    /// Looks after them.
-    pub watchdog: &'a Arc<Watchdog>,
     /// How its batches are made.
     pub plan: Arc<BatchPlan>,
     /// What its batches take, of the length that it was measured with where requests vary.
     pub profile: LatencyProfile,
     /// What the policies decide by.
     pub segments: SegmentProfile,
-    /// Which policy; not exclusive.
+    /// Which policy.
     pub policy: DevicePolicy,
     /// How.
     pub settings: &'a DeviceSettings,
@@ -77,12 +74,10 @@ pub struct Ground<'a> {
     pub drop: bool,
     /// The most items that wait, each device.
     pub queue_bound: u32,
-    /// What tells the time.
-    pub clock: Clock,
     /// Where to count.
     pub metrics: &'a LaneMetricsFamily,
-    /// The devices that it may run on, by their numbers.
-    pub devices: &'a [(usize, Arc<Occupancy>)],
+    /// The devices that it is to be on.
+    pub hosts: &'a [Arc<DeviceHost>],
     /// The decision log of a device, if there is one.
     pub log: &'a dyn Fn(usize) -> Option<Arc<DeviceFile>>,
 }
@@ -175,98 +170,177 @@ pub fn largest_request(policy: DevicePolicy, settings: &DeviceSettings, max_batc
     Ok(mixes.union().sizes().max().unwrap_or(1).min(max_running))
 }
 
-/// Devices that have started; those of a model that cannot start on all of them end again.
-struct Started(Vec<Arc<Runtime>>);
+/// The engine's lanes of a model whose batches the scheduler makes.
+pub enum LanesWanted {
+    /// One on each device, of which the one on a device may be there before.
+    EachDevice(Option<(usize, Box<dyn Lane>)>),
+    /// So many for all devices, which are alike: no more of its batches run at once.
+    AnyDevice(usize),
+}
 
-impl Drop for Started {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|runtime| runtime.stop());
+/// A version on some of its devices. If it cannot be on all, those forget it again.
+struct Started<'a> {
+    setup: LaneSetup<'a>,
+    health: Arc<ModelHealth>,
+    devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+}
+
+impl<'a> Started<'a> {
+    fn new(setup: LaneSetup<'a>) -> Self {
+        let health = Arc::new(ModelHealth::new(setup.name.to_owned(), setup.version.to_owned()));
+        Started { setup, health, devices: Vec::new() }
+    }
+
+    /// Brings the model onto a device.
+    fn add(
+        &mut self,
+        host: &Arc<DeviceHost>,
+        tensors: BatchTensors,
+        exits: Arc<[Exit]>,
+        engines: Arc<EngineLanes>,
+        policy: DeviceModel,
+        log: Option<Arc<DeviceFile>>,
+    ) -> std::io::Result<()> {
+        let (setup, device) = (&self.setup, host.device());
+        let lanes = policy.policy.lanes(PartitionId::default()).len();
+        let model = Arc::new(HostedModel {
+            id: setup.id,
+            name: setup.name.to_owned(),
+            version: setup.version.to_owned(),
+            model: setup.model.clone(),
+            device,
+            policy_name: setup.policy.name(),
+            tensors,
+            profile: setup.profile.clone(),
+            exits,
+            metrics: setup.metrics.lanes(setup.name, setup.version, device),
+            health: self.health.clone(),
+            engines,
+            lanes: (0..lanes).map(|_| Arc::default()).collect(),
+        });
+        host.add_model(model.clone(), policy, log)?;
+        self.devices.push((host.clone(), model));
+        Ok(())
+    }
+
+    fn finish(mut self, is_routed: bool, padding: Option<Arc<Padding>>) -> HostedVersion {
+        HostedVersion::new(std::mem::take(&mut self.devices), is_routed, padding)
     }
 }
 
-/// Starts the lanes of a model version on every device that works, once `warm_up` has run them.
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        self.devices.iter().for_each(|(host, model)| host.remove_model(model));
+    }
+}
+
+/// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has run its lanes.
+///
+/// # Errors
+/// If the engine has no memory for a lane; what `warm_up` says.
+pub fn start_granted(
+    setup: LaneSetup<'_>,
+    lanes: LanesWanted,
+    mut warm_up: impl FnMut(usize, &mut dyn Lane) -> anyhow::Result<()>,
+) -> anyhow::Result<HostedVersion> {
+    let mut started = Started::new(setup);
+    let LaneSetup { model, hosts, .. } = started.setup;
+    let (plan, segments) = (started.setup.plan.clone(), started.setup.segments.clone());
+    let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
+        let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
+        let policy = DeviceModel::new(Granted::new(segments.segments()), segments.clone());
+        started.add(host, tensors, [].into(), engines, policy, None)
+    };
+    match lanes {
+        LanesWanted::EachDevice(mut first) => {
+            for host in hosts {
+                let device = host.device();
+                let mut lanes = Vec::new();
+                if model.lost(device).is_none() {
+                    let mut lane = match first.take_if(|(on, _)| *on == device) {
+                        Some((_, lane)) => lane,
+                        None => model.lane_at(Place { device, share: Share::Whole })?,
+                    };
+                    warm_up(device, &mut *lane)?;
+                    lanes.push(lane);
+                }
+                add(host, Arc::new(EngineLanes::new(lanes, true)))?;
+            }
+        }
+        LanesWanted::AnyDevice(count) => {
+            let mut lanes = (0..count).map(|_| model.lane()).collect::<Result<Vec<_>, _>>()?;
+            lanes.iter_mut().try_for_each(|lane| warm_up(0, &mut **lane))?;
+            let lanes = Arc::new(EngineLanes::new(lanes, true));
+            hosts.iter().try_for_each(|host| add(host, lanes.clone()))?;
+        }
+    }
+    Ok(started.finish(false, None))
+}
+
+/// Brings a model version with a policy that makes its batches onto every device that works, once `warm_up` has run its lanes there.
 ///
 /// # Errors
 /// A [`PolicyError`] if the policy cannot have this model; what `warm_up` says.
 pub fn start(
-    ground: Ground<'_>,
+    setup: LaneSetup<'_>,
     padding: Option<Arc<Padding>>,
     mut warm_up: impl FnMut(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()>,
-) -> anyhow::Result<LaneGroup> {
-    let mut started = Started(Vec::new());
-    let refuses = |reason: String| PolicyError { policy: ground.policy, reason };
-    if !ground.settings.exits.is_empty() && ground.policy != DevicePolicy::Staged {
+) -> anyhow::Result<HostedVersion> {
+    let mut started = Started::new(setup);
+    let (policy_name, model, settings) = (started.setup.policy, started.setup.model, started.setup.settings);
+    let refuses = |reason: String| PolicyError { policy: policy_name, reason };
+    if !settings.exits.is_empty() && policy_name != DevicePolicy::Staged {
         let reason = "exits: a request runs through the whole model with it; use the policy staged";
         bail!(refuses(reason.to_owned()));
     }
-    let exit = |rule| Exit::new(&**ground.model, rule).map_err(refuses);
-    let exits: Arc<[Exit]> = ground.settings.exits.iter().map(exit).collect::<Result<_, _>>()?;
-    let works = |device: usize| ground.model.lost(device).is_none();
-    let every = ground.settings.pad_check_every.unwrap_or(padding_watch::EVERY);
+    let exit = |rule| Exit::new(&**model, rule).map_err(refuses);
+    let exits: Arc<[Exit]> = settings.exits.iter().map(exit).collect::<Result<_, _>>()?;
+    let every = settings.pad_check_every.unwrap_or(padding_watch::EVERY);
     let watch = |padding: &Arc<Padding>| {
+        let LaneSetup { name, version, plan, metrics, .. } = &started.setup;
         let looker = Looker {
-            model: ground.name.to_owned(),
-            version: ground.version.to_owned(),
-            plan: ground.plan.clone(),
+            model: (*name).to_owned(),
+            version: (*version).to_owned(),
+            plan: plan.clone(),
             padding: padding.clone(),
-            results: ground.metrics.padding_checks(ground.name, ground.version),
+            results: metrics.padding_checks(name, version),
         };
-        PaddingWatch::start(looker, &**ground.model, every).map(Arc::new)
+        PaddingWatch::start(looker, &**model, every).map(Arc::new)
     };
     let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
-    for (device, occupancy) in ground.devices.iter().filter(|(device, _)| works(*device)) {
-        let device = *device;
-        let (policy, rings) =
-            policy(&ground, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
+    for host in started.setup.hosts.iter().filter(|host| model.lost(host.device()).is_none()) {
+        let (setup, device) = (&started.setup, host.device());
+        let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
         let lanes = policy.policy.lanes(PartitionId::default());
-        let log = (ground.log)(device).map(|file| {
+        let log = (setup.log)(device).inspect(|file| {
             let head = DeviceLogHead {
-                model: ground.name.to_owned(),
-                version: ground.version.to_owned(),
+                model: setup.name.to_owned(),
+                version: setup.version.to_owned(),
                 device,
-                policy: ground.policy.name().to_owned(),
+                policy: policy_name.name().to_owned(),
                 lanes: lanes.clone(),
             };
-            (head, file)
+            file.append(&head);
         });
         let place = Place { device, share: Share::Whole };
-        let engines = lanes.iter().map(|_| ground.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
-        let mut engines = engines?;
+        let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
-        started.0.push(Runtime::start(runtime::Setup {
-            model: ground.name.to_owned(),
-            device,
-            clock: ground.clock,
-            tensors: BatchTensors { plan: ground.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() },
-            policy,
-            log,
-            policy_name: ground.policy.name(),
-            engines,
-            segments: ground.model.segments(),
-            profile: ground.profile.clone(),
-            exits: exits.clone(),
-            metrics: ground.metrics.lanes(ground.name, ground.version, device),
-            occupancy: occupancy.clone(),
-            watchdog: ground.watchdog.clone(),
-            health: ground.health.clone(),
-            new_lane: {
-                let model = ground.model.clone();
-                Box::new(move || model.lane_at(place))
-            },
-        })?);
+        let tensors = BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() };
+        let engines = Arc::new(EngineLanes::new(engines, false));
+        started.add(host, tensors, exits.clone(), engines, policy, log)?;
     }
-    ensure!(!started.0.is_empty(), "all devices are lost: {}", ground.model.lost(0).unwrap_or_default());
-    Ok(LaneGroup::new(std::mem::take(&mut started.0), padding))
+    ensure!(!started.devices.is_empty(), "all devices are lost: {}", model.lost(0).unwrap_or_default());
+    Ok(started.finish(true, padding))
 }
 
 /// The ring of a model that is cut into stages: none where requests vary, or where it is too large and nobody asked for one.
-fn staged_rings(ground: &Ground<'_>, device: usize, padding: Option<&Padding>) -> anyhow::Result<Option<InputRings>> {
-    let max_batch = ground.plan.max_batch();
-    let Some(least) = ground.settings.ring_slots else {
+fn staged_rings(setup: &LaneSetup<'_>, device: usize, padding: Option<&Padding>) -> anyhow::Result<Option<InputRings>> {
+    let max_batch = setup.plan.max_batch();
+    let Some(least) = setup.settings.ring_slots else {
         let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
         return Ok(padding
             .is_none()
-            .then(|| InputRings::new(&**ground.model, device, &ground.plan, None, least).ok())
+            .then(|| InputRings::new(&**setup.model, device, &setup.plan, None, least).ok())
             .flatten());
     };
     ensure!(
@@ -277,7 +351,7 @@ fn staged_rings(ground: &Ground<'_>, device: usize, padding: Option<&Padding>) -
         least >= max_batch,
         "an input ring of {least} slots is too small: the largest request has {max_batch} items; ring_slots must be at least {max_batch}"
     );
-    InputRings::new(&**ground.model, device, &ground.plan, None, least).map(Some).map_err(anyhow::Error::msg)
+    InputRings::new(&**setup.model, device, &setup.plan, None, least).map(Some).map_err(anyhow::Error::msg)
 }
 
 /// Where the policy cuts a model, and whether somebody asked for just that.
@@ -310,17 +384,17 @@ pub fn at_once(policy: DevicePolicy, settings: &DeviceSettings) -> usize {
 
 /// A fresh policy, and the ring that its requests enter.
 fn policy(
-    ground: &Ground<'_>,
+    setup: &LaneSetup<'_>,
     device: usize,
     padding: Option<&Padding>,
 ) -> anyhow::Result<(DeviceModel, Option<InputRings>)> {
-    let (settings, max_batch) = (ground.settings, ground.plan.max_batch());
-    let (drop, queue_bound, profile) = (ground.drop, ground.queue_bound, ground.segments.clone());
+    let (settings, max_batch) = (setup.settings, setup.plan.max_batch());
+    let (drop, queue_bound, profile) = (setup.drop, setup.queue_bound, setup.segments.clone());
     let its = profile.clone();
-    match ground.policy {
+    match setup.policy {
         DevicePolicy::Exclusive => bail!("the policy exclusive has no lanes"),
         DevicePolicy::Windowed => {
-            let window = settings.window.unwrap_or(ground.queue_delay);
+            let window = settings.window.unwrap_or(setup.queue_delay);
             let fill = settings.fill;
             let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
             Ok((DeviceModel::new(Windowed::new(options), its), None))
@@ -335,7 +409,7 @@ fn policy(
                 max_running.max(max_batch)
             );
             let rings =
-                InputRings::new(&**ground.model, device, &ground.plan, padding, least).map_err(anyhow::Error::msg)?;
+                InputRings::new(&**setup.model, device, &setup.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
             let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
             Ok((DeviceModel::new(Elastic::new(options), its), Some(rings)))
@@ -346,7 +420,7 @@ fn policy(
             let by_length = settings.lengths.unwrap_or(varies);
             let by_operator = settings.operators.unwrap_or(true);
             let by_load = settings.load.unwrap_or(!varies);
-            let rings = staged_rings(ground, device, padding)?;
+            let rings = staged_rings(setup, device, padding)?;
             let options = StagedOptions {
                 profile,
                 pairs,

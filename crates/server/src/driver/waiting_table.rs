@@ -1,22 +1,15 @@
 //! The payloads of a shard's requests, and what events and decisions mean to them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 
 use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Reject, Request, Shard, Ticket};
-use downbeat_core::{Duration, ModelId, RequestId, Time};
+use downbeat_core::{ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
-use parking_lot::RwLock;
 
-use super::device::{DeviceSlot, Launch};
+use super::device_pool::DevicePool;
 use super::job::{Job, Waiting};
-use crate::clock::Clock;
-
-/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
-/// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
-const PROBE_EVERY: Duration = Duration::from_millis(1_000);
 
 /// What comes to a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
@@ -27,20 +20,9 @@ pub enum Event {
     Cancel(ModelId, RequestId),
 }
 
-/// What the scheduler's decisions go to.
-pub struct Floor {
-    pub clock: Clock,
-    /// By device id.
-    pub devices: RwLock<Vec<Arc<DeviceSlot>>>,
-}
-
-/// The requests that wait in one shard.
+/// The requests that wait in one shard: everything in its queues, and nothing else.
 #[derive(Default)]
-pub struct Desk {
-    /// Everything in the shard's queues is here, and nothing else.
-    jobs: HashMap<RequestId, (Job, Ticket), BuildHasherDefault<CounterHasher>>,
-    probed: BTreeMap<ModelId, Time>,
-}
+pub struct WaitingTable(HashMap<RequestId, (Job, Ticket), BuildHasherDefault<CounterHasher>>);
 
 /// Hashes a request id, which is a counter: spreading it is enough.
 #[derive(Default)]
@@ -60,41 +42,38 @@ impl Hasher for CounterHasher {
     }
 }
 
-impl Handler for Floor {
+impl Handler for DevicePool {
     type Event = Event;
-    type Desk = Desk;
+    type Desk = WaitingTable;
 
     fn now(&self) -> Time {
         self.clock.now()
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, event: Event) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
-            Event::Submit(id, waiting, job) => desk.submit(moment, shard, id, waiting, job),
+            Event::Submit(id, waiting, job) => table.submit(moment, shard, id, waiting, job),
             Event::Cancel(model, request) => {
                 // Counted by whoever dropped the ticket.
-                if let Some((_, ticket)) = desk.jobs.get(&request)
+                if let Some((_, ticket)) = table.0.get(&request)
                     && shard.handle_cancel(moment.now, model, *ticket)
                 {
-                    drop(desk.take(request));
+                    drop(table.take(request));
                 }
             }
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, output: Output) {
+    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, output: Output) {
         match output {
             Output::Dispatch { batch, device, mut members, .. } => {
-                let jobs = members.drain(..).filter_map(|id| desk.take(id)).collect();
+                let jobs = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
                 shard.recycle(members);
-                let slot = self.devices.read().get(device.0 as usize).cloned();
-                assert!(slot.is_some(), "the scheduler dispatched to a device that it was never given");
-                if let Some(slot) = slot {
-                    slot.launch(Launch { batch, jobs, dispatched: self.clock.now() });
-                }
+                let (host, slot) = self.slot(device);
+                host.grant(slot, batch, jobs, self.clock.now());
             }
             Output::Drop { request, reason, .. } => {
-                if let Some(job) = desk.take(request) {
+                if let Some(job) = table.take(request) {
                     job.call.drop_for(reason, self.clock.now());
                 }
             }
@@ -102,7 +81,7 @@ impl Handler for Floor {
     }
 }
 
-impl Desk {
+impl WaitingTable {
     fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, waiting: Waiting, job: Job) {
         let Moment { now, expected_free } = moment;
         let model = job.queue.place.model;
@@ -133,16 +112,14 @@ impl Desk {
         }
         let mut result = shard.handle_request(now, &request);
         if let Err(Reject::DeadlineImpossible { .. }) = result
-            && job.call.deadline_is_slo
-            && self.probed.get(&model).is_none_or(|last| now.since(*last) >= PROBE_EVERY)
+            && job.call.may_probe(now)
         {
-            self.probed.insert(model, now);
             request.deadline = Time::MAX;
             result = shard.handle_request(now, &request);
         }
         match result {
             Ok(ticket) => {
-                self.jobs.insert(id, (job, ticket));
+                self.0.insert(id, (job, ticket));
             }
             Err(reject) => {
                 job.call.executable.end_waiting(job.call.admitted.rows);
@@ -153,7 +130,7 @@ impl Desk {
 
     /// Takes out a request that waits no more.
     fn take(&mut self, request: RequestId) -> Option<Job> {
-        let (job, _) = self.jobs.remove(&request)?;
+        let (job, _) = self.0.remove(&request)?;
         job.call.executable.end_waiting(job.call.admitted.rows);
         Some(job)
     }

@@ -63,7 +63,7 @@ impl BatchTensors {
             return;
         }
         let state = match (&member.input, member.slots) {
-            (Some(input), _) => self.assemble(std::iter::once(&**input), member.length, 0).ok(),
+            (Some(input), _) => self.assemble(std::iter::once(input), member.length, 0).ok(),
             (None, Some(slots)) => self.read(slots).and_then(|state| padding.bare(&self.plan, &state, member.length)),
             (None, None) => None,
         };
@@ -85,13 +85,13 @@ impl BatchTensors {
         length: u32,
         fill: u32,
     ) -> Result<State, String> {
-        if let Some(inputs) = members.iter().map(|member| member.input.as_deref()).collect::<Option<Vec<_>>>() {
+        if let Some(inputs) = members.iter().map(|member| member.input.as_ref()).collect::<Option<Vec<_>>>() {
             return self.assemble(inputs.into_iter(), length, fill);
         }
         let mut states = Vec::with_capacity(members.len() + 1);
         for member in members {
             states.push(match (&member.input, member.slots) {
-                (Some(input), _) => self.assemble(std::iter::once(&**input), length, 0)?,
+                (Some(input), _) => self.assemble(std::iter::once(input), length, 0)?,
                 (None, Some(slots)) => {
                     self.read(slots).ok_or("a slot of the input ring is in use: this is a defect")?
                 }

@@ -1,15 +1,10 @@
 //! What a device policy is told and decides, as lines of JSON: the decision log of a device.
 
 use std::fmt;
-use std::sync::Arc;
 
-use downbeat_core::device::{
-    DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, LaneSpec, Launch, LaunchId, Note, Span,
-};
-use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_core::device::{DeviceOutput, DeviceRequest, LaneSpec, Launch, LaunchId, Note, Span};
+use downbeat_core::{RequestId, Time};
 use serde::{Deserialize, Serialize};
-
-use crate::decision_log::DeviceFile;
 
 /// The first line of a log.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -140,77 +135,4 @@ fn launch(f: &mut fmt::Formatter<'_>, launch: &Launch) -> fmt::Result {
         write!(f, " padded to {}", launch.length)?;
     }
     write!(f, ", {:?}: {:?}", launch.inputs, launch.members)
-}
-
-/// A device's scheduler all of whose events are written down, if there is a file.
-pub struct Logged {
-    scheduler: DeviceScheduler,
-    file: Option<Arc<DeviceFile>>,
-    now: Time,
-}
-
-impl Logged {
-    /// Begins to write what `scheduler` is told and decides.
-    pub fn new(scheduler: DeviceScheduler, log: Option<(DeviceLogHead, Arc<DeviceFile>)>) -> Self {
-        let file = log.map(|(head, file)| {
-            file.append(&head);
-            file
-        });
-        Logged { scheduler, file, now: Time::ZERO }
-    }
-
-    fn write(&mut self, now: Time, event: impl FnOnce() -> DeviceEvent) {
-        self.now = now;
-        if let Some(file) = &self.file {
-            file.append(&DeviceRecord { at: now, event: event() });
-        }
-    }
-
-    /// As the scheduler's.
-    pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        let result = self.scheduler.handle_request(now, request);
-        self.write(now, || match &result {
-            Ok(()) => DeviceEvent::Request(*request),
-            Err(reason) => DeviceEvent::Refused { request: *request, reason: reason.to_string() },
-        });
-        result
-    }
-
-    /// As the scheduler's.
-    pub fn handle_input(&mut self, now: Time, model: ModelId, request: RequestId) {
-        self.write(now, || DeviceEvent::Input(request));
-        self.scheduler.handle_input(now, model, request);
-    }
-
-    /// As the scheduler's.
-    pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
-        self.write(now, || DeviceEvent::Completion { launch, span, exits: exits.to_vec() });
-        self.scheduler.handle_completion(now, launch, span, exits);
-    }
-
-    /// As the scheduler's.
-    pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
-        self.write(now, || DeviceEvent::Cancel(request));
-        self.scheduler.handle_cancel(now, model, request)
-    }
-
-    /// As the scheduler's.
-    pub fn handle_timeout(&mut self, now: Time) {
-        self.write(now, || DeviceEvent::Timeout);
-        self.scheduler.handle_timeout(now);
-    }
-
-    /// As the scheduler's.
-    pub fn poll_output(&mut self) -> Option<DeviceOutput> {
-        let output = self.scheduler.poll_output()?;
-        self.write(self.now, || DeviceEvent::Decision(output.clone()));
-        Some(output)
-    }
-}
-
-impl std::ops::Deref for Logged {
-    type Target = DeviceScheduler;
-    fn deref(&self) -> &DeviceScheduler {
-        &self.scheduler
-    }
 }

@@ -1,14 +1,13 @@
-//! The requests that a device policy decides about: their calls, inputs, and what launches left of them.
+//! The requests that a device has: their calls, inputs, and what launches left of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
-use std::sync::Arc;
 
 use downbeat_core::device::{InputSource, Launch, SlotRun};
-use downbeat_core::{RequestId, Time};
+use downbeat_core::{ModelId, RequestId, Time};
 use downbeat_engine::State;
 
-use super::lane::{Member, Source, Work};
+use super::lane::{Body, Member, Source};
 use crate::call::Call;
 use crate::driver::CounterHasher;
 use crate::plan::{Admitted, Outputs};
@@ -22,8 +21,8 @@ pub struct Entry {
     pub rows: u32,
     /// Of its inputs, unpadded; 0 where nothing varies.
     pub length: u32,
-    /// Its inputs, as long as they are not in the ring.
-    pub input: Option<Arc<Admitted>>,
+    /// Its inputs, as long as they are not in the ring or with a launch.
+    pub input: Option<Admitted>,
     /// Its slots of the ring, once its inputs are there.
     pub slots: Option<SlotRun>,
     /// When its first launch began.
@@ -35,8 +34,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A request that has just come.
-    pub fn new(call: Call, input: Arc<Admitted>, length: u32) -> Self {
+    /// A request of `length` that has just come.
+    pub fn new(mut call: Call, length: u32) -> Self {
+        let input = std::mem::take(&mut call.admitted);
         Entry {
             call,
             rows: input.rows,
@@ -59,7 +59,7 @@ impl Entry {
 
 /// The requests that are not answered, and the state of those that are between two segments.
 #[derive(Default)]
-pub struct Desk {
+pub struct RequestTable {
     entries: HashMap<RequestId, Entry, BuildHasherDefault<CounterHasher>>,
     /// What launches left, by a running number.
     batches: BTreeMap<u64, Batch>,
@@ -75,10 +75,20 @@ struct Batch {
     state: State,
 }
 
-impl Desk {
+impl RequestTable {
     /// Takes a request in.
     pub fn insert(&mut self, request: RequestId, entry: Entry) {
         self.entries.insert(request, entry);
+    }
+
+    /// Whether the client of a request is still there.
+    pub fn is_awaited(&self, request: RequestId) -> bool {
+        self.entries.get(&request).is_some_and(|entry| !entry.call.reply.is_closed())
+    }
+
+    /// The model of a request.
+    pub fn model(&self, request: RequestId) -> Option<ModelId> {
+        self.entries.get(&request).map(|entry| entry.call.executable.hosts().first().id)
     }
 
     /// A request that is not answered.
@@ -123,32 +133,33 @@ impl Desk {
         }
     }
 
-    /// Keeps the answer of a request that leaves before the last segment; what its launch took is known by [`Desk::keep`].
+    /// Keeps the answer of a request that leaves before the last segment; what its launch took is known by [`RequestTable::keep`].
     pub fn exit(&mut self, request: RequestId, outputs: Outputs) {
         if let Some(entry) = self.entries.get_mut(&request) {
             entry.outputs = Some(outputs);
         }
     }
 
-    /// Keeps what a launch left for the next segments.
-    pub fn keep(&mut self, members: &[Member], state: State, begin: Time, phases: Phases) {
-        let mut waits = false;
+    /// Keeps what a launch left for the next segments, and its members' inputs: a later launch may fail.
+    pub fn keep(&mut self, members: Vec<Member>, state: State, begin: Time, phases: Phases) {
+        let (mut waits, mut rows) = (false, Vec::with_capacity(members.len()));
         for member in members {
+            rows.push((member.request, member.rows));
             if let Some(entry) = self.entries.get_mut(&member.request) {
                 entry.ran(begin, phases);
                 // They have been read.
                 entry.slots = None;
+                entry.input = member.input;
                 waits = true;
             }
         }
         if waits {
-            let members = members.iter().map(|member| (member.request, member.rows)).collect();
-            self.put(Batch { members, state });
+            self.put(Batch { members: rows, state });
         }
     }
 
-    /// What a launch runs on. Members that have gone without leaving rows are left out.
-    pub fn work(&mut self, launch: Launch) -> Work {
+    /// What a launch runs on, which has it from now on. Members that have gone without leaving rows are left out.
+    pub fn take_body(&mut self, launch: &Launch) -> Body {
         if launch.segments.first > 0 {
             return self.resume(launch);
         }
@@ -158,17 +169,17 @@ impl Desk {
             InputSource::Ring(run) if in_ring => Source::Ring(run),
             _ => Source::Inputs,
         };
-        Work { launch, members, source }
+        Body { members, source }
     }
 
-    fn member(&self, request: RequestId) -> Option<Member> {
-        let entry = self.entries.get(&request)?;
-        let (rows, length, input, slots) = (entry.rows, entry.length, entry.input.clone(), entry.slots);
-        Some(Member { request, rows, length, input, slots })
+    fn member(&mut self, request: RequestId) -> Option<Member> {
+        let entry = self.entries.get_mut(&request)?;
+        let (rows, length, slots) = (entry.rows, entry.length, entry.slots);
+        Some(Member { request, rows, length, input: entry.input.take(), slots })
     }
 
     /// What a launch of later segments runs on: a batch as an earlier launch left it, or parts of some.
-    fn resume(&mut self, launch: Launch) -> Work {
+    fn resume(&mut self, launch: &Launch) -> Body {
         let mut touched: Vec<u64> =
             launch.members.iter().filter_map(|member| self.places.get(member).copied()).collect();
         touched.sort_unstable();
@@ -214,22 +225,20 @@ impl Desk {
                 }
             }
         }
+        if let Some(reason) = broken {
+            // Whoever was in it runs once more, alone.
+            let members = launch.members.iter().filter_map(|request| self.member(*request)).collect();
+            return Body { members, source: Source::Broken(reason) };
+        }
         parts.sort_by_key(|(place, _)| *place);
         let (mut members, mut states) = (Vec::new(), Vec::new());
         for (_, Batch { members: its, state }) in parts {
             for (request, rows) in its {
-                let entry = self.entries.get(&request);
-                let length = entry.map_or(launch.length, |entry| entry.length);
-                let input = entry.and_then(|entry| entry.input.clone());
-                members.push(Member { request, rows, length, input, slots: None });
+                let gone = Member { request, rows, length: launch.length, input: None, slots: None };
+                members.push(self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member }));
             }
             states.push(state);
         }
-        if let Some(reason) = broken {
-            // Whoever was in it runs once more, alone.
-            members = launch.members.iter().filter_map(|request| self.member(*request)).collect();
-            return Work { launch, members, source: Source::Broken(reason) };
-        }
-        Work { launch, members, source: Source::States(states) }
+        Body { members, source: Source::States(states) }
     }
 }

@@ -1,0 +1,643 @@
+//! A device: the models on it and their requests, its lanes, and the lock around what is decided about them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::device::{
+    DeviceDrop, DeviceModel, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, Launch,
+    Layout, PartitionId, SlotRun, Span,
+};
+use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_driver::Cluster;
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+
+use super::device_log::{DeviceEvent, DeviceRecord};
+use super::handoff::Handoff;
+use super::history::{History, PastLaunch};
+use super::hosted_model::HostedModel;
+use super::lane::{self, Grant, Head, Outcome, Work};
+use super::occupancy::Occupancy;
+use super::request_table::{Entry, RequestTable};
+use crate::call::Call;
+use crate::clock::Clock;
+use crate::decision_log::DeviceFile;
+use crate::driver::{DevicePool, Job};
+use crate::engine_run::RunFailure;
+use crate::error::ServiceError;
+use crate::executable::Queue;
+use crate::metrics::{DeviceMetrics, Reason};
+use crate::plan::{Admitted, Outputs};
+use crate::watchdog::Watchdog;
+
+/// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
+///
+/// One lock guards what decides and what is decided about. It is held for a decision, never while tensors are copied, an engine runs or a client is
+/// answered: what was decided is gathered under it and carried out after.
+pub struct DeviceHost {
+    device: usize,
+    clock: Clock,
+    watchdog: Arc<Watchdog>,
+    occupancy: Occupancy,
+    inner: Mutex<Inner>,
+    alarm: Condvar,
+    history: Mutex<History>,
+    /// Whose batches come to the slots.
+    cluster: OnceLock<Weak<Cluster<DevicePool>>>,
+}
+
+struct Inner {
+    scheduler: DeviceScheduler,
+    models: BTreeMap<ModelId, Resident>,
+    table: RequestTable,
+    /// By the scheduler's name for the lane.
+    lanes: Vec<Option<HostLane>>,
+    /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
+    slots: Vec<(DeviceId, LaneId)>,
+    /// When the alarm will look next by itself.
+    alarm_at: Time,
+    stopped: bool,
+}
+
+/// A model on the device.
+struct Resident {
+    model: Arc<HostedModel>,
+    /// Launches that run.
+    running: u32,
+    /// What its policy is told and decides is written down there.
+    log: Option<Arc<DeviceFile>>,
+}
+
+/// A lane with a thread.
+#[derive(Clone)]
+struct HostLane {
+    /// Where it is left its work.
+    next: Arc<Handoff<Work>>,
+    /// Which of its model's lanes it is, or of the slots.
+    index: usize,
+    /// For the batch that is about to be launched there.
+    grant: Option<Grant>,
+}
+
+/// What was decided under the lock, to be carried out after it.
+#[derive(Default)]
+struct Actions {
+    writes: SmallVec<[Write; 1]>,
+    launches: SmallVec<[(Arc<Handoff<Work>>, Work); 2]>,
+    /// Lanes that have gone.
+    ends: Vec<HostLane>,
+    replies: Vec<Entry>,
+    drops: Vec<(Entry, DeviceDrop)>,
+}
+
+/// Inputs on their way into the ring.
+struct Write {
+    model: Arc<HostedModel>,
+    request: RequestId,
+    slots: SlotRun,
+    /// `None`: the client has gone.
+    input: Option<Admitted>,
+}
+
+impl DeviceHost {
+    /// Starts a device without models and slots: its alarm.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn start(
+        device: usize,
+        clock: Clock,
+        metrics: DeviceMetrics,
+        watchdog: Arc<Watchdog>,
+    ) -> std::io::Result<Arc<Self>> {
+        let inner = Inner {
+            scheduler: DeviceScheduler::new(),
+            models: BTreeMap::new(),
+            table: RequestTable::default(),
+            lanes: Vec::new(),
+            slots: Vec::new(),
+            alarm_at: Time::MAX,
+            stopped: false,
+        };
+        let host = Arc::new(DeviceHost {
+            device,
+            clock,
+            watchdog,
+            occupancy: Occupancy::new(metrics),
+            inner: Mutex::new(inner),
+            alarm: Condvar::new(),
+            history: Mutex::default(),
+            cluster: OnceLock::new(),
+        });
+        let its = host.clone();
+        std::thread::Builder::new().name(format!("alarm-{device}")).spawn(move || its.ring_alarms())?;
+        Ok(host)
+    }
+
+    /// From now on the slots are this scheduler's. Once.
+    pub fn belongs_to(&self, cluster: &Arc<Cluster<DevicePool>>) {
+        let was_free = self.cluster.set(Arc::downgrade(cluster)).is_ok();
+        assert!(was_free, "a device has one scheduler");
+    }
+
+    /// Makes a lane for the scheduler's batches, which calls it `slot`; gives its thread and which it is.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn add_slot(self: &Arc<Self>, slot: DeviceId) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
+        let next = Arc::new(Handoff::default());
+        let thread = lane::start(self.clone(), next.clone())?;
+        let mut inner = self.inner.lock();
+        let index = inner.slots.len();
+        let layout = Layout { shared_lanes: vec![index as u32 + 1] };
+        let shared = inner.scheduler.handle_layout(self.clock.now(), &layout);
+        assert!(shared.is_ok(), "a device that is not divided stays so");
+        let lane = inner.scheduler.shared_lanes(PartitionId::default())[index];
+        inner.slots.push((slot, lane));
+        inner.put_lane(lane, next, index);
+        Ok((index, thread))
+    }
+
+    /// Takes a model in, with what decides about it. What that is told and decides is written to `log`.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn add_model(
+        self: &Arc<Self>,
+        model: Arc<HostedModel>,
+        policy: DeviceModel,
+        log: Option<Arc<DeviceFile>>,
+    ) -> std::io::Result<()> {
+        let start = || model.lanes.iter().try_for_each(|next| lane::start(self.clone(), next.clone()).map(drop));
+        // Threads that have started end at once if another cannot.
+        start().inspect_err(|_| model.lanes.iter().for_each(|next| next.stop()))?;
+        let mut inner = self.inner.lock();
+        let taken = inner.scheduler.handle_model(self.clock.now(), model.id, Some(policy));
+        assert!(taken.is_ok(), "a device that is not divided has a partition");
+        let lanes = inner.scheduler.lanes(model.id).to_vec();
+        assert_eq!(lanes.len(), model.lanes.len(), "each lane of a policy has a thread");
+        for (index, (lane, next)) in lanes.into_iter().zip(&model.lanes).enumerate() {
+            inner.put_lane(lane, next.clone(), index);
+        }
+        inner.models.insert(model.id, Resident { model, running: 0, log });
+        Ok(())
+    }
+
+    /// Lets a model go; its threads end once their present launches are over.
+    pub fn remove_model(&self, model: &HostedModel) {
+        let (_gone, actions) = self.decide(model, |inner, now| {
+            let gone = inner.scheduler.handle_model(now, model.id, None);
+            assert!(gone.is_ok(), "any model may go");
+            inner.models.remove(&model.id)
+        });
+        self.carry_out(actions, None);
+    }
+
+    /// Ends all threads once their present launches are over.
+    pub fn stop(&self) {
+        let mut inner = self.inner.lock();
+        inner.stopped = true;
+        inner.lanes.iter().flatten().for_each(|lane| lane.next.stop());
+        drop(inner);
+        self.alarm.notify_all();
+    }
+
+    /// A batch that the scheduler made comes to a slot, dispatched at `dispatched`.
+    pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, Job)>, dispatched: Time) {
+        let first =
+            jobs.first().map(|(_, job)| (job.queue.clone(), job.call.executable.hosts().on_device(self.device)));
+        let Some((queue, Some(model))) = first else {
+            panic!("a batch has requests, and comes to a device that their model is on");
+        };
+        // Clients that left since then leave the batch too; their tickets have counted them.
+        jobs.retain(|(_, job)| !job.call.reply.is_closed());
+        let members = jobs.iter().map(|(request, _)| *request).collect();
+        let rows = jobs.iter().map(|(_, job)| job.call.admitted.rows).sum();
+        let (refused, actions) = self.decide(&model, |inner, now| {
+            let (slot, lane) = inner.slots[slot];
+            let grant = Grant { slot, queue, dispatched };
+            let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
+            if let Err(reject) = inner.scheduler.handle_batch(now, granted) {
+                return Some((grant, jobs, reject, now));
+            }
+            for (request, job) in jobs {
+                inner.table.insert(request, Entry::new(job.call, 0));
+            }
+            inner.lanes[lane.0 as usize].iter_mut().for_each(|lane| lane.grant = Some(grant.clone()));
+            None
+        });
+        if let Some((grant, jobs, reject, now)) = refused {
+            // Nobody is left, or the model goes.
+            for (_, job) in jobs {
+                reject_call(&model, job.call, reject.clone(), rows, now);
+            }
+            self.complete(&grant, batch, None);
+        }
+        self.carry_out(actions, None);
+    }
+
+    /// Takes a request of `length` in, for the model's policy to decide about. The answer comes through the call's `reply`, always.
+    pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32) {
+        let size = call.admitted.rows;
+        let padded = model.tensors.padded_length(length);
+        let (rejected, actions) = self.decide(model, |inner, now| {
+            let mut request = DeviceRequest { id, model: model.id, deadline: call.deadline, size, length: padded };
+            let mut result = inner.scheduler.handle_request(now, &request);
+            if let Err(DeviceReject::DeadlineImpossible { .. }) = result
+                && call.may_probe(now)
+            {
+                request.deadline = Time::MAX;
+                result = inner.scheduler.handle_request(now, &request);
+            }
+            inner.log(model.id, now, || match &result {
+                Ok(()) => DeviceEvent::Request(request),
+                Err(reason) => DeviceEvent::Refused { request, reason: reason.to_string() },
+            });
+            match result {
+                Ok(()) => {
+                    inner.table.insert(id, Entry::new(call, length));
+                    None
+                }
+                Err(reject) => Some((call, reject, now)),
+            }
+        });
+        if let Some((call, reject, now)) = rejected {
+            reject_call(model, call, reject, size, now);
+        }
+        self.carry_out(actions, None);
+    }
+
+    /// The client of a request has gone. It was counted by whoever says so.
+    pub fn cancel(&self, model: &HostedModel, request: RequestId) {
+        let (_entry, actions) = self.decide(model, |inner, now| {
+            let entry = inner.table.remove(request)?;
+            inner.cancel(model, now, request);
+            Some(entry)
+        });
+        self.carry_out(actions, None);
+    }
+
+    /// A lane begins a launch.
+    pub(super) fn begin(&self) -> Time {
+        let now = self.clock.now();
+        self.occupancy.begin(now);
+        now
+    }
+
+    /// A lane has ended a launch, which it had from `begin` to `end`.
+    pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
+        let Head { launch, lane, model, grant } = head;
+        let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
+        self.occupancy.end(end);
+        let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
+        model.metrics.record_launch(&launch, asked, end.since(begin));
+        self.history.lock().push(&launch, lane, begin, end);
+        let has_failed = !failed.is_empty();
+        let ((answered, failed, now), actions) = self.decide(&model, |inner, now| {
+            let (mut answered, mut failures) = (Vec::new(), Vec::new());
+            if let Some(resident) = inner.models.get_mut(&model.id) {
+                resident.running -= 1;
+            }
+            for (request, reason) in failed {
+                // Before the completion, so that it goes no further.
+                inner.cancel(&model, now, request);
+                failures.extend(inner.table.remove(request).map(|entry| (entry, reason)));
+            }
+            for (request, outputs) in answers {
+                if alone {
+                    inner.cancel(&model, now, request);
+                    answered.extend(inner.table.remove(request).map(|entry| (entry, outputs)));
+                } else {
+                    inner.table.answer(request, outputs, begin, phases);
+                }
+            }
+            if let Some(state) = state {
+                inner.table.keep(members, state, begin, phases);
+            }
+            let leave: SmallVec<[RequestId; 4]> = exits.iter().map(|(request, _)| *request).collect();
+            for (request, outputs) in exits {
+                inner.table.exit(request, outputs);
+            }
+            let span = Span { start: begin, end };
+            inner.scheduler.handle_completion(now, launch.id, span, &leave);
+            let completion = || DeviceEvent::Completion { launch: launch.id, span, exits: leave.to_vec() };
+            inner.log(model.id, now, completion);
+            (answered, failures, now)
+        });
+        self.answer_alone(answered, failed, now);
+        self.carry_out(actions, Some(launch.rows));
+        if let Some(grant) = grant {
+            self.complete(&grant, launch.batch, (!alone).then_some((launch.rows, end)));
+            if has_failed && model.lost().is_some() {
+                self.retire();
+            }
+        }
+    }
+
+    /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, of how many items it was and when it ended.
+    fn complete(&self, grant: &Grant, batch: BatchId, ran: Option<(u32, Time)>) {
+        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
+        let refined = ran.and_then(|(rows, end)| grant.queue.refiner.lock().observe(rows, end.since(grant.dispatched)));
+        if let Some(profile) = refined {
+            cluster.set_profile(grant.queue.place, Queue::profiles(grant.queue.kind, profile));
+        }
+        cluster.complete(grant.slot, batch);
+    }
+
+    /// Takes the device's slots out of the scheduler's service, unless they are the last: those go on, to answer with errors what is queued.
+    fn retire(&self) {
+        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        let slots: SmallVec<[DeviceId; 4]> = self.inner.lock().slots.iter().map(|(slot, _)| *slot).collect();
+        if cluster.handler().retire(self.device) {
+            tracing::error!(device = self.device, "the device is lost and out of service");
+            slots.into_iter().for_each(|slot| cluster.remove_device(slot));
+        }
+    }
+
+    /// Answers the members of a launch that failed as a whole.
+    fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
+        for (entry, outputs) in answered {
+            entry.call.executable.record_alone(entry.rows, now.since(entry.call.arrival));
+            // A client that is gone has nobody to tell.
+            let _ = entry.call.reply.send(Ok(outputs));
+        }
+        for (entry, reason) in failed {
+            // A client that left was counted by its ticket.
+            if !entry.call.reply.is_closed() {
+                let failure = entry.call.executable.failure(self.device, &reason);
+                entry.call.fail(Reason::of(&reason), failure, now);
+            }
+        }
+    }
+
+    /// Tells something of a model, and takes what is decided.
+    fn decide<R>(&self, model: &HostedModel, tell: impl FnOnce(&mut Inner, Time) -> R) -> (R, Actions) {
+        let begin = self.clock.now();
+        let mut actions = Actions::default();
+        let told = {
+            let mut inner = self.inner.lock();
+            // Read under the lock: for the scheduler time never goes back.
+            let now = self.clock.now();
+            let told = tell(&mut inner, now);
+            self.settle(&mut inner, now, &mut actions);
+            told
+        };
+        model.metrics.record_decision(self.clock.now().since(begin));
+        (told, actions)
+    }
+
+    /// Takes what was decided, and sees to it that the alarm rings in time.
+    fn settle(&self, inner: &mut Inner, now: Time, actions: &mut Actions) {
+        while let Some(output) = inner.scheduler.poll_output() {
+            inner.log_decision(now, &output);
+            match output {
+                DeviceOutput::Admit { model, request, slots } => {
+                    let Some(Resident { model, .. }) = inner.models.get(&model) else { continue };
+                    let input = inner.table.get(request).and_then(|entry| entry.input.take());
+                    actions.writes.push(Write { model: model.clone(), request, slots, input });
+                }
+                DeviceOutput::Launch(launch) => actions.launches.extend(inner.work(launch)),
+                DeviceOutput::Group(launches) => {
+                    actions.launches.extend(launches.into_iter().filter_map(|launch| inner.work(launch)));
+                }
+                DeviceOutput::Free { lanes, .. } => {
+                    let gone = lanes.iter().filter_map(|lane| inner.lanes.get_mut(lane.0 as usize)?.take());
+                    actions.ends.extend(gone);
+                }
+                DeviceOutput::Reply { request, .. } => actions.replies.extend(inner.table.remove(request)),
+                DeviceOutput::Drop { request, reason } => {
+                    actions.drops.extend(inner.table.remove(request).map(|entry| (entry, reason)));
+                }
+                DeviceOutput::Note { model, note } => {
+                    if let Some(Resident { model, .. }) = inner.models.get(&model) {
+                        model.metrics.record_note(&note);
+                    }
+                }
+                DeviceOutput::Prepare { model, .. } => {
+                    let made = Err("lanes are made when a model is loaded".to_owned());
+                    inner.scheduler.handle_prepared(now, model, made);
+                }
+                // Of lanes that were prepared.
+                DeviceOutput::Switch { .. } => {}
+            }
+        }
+        let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        if at < inner.alarm_at {
+            inner.alarm_at = at;
+            self.alarm.notify_one();
+        }
+    }
+
+    /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
+    fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
+        loop {
+            let Actions { writes, launches, ends, replies, drops } = actions;
+            ends.iter().for_each(|lane| lane.next.stop());
+            for (next, work) in launches {
+                next.put(work);
+            }
+            self.reply(replies, rows.unwrap_or(0));
+            for (entry, reason) in drops {
+                let reason = match reason {
+                    DeviceDrop::Hopeless => DropReason::Hopeless,
+                    DeviceDrop::Removed => DropReason::ModelRemoved,
+                };
+                entry.call.drop_for(reason, self.clock.now());
+            }
+            let Some(Write { model, .. }) = writes.first() else { return };
+            let model = model.clone();
+            // Not written: their launch takes them from where they are.
+            let write = |write: Write| {
+                let Write { model, slots, input, .. } = &write;
+                let written = input.as_ref().is_some_and(|input| model.tensors.write(input, *slots));
+                (write, written)
+            };
+            let writes: SmallVec<[(Write, bool); 1]> = writes.into_iter().map(write).collect();
+            (_, actions) = self.decide(&model, |inner, now| {
+                let mut read = SmallVec::<[Write; 1]>::new();
+                for (mut write, written) in writes {
+                    let (model, request) = (write.model.clone(), write.request);
+                    if let Some(entry) = inner.table.get(request) {
+                        entry.slots = written.then_some(write.slots);
+                        // Later segments may fail when the slots have long been given to others.
+                        if !written || model.segments() > 1 {
+                            entry.input = write.input.take();
+                        }
+                    }
+                    inner.scheduler.handle_input(now, model.id, request);
+                    inner.log(model.id, now, || DeviceEvent::Input(request));
+                    read.push(write);
+                }
+                // Freed after the lock.
+                read
+            });
+        }
+    }
+
+    fn reply(&self, mut replies: Vec<Entry>, rows: u32) {
+        // A client that left while its request ran was counted by its ticket.
+        replies.retain(|entry| !entry.call.reply.is_closed());
+        let now = self.clock.now();
+        let Some(first) = replies.first() else { return };
+        let (executable, phases) = (first.call.executable.clone(), first.phases);
+        let times = |entry: &Entry| {
+            let call = &entry.call;
+            (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
+        };
+        executable.metrics.record_batch(rows, phases, replies.iter().map(times));
+        let taken = replies.iter().map(times).map(|(queued, took, _)| (queued, took));
+        executable.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+        for entry in replies {
+            let Some(outputs) = entry.outputs else {
+                let model = &executable.name;
+                tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
+                continue;
+            };
+            // A client that left meanwhile has been computed for; there is nobody to tell.
+            let _ = entry.call.reply.send(Ok(outputs));
+        }
+    }
+
+    /// The life of the alarm's thread.
+    fn ring_alarms(&self) {
+        let mut inner = self.inner.lock();
+        while !inner.stopped {
+            let now = self.clock.now();
+            let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            if at <= now {
+                let mut actions = Actions::default();
+                inner.scheduler.handle_timeout(now);
+                inner.models.keys().for_each(|model| inner.log(*model, now, || DeviceEvent::Timeout));
+                self.settle(&mut inner, now, &mut actions);
+                drop(inner);
+                self.carry_out(actions, None);
+                inner = self.inner.lock();
+                continue;
+            }
+            inner.alarm_at = at;
+            match self.clock.instant(at) {
+                Some(instant) => {
+                    self.alarm.wait_until(&mut inner, instant);
+                }
+                None => self.alarm.wait(&mut inner),
+            }
+        }
+    }
+
+    /// The device's number, from 0.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Whether the client of any of these requests is still there.
+    pub(super) fn is_awaited<'a>(&self, mut requests: impl Iterator<Item = &'a RequestId>) -> bool {
+        let inner = self.inner.lock();
+        requests.any(|request| inner.table.is_awaited(*request))
+    }
+
+    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// How long it will probably be until a request of the model that came now would begin: until all is done that was launched or waits there, of whatever models.
+    pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
+        let inner = self.inner.lock();
+        let now = self.clock.now();
+        inner.scheduler.free_at(now, model.id).since(now)
+    }
+
+    /// Items of a model that wait for a launch.
+    pub(super) fn waiting(&self, model: &HostedModel) -> u32 {
+        self.inner.lock().scheduler.stats(model.id).waiting
+    }
+
+    /// Brings the gauges of a model up to date.
+    pub(super) fn update_metrics(&self, model: &HostedModel) {
+        let inner = self.inner.lock();
+        let running = inner.models.get(&model.id).map_or(0, |resident| resident.running);
+        let stats = inner.scheduler.stats(model.id);
+        drop(inner);
+        model.metrics.set(model.lanes.len(), running, stats);
+    }
+
+    /// The largest batch of each lane that a model runs on, and its launches that ended at `from` or later, with whether all of them are there.
+    pub(super) fn past(&self, model: &HostedModel, from: Time) -> (Vec<u32>, Vec<PastLaunch>, bool) {
+        let inner = self.inner.lock();
+        let specs = inner.scheduler.lanes(model.id).iter().filter_map(|lane| inner.scheduler.lane(*lane));
+        let mut lanes: Vec<u32> = specs.map(|lane| lane.max_rows).collect();
+        if lanes.is_empty() {
+            lanes = vec![model.tensors.plan.max_batch(); inner.slots.len()];
+        }
+        drop(inner);
+        let (launches, complete) = self.history.lock().since(model.id, from);
+        (lanes, launches, complete)
+    }
+}
+
+impl Inner {
+    fn put_lane(&mut self, lane: LaneId, next: Arc<Handoff<Work>>, index: usize) {
+        let place = lane.0 as usize;
+        if self.lanes.len() <= place {
+            self.lanes.resize(place + 1, None);
+        }
+        self.lanes[place] = Some(HostLane { next, index, grant: None });
+    }
+
+    fn cancel(&mut self, model: &HostedModel, now: Time, request: RequestId) {
+        self.scheduler.handle_cancel(now, model.id, request);
+        self.log(model.id, now, || DeviceEvent::Cancel(request));
+    }
+
+    /// A launch for the thread of its lane.
+    fn work(&mut self, launch: Launch) -> Option<(Arc<Handoff<Work>>, Work)> {
+        let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
+        let (next, index, grant) = (lane.next.clone(), lane.index, lane.grant.take());
+        let resident = self.models.get_mut(&launch.model)?;
+        resident.running += 1;
+        let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
+        Some((next, Work { head: Head { launch, lane: index, model, grant }, body }))
+    }
+
+    fn log(&self, model: ModelId, at: Time, event: impl FnOnce() -> DeviceEvent) {
+        if let Some(Resident { log: Some(log), .. }) = self.models.get(&model) {
+            log.append(&DeviceRecord { at, event: event() });
+        }
+    }
+
+    fn log_decision(&self, at: Time, output: &DeviceOutput) {
+        let model = match output {
+            DeviceOutput::Launch(launch) => Some(launch.model),
+            DeviceOutput::Group(launches) => launches.first().map(|launch| launch.model),
+            DeviceOutput::Admit { model, .. }
+            | DeviceOutput::Prepare { model, .. }
+            | DeviceOutput::Switch { model, .. }
+            | DeviceOutput::Note { model, .. } => Some(*model),
+            DeviceOutput::Free { model, .. } => *model,
+            DeviceOutput::Reply { request, .. } | DeviceOutput::Drop { request, .. } => self.table.model(*request),
+        };
+        if let Some(model) = model {
+            self.log(model, at, || DeviceEvent::Decision(output.clone()));
+        }
+    }
+}
+
+/// Answers a request of `rows` items that was not taken in.
+fn reject_call(model: &HostedModel, call: Call, reject: DeviceReject, rows: u32, now: Time) {
+    let reject = match reject {
+        DeviceReject::NoModel(_) => Reject::UnknownModel,
+        DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),
+        DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
+        DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
+        other => {
+            let message = format!("model '{}': {other}", model.name);
+            return call.fail(Reason::Engine, ServiceError::InvalidArgument(message), now);
+        }
+    };
+    call.reject(&reject, &model.profile, now);
+}

@@ -1,0 +1,145 @@
+//! The devices that a model version is on.
+
+use std::sync::Arc;
+
+use downbeat_core::{RequestId, Time};
+use serde::{Deserialize, Serialize};
+
+use super::device_host::DeviceHost;
+use super::history::PastLaunch;
+use super::hosted_model::HostedModel;
+use super::padding::Padding;
+use crate::call::Call;
+use crate::error::ServiceError;
+use crate::plan::{Admitted, BatchPlan};
+use crate::ticket::{Decider, Ticket};
+
+/// The devices that a model version is on. Dropping it lets them forget the version.
+pub struct HostedVersion {
+    /// At least one, in their order.
+    devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+    /// Whether its batches are made on the devices; else the scheduler makes them.
+    is_routed: bool,
+    padding: Option<Arc<Padding>>,
+}
+
+/// What `GET /v2/timeline` answers: what ran lately on the lanes of devices.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct Timeline {
+    /// Begin of the time in question, nanoseconds of the server's clock, as all times here.
+    pub from_ns: u64,
+    /// Its end: now.
+    pub now_ns: u64,
+    /// By model, version and device.
+    pub devices: Vec<PastLaunches>,
+}
+
+/// What ran lately on the lanes of a model version on a device.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PastLaunches {
+    /// Model name.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// Number of the device.
+    pub device: usize,
+    /// The device policy.
+    pub policy: String,
+    /// The largest batch of each lane.
+    pub lanes: Vec<u32>,
+    /// Whether no launch of the time in question is missing.
+    pub complete: bool,
+    /// In the order of their ends.
+    pub launches: Vec<PastLaunch>,
+}
+
+impl HostedVersion {
+    /// A version that is on these devices, at least one.
+    pub(super) fn new(
+        devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
+        is_routed: bool,
+        padding: Option<Arc<Padding>>,
+    ) -> Self {
+        assert!(!devices.is_empty(), "a model is on at least one device");
+        HostedVersion { devices, is_routed, padding }
+    }
+
+    /// The version on the first of them.
+    pub fn first(&self) -> &HostedModel {
+        &self.devices[0].1
+    }
+
+    /// Whether its batches are made on the devices; else the scheduler makes them.
+    pub fn is_routed(&self) -> bool {
+        self.is_routed
+    }
+
+    /// The length of a request, 0 where nothing varies.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it cannot be padded.
+    pub fn length(&self, plan: &BatchPlan, request: &Admitted) -> Result<u32, ServiceError> {
+        let Some(padding) = &self.padding else { return Ok(0) };
+        padding.length(plan, request).map_err(ServiceError::InvalidArgument)
+    }
+
+    /// Hands a request of `length` to the device that will probably be done first with all that it has, of whatever models, of those that work, the first of those. The
+    /// answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
+    pub fn submit(&self, request: RequestId, call: Call, length: u32) -> Ticket {
+        let (executable, arrival) = (call.executable.clone(), call.arrival);
+        let working = self.devices.iter().filter(|(_, model)| model.lost().is_none());
+        let soonest = || working.min_by_key(|(host, model)| host.free_in(model));
+        let (host, model) = match &self.devices[..] {
+            [only] => only,
+            _ => soonest().unwrap_or(&self.devices[0]),
+        };
+        host.submit(model, request, call, length);
+        Ticket::new(Decider::Device(host.clone(), model.clone()), executable, request, arrival)
+    }
+
+    /// The version on a device.
+    pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
+        let (_, model) = self.devices.iter().find(|(host, _)| host.device() == device)?;
+        Some(model.clone())
+    }
+
+    /// Why it runs nowhere any more, if that is so.
+    pub fn lost(&self) -> Option<String> {
+        let first = self.devices[0].1.lost()?;
+        self.devices.iter().all(|(_, model)| model.lost().is_some()).then_some(first)
+    }
+
+    /// Items that wait for a launch, all devices.
+    pub fn waiting(&self) -> u32 {
+        self.devices.iter().map(|(host, model)| host.waiting(model)).sum()
+    }
+
+    /// Brings the gauges up to date.
+    pub fn update_metrics(&self) {
+        self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
+    }
+
+    /// What ran at `from` or later, a device each.
+    pub fn past(&self, from: Time) -> Vec<PastLaunches> {
+        let past = self.devices.iter().map(|(host, model)| {
+            let (lanes, launches, complete) = host.past(model, from);
+            PastLaunches {
+                model: model.name.clone(),
+                version: model.version.clone(),
+                device: host.device(),
+                policy: model.policy_name.to_owned(),
+                lanes,
+                complete,
+                launches,
+            }
+        });
+        past.collect()
+    }
+}
+
+impl Drop for HostedVersion {
+    fn drop(&mut self) {
+        // Its threads are not waited for: the last who knows the version may be one of them.
+        self.devices.iter().for_each(|(host, model)| host.remove_model(model));
+    }
+}

@@ -1,0 +1,459 @@
+//! A lane: a thread that runs one launch after another, of whatever models, of which it gives the next one to the device while the one before is under way.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Weak};
+
+use downbeat_core::device::{Launch, SegmentRange, SlotRun};
+use downbeat_core::{DeviceId, Duration, RequestId, Time};
+use downbeat_engine::{Lane, State};
+use parking_lot::Mutex;
+
+use super::device_host::DeviceHost;
+use super::handoff::Handoff;
+use super::hosted_model::HostedModel;
+use crate::engine_run::{self, RunFailure, Running, Watch};
+use crate::executable::Queue;
+use crate::plan::{Admitted, Outputs};
+use crate::statistics::Phases;
+use crate::watchdog::{Owner, Post};
+
+/// A launch for a lane.
+pub struct Work {
+    pub head: Head,
+    pub body: Body,
+}
+
+/// What is known of a launch until it has ended, whoever ends it.
+pub struct Head {
+    pub launch: Launch,
+    /// Which of the model's lanes runs it, or of the device's slots.
+    pub lane: usize,
+    pub model: Arc<HostedModel>,
+    /// `None`: the device's policy made the batch.
+    pub grant: Option<Grant>,
+}
+
+/// A batch that the scheduler made.
+#[derive(Clone)]
+pub struct Grant {
+    /// The scheduler's name for what it was granted.
+    pub slot: DeviceId,
+    /// Where its requests waited.
+    pub queue: Arc<Queue>,
+    /// When it was dispatched.
+    pub dispatched: Time,
+}
+
+/// What a launch runs on.
+pub struct Body {
+    /// Whose rows are in it, in their order.
+    pub members: Vec<Member>,
+    pub source: Source,
+}
+
+/// A request in a launch.
+pub struct Member {
+    pub request: RequestId,
+    pub rows: u32,
+    /// Of its inputs; 0 where nothing varies.
+    pub length: u32,
+    /// Its inputs, where they are not in slots of the ring.
+    pub input: Option<Admitted>,
+    /// Its slots of the ring, where its inputs are there.
+    pub slots: Option<SlotRun>,
+}
+
+/// What the rows of a launch are made of.
+pub enum Source {
+    /// The members' inputs, which are joined.
+    Inputs,
+    /// A run of slots that is just the members.
+    Ring(SlotRun),
+    /// What earlier segments left, one after another.
+    States(Vec<State>),
+    /// What earlier segments left cannot be parted, and why.
+    Broken(String),
+}
+
+/// What came of a launch.
+#[derive(Default)]
+pub struct Outcome {
+    /// Who was in it.
+    pub members: Vec<Member>,
+    /// The members that are answered.
+    pub answers: Vec<(RequestId, Outputs)>,
+    /// The members that are answered with an error.
+    pub failed: Vec<(RequestId, RunFailure)>,
+    /// Whether the launch failed as a whole, and its members ran alone.
+    pub alone: bool,
+    /// The members that are answered before the last segment.
+    pub exits: Vec<(RequestId, Outputs)>,
+    /// What the segments left for the next ones.
+    pub state: Option<State>,
+    pub phases: Phases,
+}
+
+impl Outcome {
+    /// All members fail.
+    pub fn failed(members: impl Iterator<Item = RequestId>, failure: &RunFailure) -> Self {
+        let failed = members.map(|request| (request, failure.clone())).collect();
+        Outcome { failed, alone: true, ..Outcome::default() }
+    }
+}
+
+/// A lane's thread. There is another where a run of the one before does not end.
+struct Worker {
+    host: Arc<DeviceHost>,
+    next: Arc<Handoff<Work>>,
+    flights: Mutex<Flights>,
+}
+
+/// The launches that are under way on a thread, for as long as they are: whoever takes them sees to their end.
+#[derive(Default)]
+struct Flights {
+    /// With when they were begun, in their order.
+    launches: VecDeque<(Head, Time)>,
+    /// Why the thread was left behind, if it was: its launches are seen to, and another has the lane.
+    left_behind: Option<String>,
+}
+
+/// A launch that a thread has begun.
+struct Begun<'a> {
+    run: Run<'a>,
+    body: Body,
+    /// When it was begun, and when its tensors were there.
+    begin: Time,
+    assembled: Time,
+    stage: Stage<'a>,
+}
+
+/// What a thread has to know of a launch to run it.
+struct Run<'a> {
+    model: Arc<HostedModel>,
+    watch: Watch<'a>,
+    host: &'a DeviceHost,
+    /// Which of the model's lanes, as far as it matters.
+    lane: usize,
+    is_granted: bool,
+    segments: SegmentRange,
+    rows: u32,
+    computed_rows: u32,
+    length: u32,
+}
+
+/// How far it is.
+enum Stage<'a> {
+    /// The engine has it.
+    Runs(Running<'a>),
+    /// Its members are to run one by one.
+    Alone,
+    Failed(RunFailure),
+    Over(Outcome),
+}
+
+/// Starts the thread of a lane that is left its work in `next`.
+///
+/// # Errors
+/// If the operating system has no thread left.
+pub fn start(host: Arc<DeviceHost>, next: Arc<Handoff<Work>>) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let name = format!("lane-{}", host.device());
+    let worker = Arc::new(Worker { host, next, flights: Mutex::default() });
+    std::thread::Builder::new().name(name).spawn(move || worker.work())
+}
+
+impl Worker {
+    /// The life of the thread.
+    fn work(self: Arc<Self>) {
+        let owner: Weak<Worker> = Arc::downgrade(&self);
+        let host = &*self.host;
+        let post = host.watchdog().post(owner);
+        let mut next: Option<Begun<'_>> = None;
+        // When the lane was last done with a launch: the next one has not run before.
+        let mut done = Time::ZERO;
+        loop {
+            let begun = match next.take() {
+                Some(begun) => begun,
+                None => {
+                    let Some(work) = self.next.take() else { return };
+                    let Some(begun) = self.begin(&post, work) else { return };
+                    begun
+                }
+            };
+            // What comes while the device is at work is given to it at once.
+            if let Some(spare) = begun.spare()
+                && let Some(work) = self.next.take_within(spare)
+            {
+                let Some(begun) = self.begin(&post, work) else { return };
+                next = Some(begun);
+            }
+            let (begin, outcome) = self.end(begun, done);
+            done = host.clock().now();
+            let mut flights = self.flights.lock();
+            if flights.left_behind.is_some() {
+                return;
+            }
+            let head = flights.launches.pop_front();
+            drop(flights);
+            if let Some((head, _)) = head {
+                host.finish(head, begin, done, outcome);
+            }
+        }
+    }
+
+    /// Begins a launch; `None` if the thread was left behind.
+    fn begin<'a>(&'a self, post: &'a Post, work: Work) -> Option<Begun<'a>> {
+        let Work { head, mut body } = work;
+        let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
+        let expected = match &head.grant {
+            Some(grant) => grant.queue.refiner.lock().profile().latency(launch.rows),
+            None => model.profile.latency(launch.computed_rows),
+        };
+        let watch = Watch { post, health: model.health.clone(), device: host.device(), limit: post.limit(expected) };
+        let Launch { segments, rows, computed_rows, length, .. } = *launch;
+        let (is_granted, lane) = (head.grant.is_some(), head.lane);
+        let run = Run { model, watch, host, lane, is_granted, segments, rows, computed_rows, length };
+        let begin = host.begin();
+        let mut flights = self.flights.lock();
+        if let Some(reason) = flights.left_behind.clone() {
+            drop(flights);
+            let outcome = failed(body, &RunFailure::Ended(reason));
+            host.finish(head, begin, host.clock().now(), outcome);
+            return None;
+        }
+        flights.launches.push_back((head, begin));
+        drop(flights);
+        let mut assembled = begin;
+        let stage = run.caught(|| begin_run(&run, &mut body, &mut assembled));
+        let members = body.members.iter().map(|member| member.request);
+        let stage = stage.unwrap_or_else(|failure| Stage::Over(Outcome::failed(members, &failure)));
+        Some(Begun { run, body, begin, assembled, stage })
+    }
+
+    /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, and what came of it.
+    fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Outcome) {
+        let Begun { run, body, begin, assembled, stage } = begun;
+        // What was done of it before was done beside the one before.
+        let begin = begin.max(done);
+        let assembled = assembled.max(begin);
+        let outcome = run.caught(|| match stage {
+            Stage::Over(outcome) => outcome,
+            Stage::Runs(running) => end_run(&run, &body, running, (begin, assembled)),
+            Stage::Alone => each_alone(&run, &body),
+            Stage::Failed(failure) => answer_alone(&run, &body, failure),
+        });
+        let outcome = outcome.unwrap_or_else(|failure| {
+            run.watch.post.end();
+            Outcome::failed(body.members.iter().map(|member| member.request), &failure)
+        });
+        (begin, Outcome { members: body.members, ..outcome })
+    }
+}
+
+impl Run<'_> {
+    /// Does something on one of the model's lanes, once nobody else uses it.
+    fn on_lane<T>(&self, run: impl FnOnce(&mut dyn Lane) -> Result<T, RunFailure>) -> Result<T, RunFailure> {
+        // A run that was left behind has the lane still.
+        if let Some(reason) = self.watch.health.refuses() {
+            return Err(RunFailure::Refused(reason));
+        }
+        match self.model.engines.lane(self.lane) {
+            Some(mut lane) => run(&mut **lane),
+            None => Err(RunFailure::Engine(format!("the model has no lane on device {}", self.watch.device))),
+        }
+    }
+
+    /// What `run` gives, or that it panicked.
+    fn caught<T>(&self, run: impl FnOnce() -> T) -> Result<T, RunFailure> {
+        std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|_| {
+            tracing::error!(device = self.watch.device, self.lane, "a launch ended in a panic: this is a defect");
+            RunFailure::Engine("the launch ended in a panic".to_owned())
+        })
+    }
+
+    /// Dummies behind the members' rows.
+    fn fill(&self) -> u32 {
+        self.computed_rows.saturating_sub(self.rows)
+    }
+}
+
+impl Begun<'_> {
+    /// How long the thread may do other things before it waits for the end; `None`: the device is not at work on it, or nothing comes before it is done: the scheduler
+    /// grants a slot its next batch when it is done with the one before, so that more requests can be in it.
+    fn spare(&self) -> Option<Duration> {
+        match &self.stage {
+            Stage::Runs(running) if !self.run.is_granted => running.spare(),
+            Stage::Runs(_) | Stage::Alone | Stage::Failed(_) | Stage::Over(_) => None,
+        }
+    }
+}
+
+impl Owner for Worker {
+    fn is_awaited(&self) -> bool {
+        let flights = self.flights.lock();
+        let members = flights.launches.iter().flat_map(|(head, _)| &head.launch.members);
+        flights.launches.is_empty() || self.host.is_awaited(members)
+    }
+
+    /// Answers what runs on this thread, and gives the lane another one.
+    fn leave_behind(&self, reason: &str) {
+        let launches = {
+            let mut flights = self.flights.lock();
+            if flights.launches.is_empty() {
+                return;
+            }
+            flights.left_behind = Some(reason.to_owned());
+            std::mem::take(&mut flights.launches)
+        };
+        let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
+        if let Err(error) = start(host.clone(), self.next.clone()) {
+            host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", host.device()));
+        }
+        for (head, begin) in launches {
+            let outcome = Outcome::failed(head.launch.members.iter().copied(), &failure);
+            host.finish(head, begin, host.clock().now(), outcome);
+        }
+    }
+}
+
+/// All members fail.
+fn failed(body: Body, failure: &RunFailure) -> Outcome {
+    let outcome = Outcome::failed(body.members.iter().map(|member| member.request), failure);
+    Outcome { members: body.members, ..outcome }
+}
+
+/// Has a launch begun by the engine, as far as that may be done before the one before it is answered.
+fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<'a> {
+    // Whoever was in it has gone.
+    if body.members.is_empty() {
+        return Stage::Over(Outcome::default());
+    }
+    let tensors = &run.model.tensors;
+    let differs = |member: &Member| member.length != run.length;
+    if tensors.is_padding_off() && run.segments.first == 0 && body.members.iter().any(differs) {
+        return Stage::Alone;
+    }
+    let (first, end) = (usize::from(run.segments.first), usize::from(run.segments.end));
+    let begun = run.on_lane(|engine| {
+        let state = assemble(run, engine, body);
+        *assembled = run.host.clock().now();
+        engine_run::begin(run.watch.clone(), engine, first..end, state?)
+    });
+    match begun {
+        Ok(running) => Stage::Runs(running),
+        Err(failure) => Stage::Failed(failure),
+    }
+}
+
+/// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`.
+fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> Outcome {
+    let clock = run.host.clock();
+    let end = usize::from(run.segments.end);
+    let ran = running.end();
+    let computed = clock.now();
+    let outcome = ran.and_then(|mut state| {
+        if end == run.model.segments() {
+            return Ok(Outcome { answers: answers(run, body, state)?, ..Outcome::default() });
+        }
+        let exits = exits(run, body, end - 1, &mut state)?;
+        Ok(Outcome { exits, state: Some(state), ..Outcome::default() })
+    });
+    let phases = |separated: Time| Phases {
+        compute_input: assembled.since(begin),
+        compute_infer: computed.since(assembled),
+        compute_output: separated.since(computed),
+    };
+    match outcome {
+        Ok(outcome) => Outcome { phases: phases(clock.now()), ..outcome },
+        Err(failure) => answer_alone(run, body, failure),
+    }
+}
+
+/// The tensors that a launch runs on.
+fn assemble(run: &Run<'_>, engine: &mut dyn Lane, body: &mut Body) -> Result<State, String> {
+    let tensors = &run.model.tensors;
+    match std::mem::replace(&mut body.source, Source::Inputs) {
+        Source::States(states) => engine.join(states).map_err(|error| error.to_string()),
+        Source::Broken(reason) => Err(reason),
+        Source::Ring(slots) if let Some(state) = tensors.read(slots) => Ok(state),
+        Source::Ring(_) | Source::Inputs => tensors.join_inputs(engine, &body.members, run.length, run.fill()),
+    }
+}
+
+/// The members that leave after a segment, with their outputs.
+fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Result<Vec<(RequestId, Outputs)>, String> {
+    let tensors = &run.model.tensors;
+    let rows: Vec<u32> = body.members.iter().map(|member| member.rows).collect();
+    let mut left: Vec<(RequestId, Outputs)> = Vec::new();
+    for exit in run.model.exits.iter().filter(|exit| exit.segment() == segment) {
+        exit.fetch(state)?;
+        let leaves = exit.decide(state, &rows);
+        if !leaves.contains(&true) {
+            continue;
+        }
+        let outputs = tensors.plan.separate(exit.outputs(state), &rows)?;
+        for ((member, outputs), leaves) in body.members.iter().zip(outputs).zip(leaves) {
+            if leaves && left.iter().all(|(request, _)| *request != member.request) {
+                left.push((member.request, tensors.cut(outputs, member.length, run.length)?));
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// Each member's rows of the outputs, cut back where they were padded.
+fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
+    let (tensors, fill) = (&run.model.tensors, run.fill());
+    let rows: Vec<u32> = body.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
+    let outputs = tensors.plan.separate(state, &rows)?;
+    let each = body.members.iter().zip(outputs);
+    each.map(|(member, outputs)| {
+        let outputs = tensors.cut(outputs, member.length, run.length)?;
+        tensors.watch(member, run.length, &outputs);
+        Ok((member.request, outputs))
+    })
+    .collect()
+}
+
+/// After a launch failed: a request whose tensors the model cannot take must not cost others their answers, so each runs once more, alone and through all
+/// segments. Not so where the launch took too long: each might take as long.
+fn answer_alone(run: &Run<'_>, body: &Body, failure: RunFailure) -> Outcome {
+    let HostedModel { name, version, .. } = &*run.model;
+    tracing::error!(model = %name, %version, batch = run.rows, reason = %failure, "batch failed");
+    // A failure of later segments may be that of a neighbour who has left since.
+    let is_alone = body.members.len() == 1 && run.segments.first == 0 && run.fill() == 0;
+    if is_alone || !matches!(failure, RunFailure::Engine(_)) {
+        return Outcome::failed(body.members.iter().map(|member| member.request), &failure);
+    }
+    each_alone(run, body)
+}
+
+/// Runs each member by itself, through all segments, until one takes too long.
+fn each_alone(run: &Run<'_>, body: &Body) -> Outcome {
+    let (tensors, segments) = (&run.model.tensors, run.model.segments());
+    let mut outcome = Outcome { alone: true, ..Outcome::default() };
+    let mut failure: Option<RunFailure> = None;
+    for member in &body.members {
+        if let Some(failure) = &failure {
+            outcome.failed.push((member.request, failure.clone()));
+            continue;
+        }
+        let length = tensors.length_alone(member);
+        let result = run.on_lane(|engine| {
+            let state = tensors.join_inputs(engine, std::slice::from_ref(member), length, 0)?;
+            let outputs = engine_run::run_alone(&run.watch, engine, segments, &tensors.plan, state, member.rows)?;
+            Ok(tensors.cut(outputs, member.length, length)?)
+        });
+        match result {
+            Ok(outputs) => outcome.answers.push((member.request, outputs)),
+            Err(reason) => {
+                failure = (!matches!(reason, RunFailure::Engine(_))).then(|| reason.clone());
+                outcome.failed.push((member.request, reason));
+            }
+        }
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Devices at work: [`downbeat_core::device`] and the scheduler decide, threads here carry it out.
+//!
+//! There is a [`DeviceHost`] for each device (`device_host.rs`), and whatever runs there runs on its lanes (`lane.rs`), whoever made the batch: the scheduler, which
+//! grants a batch a *slot*, a lane for batches of any model, or the policy that the model has on the device, which gets each of its requests and has lanes of its own:
+//!
+//! ```text
+//! Driver ── batches ──────────────────┐
+//!                                     ▼
+//! Serving ──▶ HostedVersion ──▶ DeviceHost { lock { policies, RequestTable } } ──▶ Handoff ──▶ a lane's thread ──▶ Engine
+//!              (route)            ▲        │ Admit: the inputs are copied into the ring, by whoever holds the decision
+//!                                 │        └ Reply, Drop: the client is answered, after the lock
+//!                                 └─ completion ◀───────────────────────────────────────────┘
+//! ```
+//!
+//! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
+//! lock, hears the decisions, and carries them out after it.
+
+mod device_host;
+mod device_log;
+mod exits;
+mod handoff;
+mod history;
+mod hosted_model;
+mod hosted_version;
+mod input_rings;
+mod lane;
+mod lane_setup;
+mod metrics;
+mod occupancy;
+mod padding;
+mod padding_check;
+mod padding_watch;
+mod request_table;
+mod tensors;
+
+pub use device_host::DeviceHost;
+pub use device_log::{DeviceEvent, DeviceLogHead, DeviceRecord};
+pub use history::{PastLaunch, REMEMBERED};
+pub use hosted_model::HostedModel;
+pub use hosted_version::{HostedVersion, PastLaunches, Timeline};
+pub use lane_setup::{
+    LaneSetup, LanesWanted, PolicyError, at_once, check_padding, cut, largest_request, padding, start, start_granted,
+};
+pub use metrics::{LaneMetrics, LaneMetricsFamily};
+pub use padding::Padding;

@@ -15,7 +15,6 @@ use std::path::Path;
 use bytes::Bytes;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::{grpc, http, inference};
-use downbeat_server::host::DeviceRecord;
 use downbeat_server::profiler::{ProfileStore, StoredProfile, profile};
 use downbeat_sim::device::Calibration;
 use prost::Message;
@@ -137,7 +136,7 @@ pub fn downbeat_toml(data: &[u8]) {
 pub fn decision_log(data: &[u8]) {
     let _ = downbeat::write_log(Path::new("log"), data, &mut std::io::sink());
     let _ = downbeat_core::cluster::journal::replay(data);
-    let _ = serde_json::from_slice::<DeviceRecord>(data).map(|record| record.to_string());
+    let _ = downbeat_core::device::journal::replay(data);
 }
 
 /// Most measured points that are fitted here.

@@ -1,13 +1,14 @@
 //! `downbeat log`: reading a decision log, and playing it again.
 
+use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use downbeat_core::Time;
 use downbeat_core::cluster::journal::{MachineKind, Record, read, replay};
-use downbeat_server::host::{DeviceLogHead, DeviceRecord};
+use downbeat_core::device::journal::{DeviceLogError, DeviceRecord, DeviceReplay};
+use downbeat_core::{Time, device};
 
 /// Read a decision log, or play it again.
 #[derive(Subcommand, Debug)]
@@ -76,25 +77,13 @@ pub fn write_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Res
     print(std::iter::once(Ok(head)).chain(lines), out)
 }
 
-/// The log of a device policy: a line of JSON for each event. A last line that was cut off, as when the server was killed, is left out.
+/// The log of a device: a line of JSON for each event.
 fn write_device_log(file: &Path, bytes: &[u8], out: &mut impl Write) -> anyhow::Result<()> {
-    let lines =
-        bytes.split_inclusive(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
-    let lines = lines.filter_map(|(number, line)| {
-        // A model that was loaded again begins anew.
-        if let Ok(DeviceLogHead { model, version, device, policy, lanes }) = serde_json::from_slice(line) {
-            let lanes = lanes.len();
-            return Some(Ok(format!(
-                "decision log of {model} {version} on device {device}, policy {policy}, {lanes} lanes: milliseconds, what came in, -> what was decided"
-            )));
-        }
-        match serde_json::from_slice::<DeviceRecord>(line) {
-            Ok(record) => Some(Ok(record.to_string())),
-            Err(error) if error.is_eof() && !line.ends_with(b"\n") => None,
-            Err(error) => Some(Err(error).with_context(|| format!("{}:{}", file.display(), number + 1))),
-        }
-    });
-    print(lines, out)
+    let shown = |record: Result<(usize, DeviceRecord), DeviceLogError>| {
+        let (_, record) = record.with_context(|| file.display().to_string())?;
+        Ok(record.to_string())
+    };
+    print(device::journal::read(bytes).map(shown), out)
 }
 
 fn print(mut lines: impl Iterator<Item = anyhow::Result<String>>, out: &mut impl Write) -> anyhow::Result<()> {
@@ -103,16 +92,22 @@ fn print(mut lines: impl Iterator<Item = anyhow::Result<String>>, out: &mut impl
 
 fn play(file: &Path) -> anyhow::Result<bool> {
     let bytes = bytes(file)?;
+    let name = || file.display().to_string();
     if bytes.starts_with(b"{") {
-        anyhow::bail!("{}: the log of a device policy can be shown, but not played again", file.display());
+        let DeviceReplay { inputs, decisions, divergence } = device::journal::replay(&bytes).with_context(name)?;
+        return Ok(said(inputs, decisions, divergence));
     }
-    let replayed = replay(&bytes).with_context(|| file.display().to_string())?;
-    match replayed.divergence {
-        None => println!("{} inputs give the same {} decisions again", replayed.inputs, replayed.decisions),
-        Some(ref divergence) => {
-            let (inputs, decisions) = (replayed.inputs, replayed.decisions);
+    let replayed = replay(&bytes).with_context(name)?;
+    Ok(said(replayed.inputs, replayed.decisions, replayed.divergence))
+}
+
+/// Says what came of playing a log again; `false` if it and its replay part.
+fn said(inputs: u64, decisions: u64, divergence: Option<impl Display>) -> bool {
+    match &divergence {
+        None => println!("{inputs} inputs give the same {decisions} decisions again"),
+        Some(divergence) => {
             println!("after {inputs} inputs and {decisions} decisions the log and its replay part\n{divergence}");
         }
     }
-    Ok(replayed.divergence.is_none())
+    divergence.is_none()
 }

@@ -1,6 +1,5 @@
 //! The decision log on disk: what the scheduler's parts were told and decided, a file each, for `downbeat log show` and `downbeat log replay`.
 
-use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,6 @@ use downbeat_core::cluster::journal::MachineKind;
 use downbeat_driver::LogSink;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
-use serde::Serialize;
 
 use crate::metrics::Metrics;
 
@@ -33,8 +31,8 @@ const DEVICE: &str = "device-";
 /// Bytes of a device's log that are gathered before they are passed on.
 const DEVICE_BUFFER_BYTES: usize = 64 << 10;
 
-/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and for each model version with a device policy
-/// `device-MODEL-VERSION-0.log` and so on. A thread writes them, so that no request waits for the disk.
+/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and for each device
+/// `device-0.log` and so on. A thread writes them, so that no request waits for the disk.
 ///
 /// **Bound.** 64 MiB wait for the disk, all logs together. If it is slower than that, or takes no more, the log of the part that
 /// had something to write ends, with a warning and in the metrics; serving goes on. What was written by then plays again.
@@ -45,8 +43,7 @@ pub struct DecisionLog {
     writer: Mutex<Option<JoinHandle<()>>>,
     /// `None`: without a folder there are no logs of devices.
     folder: Option<PathBuf>,
-    /// By their names.
-    devices: Mutex<BTreeMap<String, Arc<DeviceFile>>>,
+    devices: Mutex<Vec<Arc<DeviceFile>>>,
     /// Held, so that no other server writes here.
     _lock: Option<File>,
 }
@@ -80,13 +77,10 @@ pub struct DeviceFile {
 }
 
 impl DeviceFile {
-    /// Writes a line. It is passed on with others, at the latest with the next [`DecisionLog::flush_devices`].
-    pub fn append(self: &Arc<Self>, line: &impl Serialize) {
+    /// Writes lines. They are passed on with others, at the latest with the next [`DecisionLog::flush_devices`].
+    pub fn append(self: &Arc<Self>, lines: &[u8]) {
         let mut buffer = self.buffer.lock();
-        // What is written are numbers and words: nothing of it can fail, and a log must not end anything.
-        if serde_json::to_writer(&mut *buffer, line).is_ok() {
-            buffer.push(b'\n');
-        }
+        buffer.extend_from_slice(lines);
         if buffer.len() >= DEVICE_BUFFER_BYTES {
             self.pass_on(&mut buffer);
         }
@@ -131,15 +125,9 @@ impl DecisionLog {
         Ok(log)
     }
 
-    /// The log of a model version on a device; `None` if there is none, or it cannot be made, which is said.
-    pub fn device(&self, model: &str, version: &str, device: usize, metrics: &Metrics) -> Option<Arc<DeviceFile>> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let model = model.replace(|c| !plain(c), "_");
-        let name = format!("{DEVICE}{model}-{version}-{device}");
-        let mut devices = self.devices.lock();
-        if let Some(file) = devices.get(&name) {
-            return Some(file.clone());
-        }
+    /// The log of a device; `None` if there is none, or it cannot be made, which is said.
+    pub fn device(&self, device: usize, metrics: &Metrics) -> Option<Arc<DeviceFile>> {
+        let name = format!("{DEVICE}{device}");
         let path = self.folder.as_ref()?.join(format!("{name}.{EXTENSION}"));
         let file = match File::create(&path) {
             Ok(file) => file,
@@ -156,13 +144,13 @@ impl DecisionLog {
             to_writer: self.to_writer.clone(),
             shared: self.shared.clone(),
         });
-        devices.insert(name, file.clone());
+        self.devices.lock().push(file.clone());
         Some(file)
     }
 
     /// Passes on what has not been written of the devices' logs.
     pub fn flush_devices(&self) {
-        for file in self.devices.lock().values() {
+        for file in self.devices.lock().iter() {
             file.pass_on(&mut file.buffer.lock());
         }
     }

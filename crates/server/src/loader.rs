@@ -422,7 +422,6 @@ impl Loader {
             queue_bound,
             metrics: self.metrics.lanes(),
             hosts: &on,
-            log: &|device| self.driver.log()?.device(&name, &version.to_string(), device, &self.metrics),
         };
         let mut count = 1;
         let hosts = if routed {

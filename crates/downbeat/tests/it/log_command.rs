@@ -116,8 +116,8 @@ fn what_is_no_log_is_said_so() {
 
 #[test]
 fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
-    let head = r#"{"model":"m","version":"1","device":0,"policy":"windowed","lanes":[]}"#;
-    let log = format!("{head}\n{{\"at\":5,\"input\":0}}\n{{\"at\":6,\"inp");
+    let head = r#"{"at":0,"begin":"device 0"}"#;
+    let log = format!("{head}\n{{\"at\":5,\"told\":\"timeout\"}}\n{{\"at\":6,\"inp");
     in_file(log.as_bytes(), |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
         assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)));
@@ -125,7 +125,7 @@ fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
     });
     in_file(format!("{head}\n{{\"at\":6,\"inp\n").as_bytes(), |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
-        assert!(stderr(&output).contains(":2: "), "damage is told from a cut: {}", stderr(&output));
+        assert!(stderr(&output).contains("line 2: "), "damage is told from a cut: {}", stderr(&output));
         assert_eq!(output.status.code(), Some(1));
     });
 }

@@ -62,7 +62,10 @@ impl Driver {
         watchdog: &Arc<Watchdog>,
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
-        let host = |device| DeviceHost::start(device, clock, metrics.device(device), watchdog.clone());
+        let host = |device| {
+            let file = log.as_ref().and_then(|log| log.device(device, metrics));
+            DeviceHost::start(device, clock, metrics.device(device), watchdog.clone(), file)
+        };
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?);
         let tables = (0..shards.clamp(1, MAX_SHARDS)).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
@@ -115,11 +118,6 @@ impl Driver {
         if let Some(log) = &self.log {
             log.flush_devices();
         }
-    }
-
-    /// The decision log, if there is one.
-    pub fn log(&self) -> Option<&DecisionLog> {
-        self.log.as_deref()
     }
 
     /// Writes the decision log to its end. What is decided after this is not in it.

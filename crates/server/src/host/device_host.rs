@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceModel, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, Launch,
-    Layout, PartitionId, SlotRun, Span,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, Launch, Layout,
+    ModelSpec, PartitionId, SlotRun, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use downbeat_driver::Cluster;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::device_log::{DeviceEvent, DeviceRecord};
 use super::handoff::Handoff;
 use super::history::{History, PastLaunch};
 use super::hosted_model::HostedModel;
@@ -43,12 +43,14 @@ pub struct DeviceHost {
     inner: Mutex<Inner>,
     alarm: Condvar,
     history: Mutex<History>,
+    /// Where the scheduler is written down.
+    log: Option<Arc<DeviceFile>>,
     /// Whose batches come to the slots.
     cluster: OnceLock<Weak<Cluster<DevicePool>>>,
 }
 
 struct Inner {
-    scheduler: DeviceScheduler,
+    journal: DeviceJournal,
     models: BTreeMap<ModelId, Resident>,
     table: RequestTable,
     /// By the scheduler's name for the lane.
@@ -65,8 +67,6 @@ struct Resident {
     model: Arc<HostedModel>,
     /// Launches that run.
     running: u32,
-    /// What its policy is told and decides is written down there.
-    log: Option<Arc<DeviceFile>>,
 }
 
 /// A lane with a thread.
@@ -101,7 +101,7 @@ struct Write {
 }
 
 impl DeviceHost {
-    /// Starts a device without models and slots: its alarm.
+    /// Starts a device without models and slots: its alarm. What is told and decided there is written to `log`.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -110,9 +110,10 @@ impl DeviceHost {
         clock: Clock,
         metrics: DeviceMetrics,
         watchdog: Arc<Watchdog>,
+        log: Option<Arc<DeviceFile>>,
     ) -> std::io::Result<Arc<Self>> {
         let inner = Inner {
-            scheduler: DeviceScheduler::new(),
+            journal: DeviceJournal::new(log.is_some().then(|| format!("device {device}"))),
             models: BTreeMap::new(),
             table: RequestTable::default(),
             lanes: Vec::new(),
@@ -128,6 +129,7 @@ impl DeviceHost {
             inner: Mutex::new(inner),
             alarm: Condvar::new(),
             history: Mutex::default(),
+            log,
             cluster: OnceLock::new(),
         });
         let its = host.clone();
@@ -150,44 +152,39 @@ impl DeviceHost {
         let thread = lane::start(self.clone(), next.clone())?;
         let mut inner = self.inner.lock();
         let index = inner.slots.len();
-        let layout = Layout { shared_lanes: vec![index as u32 + 1] };
-        let shared = inner.scheduler.handle_layout(self.clock.now(), &layout);
+        let layout = DeviceInput::Layout(Layout { shared_lanes: vec![index as u32 + 1] });
+        let shared = inner.journal.apply(self.clock.now(), layout);
         assert!(shared.is_ok(), "a device that is not divided stays so");
-        let lane = inner.scheduler.shared_lanes(PartitionId::default())[index];
+        let lane = inner.scheduler().shared_lanes(PartitionId::default())[index];
         inner.slots.push((slot, lane));
         inner.put_lane(lane, next, index);
         Ok((index, thread))
     }
 
-    /// Takes a model in, with what decides about it. What that is told and decides is written to `log`.
+    /// Takes a model in, with what decides about it, which passes its checks.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn add_model(
-        self: &Arc<Self>,
-        model: Arc<HostedModel>,
-        policy: DeviceModel,
-        log: Option<Arc<DeviceFile>>,
-    ) -> std::io::Result<()> {
+    pub fn add_model(self: &Arc<Self>, model: Arc<HostedModel>, policy: ModelSpec) -> std::io::Result<()> {
         let start = || model.lanes.iter().try_for_each(|next| lane::start(self.clone(), next.clone()).map(drop));
         // Threads that have started end at once if another cannot.
         start().inspect_err(|_| model.lanes.iter().for_each(|next| next.stop()))?;
         let mut inner = self.inner.lock();
-        let taken = inner.scheduler.handle_model(self.clock.now(), model.id, Some(policy));
-        assert!(taken.is_ok(), "a device that is not divided has a partition");
-        let lanes = inner.scheduler.lanes(model.id).to_vec();
+        let taken = inner.journal.apply(self.clock.now(), DeviceInput::Model(model.id, Some(policy)));
+        assert!(taken.is_ok(), "a policy that was checked can be had on a device that is not divided");
+        let lanes = inner.scheduler().lanes(model.id).to_vec();
         assert_eq!(lanes.len(), model.lanes.len(), "each lane of a policy has a thread");
         for (index, (lane, next)) in lanes.into_iter().zip(&model.lanes).enumerate() {
             inner.put_lane(lane, next.clone(), index);
         }
-        inner.models.insert(model.id, Resident { model, running: 0, log });
+        inner.models.insert(model.id, Resident { model, running: 0 });
         Ok(())
     }
 
     /// Lets a model go; its threads end once their present launches are over.
     pub fn remove_model(&self, model: &HostedModel) {
         let (_gone, actions) = self.decide(model, |inner, now| {
-            let gone = inner.scheduler.handle_model(now, model.id, None);
+            let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
             inner.models.remove(&model.id)
         });
@@ -218,7 +215,7 @@ impl DeviceHost {
             let (slot, lane) = inner.slots[slot];
             let grant = Grant { slot, queue, dispatched };
             let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
-            if let Err(reject) = inner.scheduler.handle_batch(now, granted) {
+            if let Err(reject) = inner.take(now, DeviceInput::Batch(granted)) {
                 return Some((grant, jobs, reject, now));
             }
             for (request, job) in jobs {
@@ -243,17 +240,13 @@ impl DeviceHost {
         let padded = model.tensors.padded_length(length);
         let (rejected, actions) = self.decide(model, |inner, now| {
             let mut request = DeviceRequest { id, model: model.id, deadline: call.deadline, size, length: padded };
-            let mut result = inner.scheduler.handle_request(now, &request);
+            let mut result = inner.take(now, DeviceInput::Request(request));
             if let Err(DeviceReject::DeadlineImpossible { .. }) = result
                 && call.may_probe(now)
             {
                 request.deadline = Time::MAX;
-                result = inner.scheduler.handle_request(now, &request);
+                result = inner.take(now, DeviceInput::Request(request));
             }
-            inner.log(model.id, now, || match &result {
-                Ok(()) => DeviceEvent::Request(request),
-                Err(reason) => DeviceEvent::Refused { request, reason: reason.to_string() },
-            });
             match result {
                 Ok(()) => {
                     inner.table.insert(id, Entry::new(call, length));
@@ -272,7 +265,7 @@ impl DeviceHost {
     pub fn cancel(&self, model: &HostedModel, request: RequestId) {
         let (_entry, actions) = self.decide(model, |inner, now| {
             let entry = inner.table.remove(request)?;
-            inner.cancel(model, now, request);
+            inner.tell(now, DeviceInput::Cancel(model.id, request));
             Some(entry)
         });
         self.carry_out(actions, None);
@@ -301,12 +294,12 @@ impl DeviceHost {
             }
             for (request, reason) in failed {
                 // Before the completion, so that it goes no further.
-                inner.cancel(&model, now, request);
+                inner.tell(now, DeviceInput::Cancel(model.id, request));
                 failures.extend(inner.table.remove(request).map(|entry| (entry, reason)));
             }
             for (request, outputs) in answers {
                 if alone {
-                    inner.cancel(&model, now, request);
+                    inner.tell(now, DeviceInput::Cancel(model.id, request));
                     answered.extend(inner.table.remove(request).map(|entry| (entry, outputs)));
                 } else {
                     inner.table.answer(request, outputs, begin, phases);
@@ -315,14 +308,12 @@ impl DeviceHost {
             if let Some(state) = state {
                 inner.table.keep(members, state, begin, phases);
             }
-            let leave: SmallVec<[RequestId; 4]> = exits.iter().map(|(request, _)| *request).collect();
+            let leave: Vec<RequestId> = exits.iter().map(|(request, _)| *request).collect();
             for (request, outputs) in exits {
                 inner.table.exit(request, outputs);
             }
             let span = Span { start: begin, end };
-            inner.scheduler.handle_completion(now, launch.id, span, &leave);
-            let completion = || DeviceEvent::Completion { launch: launch.id, span, exits: leave.to_vec() };
-            inner.log(model.id, now, completion);
+            inner.tell(now, DeviceInput::Completion { launch: launch.id, span, exits: leave });
             (answered, failures, now)
         });
         self.answer_alone(answered, failed, now);
@@ -390,8 +381,7 @@ impl DeviceHost {
 
     /// Takes what was decided, and sees to it that the alarm rings in time.
     fn settle(&self, inner: &mut Inner, now: Time, actions: &mut Actions) {
-        while let Some(output) = inner.scheduler.poll_output() {
-            inner.log_decision(now, &output);
+        while let Some(output) = inner.journal.poll_output() {
             match output {
                 DeviceOutput::Admit { model, request, slots } => {
                     let Some(Resident { model, .. }) = inner.models.get(&model) else { continue };
@@ -417,13 +407,16 @@ impl DeviceHost {
                 }
                 DeviceOutput::Prepare { model, .. } => {
                     let made = Err("lanes are made when a model is loaded".to_owned());
-                    inner.scheduler.handle_prepared(now, model, made);
+                    inner.tell(now, DeviceInput::Prepared(model, made));
                 }
                 // Of lanes that were prepared.
                 DeviceOutput::Switch { .. } => {}
             }
         }
-        let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        if let Some(log) = &self.log {
+            log.append(&inner.journal.take_log());
+        }
+        let at = inner.scheduler().poll_timeout().map_or(Time::MAX, |(at, _)| at);
         if at < inner.alarm_at {
             inner.alarm_at = at;
             self.alarm.notify_one();
@@ -466,8 +459,7 @@ impl DeviceHost {
                             entry.input = write.input.take();
                         }
                     }
-                    inner.scheduler.handle_input(now, model.id, request);
-                    inner.log(model.id, now, || DeviceEvent::Input(request));
+                    inner.tell(now, DeviceInput::Input(model.id, request));
                     read.push(write);
                 }
                 // Freed after the lock.
@@ -505,11 +497,10 @@ impl DeviceHost {
         let mut inner = self.inner.lock();
         while !inner.stopped {
             let now = self.clock.now();
-            let at = inner.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+            let at = inner.scheduler().poll_timeout().map_or(Time::MAX, |(at, _)| at);
             if at <= now {
                 let mut actions = Actions::default();
-                inner.scheduler.handle_timeout(now);
-                inner.models.keys().for_each(|model| inner.log(*model, now, || DeviceEvent::Timeout));
+                inner.tell(now, DeviceInput::Timeout);
                 self.settle(&mut inner, now, &mut actions);
                 drop(inner);
                 self.carry_out(actions, None);
@@ -549,19 +540,19 @@ impl DeviceHost {
     pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
         let inner = self.inner.lock();
         let now = self.clock.now();
-        inner.scheduler.free_at(now, model.id).since(now)
+        inner.scheduler().free_at(now, model.id).since(now)
     }
 
     /// Items of a model that wait for a launch.
     pub(super) fn waiting(&self, model: &HostedModel) -> u32 {
-        self.inner.lock().scheduler.stats(model.id).waiting
+        self.inner.lock().scheduler().stats(model.id).waiting
     }
 
     /// Brings the gauges of a model up to date.
     pub(super) fn update_metrics(&self, model: &HostedModel) {
         let inner = self.inner.lock();
         let running = inner.models.get(&model.id).map_or(0, |resident| resident.running);
-        let stats = inner.scheduler.stats(model.id);
+        let stats = inner.scheduler().stats(model.id);
         drop(inner);
         model.metrics.set(model.lanes.len(), running, stats);
     }
@@ -569,7 +560,7 @@ impl DeviceHost {
     /// The largest batch of each lane that a model runs on, and its launches that ended at `from` or later, with whether all of them are there.
     pub(super) fn past(&self, model: &HostedModel, from: Time) -> (Vec<u32>, Vec<PastLaunch>, bool) {
         let inner = self.inner.lock();
-        let specs = inner.scheduler.lanes(model.id).iter().filter_map(|lane| inner.scheduler.lane(*lane));
+        let specs = inner.scheduler().lanes(model.id).iter().filter_map(|lane| inner.scheduler().lane(*lane));
         let mut lanes: Vec<u32> = specs.map(|lane| lane.max_rows).collect();
         if lanes.is_empty() {
             lanes = vec![model.tensors.plan.max_batch(); inner.slots.len()];
@@ -589,9 +580,23 @@ impl Inner {
         self.lanes[place] = Some(HostLane { next, index, grant: None });
     }
 
-    fn cancel(&mut self, model: &HostedModel, now: Time, request: RequestId) {
-        self.scheduler.handle_cancel(now, model.id, request);
-        self.log(model.id, now, || DeviceEvent::Cancel(request));
+    fn scheduler(&self) -> &DeviceScheduler {
+        self.journal.scheduler()
+    }
+
+    /// Tells the scheduler what it cannot refuse.
+    fn tell(&mut self, now: Time, input: DeviceInput) {
+        let told = self.journal.apply(now, input);
+        assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
+    }
+
+    /// Gives the scheduler a request or a batch.
+    fn take(&mut self, now: Time, input: DeviceInput) -> Result<(), DeviceReject> {
+        match self.journal.apply(now, input) {
+            Ok(_) => Ok(()),
+            Err(DeviceRefusal::Request(reject)) => Err(reject),
+            Err(other) => panic!("a request or a batch is not refused as {other}"),
+        }
     }
 
     /// A launch for the thread of its lane.
@@ -602,28 +607,6 @@ impl Inner {
         resident.running += 1;
         let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
         Some((next, Work { head: Head { launch, lane: index, model, grant }, body }))
-    }
-
-    fn log(&self, model: ModelId, at: Time, event: impl FnOnce() -> DeviceEvent) {
-        if let Some(Resident { log: Some(log), .. }) = self.models.get(&model) {
-            log.append(&DeviceRecord { at, event: event() });
-        }
-    }
-
-    fn log_decision(&self, at: Time, output: &DeviceOutput) {
-        let model = match output {
-            DeviceOutput::Launch(launch) => Some(launch.model),
-            DeviceOutput::Group(launches) => launches.first().map(|launch| launch.model),
-            DeviceOutput::Admit { model, .. }
-            | DeviceOutput::Prepare { model, .. }
-            | DeviceOutput::Switch { model, .. }
-            | DeviceOutput::Note { model, .. } => Some(*model),
-            DeviceOutput::Free { model, .. } => *model,
-            DeviceOutput::Reply { request, .. } | DeviceOutput::Drop { request, .. } => self.table.model(*request),
-        };
-        if let Some(model) = model {
-            self.log(model, at, || DeviceEvent::Decision(output.clone()));
-        }
     }
 }
 

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    DeviceModel, Elastic, ElasticOptions, Granted, LaneSpec, MixTable, PartitionId, SegmentProfile, Staged,
-    StagedOptions, Windowed, WindowedOptions,
+    ElasticOptions, GrantedOptions, LaneSpec, MixTable, ModelSpec, PartitionId, PolicyOptions, SegmentProfile,
+    StagedOptions, WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
 
 use super::device_host::DeviceHost;
-use super::device_log::DeviceLogHead;
 use super::exits::Exit;
 use super::hosted_model::{EngineLanes, HostedModel};
 use super::hosted_version::HostedVersion;
@@ -22,7 +21,6 @@ use super::padding_check;
 use super::padding_watch::{self, Looker, PaddingWatch};
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
-use crate::decision_log::DeviceFile;
 use crate::model_health::ModelHealth;
 use crate::options::{DevicePolicy, DeviceSettings};
 use crate::plan::BatchPlan;
@@ -78,8 +76,6 @@ pub struct LaneSetup<'a> {
     pub metrics: &'a LaneMetricsFamily,
     /// The devices that it is to be on.
     pub hosts: &'a [Arc<DeviceHost>],
-    /// The decision log of a device, if there is one.
-    pub log: &'a dyn Fn(usize) -> Option<Arc<DeviceFile>>,
 }
 
 /// How requests of different lengths share batches, if they do.
@@ -198,11 +194,10 @@ impl<'a> Started<'a> {
         tensors: BatchTensors,
         exits: Arc<[Exit]>,
         engines: Arc<EngineLanes>,
-        policy: DeviceModel,
-        log: Option<Arc<DeviceFile>>,
+        policy: ModelSpec,
+        lanes: usize,
     ) -> std::io::Result<()> {
         let (setup, device) = (&self.setup, host.device());
-        let lanes = policy.policy.lanes(PartitionId::default()).len();
         let model = Arc::new(HostedModel {
             id: setup.id,
             name: setup.name.to_owned(),
@@ -218,7 +213,7 @@ impl<'a> Started<'a> {
             engines,
             lanes: (0..lanes).map(|_| Arc::default()).collect(),
         });
-        host.add_model(model.clone(), policy, log)?;
+        host.add_model(model.clone(), policy)?;
         self.devices.push((host.clone(), model));
         Ok(())
     }
@@ -245,11 +240,11 @@ pub fn start_granted(
 ) -> anyhow::Result<HostedVersion> {
     let mut started = Started::new(setup);
     let LaneSetup { model, hosts, .. } = started.setup;
-    let (plan, segments) = (started.setup.plan.clone(), started.setup.segments.clone());
+    let (plan, profile) = (started.setup.plan.clone(), started.setup.segments.clone());
+    let policy = spec(&GrantedOptions { profile });
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
         let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
-        let policy = DeviceModel::new(Granted::new(segments.segments()), segments.clone());
-        started.add(host, tensors, [].into(), engines, policy, None)
+        started.add(host, tensors, [].into(), engines, policy.clone(), 0)
     };
     match lanes {
         LanesWanted::EachDevice(mut first) => {
@@ -311,23 +306,14 @@ pub fn start(
     for host in started.setup.hosts.iter().filter(|host| model.lost(host.device()).is_none()) {
         let (setup, device) = (&started.setup, host.device());
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
-        let lanes = policy.policy.lanes(PartitionId::default());
-        let log = (setup.log)(device).inspect(|file| {
-            let head = DeviceLogHead {
-                model: setup.name.to_owned(),
-                version: setup.version.to_owned(),
-                device,
-                policy: policy_name.name().to_owned(),
-                lanes: lanes.clone(),
-            };
-            file.append(&head);
-        });
+        let built = policy.build().map_err(|error| refuses(error.to_string()))?;
+        let lanes = built.policy.lanes(PartitionId::default());
         let place = Place { device, share: Share::Whole };
         let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
         let tensors = BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() };
         let engines = Arc::new(EngineLanes::new(engines, false));
-        started.add(host, tensors, exits.clone(), engines, policy, log)?;
+        started.add(host, tensors, exits.clone(), engines, policy, lanes.len())?;
     }
     ensure!(!started.devices.is_empty(), "all devices are lost: {}", model.lost(0).unwrap_or_default());
     Ok(started.finish(true, padding))
@@ -382,22 +368,26 @@ pub fn at_once(policy: DevicePolicy, settings: &DeviceSettings) -> usize {
     }
 }
 
-/// A fresh policy, and the ring that its requests enter.
+/// A policy on a device that is not divided.
+fn spec<O: PolicyOptions>(options: &O) -> ModelSpec {
+    ModelSpec::new(options, PartitionId::default())
+}
+
+/// A policy, and the ring that its requests enter.
 fn policy(
     setup: &LaneSetup<'_>,
     device: usize,
     padding: Option<&Padding>,
-) -> anyhow::Result<(DeviceModel, Option<InputRings>)> {
+) -> anyhow::Result<(ModelSpec, Option<InputRings>)> {
     let (settings, max_batch) = (setup.settings, setup.plan.max_batch());
     let (drop, queue_bound, profile) = (setup.drop, setup.queue_bound, setup.segments.clone());
-    let its = profile.clone();
     match setup.policy {
         DevicePolicy::Exclusive => bail!("the policy exclusive has no lanes"),
         DevicePolicy::Windowed => {
             let window = settings.window.unwrap_or(setup.queue_delay);
             let fill = settings.fill;
             let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
-            Ok((DeviceModel::new(Windowed::new(options), its), None))
+            Ok((spec(&options), None))
         }
         DevicePolicy::Elastic => {
             let (mixes, max_running) = mixes(settings, max_batch)?;
@@ -412,7 +402,7 @@ fn policy(
                 InputRings::new(&**setup.model, device, &setup.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
             let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
-            Ok((DeviceModel::new(Elastic::new(options), its), Some(rings)))
+            Ok((spec(&options), Some(rings)))
         }
         DevicePolicy::Staged => {
             let pairs = settings.buffer_pairs.unwrap_or(BUFFER_PAIRS);
@@ -434,7 +424,7 @@ fn policy(
                 drop,
                 queue_bound,
             };
-            Ok((DeviceModel::new(Staged::new(options), its), rings))
+            Ok((spec(&options), rings))
         }
     }
 }

@@ -16,7 +16,6 @@
 //! lock, hears the decisions, and carries them out after it.
 
 mod device_host;
-mod device_log;
 mod exits;
 mod handoff;
 mod history;
@@ -34,7 +33,6 @@ mod request_table;
 mod tensors;
 
 pub use device_host::DeviceHost;
-pub use device_log::{DeviceEvent, DeviceLogHead, DeviceRecord};
 pub use history::{PastLaunch, REMEMBERED};
 pub use hosted_model::HostedModel;
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
 use downbeat_core::device::{InputSource, Launch, SlotRun};
-use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
 use super::lane::{Body, Member, Source};
@@ -84,11 +84,6 @@ impl RequestTable {
     /// Whether the client of a request is still there.
     pub fn is_awaited(&self, request: RequestId) -> bool {
         self.entries.get(&request).is_some_and(|entry| !entry.call.reply.is_closed())
-    }
-
-    /// The model of a request.
-    pub fn model(&self, request: RequestId) -> Option<ModelId> {
-        self.entries.get(&request).map(|entry| entry.call.executable.hosts().first().id)
     }
 
     /// A request that is not answered.

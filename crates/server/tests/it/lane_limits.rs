@@ -1,8 +1,8 @@
 //! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
 
 use downbeat_core::device::DeviceOutput;
+use downbeat_core::device::journal::{self, DeviceEvent, DeviceInput, DeviceRecord};
 use downbeat_server::error::ServiceError;
-use downbeat_server::host::{DeviceEvent, DeviceLogHead, DeviceRecord};
 use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
@@ -395,20 +395,24 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         registry.infer(with_timeout(request("m", 1, 4), ms(1))).await.unwrap_err();
         drained(&registry).await;
         registry.close_decision_log();
-        let text = std::fs::read_to_string(folder.join("device-m-1-0.log")).unwrap();
-        let mut lines = text.lines();
-        let head: DeviceLogHead = serde_json::from_str(lines.next().unwrap()).unwrap();
-        assert_eq!((head.model.as_str(), head.device, head.policy.as_str()), ("m", 0, policy.name()));
-        let records: Vec<DeviceRecord> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+        let log = std::fs::read(folder.join("device-0.log")).unwrap();
+        let records: Vec<DeviceRecord> = journal::read(&log).map(|record| record.unwrap().1).collect();
+        assert!(matches!(&records[0].event, DeviceEvent::Begin(name) if name == "device 0"), "{records:?}");
         assert!(records.is_sorted_by_key(|record| record.at), "time never goes back");
         let count = |wanted: fn(&DeviceEvent) -> bool| records.iter().filter(|record| wanted(&record.event)).count();
-        assert_eq!(count(|event| matches!(event, DeviceEvent::Request(_))), 4, "{policy}");
-        assert_eq!(count(|event| matches!(event, DeviceEvent::Refused { .. })), 1, "{policy}");
-        assert_eq!(count(|event| matches!(event, DeviceEvent::Cancel(_))), 1, "{policy}");
+        let told = |wanted: fn(&DeviceInput) -> bool| {
+            records.iter().filter(|r| matches!(&r.event, DeviceEvent::Told(input) if wanted(input))).count()
+        };
+        assert_eq!(told(|input| matches!(input, DeviceInput::Request(_))), 5, "{policy}");
+        assert_eq!(count(|event| matches!(event, DeviceEvent::Refused(_))), 1, "{policy}");
+        assert_eq!(told(|input| matches!(input, DeviceInput::Cancel(..))), 1, "{policy}");
         let replies = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Reply { .. })));
         assert_eq!(replies, 3, "{policy}");
         let launches = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Launch(_))));
-        assert_eq!(launches, count(|event| matches!(event, DeviceEvent::Completion { .. })), "{policy}");
+        assert_eq!(launches, told(|input| matches!(input, DeviceInput::Completion { .. })), "{policy}");
+        let replay = journal::replay(&log).unwrap();
+        assert_eq!(replay.divergence, None, "{policy}");
+        assert!(replay.decisions >= (replies + launches) as u64, "{policy}: {replay:?}");
         let shown: Vec<String> = records.iter().map(ToString::to_string).collect();
         assert!(shown.iter().any(|line| line.contains("request r0: 2 items")), "{shown:?}");
         assert!(shown.iter().any(|line| line.contains("-> launch x0 on l")), "{shown:?}");

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration as StdDuration;
 
 use downbeat_core::device::{
-    DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, PartitionId,
-    PoolStats, SegmentProfile, SegmentRange, Span, Turn,
+    DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, ModelSpec,
+    PartitionId, PolicyEntry, PolicyOptions, PoolStats, SegmentProfile, SegmentRange, Span, Turn,
 };
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
 use downbeat_repository::TensorBinding;
 use parking_lot::Condvar;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::super::hosted_model::EngineLanes;
@@ -37,6 +38,23 @@ const LONG: StdDuration = StdDuration::from_secs(60);
 #[derive(Debug)]
 struct AtOnce {
     under_way: BTreeMap<LaunchId, RequestId>,
+}
+
+/// It has none.
+#[derive(Serialize, Deserialize)]
+struct AtOnceOptions;
+
+impl PolicyOptions for AtOnceOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<AtOnceOptions>("at_once");
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
+        DeviceModel::new(AtOnce { under_way: BTreeMap::new() }, SegmentProfile::whole(&profile))
+    }
 }
 
 impl DevicePolicy for AtOnce {
@@ -197,9 +215,9 @@ impl Served {
         let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
         let its = metrics.model(&name, &version);
         let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
-        let host = DeviceHost::start(0, clock, metrics.device(0), watchdog).unwrap();
+        let host = DeviceHost::start(0, clock, metrics.device(0), watchdog, None).unwrap();
         let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
-        let policy = DeviceModel::new(AtOnce { under_way: BTreeMap::new() }, SegmentProfile::whole(&profile));
+        let policy = ModelSpec::new(&AtOnceOptions, PartitionId::default());
         let model = Arc::new(HostedModel {
             id: ModelId(0),
             health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
@@ -215,7 +233,7 @@ impl Served {
             model,
             lanes: [Arc::default()].into(),
         });
-        host.add_model(model.clone(), policy, None).unwrap();
+        host.add_model(model.clone(), policy).unwrap();
         let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
         let executable = Arc::new(Executable::new(hosts, its, 100));
         Served { host, model, executable, device, sent: AtomicU64::new(0) }

@@ -20,7 +20,7 @@ named! {
         Consolidating = "consolidating",
         /// At the latest moment that still makes the deadline.
         Latest = "latest",
-        /// Not at all: a request goes to the device with the fewest outstanding items, and batches are made there, by a [`DevicePolicy`].
+        /// Not at all: a request goes to the device that will probably be done first with all that it has, of whatever models, and batches are made there, by a [`DevicePolicy`].
         Route = "route",
     }
 }

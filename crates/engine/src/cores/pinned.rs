@@ -10,9 +10,12 @@ use super::CoreSet;
 thread_local! {
     /// What the thread is bound to by us.
     static BOUND: Cell<Option<CoreSet>> = const { Cell::new(None) };
+    /// Whether it stays bound.
+    static STAYS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As long as it lives, the thread that made it, and every thread that this one starts, run on some cores only.
+/// As long as it lives, the thread that made it, and every thread that this one starts, run on some cores only. The thread has what it had before afterwards, unless it
+/// [stays](Pinned::stay).
 #[derive(Debug)]
 pub struct Pinned {
     /// What the thread had before; `None`: it was so before.
@@ -42,9 +45,20 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// The calling thread stays bound to the first cores that it is bound to from now on: for threads that run lanes of one partition, which are then moved once and not in
+    /// every run.
+    pub fn stay() {
+        STAYS.set(true);
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         let Some((bound, before)) = self.before else { return };
+        if bound.is_none() && STAYS.get() {
+            return;
+        }
         BOUND.set(bound);
         // Fails only where all its CPUs have gone offline meanwhile; then the kernel lets it run anywhere.
         let _ = sched_setaffinity(None, &before);
@@ -68,6 +82,23 @@ mod tests {
         assert_eq!(std::thread::spawn(usable).join().unwrap(), last);
         drop(pinned);
         assert_eq!(usable(), all);
+    }
+
+    #[test]
+    fn a_thread_that_stays_is_bound_to_the_first_cores_for_good() {
+        let stays = || {
+            let usable = || Topology::here().usable();
+            let all = usable();
+            let last = CoreSet::from_iter(all.iter().last());
+            Pinned::stay();
+            drop(Pinned::to(&last).unwrap());
+            assert_eq!(usable(), last);
+            let elsewhere = Pinned::to(&all).unwrap();
+            assert_eq!(usable(), all);
+            drop(elsewhere);
+            assert_eq!(usable(), last);
+        };
+        std::thread::spawn(stays).join().unwrap();
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, SegmentRange, SlotRun};
 use downbeat_core::{DeviceId, Duration, RequestId, Time};
-use downbeat_engine::{Lane, State};
+use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
 
 use super::device_host::DeviceHost;
@@ -165,6 +165,7 @@ pub fn start(host: Arc<DeviceHost>, next: Arc<Handoff<Work>>) -> std::io::Result
 impl Worker {
     /// The life of the thread.
     fn work(self: Arc<Self>) {
+        Pinned::stay();
         let owner: Weak<Worker> = Arc::downgrade(&self);
         let host = &*self.host;
         let post = host.watchdog().post(owner);

@@ -278,7 +278,9 @@ impl fmt::Display for DeviceRecord {
 fn told(f: &mut fmt::Formatter<'_>, input: &DeviceInput) -> fmt::Result {
     match input {
         DeviceInput::Layout(layout) => write!(f, "layout: shared lanes by partition {:?}", layout.shared_lanes),
-        DeviceInput::Model(model, Some(spec)) => write!(f, "{model} comes with the policy {}", spec.policy()),
+        DeviceInput::Model(model, Some(spec)) => {
+            write!(f, "{model} comes: {} with the policy {}", spec.name, spec.policy())
+        }
         DeviceInput::Model(model, None) => write!(f, "{model} goes"),
         DeviceInput::Request(request) => {
             write!(f, "request {}: {} items", request.id, request.size)?;

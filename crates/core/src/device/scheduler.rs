@@ -11,9 +11,11 @@ use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
 use super::segment_profile::SegmentProfile;
-use super::table::MOST_LANES;
 use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
+
+/// The largest number of shared lanes of a device.
+const MOST_SHARED_LANES: u64 = 1 << 16;
 
 /// How a device is divided.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -29,7 +31,7 @@ pub enum BadLayout {
     #[error("a device has at least one partition")]
     Empty,
     /// More lanes than a device may have.
-    #[error("{0} shared lanes are more than the {MOST_LANES} that a device may have")]
+    #[error("{0} shared lanes are more than the {MOST_SHARED_LANES} that a device may have")]
     TooMany(u64),
     /// A model is in a partition that would go.
     #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
@@ -143,7 +145,7 @@ impl DeviceScheduler {
         }
         // A partition without lanes counts, too.
         let lanes = layout.shared_lanes.iter().map(|count| u64::from(*count).max(1)).sum();
-        if lanes > u64::from(MOST_LANES) {
+        if lanes > MOST_SHARED_LANES {
             return Err(BadLayout::TooMany(lanes));
         }
         for (resident, _) in self.residents.values() {

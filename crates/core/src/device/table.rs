@@ -11,7 +11,7 @@ use super::staged::StagedOptions;
 use super::windowed::WindowedOptions;
 use crate::ids::PartitionId;
 
-/// The largest number of lanes of a model, and of shared ones of a device.
+/// The largest number of lanes of a model.
 pub const MOST_LANES: u32 = 256;
 /// The largest batch, and the most slots of a ring.
 pub const MOST_ROWS: u32 = 1 << 24;
@@ -59,6 +59,9 @@ fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
 /// A policy for a model as plain data: which, with which options, where.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelSpec {
+    /// What people call the model, for the log.
+    #[serde(default)]
+    pub name: String,
     #[serde(with = "by_name")]
     policy: &'static PolicyEntry,
     options: Value,
@@ -67,8 +70,10 @@ pub struct ModelSpec {
 
 impl PartialEq for ModelSpec {
     fn eq(&self, other: &Self) -> bool {
-        let all = |spec: &Self| (spec.policy.name, spec.partition);
-        all(self) == all(other) && self.options == other.options
+        self.name == other.name
+            && self.policy.name == other.policy.name
+            && self.partition == other.partition
+            && self.options == other.options
     }
 }
 
@@ -77,7 +82,12 @@ impl ModelSpec {
     pub fn new<O: PolicyOptions>(options: &O, partition: PartitionId) -> Self {
         // Numbers, words and lists of them: nothing of it can fail, and what is nothing builds no policy.
         let options = serde_json::to_value(options).unwrap_or_default();
-        ModelSpec { policy: O::ENTRY, options, partition }
+        ModelSpec { name: String::new(), policy: O::ENTRY, options, partition }
+    }
+
+    /// The same for a model of that name.
+    pub fn named(self, name: String) -> Self {
+        ModelSpec { name, ..self }
     }
 
     /// The policy's name.

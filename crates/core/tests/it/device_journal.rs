@@ -55,7 +55,7 @@ fn log(spec: ModelSpec) -> Vec<u8> {
 }
 
 fn spec(options: &impl PolicyOptions) -> ModelSpec {
-    ModelSpec::new(options, PartitionId(0))
+    ModelSpec::new(options, PartitionId(0)).named("mlp 1".to_owned())
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_log_plays_again_and_can_be_read() {
     let shown: Vec<String> = read(&bytes).map(|line| line.unwrap().1.to_string()).collect();
     for expected in [
         "decision log of m on device 0",
-        "m0 comes with the policy windowed",
+        "m0 comes: mlp 1 with the policy windowed",
         "request r0: 1 items",
         "-> launch x0 on l0: b0",
         "-> refused: the queue is full",
@@ -133,9 +133,9 @@ fn options_that_are_none_are_refused_with_the_reason() {
     assert!(error.contains("none for more than the 8 that run at once"), "{error}");
     let error = refused(ModelSpec::new(&windowed(), PartitionId(3)));
     assert_eq!(error, "the device has no partition p3");
-    let layout = Layout { shared_lanes: vec![200, 57] };
+    let layout = Layout { shared_lanes: vec![60_000, 5_537] };
     let error = scheduler.apply(at(0), DeviceInput::Layout(layout)).unwrap_err().to_string();
-    assert_eq!(error, "257 shared lanes are more than the 256 that a device may have");
+    assert_eq!(error, "65537 shared lanes are more than the 65536 that a device may have");
 }
 
 #[test]

@@ -129,3 +129,25 @@ fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
         assert_eq!(output.status.code(), Some(1));
     });
 }
+
+#[test]
+fn a_device_log_is_played_again() {
+    let told = r#"{"at":5,"told":{"model":[0,null]}}"#;
+    let log = format!("{{\"at\":0,\"begin\":\"device 0\"}}\n{told}\n");
+    in_file(log.as_bytes(), |file| {
+        let output = run(&["log", "replay", file.to_str().unwrap()]);
+        assert_eq!(stdout(&output), "1 inputs give the same 0 decisions again\n");
+        assert_eq!(output.status.code(), Some(0));
+    });
+    let other = format!("{log}{{\"at\":5,\"refused\":\"so\"}}\n");
+    in_file(other.as_bytes(), |file| {
+        let output = run(&["log", "replay", file.to_str().unwrap()]);
+        let said = stdout(&output);
+        assert!(
+            said.contains("after 1 inputs and 0 decisions the log and its replay part\nline 3 of the log:"),
+            "{said}"
+        );
+        assert!(said.ends_with("-> refused: so\nreplay: nothing\n"), "{said}");
+        assert_eq!(output.status.code(), Some(1));
+    });
+}

@@ -213,7 +213,7 @@ impl<'a> Started<'a> {
             engines,
             lanes: (0..lanes).map(|_| Arc::default()).collect(),
         });
-        host.add_model(model.clone(), policy)?;
+        host.add_model(model.clone(), policy.named(format!("{} {}", setup.name, setup.version)))?;
         self.devices.push((host.clone(), model));
         Ok(())
     }

@@ -414,6 +414,10 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         assert_eq!(replay.divergence, None, "{policy}");
         assert!(replay.decisions >= (replies + launches) as u64, "{policy}: {replay:?}");
         let shown: Vec<String> = records.iter().map(ToString::to_string).collect();
+        assert!(
+            shown.iter().any(|line| line.contains(&format!("m0 comes: m 1 with the policy {policy}"))),
+            "{shown:?}"
+        );
         assert!(shown.iter().any(|line| line.contains("request r0: 2 items")), "{shown:?}");
         assert!(shown.iter().any(|line| line.contains("-> launch x0 on l")), "{shown:?}");
     }

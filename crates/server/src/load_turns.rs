@@ -185,6 +185,7 @@ mod tests {
             timed
         });
         assert!(was_alone);
+        drop(other);
         let panics = turns.begin();
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let panics = panics;

@@ -47,11 +47,6 @@ impl DeviceProfiles {
         if profiles.is_empty() { Err(ProfileError::Empty) } else { Ok(DeviceProfiles(Profiles::ByKind(profiles))) }
     }
 
-    /// A profile for one kind; on a device of another kind the model never runs.
-    pub fn only(kind: DeviceKind, profile: LatencyProfile) -> Self {
-        DeviceProfiles(Profiles::ByKind(vec![(kind, profile)]))
-    }
-
     /// The profile on a device of this kind; `None`: the model does not run there.
     pub fn get(&self, kind: DeviceKind) -> Option<&LatencyProfile> {
         match &self.0 {
@@ -103,7 +98,5 @@ mod tests {
         let expected = [(Some(DeviceKind(0)), &profile(3)), (Some(DeviceKind(2)), &profile(5))];
         assert_eq!(some.iter().collect::<Vec<_>>(), expected);
         assert_eq!(DeviceProfiles::by_kind([]), Err(ProfileError::Empty));
-        let only = DeviceProfiles::only(DeviceKind(1), profile(5));
-        assert_eq!(only, DeviceProfiles::by_kind([(DeviceKind(1), profile(5))]).unwrap());
     }
 }

@@ -34,6 +34,9 @@ pub struct CheckArgs {
     /// The options file that they would be served with; without it the one that `downbeat serve` would use
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
     config: Option<PathBuf>,
+    /// A plan that `downbeat plan --json` has printed, as for `downbeat serve`
+    #[arg(long, value_name = "FILE", env = "DOWNBEAT_PLAN")]
+    plan: Option<PathBuf>,
 }
 
 /// Runs the command; `false` if something was found that it fails on.
@@ -53,7 +56,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     };
     scan.warnings.iter().for_each(|w| warn(w));
     for name in &scan.names {
-        let mut definition = match repository.definition(name, None) {
+        let mut definition = match registry.definition(name) {
             Ok(definition) => definition,
             Err(error) => {
                 errors += 1;
@@ -63,6 +66,10 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         };
         let checked = against_files(&mut definition);
         definition.warnings.iter().for_each(|w| warn(w));
+        if let Some(devices) = registry.chosen_devices(name) {
+            let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
+            println!("{name}: on device {}", devices.join(", "));
+        }
         if let Err(error) = checked.and_then(|()| runtime.block_on(load(&registry, name))) {
             errors += 1;
             println!("error: {error}");
@@ -79,6 +86,7 @@ fn options(args: &CheckArgs) -> anyhow::Result<ServerOptions> {
         repository: vec![args.repository.clone()],
         config: args.config.clone(),
         engine: args.engine,
+        plan: args.plan.clone(),
         ..ServeFlags::default()
     };
     let mut options = resolve(&flags, Path::new(""))?.options;

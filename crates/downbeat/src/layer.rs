@@ -20,8 +20,8 @@ use crate::units;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The options that are about models, and may come in a file that lies with them.
-const OF_MODELS: [&str; 7] =
-    ["slo_ms", "scheduler", "drop", "max_queue_size", "default_max_batch_size", "device", "models"];
+const OF_MODELS: [&str; 8] =
+    ["slo_ms", "scheduler", "drop", "max_queue_size", "default_max_batch_size", "device", "placement", "models"];
 
 /// The options that one source gives.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize)]
@@ -103,6 +103,9 @@ pub struct Layer {
     pub autoscale: AutoscaleLayer,
     #[serde(default)]
     pub log: LogLayer,
+    /// The devices of each model, by their numbers.
+    #[serde(default)]
+    pub placement: BTreeMap<String, Vec<usize>>,
     #[serde(default)]
     pub models: BTreeMap<String, ModelLayer>,
 }

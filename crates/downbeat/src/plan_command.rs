@@ -1,16 +1,15 @@
 //! `downbeat plan`: which models share a sub-cluster.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use downbeat_core::{Duration, Time};
-use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{HAS_SOLVER, Method, Options, Workload, generate, plan};
 use downbeat_server::clock::Clock;
 
-use crate::plan_report::{PlanReport, RunningPlan};
+use crate::plan_report::{PlanReport, read, read_plan, set_running};
 use crate::units;
 
 /// How to get the solver, in one sentence.
@@ -72,9 +71,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         workload.sub_clusters = sub_clusters as usize;
     }
     if let Some(running) = &args.running {
-        let plan: RunningPlan = serde_json::from_str(&read(running)?)
-            .with_context(|| format!("{} is not a plan that `downbeat plan --json` printed", running.display()))?;
-        plan.apply(&mut workload);
+        set_running(&read_plan(running)?, &mut workload);
     }
     let method = match args.method {
         Chosen::Auto => Method::SearchThenSolver,
@@ -92,15 +89,6 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let found = plan(&problem, &options, &elapsed).with_context(|| format!("{shown}"))?;
     let report = PlanReport::new(&workload, &problem, &found, elapsed())?;
     print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() })
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let shown = path.display();
-    let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
-    if !metadata.is_file() || metadata.len() > MAX_BYTES {
-        bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
-    }
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
 }
 
 /// Prints; a reader that has seen enough and gone is no error.

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow, bail};
 use downbeat_core::Duration;
 use downbeat_plan::words::{bytes, number};
+use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{Plan, Problem, Workload};
-use serde::{Deserialize, Serialize};
+use downbeat_server::options::PlacementPlan;
+use serde::Serialize;
 
 /// A plan for people and, as JSON, for programs.
 #[derive(Serialize, Debug)]
@@ -61,27 +64,35 @@ struct Move {
     cost: f64,
 }
 
-/// Of a plan that was printed as JSON, what says where models run.
-#[derive(Deserialize, Debug)]
-pub struct RunningPlan {
-    sub_clusters: Vec<RunningSubCluster>,
+/// Reads what says where models run of a plan that was printed as JSON.
+///
+/// # Errors
+/// If the file cannot be read, or is no such plan.
+pub fn read_plan(path: &Path) -> anyhow::Result<PlacementPlan> {
+    let shown = path.display();
+    serde_json::from_str(&read(path)?)
+        .with_context(|| format!("{shown} is not a plan that `downbeat plan --json` printed"))
 }
 
-#[derive(Deserialize, Debug)]
-struct RunningSubCluster {
-    index: usize,
-    models: Vec<String>,
+/// Reads a file of a plan or a workload.
+///
+/// # Errors
+/// If it cannot be read, or is too large.
+pub fn read(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
+    }
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
 }
 
-impl RunningPlan {
-    /// Makes the plan the workload's running assignment. Models that only the plan has are gone; those that only the workload
-    /// has are new.
-    pub fn apply(&self, workload: &mut Workload) {
-        let places: BTreeMap<&str, usize> =
-            self.sub_clusters.iter().flat_map(|s| s.models.iter().map(|m| (m.as_str(), s.index))).collect();
-        for model in &mut workload.models {
-            model.running_on = places.get(model.name.as_str()).copied();
-        }
+/// Makes the plan the workload's running assignment. Models that only the plan has are gone; those that only the workload has are new.
+pub fn set_running(plan: &PlacementPlan, workload: &mut Workload) {
+    let places: BTreeMap<&str, usize> =
+        plan.sub_clusters.iter().flat_map(|s| s.models.iter().map(|m| (m.as_str(), s.index))).collect();
+    for model in &mut workload.models {
+        model.running_on = places.get(model.name.as_str()).copied();
     }
 }
 

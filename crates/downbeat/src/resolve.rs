@@ -6,11 +6,12 @@ use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
 use downbeat_server::options::{
-    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl,
-    ServerOptions,
+    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
+    ModelControl, ServerOptions,
 };
 
 use crate::layer::{ControlMode, Layer, Port};
+use crate::plan_report;
 use crate::serve_flags::ServeFlags;
 
 /// Name of the options file.
@@ -51,6 +52,7 @@ pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
         }
     }
     let mut options = merge(&[from_file, given])?;
+    options.plan = flags.plan.as_ref().map(|file| plan_report::read_plan(&folder.join(file))).transpose()?;
     options.notices.extend(flags.triton.notice()?);
     if flags.poll.is_some() && !matches!(options.model_control, ModelControl::Poll { .. }) {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
@@ -174,6 +176,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         mode = layer.model_control.mode.or(implied).or(mode);
         load = layer.model_control.load.clone().or(load);
         poll = layer.model_control.poll.or(poll);
+        options.placement.extend(layer.placement.clone());
         for (name, model) in &layer.models {
             model.apply(options.models.entry(name.clone()).or_default());
         }
@@ -201,8 +204,8 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if options.http_port.is_none() && options.grpc_port.is_none() {
         bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
     }
-    if options.devices > 256 {
-        bail!("devices is {}; at most 256 are supported, 0 chooses by the engine", options.devices);
+    if options.devices > MOST_DEVICES {
+        bail!("devices is {}; at most {MOST_DEVICES} are supported, 0 chooses by the engine", options.devices);
     }
     let on_gpus = matches!(options.engine, EngineChoice::Auto | EngineChoice::Cuda | EngineChoice::Tensorrt);
     if !options.cuda.devices.is_empty() && !on_gpus {
@@ -359,6 +362,9 @@ mod tests {
             [log]
             format = "json"
             level = "debug"
+            [placement]
+            digits = [0, 2]
+            mlp = [1]
             [models.digits]
             slo_ms = 5
             scheduler = "route"
@@ -453,6 +459,8 @@ mod tests {
         };
         assert_eq!(options.autoscale, Some(autoscale));
         assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
+        let placement = [("digits".to_owned(), vec![0, 2]), ("mlp".to_owned(), vec![1])];
+        assert_eq!(options.placement, placement.into());
         let digits = &options.models["digits"];
         assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
         assert_eq!((digits.gpu_memory, digits.partition), (Some(3000 << 20), Some(1)));

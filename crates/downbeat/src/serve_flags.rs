@@ -99,6 +99,10 @@ pub struct ServeFlags {
     )]
     pub load_threads: Option<usize>,
 
+    /// A plan that `downbeat plan --json` has printed: each of its sub-clusters gets devices of its own. Wins over [placement]
+    #[arg(long, value_name = "FILE", env = "DOWNBEAT_PLAN", help_heading = "Models")]
+    pub plan: Option<PathBuf>,
+
     /// GPUs to use, by their numbers, such as 0,1 [default: all]
     #[arg(long, value_name = "GPUS", env = "DOWNBEAT_GPUS", value_delimiter = ',', help_heading = "GPUs")]
     pub gpus: Vec<u32>,
@@ -383,6 +387,7 @@ impl ServeFlags {
             device: DeviceLayer { policy: self.device_policy, ..DeviceLayer::default() },
             autoscale: AutoscaleLayer::default(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
+            placement: Default::default(),
             models: Default::default(),
         };
         self.triton.apply(&mut layer);

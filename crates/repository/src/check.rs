@@ -96,8 +96,8 @@ impl<'a> Report<'a> {
         self.warnings.push(self.source.finding(field, message.into()));
     }
 
-    /// Checks everything that does not need the model file, for a server that runs models on `gpus`, or else on the CPU.
-    pub(crate) fn check(&mut self, model: &str, gpus: &[u32]) -> Checked {
+    /// Checks everything that does not need the model file, nor the server's devices.
+    pub(crate) fn check(&mut self, model: &str) -> Checked {
         let config = &self.source.config;
         if !config.name.is_empty() && config.name != model {
             self.error(
@@ -121,7 +121,7 @@ impl<'a> Report<'a> {
         self.tensors(config);
         self.version_policy(config);
         self.scheduling(config);
-        let instances = self.instances(config, gpus);
+        let instances = self.instances(config);
         let Policies { slo, dispatch, device, drop } = self.parameters(config);
         let tensorrt = self.accelerators(config);
         self.unsupported(config);
@@ -316,32 +316,71 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Judges where a group of instances is to be, on a server that runs models on `gpus`, or on the CPU if there are none.
-    fn place(&mut self, path: &str, group: &ModelInstanceGroup, gpus: &[u32]) {
-        let on_gpu = group.kind() == model_instance_group::Kind::Gpu;
-        let used = |gpu: &i32| u32::try_from(*gpu).is_ok_and(|gpu| gpus.contains(&gpu));
-        let list = || gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        if gpus.is_empty() {
-            if on_gpu {
-                let message =
-                    "KIND_GPU: this server runs models on the CPU; the instances run there. --engine cuda is for GPUs";
-                self.warn(&format!("{path}.kind"), message);
-            } else if !group.gpus.is_empty() {
-                self.warn(&format!("{path}.gpus"), "this server runs models on the CPU; the devices are ignored");
-            }
-        } else if group.kind() == model_instance_group::Kind::Cpu {
-            let message = "KIND_CPU: this server runs models on its GPUs; the instances run there";
-            self.warn(&format!("{path}.kind"), message);
-        } else if let Some(unknown) = group.gpus.iter().find(|gpu| !used(gpu)) {
-            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {}", list()));
-        } else if !group.gpus.is_empty() && !gpus.iter().all(|gpu| group.gpus.contains(&(*gpu as i32))) {
-            let message =
-                format!("instances cannot be kept to some GPUs; they run on all that this server uses: {}", list());
-            self.warn(&format!("{path}.gpus"), message);
+    /// Judges where the instances of a model of this format are to be, on a server that runs models on `gpus`, or on the CPU if there are none; gives the GPUs that they are kept to.
+    pub(crate) fn places(&mut self, format: ModelFormat, gpus: &[u32]) -> Option<Vec<u32>> {
+        let groups = &self.source.config.instance_group;
+        let mut kept = Some(Vec::new());
+        for (i, group) in groups.iter().enumerate() {
+            let place = self.place(&format!("instance_group[{i}]"), group, format, gpus);
+            kept = kept.zip(place).map(|(kept, place)| [kept, place].concat());
         }
+        let mut kept = kept.filter(|_| !groups.is_empty())?;
+        kept.sort_unstable();
+        kept.dedup();
+        Some(kept)
     }
 
-    fn instances(&mut self, config: &ModelConfig, gpus: &[u32]) -> u32 {
+    /// The GPUs that a group is kept to; `None`: it is not. As in Triton, `KIND_AUTO` means the GPUs that are listed if there are all of them, and else the CPU; what the server has not is an
+    /// error.
+    fn place(&mut self, path: &str, group: &ModelInstanceGroup, format: ModelFormat, gpus: &[u32]) -> Option<Vec<u32>> {
+        use model_instance_group::Kind;
+        const ELSEWHERE: &str = "or say where the model is in [placement] of downbeat.toml";
+        let (kind, listed) = (group.kind(), &group.gpus);
+        let of_gpus = matches!(kind, Kind::Gpu | Kind::Auto);
+        let name = kind.as_str_name();
+        if !of_gpus && !listed.is_empty() {
+            self.error(&format!("{path}.gpus"), format!("{name} has no GPUs; leave them out, or write KIND_GPU"));
+            return None;
+        }
+        if format == ModelFormat::Emulated {
+            if kind == Kind::Gpu || !listed.is_empty() {
+                let message =
+                    "an emulated model is on no GPU; [placement] in downbeat.toml says on which devices it is";
+                self.warn(&format!("{path}.kind"), message);
+            }
+            return None;
+        }
+        if gpus.is_empty() {
+            if kind == Kind::Gpu {
+                let message = format!(
+                    "KIND_GPU, and this server runs models on the CPU; start it on GPUs (--engine cuda), write KIND_AUTO, {ELSEWHERE}"
+                );
+                self.error(&format!("{path}.kind"), message);
+            }
+            return None;
+        }
+        let used = gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        if kind == Kind::Cpu {
+            let message = format!(
+                "KIND_CPU, and this server runs models on its GPUs {used}; serve the model on the CPU (--engine onnxruntime), write KIND_AUTO, {ELSEWHERE}"
+            );
+            self.error(&format!("{path}.kind"), message);
+            return None;
+        }
+        let asked: Option<Vec<u32>> = listed.iter().map(|gpu| u32::try_from(*gpu).ok()).collect();
+        let unknown = listed.iter().find(|gpu| !u32::try_from(**gpu).is_ok_and(|gpu| gpus.contains(&gpu)));
+        if let Some(unknown) = unknown {
+            let auto = if kind == Kind::Auto { ", and KIND_AUTO would mean the CPU without it" } else { "" };
+            self.error(&format!("{path}.gpus"), format!("names GPU {unknown}; this server uses {used}{auto}"));
+        }
+        if group.count > 1 {
+            let message = "one batch of a model runs at a time on each GPU; the device policy elastic runs several";
+            self.warn(&format!("{path}.count"), message);
+        }
+        asked.filter(|asked| !asked.is_empty())
+    }
+
+    fn instances(&mut self, config: &ModelConfig) -> u32 {
         let mut instances: u32 = 0;
         for (i, group) in config.instance_group.iter().enumerate() {
             let path = format!("instance_group[{i}]");
@@ -349,7 +388,6 @@ impl<'a> Report<'a> {
                 Ok(count) => instances = instances.saturating_add(count.max(1)),
                 Err(_) => self.error(&format!("{path}.count"), format!("is {}; must be 1 or larger", group.count)),
             }
-            self.place(&path, group, gpus);
             for (given, field) in [
                 (group.rate_limiter.is_some(), "rate_limiter"),
                 (!group.secondary_devices.is_empty(), "secondary_devices"),

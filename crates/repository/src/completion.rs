@@ -97,15 +97,17 @@ impl ModelDefinition {
             config.version_policy =
                 Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
         }
-        let gpus: Vec<i32> = self.completion.gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
-        let on_gpus = !gpus.is_empty() && self.format == ModelFormat::Onnx;
+        let on_gpus = !self.completion.gpus.is_empty() && self.format == ModelFormat::Onnx;
+        let gpus = self.gpus.as_ref().unwrap_or(&self.completion.gpus);
+        let gpus: Vec<i32> = gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
+        let is_chosen = self.completion.places.contains_key(&self.name);
         if config.instance_group.is_empty() {
             let kind = if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu };
             config.instance_group.push(ModelInstanceGroup {
                 name: self.name.clone(),
                 kind: kind.into(),
                 count: 1,
-                gpus: if on_gpus { gpus } else { Vec::new() },
+                gpus: if on_gpus { gpus.clone() } else { Vec::new() },
                 ..ModelInstanceGroup::default()
             });
         }
@@ -115,6 +117,13 @@ impl ModelDefinition {
             }
             if group.kind() == model_instance_group::Kind::Auto {
                 group.set_kind(if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu });
+            }
+            if is_chosen {
+                group.set_kind(if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu });
+                group.gpus.clear();
+            }
+            if group.kind() == model_instance_group::Kind::Gpu && group.gpus.is_empty() && on_gpus {
+                group.gpus.clone_from(&gpus);
             }
             group.count = group.count.max(1);
         }

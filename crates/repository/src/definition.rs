@@ -33,6 +33,9 @@ pub struct ModelDefinition {
     pub batching: Batching,
     /// Copies that may run at the same time (`instance_group`); at least 1.
     pub instances: u32,
+    /// The GPUs that it is kept to, by its `instance_group` or where the server was told ([`ModelRepository::with_places`](crate::ModelRepository::with_places)); `None`: all that the
+    /// server uses.
+    pub gpus: Option<Vec<u32>>,
     /// The SLO (`parameters["slo_ms"]`), from arrival to answer.
     pub slo: Option<Duration>,
     /// The dispatch policy (`parameters["scheduler"]`).
@@ -94,7 +97,7 @@ impl ModelFormat {
 }
 
 /// How a definition is completed from its model file.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct CompletionOptions {
     /// Whether it is completed at all, or only checked.
     pub(crate) enabled: bool,
@@ -102,6 +105,8 @@ pub(crate) struct CompletionOptions {
     pub(crate) default_max_batch_size: u32,
     /// The GPUs that models run on; none: the CPU.
     pub(crate) gpus: Vec<u32>,
+    /// The models whose place somebody has chosen who is asked before their configuration, with their GPUs.
+    pub(crate) places: BTreeMap<String, Vec<u32>>,
 }
 
 /// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.

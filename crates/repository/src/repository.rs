@@ -108,7 +108,8 @@ impl ModelRepository {
         let unreadable = |e: io::Error| RepositoryError::Unreadable { path: path.clone(), reason: io_reason(&e) };
         let root = path.canonicalize().map_err(unreadable)?;
         fs::read_dir(&root).map_err(unreadable)?;
-        let completion = CompletionOptions { enabled: true, default_max_batch_size: 32, gpus: Vec::new() };
+        let completion =
+            CompletionOptions { enabled: true, default_max_batch_size: 32, ..CompletionOptions::default() };
         Ok(ModelRepository { path, root, completion })
     }
 
@@ -131,6 +132,14 @@ impl ModelRepository {
     #[must_use]
     pub fn with_gpus(mut self, gpus: Vec<u32>) -> Self {
         self.completion.gpus = gpus;
+        self
+    }
+
+    /// The same repository of a server that was told which of its GPUs these models are on (none: it has no GPUs, or the models are all over them): what their configurations say of
+    /// places does not count.
+    #[must_use]
+    pub fn with_places(mut self, places: BTreeMap<String, Vec<u32>>) -> Self {
+        self.completion.places = places;
         self
     }
 
@@ -269,11 +278,15 @@ impl ModelRepository {
             }
         };
         let mut report = Report::new(&source);
-        let checked = report.check(name, &self.completion.gpus);
+        let checked = report.check(name);
         let mut files = Files { repository: self, dir: &dir, shown: self.path.join(name) };
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
+        let gpus = match self.completion.places.get(name) {
+            Some(gpus) => Some(gpus.clone()).filter(|gpus| !gpus.is_empty()),
+            None => report.places(format, &self.completion.gpus),
+        };
         if !report.errors.is_empty() {
             return Err(ConfigError { findings: sorted(report.errors) }.into());
         }
@@ -288,6 +301,7 @@ impl ModelRepository {
             format,
             batching,
             instances: checked.instances,
+            gpus,
             slo: checked.slo,
             dispatch: checked.dispatch,
             device: checked.device,

@@ -46,15 +46,19 @@ pub struct TooLarge {
 }
 
 impl<'a> DeviceBudget<'a> {
-    /// Looks at the devices before a model is loaded. `limit`: what it may take of each, bytes; else what is free, but for a reserve.
-    pub fn before(engine: &'a dyn Engine, devices: usize, limit: Option<u64>) -> Self {
+    /// Looks at the devices that a model is going to be on, before it is loaded. `limit`: what it may take of each, bytes; else what is free, but for a reserve.
+    pub fn before(engine: &'a dyn Engine, devices: &[usize], limit: Option<u64>) -> Self {
         let on = |device| {
             let before = engine.device_memory(device)?;
             let free = before.free.saturating_sub(reserve(before.total));
             let may = limit.map_or(free, |limit| limit.min(before.free));
             Some(OnDevice { before, may, is_limit: limit.is_some(), lanes_from: DeviceShare::default() })
         };
-        DeviceBudget { engine, devices: (0..devices).map(on).collect() }
+        let all = devices.iter().max().map_or(0, |last| last + 1);
+        DeviceBudget {
+            engine,
+            devices: (0..all).map(|device| on(device).filter(|_| devices.contains(&device))).collect(),
+        }
     }
 
     /// Says that from now on the lanes are made that are to serve.
@@ -278,7 +282,7 @@ mod tests {
     /// Which sizes a model is warmed up with that may take so much, with so many lanes, and how many MiB it has taken then.
     fn warmed(limit: u64, others: f64) -> (Vec<usize>, u64) {
         let fake = Fake::default();
-        let budget = DeviceBudget::before(&fake, 1, Some(limit * MIB));
+        let budget = DeviceBudget::before(&fake, &[0], Some(limit * MIB));
         // Its weights.
         fake.taken.fetch_add(100 * MIB, Ordering::Relaxed);
         let run = |size| {
@@ -307,8 +311,8 @@ mod tests {
     #[test]
     fn a_model_that_takes_more_than_it_may_is_refused_with_the_numbers() {
         let fake = Fake::default();
-        let limited = DeviceBudget::before(&fake, 2, Some(200 * MIB));
-        let unlimited = DeviceBudget::before(&fake, 2, None);
+        let limited = DeviceBudget::before(&fake, &[0, 1], Some(200 * MIB));
+        let unlimited = DeviceBudget::before(&fake, &[0, 1], None);
         fake.taken.fetch_add(100 * MIB, Ordering::Relaxed);
         fake.run(64);
         let error = limited.check(&fake, 0).unwrap_err().to_string();

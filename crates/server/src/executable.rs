@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::{DeviceKind, DeviceProfiles, Duration, LatencyProfile, Time};
+use downbeat_core::{Duration, Time};
 use downbeat_driver::Place;
 use downbeat_engine::Model;
 use parking_lot::{Mutex, RwLock};
@@ -17,6 +17,7 @@ use crate::error::ServiceError;
 use crate::host::HostedVersion;
 use crate::metrics::{ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
+use crate::placement::Placed;
 use crate::plan::{Admitted, BatchPlan, ShapeKey};
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
@@ -57,22 +58,12 @@ pub struct Queue {
     pub drops: bool,
     /// Whether requests wait for others of their shape, for a time that is set.
     pub gathers: bool,
-    /// The kind of the devices that its batches run on; `None`: any.
-    pub kind: Option<DeviceKind>,
+    /// The devices that its batches run on.
+    pub placed: Placed,
     /// Learns the latency of its batches from what they take.
     pub refiner: Mutex<ProfileRefiner>,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,
-}
-
-impl Queue {
-    /// What the scheduler is told of how long its batches take on `kind` (see there).
-    pub fn profiles(kind: Option<DeviceKind>, profile: LatencyProfile) -> DeviceProfiles {
-        match kind {
-            Some(kind) => DeviceProfiles::only(kind, profile),
-            None => profile.into(),
-        }
-    }
 }
 
 impl Executable {

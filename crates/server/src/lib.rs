@@ -32,6 +32,7 @@ mod offload;
 pub mod options;
 pub mod pair_profiler;
 mod partitions;
+mod placement;
 pub mod plan;
 pub mod profiler;
 pub mod refiner;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::SegmentProfile;
-use downbeat_core::{DeviceKind, Duration, LatencyProfile, Time};
+use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{
     Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Part, Place as EnginePlace,
@@ -33,6 +33,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{DeviceSettings, ServerOptions};
 use crate::partitions::Partitions;
+use crate::placement::{Placed, Placement};
 use crate::plan::{BatchPlan, ShapeKey};
 use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, StoredProfile, Threads};
 use crate::refiner::ProfileRefiner;
@@ -159,6 +160,7 @@ pub struct Loader {
     /// The turn of loading a model onto GPUs.
     gpu_turn: Mutex<()>,
     turns: LoadTurns,
+    placement: Placement,
     /// See [`Loader::unsettled`].
     unsettled: Mutex<BTreeSet<String>>,
 }
@@ -170,6 +172,7 @@ impl Loader {
         engines: Engines,
         partitions: Partitions,
         driver: Arc<Driver>,
+        placement: Placement,
         metrics: Arc<Metrics>,
     ) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
@@ -195,6 +198,7 @@ impl Loader {
             memory,
             gpu_turn,
             turns,
+            placement,
         }
     }
 
@@ -254,8 +258,12 @@ impl Loader {
         // What each takes of a GPU is seen where one is loaded after another. A load that does not end holds up no other for good.
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
         let turn = self.turns.begin();
-        let mut budget = DeviceBudget::before(&**engine, if on_gpus { self.driver.devices() } else { 0 }, limit);
-        let (part, kind) = (self.partitions.of(&definition.name).map(|(_, part)| part), self.kind(&definition.name));
+        let partition = self.partitions.of(&definition.name);
+        let on = partition.filter(|_| self.engines.gpus.is_empty()).map(|(index, _)| index);
+        let placed = self.placement.of(definition, on, policy == DevicePolicy::Exclusive, self.driver.devices())?;
+        let devices = placed.devices();
+        let mut budget = DeviceBudget::before(&**engine, if on_gpus { devices } else { &[] }, limit);
+        let part = partition.map(|(_, part)| part);
         let most = part.map_or_else(|| most_threads(&self.options), |part| part.threads);
         let threads = match self.options.chosen_threads(&definition.name) {
             // What does not run on a GPU is not worth a second thread.
@@ -335,12 +343,14 @@ impl Loader {
             warn_of_levels(definition, policy);
         }
         model.set_shapes(plan.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
+        let works = |device: &usize| model.lost(*device).is_none();
+        let device = devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0);
         if let Some(padding) = &padding {
-            host::check_padding(&plan, padding, &*model, self.clock).map_err(|error| refuses(error.to_string()))?;
+            host::check_padding(&plan, padding, &*model, device, self.clock)
+                .map_err(|error| refuses(error.to_string()))?;
         }
         model.set_batched(plan.is_batched());
         let name = definition.name.clone();
-        let device = (0..self.driver.devices()).find(|device| model.lost(*device).is_none()).unwrap_or(0);
         let mut first = None;
         budget.begin_lanes(&*model);
         // An emulated model answers whatever fits its inputs.
@@ -396,16 +406,15 @@ impl Loader {
         let lanes = match self.at_once(definition) {
             _ if on_gpus => LanesWanted::EachDevice(first.map(|lane| (device, lane))),
             // Nobody said how many devices there are to be: there come to be more.
-            _ if kind.is_some() => LanesWanted::AnyDevice(1),
-            at_once if self.options.devices == 0 => LanesWanted::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
-            at_once => LanesWanted::AnyDevice((at_once as usize).min(self.driver.devices())),
+            at_once if self.executors_grow() => LanesWanted::AnyDevice((at_once as usize).min(MOST_EXECUTORS)),
+            at_once => LanesWanted::AnyDevice((at_once as usize).min(devices.len())),
         };
         progress.step("warming up", 0.9);
         let samples = self.samples(definition, &plan)?;
         let budget = &budget;
         let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
         let chosen = self.options.dispatch_policy(&name, definition.dispatch);
-        let is_there = |host: &&Arc<DeviceHost>| kind.is_none_or(|kind| kind.0 as usize == host.device());
+        let is_there = |host: &&Arc<DeviceHost>| devices.contains(&host.device());
         let on: Vec<_> = self.driver.hosts().iter().filter(is_there).cloned().collect();
         let setup = LaneSetup {
             id: self.driver.next_model(),
@@ -451,7 +460,7 @@ impl Loader {
         } else {
             ShapeKey::new()
         };
-        let queue = self.queue(definition, profile, None);
+        let queue = self.queue(definition, &placed, profile, None);
         // Nobody else knows of this executable yet, so there cannot be another queue.
         let _ = executable.insert_queue(key, queue);
         let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
@@ -469,6 +478,8 @@ impl Loader {
         let executors_grow = self.executors_grow();
         match definition.instances {
             _ if definition.batching.preserve_ordering => 1,
+            // An instance group is for each of its GPUs, and each runs one batch at a time.
+            _ if !self.engines.gpus.is_empty() && !is_emulated(definition) => u32::MAX,
             // What every configuration says that does not care. Executors that share the cores would only slow each other down.
             0 | 1 if executors_grow => 1,
             // As many as there are devices.
@@ -529,7 +540,13 @@ impl Loader {
     }
 
     /// A queue in the scheduler for one shape of a model's requests. `other` is one of the version's, if it has one.
-    pub fn queue(&self, definition: &ModelDefinition, profile: LatencyProfile, other: Option<Place>) -> Arc<Queue> {
+    pub fn queue(
+        &self,
+        definition: &ModelDefinition,
+        placed: &Placed,
+        profile: LatencyProfile,
+        other: Option<Place>,
+    ) -> Arc<Queue> {
         let name = &definition.name;
         let batching = &definition.batching;
         let configured = definition.dispatch.or_else(|| {
@@ -568,10 +585,9 @@ impl Loader {
                 },
             })
             .collect();
-        let kind = self.kind(name);
         let place = self.driver.add_queue(QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profiles: Queue::profiles(kind, profile.clone()),
+            profiles: placed.profiles(profile.clone()),
             drop,
             dispatch,
             max_in_flight: self.at_once(definition),
@@ -581,18 +597,12 @@ impl Loader {
         });
         Arc::new(Queue {
             place,
-            kind,
+            placed: placed.clone(),
             drops: drop != cluster::DropPolicy::None,
             gathers,
             refiner: Mutex::new(ProfileRefiner::new(profile)),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
-    }
-
-    /// The kind of the devices that a model's batches run on; `None`: any. Of a CPU that is divided each partition is one.
-    fn kind(&self, model: &str) -> Option<DeviceKind> {
-        let (partition, _) = self.partitions.of(model).filter(|_| self.engines.gpus.is_empty())?;
-        Some(DeviceKind(u32::try_from(partition).unwrap_or(u32::MAX)))
     }
 
     fn queue_bound(&self, definition: &ModelDefinition) -> u32 {

@@ -18,6 +18,9 @@ pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings, Exit
 /// What the server is called unless it is told otherwise.
 pub const SERVER_NAME: &str = "downbeat";
 
+/// Most devices that can be asked for.
+pub const MOST_DEVICES: usize = 256;
+
 /// Most models that are loaded side by side.
 pub const MOST_LOAD_THREADS: usize = 64;
 
@@ -66,6 +69,10 @@ pub struct ServerOptions {
     pub default_slo: Option<Duration>,
     /// What makes batches on a device, for which models.
     pub device: DeviceOptions,
+    /// The devices of models that are not on all, by their numbers from 0. Wins over `instance_group`.
+    pub placement: BTreeMap<String, Vec<usize>>,
+    /// A plan of which models share devices. Wins over `placement`.
+    pub plan: Option<PlacementPlan>,
     /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
     pub models: BTreeMap<String, ModelOptions>,
     /// Bound of a model's queue where its configuration has none; 0: unbounded.
@@ -150,6 +157,8 @@ impl ServerOptions {
             drop: None,
             default_slo: None,
             device: DeviceOptions::default(),
+            placement: BTreeMap::new(),
+            plan: None,
             models: BTreeMap::new(),
             max_queue_size: 4096,
             max_queue_wait: Duration::from_millis(3_000),
@@ -248,6 +257,25 @@ pub struct ModelOptions {
     pub gpu_memory: Option<u64>,
     /// The number of the partition that it is on ([`DeviceOptions::partitions`]); `None`: the one with the fewest models.
     pub partition: Option<u32>,
+}
+
+/// Which models share devices, as `downbeat plan --json` prints it.
+#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
+pub struct PlacementPlan {
+    /// The sub-clusters: each has devices of its own, with all of its models on each of them.
+    pub sub_clusters: Vec<PlannedSubCluster>,
+}
+
+/// A sub-cluster of a [`PlacementPlan`].
+#[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
+pub struct PlannedSubCluster {
+    /// Its number, from 0.
+    pub index: usize,
+    /// Its models.
+    pub models: Vec<String>,
+    /// How many devices it needs at least, not rounded.
+    #[serde(default)]
+    pub devices_needed: f64,
 }
 
 /// How long a run may take before it is ended.

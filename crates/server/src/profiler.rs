@@ -431,7 +431,7 @@ mod tests {
         let budget = Duration::from_millis(1);
         let mut lane = model.lane().unwrap();
         let engine = downbeat_engine::Emulated::new();
-        let device_budget = DeviceBudget::before(&engine, 1, None);
+        let device_budget = DeviceBudget::before(&engine, &[0], None);
         let steps: [(&str, &mut dyn FnMut()); 6] = [
             ("batches", &mut || drop(subject.measure(&mut *model.lane().unwrap(), &[1, 2], budget, |_| {}).unwrap())),
             ("shares", &mut || {

@@ -11,7 +11,7 @@ use downbeat_core::{Duration, Time};
 use downbeat_engine::GpuInfo;
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
-use downbeat_repository::{Fingerprint, ModelRepositories, ModelRepository};
+use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
 use parking_lot::Mutex;
 
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
@@ -28,6 +28,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
 use crate::partitions::Partitions;
+use crate::placement::{self, Placement};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
 use crate::watchdog::{Owner, Watchdog};
@@ -160,16 +161,16 @@ impl Registry {
         }
         let wanted = match &options.model_control {
             ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
-            _ => scan.names,
+            _ => scan.names.clone(),
         };
-        if let ModelControl::None = options.model_control
-            && let Some(unknown) = options.device.named().find(|name| !wanted.iter().any(|wanted| wanted == name))
-        {
-            let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
-            anyhow::bail!(
-                "[[device.groups]]: the repository {} has no model '{unknown}'{hint}",
-                shown(&options.repositories)
-            );
+        if let ModelControl::None = options.model_control {
+            let groups = options.device.named().map(|name| ("[[device.groups]]", name));
+            let placed = options.placement.keys().map(|name| ("[placement]", name.as_str()));
+            let unknown = groups.chain(placed).find(|(_, name)| !wanted.iter().any(|wanted| wanted == name));
+            if let Some((part, unknown)) = unknown {
+                let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
+                anyhow::bail!("{part}: the repository {} has no model '{unknown}'{hint}", shown(&options.repositories));
+            }
         }
         let waiting = wanted
             .iter()
@@ -181,12 +182,35 @@ impl Registry {
             .collect();
         let engines = Engines::choose(&options)?;
         let partitions = Partitions::divide(&options, &*engines.onnx)?;
-        let devices = engines.devices(options.devices, &partitions)?;
-        let chosen = if engines.gpus.is_empty() { options.devices } else { devices };
-        let options = Arc::new(ServerOptions { devices: chosen, ..ServerOptions::clone(&options) });
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
-        let repository = repository.map(|repository| repository.with_gpus(ordinals.clone()));
+        // Nobody says how many executors there are to be, but where models are.
+        let asked = match options.devices {
+            0 if ordinals.is_empty() => placement::devices_named(&options),
+            asked => asked,
+        };
+        let is_divided = ordinals.is_empty() && partitions.are_there();
+        anyhow::ensure!(
+            !is_divided || placement::devices_named(&options) == 0,
+            "the CPU is divided ([device] partitions), where [models.NAME] partition says which part a model is on; leave [placement] and --plan out"
+        );
+        let devices = engines.devices(asked, &partitions)?;
+        let chosen = if ordinals.is_empty() { asked } else { devices };
+        let options = Arc::new(ServerOptions {
+            devices: chosen,
+            placement: placement::chosen(&options, devices, &scan.names)?,
+            ..ServerOptions::clone(&options)
+        });
+        let places: BTreeMap<String, Vec<u32>> = options
+            .placement
+            .iter()
+            .map(|(name, on)| (name.clone(), on.iter().filter_map(|device| ordinals.get(*device).copied()).collect()))
+            .collect();
+        let repository =
+            repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()));
+        // What is wrong with one is said when it is loaded.
+        let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
+        let placement = Placement::new(options.placement.clone(), devices, &ordinals, &known, is_divided)?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
@@ -195,11 +219,9 @@ impl Registry {
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
-        // On GPUs each model has its part of the device that takes turns.
-        let kinds = if gpus.is_empty() { partitions.count() } else { 1 };
-        let driver = Driver::start(clock, devices, kinds, shards, &metrics, &watchdog, log)?;
+        let driver = Driver::start(clock, placement.kinds(), shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
-        let loader = Loader::new(options.clone(), engines, partitions, driver.clone(), metrics.clone());
+        let loader = Loader::new(options.clone(), engines, partitions, driver.clone(), placement, metrics.clone());
         let loader = Arc::new(loader);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let budget = ByteBudget::new(limit);
@@ -225,6 +247,19 @@ impl Registry {
             started: Arc::default(),
             wanted: wanted.into(),
         })
+    }
+
+    /// What the repositories say of a model, for the devices of this server.
+    ///
+    /// # Errors
+    /// If there is no such model, or its folder or configuration is wrong.
+    pub fn definition(&self, name: &str) -> Result<ModelDefinition, RepositoryError> {
+        self.repository.definition(name, None)
+    }
+
+    /// The devices that the options keep a model to, whatever its configuration says.
+    pub fn chosen_devices(&self, name: &str) -> Option<&[usize]> {
+        self.options.placement.get(name).map(Vec::as_slice)
     }
 
     /// The GPUs that models run on; none: they run on the CPU.

@@ -397,9 +397,12 @@ impl Serving {
             }
         }
         let slo = self.options.slo(&definition.name, definition.slo);
+        let Some((_, first)) = known.first() else {
+            return Err(ServiceError::Internal(format!("model '{}' has no queue", executable.name)));
+        };
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
-        let queue = self.loader.queue(definition, profile, known.first().map(|(_, queue)| queue.place));
+        let queue = self.loader.queue(definition, &first.placed, profile, Some(first.place));
         match executable.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

@@ -19,6 +19,7 @@ fn everything_that_is_wrong_is_said_and_the_status_tells() {
     for (name, config) in [
         ("typo", "max_batchsize: 8"),
         ("gpu", "instance_group { kind: KIND_GPU }"),
+        ("passed_over", "metric_tags { key: \"a\" value: \"b\" }"),
         ("mismatch", "input { name: \"nope\" }"),
     ] {
         fs::create_dir_all(root.join(name).join("1")).unwrap();
@@ -29,20 +30,55 @@ fn everything_that_is_wrong_is_said_and_the_status_tells() {
     fs::write(root.join("emulated/1/model.emulated.toml"), "latency_ms = [1.0]\nlatncy = 2\n").unwrap();
     let output = run(&["config", "check", root.to_str().unwrap()]);
     let said = stdout(&output).replace(root.to_str().unwrap(), "REPO");
-    assert!(said.contains("warning: REPO/gpu/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU"), "{said}");
+    assert!(said.contains("error: REPO/gpu/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU"), "{said}");
+    assert!(said.contains("warning: REPO/passed_over/config.pbtxt:1:1: metric_tags"), "{said}");
     assert!(
         said.contains("error: REPO/mismatch/config.pbtxt:1:9: input[0].name: the model has no input 'nope'"),
         "{said}"
     );
     assert!(said.contains("error: REPO/typo/config.pbtxt:1:1: max_batchsize: ModelConfig has no field"), "{said}");
-    assert!(said.ends_with("4 models, 3 in error, 1 warning\n"), "{said}");
+    assert!(said.ends_with("5 models, 4 in error, 1 warning\n"), "{said}");
     assert_eq!(output.status.code(), Some(1));
 
     fs::remove_dir_all(root.join("typo")).unwrap();
+    fs::remove_dir_all(root.join("gpu")).unwrap();
     fs::remove_dir_all(root.join("mismatch")).unwrap();
     fs::remove_dir_all(root.join("emulated")).unwrap();
     assert_eq!(run(&["config", "check", root.to_str().unwrap()]).status.code(), Some(0));
     assert_eq!(run(&["config", "check", root.to_str().unwrap(), "--strict"]).status.code(), Some(1));
+}
+
+#[test]
+fn where_models_are_is_said_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("models");
+    for name in ["a", "b"] {
+        fs::create_dir_all(root.join(name).join("1")).unwrap();
+        fs::write(root.join(name).join("1/model.emulated.toml"), "alpha_ms = 0.0\nbeta_ms = 1.0\nmax_batch = 4\n[[inputs]]\nname = \"x\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n[[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n").unwrap();
+    }
+    let check = |files: &[&str]| {
+        let arguments = [&["config", "check", root.to_str().unwrap(), "--engine", "emulated"], files].concat();
+        let output = run(&arguments);
+        (stdout(&output), stderr(&output))
+    };
+    let config = folder.path().join("downbeat.toml");
+    fs::write(&config, "devices = 2\n[placement]\na = [1]\nb = [0, 1]\n").unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let (said, _) = check(&config);
+    assert!(said.contains("a: on device 1\n") && said.contains("b: on device 0, 1\n"), "{said}");
+    let plan = folder.path().join("plan.json");
+    let plan_of = |models: &str| {
+        let text = format!("{{\"sub_clusters\": [{{\"index\": 0, \"models\": [{models}], \"devices_needed\": 0.2}}]}}");
+        fs::write(&plan, text).unwrap();
+        check(&[&config[..], &["--plan", plan.to_str().unwrap()]].concat())
+    };
+    let (said, _) = plan_of("\"a\"");
+    assert!(said.contains("a: on device 0, 1\n") && said.contains("b: on device 0, 1\n"), "{said}");
+    let (_, error) = plan_of("\"a\", \"other\"");
+    assert!(error.contains("the plan is for other models: the repository has no other"), "{error}");
+    fs::write(&plan, "{}").unwrap();
+    let (_, error) = check(&["--plan", plan.to_str().unwrap()]);
+    assert!(error.contains("is not a plan that `downbeat plan --json` printed"), "{error}");
 }
 
 #[test]

@@ -16,27 +16,68 @@ fn said(groups: &str, gpus: &[u32]) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn on_the_cpu_gpus_are_passed_over_with_a_warning() {
-    let warnings = said("instance_group { kind: KIND_GPU gpus: [7] }", &[]).unwrap();
-    assert_eq!(warnings.len(), 1);
-    assert!(warnings[0].contains("instance_group[0].kind: KIND_GPU") && warnings[0].contains("--engine cuda"));
-    let warnings = said("instance_group { gpus: [0] }", &[]).unwrap();
-    assert!(warnings[0].contains("instance_group[0].gpus: "), "{warnings:?}");
-    assert_eq!(said("instance_group { kind: KIND_CPU }", &[]), Ok(vec![]));
+fn on_the_cpu_instances_on_gpus_are_an_error_unless_they_may_be_elsewhere() {
+    let error = said("instance_group { kind: KIND_GPU gpus: [7] }", &[]).unwrap_err();
+    assert!(
+        error.contains("m/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU, and this server runs models on the CPU")
+    );
+    assert!(error.contains("--engine cuda") && error.contains("[placement]"), "{error}");
+    for groups in
+        ["instance_group { gpus: [0] }", "instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_MODEL }"]
+    {
+        assert_eq!(said(groups, &[]), Ok(vec![]), "{groups}");
+    }
 }
 
 #[test]
 fn on_gpus_those_that_are_not_used_are_an_error() {
     for groups in
-        ["instance_group { kind: KIND_GPU }", "instance_group { gpus: [2, 0] }", "instance_group { count: 2 }"]
+        ["instance_group { kind: KIND_GPU }", "instance_group { gpus: [2, 0] }", "instance_group { kind: KIND_MODEL }"]
     {
         assert_eq!(said(groups, &[0, 2]), Ok(vec![]), "{groups}");
     }
     let error = said("instance_group { }\ninstance_group { kind: KIND_GPU gpus: [0, 1] }", &[0, 2]).unwrap_err();
     assert!(error.contains("m/config.pbtxt:2:") && error.contains("names GPU 1; this server uses 0, 2"), "{error}");
-    assert!(said("instance_group { gpus: [-1] }", &[0]).unwrap_err().contains("names GPU -1"));
-    let warnings = said("instance_group { gpus: [0] }", &[0, 2]).unwrap();
-    assert!(warnings[0].contains("they run on all that this server uses: 0, 2"), "{warnings:?}");
-    let warnings = said("instance_group { kind: KIND_CPU }", &[0]).unwrap();
-    assert!(warnings[0].contains("KIND_CPU: this server runs models on its GPUs"), "{warnings:?}");
+    let error = said("instance_group { gpus: [-1] }", &[0]).unwrap_err();
+    assert!(error.contains("names GPU -1") && error.contains("KIND_AUTO would mean the CPU"), "{error}");
+    let error = said("instance_group { kind: KIND_CPU }", &[0]).unwrap_err();
+    assert!(error.contains("KIND_CPU, and this server runs models on its GPUs 0"), "{error}");
+    let warnings = said("instance_group { count: 2 }", &[0, 2]).unwrap();
+    assert!(warnings[0].contains("instance_group[0].count: one batch of a model runs at a time"), "{warnings:?}");
+}
+
+#[test]
+fn gpus_are_for_instances_on_gpus() {
+    for kind in ["KIND_CPU", "KIND_MODEL"] {
+        let error = said(&format!("instance_group {{ kind: {kind} gpus: [0] }}"), &[]).unwrap_err();
+        assert!(error.contains(&format!("{kind} has no GPUs")), "{error}");
+    }
+}
+
+/// The GPUs that a model with these groups is kept to, on a server that uses 0, 2 and 5.
+fn kept(groups: &str, places: &[(&str, &[u32])]) -> Option<Vec<u32>> {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("m/1")).unwrap();
+    fs::write(folder.path().join("m/1/model.onnx"), b"").unwrap();
+    fs::write(folder.path().join("m/config.pbtxt"), groups).unwrap();
+    let places = places.iter().map(|(name, gpus)| ((*name).to_owned(), gpus.to_vec())).collect();
+    let repository = ModelRepository::open(folder.path()).unwrap().with_gpus(vec![0, 2, 5]).with_places(places);
+    repository.definition("m", None).unwrap().gpus
+}
+
+#[test]
+fn a_model_is_kept_to_the_gpus_of_all_its_groups() {
+    assert_eq!(kept("", &[]), None);
+    assert_eq!(
+        kept("instance_group { gpus: [5] }\ninstance_group { kind: KIND_GPU gpus: [0, 5] }", &[]),
+        Some(vec![0, 5])
+    );
+    assert_eq!(kept("instance_group { gpus: [5] }\ninstance_group { kind: KIND_GPU }", &[]), None, "one is on all");
+}
+
+#[test]
+fn what_the_server_was_told_of_a_models_place_counts_alone() {
+    assert_eq!(kept("instance_group { kind: KIND_CPU }", &[("m", &[2])]), Some(vec![2]));
+    assert_eq!(kept("instance_group { gpus: [9] }", &[("m", &[0])]), Some(vec![0]));
+    assert_eq!(kept("instance_group { gpus: [5] }", &[("other", &[2])]), Some(vec![5]));
 }

@@ -48,20 +48,20 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts `devices` devices with a slot each, and the alarm. There are `kinds` of devices, equally many of each, one kind after another. The models' queues are parted into `shards` (at least one, at most
+    /// Starts a device with a slot for each of `kinds`, the kinds of the devices, and the alarm. The models' queues are parted into `shards` (at least one, at most
     /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
     /// # Errors
     /// If the operating system has no thread left.
     pub fn start(
         clock: Clock,
-        devices: usize,
-        kinds: usize,
+        kinds: &[DeviceKind],
         shards: usize,
         metrics: &Metrics,
         watchdog: &Arc<Watchdog>,
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
+        let devices = kinds.len();
         let host = |device| {
             let file = log.as_ref().and_then(|log| log.device(device, metrics));
             DeviceHost::start(device, clock, metrics.device(device), watchdog.clone(), file)
@@ -72,15 +72,15 @@ impl Driver {
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
             log: log.clone().map(|log| log as Arc<dyn LogSink>),
-            planned: Some((devices / kinds) as u32),
-            kinds: kinds as u32,
+            planned: Some(devices as u32),
+            kinds: kinds.iter().max().map_or(1, |kind| kind.0 + 1),
             ..Setup::new(0)
         };
         let cluster = Arc::new(Cluster::new(pool, tables, setup));
         let (next_request, next_model, threads) = Default::default();
         let driver = Driver { cluster, next_request, next_model, threads, log };
         driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
-        driver.add_slots(devices, |index| DeviceKind((index * kinds / devices) as u32))?;
+        driver.add_slots(devices, |index| kinds.get(index).copied().unwrap_or(DeviceKind(0)))?;
         let alarmed = driver.cluster.clone();
         let alarm = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?;
         driver.threads.lock().push(alarm);

@@ -26,7 +26,6 @@ use crate::decision_log::DeviceFile;
 use crate::driver::{DevicePool, Job};
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
-use crate::executable::Queue;
 use crate::metrics::{DeviceMetrics, Reason};
 use crate::plan::{Admitted, Outputs};
 use crate::watchdog::Watchdog;
@@ -332,7 +331,7 @@ impl DeviceHost {
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let refined = ran.and_then(|(rows, end)| grant.queue.refiner.lock().observe(rows, end.since(grant.dispatched)));
         if let Some(profile) = refined {
-            cluster.set_profile(grant.queue.place, Queue::profiles(grant.queue.kind, profile));
+            cluster.set_profile(grant.queue.place, grant.queue.placed.profiles(profile));
         }
         cluster.complete(grant.slot, batch);
     }

@@ -103,12 +103,18 @@ pub fn padding(
     Ok(Some(Arc::new(padding)))
 }
 
-/// Checks that a model's answers do not change when its inputs are padded.
+/// Checks, on a device, that a model's answers do not change when its inputs are padded.
 ///
 /// # Errors
 /// If they do, or the model cannot run what it is asked with.
-pub fn check_padding(plan: &BatchPlan, padding: &Padding, model: &dyn Model, clock: Clock) -> anyhow::Result<()> {
-    let mut lane = model.lane()?;
+pub fn check_padding(
+    plan: &BatchPlan,
+    padding: &Padding,
+    model: &dyn Model,
+    device: usize,
+    clock: Clock,
+) -> anyhow::Result<()> {
+    let mut lane = model.lane_at(Place { device, share: Share::Whole })?;
     let end = clock.now() + PADDING_BUDGET;
     let mut run = |state: State| -> Result<State, String> {
         let mut state = state;
@@ -300,7 +306,10 @@ pub fn start(
             padding: padding.clone(),
             results: metrics.padding_checks(name, version),
         };
-        PaddingWatch::start(looker, &**model, every).map(Arc::new)
+        let mut devices = started.setup.hosts.iter().map(|host| host.device());
+        let device = devices.find(|device| model.lost(*device).is_none()).unwrap_or(0);
+        let lane = model.lane_at(Place { device, share: Share::Whole })?;
+        PaddingWatch::start(looker, lane, model.segments(), every).map(Arc::new)
     };
     let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
     for host in started.setup.hosts.iter().filter(|host| model.lost(host.device()).is_none()) {
@@ -315,7 +324,8 @@ pub fn start(
         let engines = Arc::new(EngineLanes::new(engines, false));
         started.add(host, tensors, exits.clone(), engines, policy, lanes.len())?;
     }
-    ensure!(!started.devices.is_empty(), "all devices are lost: {}", model.lost(0).unwrap_or_default());
+    let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device()));
+    ensure!(!started.devices.is_empty(), "all of its devices are lost: {}", lost.unwrap_or_default());
     Ok(started.finish(true, padding))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use downbeat_engine::{Lane, Model, State};
+use downbeat_engine::{Lane, State};
 use prometheus::IntCounter;
 
 use super::padding::Padding;
@@ -50,14 +50,14 @@ pub struct Looker {
 }
 
 impl PaddingWatch {
-    /// Starts to watch: one in `every` padded requests.
+    /// Starts to watch, on a lane of the model of so many segments: one in `every` padded requests.
     ///
     /// # Errors
-    /// If the engine has no memory for a lane, or the operating system no thread.
-    pub fn start(looker: Looker, model: &dyn Model, every: u32) -> anyhow::Result<Self> {
+    /// If the operating system has no thread.
+    pub fn start(looker: Looker, lane: Box<dyn Lane>, segments: usize, every: u32) -> anyhow::Result<Self> {
         let (samples, taken) = sync_channel(1);
         let off = Arc::new(AtomicBool::new(false));
-        let (lane, segments, told) = (model.lane()?, model.segments(), off.clone());
+        let told = off.clone();
         std::thread::Builder::new()
             .name("padding-watch".to_owned())
             .spawn(move || looker.work(lane, segments, &taken, &told))?;

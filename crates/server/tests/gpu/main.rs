@@ -291,6 +291,61 @@ async fn a_model_keeps_within_what_it_may_take() {
     stand_in.assert_clean();
 }
 
+/// A model that is kept to one GPU is on no other, and not in service once that one is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
+    let Some(stand_in) = gpus(2) else { return };
+    let mut options = options(EngineChoice::Cuda, &["mlp", "digits"]);
+    options.placement.insert("digits".to_owned(), vec![1]);
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    for name in ["mlp", "digits"] {
+        registry.load_model(name, LoadOverrides::default(), Arc::new(())).await.unwrap();
+    }
+    registry.set_started();
+    let group = &registry.model_config("digits", "").unwrap().instance_group[0];
+    assert_eq!(
+        (group.kind(), &group.gpus[..]),
+        (downbeat_protocol::inference::model_instance_group::Kind::Gpu, &[1][..])
+    );
+    let mut rng = Pcg64Mcg::seed_from_u64(14);
+    for _ in 0..20 {
+        registry.infer(request(&mut rng, "digits")).await.unwrap();
+    }
+    let busy = registry.metrics().unwrap();
+    let on_0 = |line: &&str| line.starts_with("downbeat_device_busy_seconds_total") && line.contains("device=\"0\"");
+    let on_0 = busy.lines().find(on_0).and_then(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+    assert!(on_0.is_none_or(|seconds| seconds == 0.0), "{busy}");
+    stand_in.lose_device(1, ECC_UNCORRECTABLE);
+    while registry.infer(request(&mut rng, "digits")).await.is_ok() {}
+    assert!(!registry.is_model_ready("digits", ""));
+    registry.infer(request(&mut rng, "mlp")).await.ok();
+    registry.infer(request(&mut rng, "mlp")).await.unwrap();
+    assert!(registry.is_model_ready("mlp", ""), "the other GPU works");
+    drop(registry);
+    has_ended(&stand_in).await;
+}
+
+/// What a load request asks for that the server has not told apart from the start.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batches() {
+    let Some(stand_in) = gpus(2) else { return };
+    for (policy, is_loaded) in [(DevicePolicy::Exclusive, false), (DevicePolicy::Windowed, true)] {
+        let mut options = options(EngineChoice::Cuda, &["digits"]);
+        options.device.policy = policy;
+        let registry = Registry::open(Arc::new(options)).unwrap();
+        let config = Some("instance_group { kind: KIND_GPU gpus: [1] }".to_owned());
+        let overrides = LoadOverrides { config, ..LoadOverrides::default() };
+        let loaded = registry.load_model("digits", overrides, Arc::new(())).await;
+        assert_eq!(loaded.is_ok(), is_loaded, "{loaded:?}");
+        if let Err(error) = loaded {
+            assert!(error.to_string().contains("it is to be on device 1, and not on device 0"), "{error}");
+        }
+        drop(registry);
+        has_ended(&stand_in).await;
+    }
+    stand_in.assert_clean();
+}
+
 /// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
 async fn a_lost_gpu(policy: DevicePolicy) {
     let Some(stand_in) = gpus(2) else { return };

@@ -15,6 +15,7 @@ mod loading;
 mod model;
 mod padding;
 mod partitions;
+mod placement;
 mod serving;
 mod shared_memory;
 mod side_by_side;

@@ -319,23 +319,23 @@ impl RequestPool {
         Some(&self.waiting.get(sequence)?.request)
     }
 
-    /// Gives up what would miss its deadline by starting at `now`, the earliest deadline first.
+    /// Gives up what would miss its deadline by starting at `now`, the earliest deadline first. That is said before another gets its slots.
     pub fn drop_hopeless(&mut self, turn: &mut Turn<'_>) {
         while let Some(request) = self.most_urgent()
             && let Some(needed) = self.needed(request)
             && turn.now() + needed > request.deadline
         {
             let request = request.id;
-            self.remove(request, turn);
             turn.push(DeviceOutput::Drop { request, reason: DeviceDrop::Hopeless });
+            self.remove(request, turn);
         }
     }
 
     /// Gives up all that wait, oldest first.
     pub fn drop_all(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
         while let Some(request) = self.oldest().map(|waiting| waiting.request.id) {
-            self.remove(request, turn);
             turn.push(DeviceOutput::Drop { request, reason });
+            self.remove(request, turn);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Downbeat under virtual time: production code of `downbeat-core`, emulated devices, outside checkers.
 //!
 //! [`Simulation`] runs a [`System`], which is the production [`Scheduler`](downbeat_core::cluster::Scheduler) or one that it is
-//! compared with, against generated arrivals and devices that spend their profile's latency; a [`Checker`] judges every decision from outside. [`capacity`] searches the highest
+//! compared with, against generated arrivals and devices that spend their profile's latency; a [`Checker`] judges every decision from outside. [`world`] has models of both
+//! kinds on devices with lanes and partitions, and what goes wrong. [`capacity`] searches the highest
 //! rate that a cluster holds. Everything follows from the seed.
 
 mod arrivals;
@@ -24,6 +25,7 @@ mod scenario;
 mod simulation;
 mod system;
 mod tally;
+pub mod world;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, UnknownArrivals};
 pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};

@@ -437,30 +437,3 @@ fn a_completion_corrects_the_forecast() {
         assert_eq!(scheduler.free_at(at(end + 1), model(0)), at(end + 10), "the next has run since {end}");
     }
 }
-
-/// Outputs are carried out in their order: a slot is given to another only after it is said that its request has gone.
-#[test]
-fn a_request_is_dropped_before_another_gets_its_slot() {
-    let mut scheduler = DeviceScheduler::new();
-    let options = ElasticOptions {
-        profile: profile(),
-        mixes: MixTable::naive(1),
-        max_running: 1,
-        ring_slots: 2,
-        drop: true,
-        queue_bound: 100,
-    };
-    add(&mut scheduler, 0, Elastic::new(options));
-    for (id, deadline) in [(0, Time::MAX), (1, at(15)), (2, Time::MAX)] {
-        scheduler.handle_request(at(0), &DeviceRequest { deadline, ..request(id, 0) }).unwrap();
-        scheduler.handle_input(at(0), model(0), RequestId(id));
-    }
-    outputs(&mut scheduler);
-    scheduler.handle_timeout(at(6));
-    let [DeviceOutput::Drop { request: gone, .. }, DeviceOutput::Admit { request: comes, .. }] =
-        outputs(&mut scheduler)[..]
-    else {
-        panic!("one goes, and then one comes")
-    };
-    assert_eq!((gone, comes), (RequestId(1), RequestId(2)));
-}

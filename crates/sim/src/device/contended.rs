@@ -89,6 +89,19 @@ pub struct DeviceLimits {
     pub copy_fixed: Duration,
 }
 
+impl DeviceLimits {
+    /// So many units that are shared in proportion, and nothing else that launches disturb each other by.
+    pub fn plain(units: u32) -> Self {
+        DeviceLimits {
+            units,
+            sharing: Sharing::Proportional,
+            crowding_permille: 0,
+            copy_bytes_per_second: 1e12,
+            copy_fixed: Duration::ZERO,
+        }
+    }
+}
+
 /// A device under virtual time.
 ///
 /// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as the units that they can use fit; beyond
@@ -166,10 +179,26 @@ impl ContendedDevice {
         self.reach(now);
         let units = 1..=self.limits.units;
         assert!(work.kernels.iter().all(|kernel| units.contains(&kernel.units)), "a kernel uses units of the device");
-        let place = &mut self.lanes[lane.0 as usize];
+        let index = lane.0 as usize;
+        if index >= self.lanes.len() {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        let place = &mut self.lanes[index];
         assert!(place.is_none(), "{lane} runs one launch at a time");
         let left = work.overhead.as_nanos().saturating_mul(PARTS);
         *place = Some(Running { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
+        self.speeds = self.shared();
+    }
+
+    /// Compute units.
+    pub fn units(&self) -> u32 {
+        self.limits.units
+    }
+
+    /// Changes how many compute units there are, at least one. What runs goes on with what it gets of them.
+    pub fn set_units(&mut self, now: Time, units: u32) {
+        self.reach(now);
+        self.limits.units = units.max(1);
         self.speeds = self.shared();
     }
 

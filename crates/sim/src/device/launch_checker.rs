@@ -1,32 +1,37 @@
-//! Judges every decision of a device policy from outside.
+//! Judges every decision of a device's policies from outside.
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::{DeviceRequest, DeviceScheduler, InputSource, LaneSpec, Launch, LaunchId, SlotRun};
+use downbeat_core::device::{DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, SlotRun};
 use downbeat_core::{ModelId, RequestId, Time};
 
-/// Judges every decision of a device policy from outside; each failure panics and prints the seed.
+/// Judges every decision of a device's policies from outside; each failure panics and prints the seed.
 ///
 /// A request that is accepted is answered, dropped or cancelled exactly once. A lane runs one launch at a time, of the segments and at most
-/// the items that it is for. The members of a launch are known, are in no other, and run every segment exactly once and in order. A launch
+/// the items that it is for. The members of a launch are of its model, are in no other, and run every segment exactly once and in order. A launch
 /// from the ring has the neighbouring slots of its members, whose inputs are there; no two requests have a slot in common.
 #[derive(Debug)]
 pub struct LaunchChecker {
     seed: u64,
-    segments: u16,
-    lanes: Vec<LaneSpec>,
-    running: Vec<Option<Launch>>,
-    /// By request id, from zero.
-    requests: Vec<Known>,
-    /// Slots of the ring; 0: there is none.
-    slots: u32,
-    /// Who has a slot.
-    taken: BTreeMap<u32, RequestId>,
+    /// A lane may be given a launch while it runs another: one.
+    ahead: bool,
+    /// Segments of each model, and the ring of its policy of now.
+    models: BTreeMap<ModelId, (u16, usize)>,
+    /// What each lane that is in use runs, and then what waits behind it.
+    running: BTreeMap<LaneId, (LaneSpec, Vec<LaunchId>)>,
+    requests: BTreeMap<RequestId, Known>,
+    /// Slots of each policy's ring; 0: it has none.
+    rings: Vec<u32>,
+    /// Who has a slot of a ring.
+    taken: BTreeMap<(usize, u32), RequestId>,
     open: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Known {
+    model: ModelId,
+    /// That of the policy which has it.
+    ring: usize,
     size: u32,
     length: u32,
     /// Segments that it has run.
@@ -49,33 +54,53 @@ enum State {
 }
 
 impl LaunchChecker {
-    /// A checker of a run with this model, of so many segments, alone on the device.
-    pub fn new(seed: u64, segments: u16, scheduler: &DeviceScheduler, model: ModelId) -> Self {
-        let lanes: Vec<LaneSpec> = scheduler.lanes(model).iter().filter_map(|lane| scheduler.lane(*lane)).collect();
+    /// A checker of a run with this seed, without models.
+    pub fn new(seed: u64) -> Self {
         LaunchChecker {
             seed,
-            segments,
-            running: vec![None; lanes.len()],
-            lanes,
-            requests: Vec::new(),
-            slots: scheduler.stats(model).slots,
+            ahead: false,
+            models: BTreeMap::new(),
+            running: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            rings: Vec::new(),
             taken: BTreeMap::new(),
             open: 0,
         }
     }
 
-    fn known(&mut self, now: Time, request: RequestId) -> &mut Known {
-        let seed = self.seed;
-        let known = self.requests.get_mut(request.0 as usize);
-        assert!(known.is_some(), "seed {seed}, {now}: {request} was never there");
-        &mut self.requests[request.0 as usize]
+    /// From now on a lane may have a launch that waits behind the one that runs.
+    pub fn ahead(&mut self) {
+        self.ahead = true;
     }
 
-    /// A request is handed in; requests count from zero.
+    /// A model of so many segments has come to the device, or has another policy now, with a ring of so many slots.
+    pub fn model(&mut self, model: ModelId, segments: u16, slots: u32) {
+        self.models.insert(model, (segments, self.rings.len()));
+        self.rings.push(slots);
+    }
+
+    /// The model of a request that is or was there.
+    pub(crate) fn model_of(&self, request: RequestId) -> Option<ModelId> {
+        self.requests.get(&request).map(|known| known.model)
+    }
+
+    /// Where a lane in use is.
+    pub(crate) fn partition(&self, lane: LaneId) -> Option<PartitionId> {
+        self.running.get(&lane).map(|(spec, _)| spec.partition)
+    }
+
+    fn known(&mut self, now: Time, request: RequestId) -> &mut Known {
+        let seed = self.seed;
+        let known = self.requests.get_mut(&request);
+        known.unwrap_or_else(|| panic!("seed {seed}, {now}: {request} was never there"))
+    }
+
+    /// A request is handed in.
     pub fn request(&mut self, now: Time, request: &DeviceRequest, accepted: bool) {
-        assert!(request.id.0 == self.requests.len() as u64, "seed {}, {now}: the simulation counts", self.seed);
         self.open += u64::from(accepted);
-        self.requests.push(Known {
+        let known = Known {
+            model: request.model,
+            ring: self.models.get(&request.model).map_or(usize::MAX, |(_, ring)| *ring),
             size: request.size,
             length: request.length,
             passed: 0,
@@ -84,19 +109,27 @@ impl LaunchChecker {
             slots: None,
             input: false,
             state: if accepted { State::Accepted } else { State::Rejected },
-        });
+        };
+        let before = self.requests.insert(request.id, known);
+        assert!(before.is_none(), "seed {}, {now}: {} is handed in twice", self.seed, request.id);
+    }
+
+    fn ring(&self, known: &Known) -> u32 {
+        self.rings.get(known.ring).copied().unwrap_or(0).max(1)
     }
 
     /// The policy gives a request slots of the ring.
     pub fn admit(&mut self, now: Time, request: RequestId, slots: SlotRun) {
-        let (seed, ring) = (self.seed, self.slots);
+        let seed = self.seed;
         let known = self.known(now, request);
         assert!(known.state == State::Accepted, "seed {seed}, {now}: {request} is admitted while {:?}", known.state);
         assert!(known.slots.is_none(), "seed {seed}, {now}: {request} is admitted twice");
         assert!(slots.count == known.size, "seed {seed}, {now}: {request} has {} items and {slots:?}", known.size);
         known.slots = Some(slots);
+        let (of, known) = (known.ring, known.clone());
+        let ring = self.ring(&known);
         for slot in slots.first..slots.first + slots.count {
-            let before = self.taken.insert(slot % ring.max(1), request);
+            let before = self.taken.insert((of, slot % ring), request);
             assert!(before.is_none(), "seed {seed}, {now}: {request} gets slot {slot}, which {before:?} has");
         }
     }
@@ -111,32 +144,39 @@ impl LaunchChecker {
     }
 
     fn free(&mut self, now: Time, request: RequestId) {
-        let ring = self.slots.max(1);
-        if let Some(slots) = self.known(now, request).slots {
+        let known = self.known(now, request).clone();
+        let ring = self.ring(&known);
+        if let Some(slots) = known.slots {
             for slot in slots.first..slots.first + slots.count {
-                if self.taken.get(&(slot % ring)) == Some(&request) {
-                    self.taken.remove(&(slot % ring));
+                if self.taken.get(&(known.ring, slot % ring)) == Some(&request) {
+                    self.taken.remove(&(known.ring, slot % ring));
                 }
             }
         }
     }
 
-    /// The policy launches.
-    pub fn launch(&mut self, now: Time, launch: &Launch) {
-        let (seed, id, ring) = (self.seed, launch.id, self.slots);
-        let lane = self.lanes.get(launch.lane.0 as usize);
-        let Some(lane) = lane.copied() else { panic!("seed {seed}, {now}: {id} is on {}, which is none", launch.lane) };
-        let before = self.running[launch.lane.0 as usize].replace(launch.clone());
-        assert!(before.is_none(), "seed {seed}, {now}: {} gets {id} while it runs {before:?}", launch.lane);
+    /// A policy launches on a lane that is for `lane`; `None`: there is no such lane.
+    pub fn launch(&mut self, now: Time, launch: &Launch, lane: Option<LaneSpec>) {
+        let (seed, id) = (self.seed, launch.id);
+        let Some(lane) = lane else { panic!("seed {seed}, {now}: {id} is on {}, which is none", launch.lane) };
+        let all = self.models.get(&launch.model).map_or(0, |(segments, _)| *segments);
+        let (spec, running) = self.running.entry(launch.lane).or_insert((lane, Vec::new()));
+        let most = if self.ahead { 2 } else { 1 };
+        assert!(running.len() < most, "seed {seed}, {now}: {} gets {id} while it runs {running:?}", launch.lane);
+        running.push(id);
+        *spec = lane;
         let (segments, range) = (lane.segments, launch.segments);
         assert!(
-            segments.first <= range.first && range.end <= segments.end && range.end <= self.segments,
-            "seed {seed}, {now}: {id} runs {range:?} on a lane for {segments:?}"
+            segments.first <= range.first && range.end <= segments.end && range.end <= all,
+            "seed {seed}, {now}: {id} runs {range:?} of {all} segments on a lane for {segments:?}"
         );
         assert!(!launch.members.is_empty(), "seed {seed}, {now}: {id} is for nobody");
         let (mut rows, mut next) = (0, None);
         for member in &launch.members {
+            let ring = self.requests.get(member).map_or(1, |known| self.ring(known));
             let known = self.known(now, *member);
+            let of = known.model;
+            assert!(of == launch.model, "seed {seed}, {now}: {member} of {of} is in {id} of {}", launch.model);
             let alive = matches!(known.state, State::Accepted | State::Cancelled);
             assert!(alive && !known.exited, "seed {seed}, {now}: {member} is in {id} and {:?}", known.state);
             assert!(known.launch.is_none(), "seed {seed}, {now}: {member} is in {id} and in {:?}", known.launch);
@@ -153,7 +193,7 @@ impl LaunchChecker {
                     let Some(slots) = slots else { panic!("seed {seed}, {now}: {member} has no input in the ring") };
                     let expected = next.unwrap_or(run.first);
                     assert!(slots.first == expected, "seed {seed}, {now}: {member} is no neighbour in {id}");
-                    next = Some((slots.first + slots.count) % ring.max(1));
+                    next = Some((slots.first + slots.count) % ring);
                 }
                 (InputSource::Device, _) => {
                     let there = range.first > 0 || known.input;
@@ -176,8 +216,8 @@ impl LaunchChecker {
 
     /// A launch is done; `exits`: members whose answer is final though segments are left.
     pub fn completion(&mut self, now: Time, launch: &Launch, exits: &[RequestId]) {
-        let before = self.running[launch.lane.0 as usize].take();
-        let same = before.is_some_and(|before| before.id == launch.id);
+        let running = self.running.get_mut(&launch.lane).map(|(_, running)| running);
+        let same = running.is_some_and(|running| running.first() == Some(&launch.id) && running.remove(0) == launch.id);
         assert!(same, "seed {}, {now}: {} completes {}, which it does not run", self.seed, launch.lane, launch.id);
         for member in &launch.members {
             let known = self.known(now, *member);
@@ -187,9 +227,16 @@ impl LaunchChecker {
         }
     }
 
+    /// A lane is in use no more.
+    pub fn free_lane(&mut self, now: Time, lane: LaneId) {
+        let running = self.running.remove(&lane).map(|(_, running)| running).unwrap_or_default();
+        assert!(running.is_empty(), "seed {}, {now}: {lane} is free and runs {running:?}", self.seed);
+    }
+
     /// The policy answers a request.
     pub fn reply(&mut self, now: Time, request: RequestId) {
-        let (seed, segments) = (self.seed, self.segments);
+        let seed = self.seed;
+        let segments = self.model_of(request).and_then(|model| Some(self.models.get(&model)?.0)).unwrap_or(0);
         let known = self.known(now, request);
         let complete = known.exited || known.passed == segments;
         assert!(complete, "seed {seed}, {now}: {request} is answered after {} of {segments} segments", known.passed);
@@ -228,7 +275,8 @@ impl LaunchChecker {
     /// The run is over: everything has ended.
     pub fn end(&self, now: Time) {
         let seed = self.seed;
-        assert!(self.running.iter().all(Option::is_none), "seed {seed}, {now}: a lane still runs");
+        let runs = self.running.values().any(|(_, running)| !running.is_empty());
+        assert!(!runs, "seed {seed}, {now}: a lane still runs");
         assert!(self.open == 0, "seed {seed}, {now}: {} requests were never answered", self.open);
         assert!(self.taken.is_empty(), "seed {seed}, {now}: slots of the ring are still in use: {:?}", self.taken);
     }

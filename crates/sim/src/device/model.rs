@@ -24,6 +24,8 @@ enum Source {
     Network(Architecture, Platform),
     /// What was measured.
     Measured(MeasuredModel),
+    /// Segments that take their times, of so many units.
+    Plain(SegmentProfile, u32),
 }
 
 /// Why a model cannot be emulated as asked.
@@ -63,6 +65,15 @@ impl EmulatedModel {
         EmulatedModel { source: Source::Measured(model), boundaries: vec![0, kernels] }
     }
 
+    /// A model whose segments take exactly these times alone, and keep so many units of the device: on one with twice as many, two run side by side
+    /// and a third slows both down. Its inputs are where they are needed.
+    pub fn plain(profile: SegmentProfile, units: u32) -> Self {
+        EmulatedModel {
+            boundaries: (0..=usize::from(profile.segments())).collect(),
+            source: Source::Plain(profile, units),
+        }
+    }
+
     /// The model cut into `stages` stages that take as equal times as its operators allow, for a batch of 32.
     ///
     /// # Errors
@@ -83,7 +94,7 @@ impl EmulatedModel {
     pub fn architecture(&self) -> Option<Architecture> {
         match &self.source {
             Source::Network(architecture, _) => Some(*architecture),
-            Source::Measured(_) => None,
+            Source::Measured(_) | Source::Plain(..) => None,
         }
     }
 
@@ -92,6 +103,7 @@ impl EmulatedModel {
         match &self.source {
             Source::Network(architecture, _) => architecture.name(),
             Source::Measured(model) => &model.name,
+            Source::Plain(..) => "plain",
         }
     }
 
@@ -105,6 +117,7 @@ impl EmulatedModel {
         match &self.source {
             Source::Network(architecture, _) => architecture.item_bytes(length),
             Source::Measured(model) => model.item_bytes,
+            Source::Plain(..) => (0, 0),
         }
     }
 
@@ -113,6 +126,7 @@ impl EmulatedModel {
         match &self.source {
             Source::Network(_, platform) => platform.limits(),
             Source::Measured(model) => model.limits,
+            Source::Plain(_, units) => DeviceLimits::plain(*units),
         }
     }
 
@@ -122,7 +136,7 @@ impl EmulatedModel {
             Source::Network(_, platform) => {
                 platform.batch_overhead + Duration::from_secs_f64(bytes as f64 * platform.gather_nanos_per_byte * 1e-9)
             }
-            Source::Measured(_) => Duration::ZERO,
+            Source::Measured(_) | Source::Plain(..) => Duration::ZERO,
         }
     }
 
@@ -131,6 +145,7 @@ impl EmulatedModel {
         match &self.source {
             Source::Network(_, platform) => platform.launch_overhead,
             Source::Measured(model) => model.launch_overhead,
+            Source::Plain(..) => Duration::ZERO,
         }
     }
 
@@ -209,6 +224,11 @@ impl EmulatedModel {
                 operators.iter().map(|operator| platform.kernel(operator, rows)).collect()
             }
             Source::Measured(model) => model.kernels(rows),
+            Source::Plain(profile, units) => {
+                let kernel =
+                    |segment| Kernel { issue: Duration::ZERO, run: profile.time(segment, rows, length), units: *units };
+                (0..profile.segments()).map(kernel).collect()
+            }
         }
     }
 }

@@ -1,30 +1,18 @@
 //! The checker of device policies notices each broken rule: a judge that never objects is none.
 
 use downbeat_core::device::{
-    DeviceModel, DeviceRequest, DeviceScheduler, Elastic, ElasticOptions, InputSource, LaneId, Launch, LaunchId,
-    MixTable, SegmentProfile, SegmentRange, SlotRun,
+    DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, SegmentRange, SlotRun,
 };
-use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, ModelId, RequestId, Time};
 use downbeat_sim::device::LaunchChecker;
 
 const NOW: Time = Time::from_nanos(1_000);
 
-/// Two segments, lanes of 1, 1 and 2 items, a ring of 8 slots; r0 to r3 with a length of 5, all with their inputs in slots 0 to 3.
+/// Two models of two segments, each with a ring of 8 slots; r0 to r3 with a length of 5, all with their inputs in slots 0 to 3.
 fn checker() -> LaunchChecker {
-    let segment = vec![LatencyProfile::linear(Duration::from_millis(1), Duration::ZERO, 4).unwrap()];
-    let profile = SegmentProfile::new(vec![0], &[segment.clone(), segment]).unwrap();
-    let policy = Elastic::new(ElasticOptions {
-        profile: profile.clone(),
-        mixes: MixTable::naive(4),
-        max_running: 4,
-        ring_slots: 8,
-        drop: false,
-        queue_bound: 100,
-    });
-    let mut scheduler = DeviceScheduler::new();
-    scheduler.handle_model(Time::ZERO, ModelId(0), Some(DeviceModel::new(policy, profile))).unwrap();
-    assert_eq!(scheduler.lanes(ModelId(0)).len(), 3);
-    let mut checker = LaunchChecker::new(42, 2, &scheduler, ModelId(0));
+    let mut checker = LaunchChecker::new(42);
+    checker.model(ModelId(0), 2, 8);
+    checker.model(ModelId(1), 2, 8);
     for id in 0..4 {
         admit(&mut checker, id, id as u32);
         checker.input(NOW, RequestId(id));
@@ -55,8 +43,15 @@ fn launch(id: u64, members: &[u64]) -> Launch {
     }
 }
 
+/// Launches on a lane of all segments; lane 2 takes two items, the others one.
+fn begin(checker: &mut LaunchChecker, launch: &Launch) {
+    let max_rows = if launch.lane == LaneId(2) { 2 } else { 1 };
+    let lane = LaneSpec { partition: PartitionId(0), max_rows, segments: SegmentRange::new(0, 2) };
+    checker.launch(NOW, launch, Some(lane));
+}
+
 fn run(checker: &mut LaunchChecker, launch: &Launch) {
-    checker.launch(NOW, launch);
+    begin(checker, launch);
     checker.completion(NOW, launch, &[]);
 }
 
@@ -66,7 +61,7 @@ fn a_run_by_the_rules_passes() {
     run(&mut checker, &launch(0, &[0, 1]));
     // One that exits after the first segment is complete.
     let first = Launch { segments: SegmentRange::new(0, 1), ..launch(1, &[2]) };
-    checker.launch(NOW, &first);
+    begin(&mut checker, &first);
     checker.completion(NOW, &first, &first.members);
     [0, 1, 2].into_iter().for_each(|id| checker.reply(NOW, RequestId(id)));
     checker.cancelled(NOW, RequestId(3));
@@ -95,48 +90,73 @@ fn answered_too_early() {
 fn a_segment_that_is_run_twice() {
     let mut checker = checker();
     run(&mut checker, &launch(0, &[0]));
-    checker.launch(NOW, &launch(1, &[0]));
+    begin(&mut checker, &launch(1, &[0]));
 }
 
 #[test]
 #[should_panic(expected = "r0 has run 0 of SegmentRange { first: 1, end: 2 }")]
 fn a_segment_that_is_passed_over() {
-    checker()
-        .launch(NOW, &Launch { segments: SegmentRange::new(1, 2), inputs: InputSource::Device, ..launch(0, &[0]) });
+    begin(
+        &mut checker(),
+        &Launch { segments: SegmentRange::new(1, 2), inputs: InputSource::Device, ..launch(0, &[0]) },
+    );
 }
 
 #[test]
 #[should_panic(expected = "l2 gets x1 while it runs")]
 fn two_launches_on_a_lane() {
     let mut checker = checker();
-    checker.launch(NOW, &launch(0, &[0]));
-    checker.launch(NOW, &launch(1, &[1]));
+    begin(&mut checker, &launch(0, &[0]));
+    begin(&mut checker, &launch(1, &[1]));
+}
+
+/// With one behind the one that runs, as a lane may have, a third is too many.
+#[test]
+#[should_panic(expected = "l2 gets x2 while it runs [x0, x1]")]
+fn three_launches_on_a_lane() {
+    let mut checker = checker();
+    checker.ahead();
+    (0..3).for_each(|id| begin(&mut checker, &launch(id, &[id])));
+}
+
+#[test]
+#[should_panic(expected = "r0 of m0 is in x0 of m1")]
+fn members_of_another_model() {
+    begin(&mut checker(), &Launch { model: ModelId(1), segments: SegmentRange::new(0, 1), ..launch(0, &[0]) });
+}
+
+#[test]
+#[should_panic(expected = "l2 is free and runs [x0]")]
+fn a_lane_that_goes_while_it_runs() {
+    let mut checker = checker();
+    begin(&mut checker, &launch(0, &[0]));
+    checker.free_lane(NOW, LaneId(2));
 }
 
 #[test]
 #[should_panic(expected = "r0 is in x1 and in Some(x0)")]
 fn in_two_launches() {
     let mut checker = checker();
-    checker.launch(NOW, &launch(0, &[0]));
-    checker.launch(NOW, &Launch { lane: LaneId(1), ..launch(1, &[0]) });
+    begin(&mut checker, &launch(0, &[0]));
+    begin(&mut checker, &Launch { lane: LaneId(1), ..launch(1, &[0]) });
 }
 
 #[test]
 #[should_panic(expected = "r2 is no neighbour in x0")]
 fn slots_that_are_no_neighbours() {
-    checker().launch(NOW, &launch(0, &[0, 2]));
+    begin(&mut checker(), &launch(0, &[0, 2]));
 }
 
 #[test]
 #[should_panic(expected = "x0 of 3 items, at most 2")]
 fn too_many_for_a_lane() {
-    checker().launch(NOW, &launch(0, &[0, 1, 2]));
+    begin(&mut checker(), &launch(0, &[0, 1, 2]));
 }
 
 #[test]
 #[should_panic(expected = "r0 is longer than 4")]
 fn cut_off() {
-    checker().launch(NOW, &Launch { length: 4, ..launch(0, &[0]) });
+    begin(&mut checker(), &Launch { length: 4, ..launch(0, &[0]) });
 }
 
 #[test]
@@ -151,7 +171,7 @@ fn a_slot_given_twice() {
 fn read_before_it_is_there() {
     let mut checker = checker();
     admit(&mut checker, 4, 4);
-    checker.launch(NOW, &launch(0, &[4]));
+    begin(&mut checker, &launch(0, &[4]));
 }
 
 #[test]
@@ -173,6 +193,6 @@ fn lost() {
 #[should_panic(expected = "a lane still runs")]
 fn never_completed() {
     let mut checker = checker();
-    checker.launch(NOW, &launch(0, &[0]));
+    begin(&mut checker, &launch(0, &[0]));
     checker.end(NOW);
 }

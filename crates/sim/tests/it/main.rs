@@ -18,3 +18,5 @@ mod pace;
 mod runs;
 mod section_3_5;
 mod table_2;
+mod world;
+mod world_checker;

@@ -1,0 +1,483 @@
+//! One device of the world: its scheduler, and what carries its decisions out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use downbeat_core::device::{
+    BadLayout, BadPolicy, DeviceModel, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch,
+    InputSource, LaneId, LaneSpec, Launch, LaunchId, Layout, PartitionId, SegmentRange, Span,
+};
+use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use rand_distr::{Distribution, Normal};
+use rand_pcg::Pcg64;
+
+use super::ledger::{Ending, Failure};
+use super::run::Outside;
+use crate::device::{Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, LaunchChecker, Work};
+
+/// What a device has done that others want to know.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// A request ended.
+    Request(RequestId, Ending),
+    /// A batch of the cluster's scheduler is done.
+    Batch(DeviceId, BatchId),
+    /// Lanes of a model are asked for.
+    Prepare(ModelId),
+}
+
+/// One device: its scheduler, and what carries its decisions out.
+#[derive(Debug)]
+pub(crate) struct Host {
+    number: usize,
+    pub scheduler: DeviceScheduler,
+    pub checker: LaunchChecker,
+    limits: DeviceLimits,
+    count: u32,
+    /// By partition, and of those that have gone; copies are made by the first.
+    partitions: Vec<ContendedDevice>,
+    models: BTreeMap<ModelId, EmulatedModel>,
+    /// Those that have not ended here.
+    requests: BTreeMap<RequestId, Member>,
+    /// What was launched on each lane: the first runs.
+    lanes: BTreeMap<LaneId, VecDeque<LaunchId>>,
+    /// Lanes that models have.
+    held: BTreeSet<LaneId>,
+    flights: BTreeMap<LaunchId, Flight>,
+    /// The slots of batches of the cluster's scheduler, by lane: others name their batches as it does.
+    granted: BTreeMap<(LaneId, BatchId), DeviceId>,
+    /// Begins of copies.
+    copies: BTreeMap<(Direction, u64), Time>,
+    noise: Option<(Normal<f64>, Pcg64)>,
+    /// The next launch takes this much longer.
+    pub late: Duration,
+    /// It is not there.
+    pub lost: bool,
+    /// When time was last passed, and how much of it something ran.
+    passed: Time,
+    pub busy: Duration,
+    pub done: VecDeque<Done>,
+}
+
+#[derive(Debug)]
+struct Member {
+    model: ModelId,
+    length: u32,
+    size: u32,
+    /// A launch of its brings its outputs back itself.
+    with_host: bool,
+}
+
+/// A launch under way.
+#[derive(Debug)]
+struct Flight {
+    launch: Launch,
+    step: Step,
+    start: Time,
+}
+
+/// What a launch is at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// It waits behind another.
+    Behind,
+    /// The host joins its inputs.
+    Gather,
+    CopyIn,
+    Compute,
+    CopyOut,
+}
+
+/// A copy's name says whose it is: a launch's or a request's.
+fn launch_copy(launch: LaunchId) -> u64 {
+    launch.0 * 2 + 1
+}
+
+fn request_copy(request: RequestId) -> u64 {
+    request.0 * 2
+}
+
+impl Host {
+    /// A device, by its number, of one partition and without models; what runs is judged under this seed.
+    pub fn new(number: usize, seed: u64, limits: DeviceLimits, noise: Option<(Normal<f64>, Pcg64)>) -> Self {
+        Host {
+            number,
+            scheduler: DeviceScheduler::new(),
+            checker: LaunchChecker::new(seed),
+            limits,
+            count: 1,
+            partitions: vec![ContendedDevice::new(limits, 0)],
+            models: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            held: BTreeSet::new(),
+            flights: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            noise,
+            late: Duration::ZERO,
+            lost: false,
+            passed: Time::ZERO,
+            busy: Duration::ZERO,
+            done: VecDeque::new(),
+        }
+    }
+
+    /// Units in use, summed over the nanoseconds until now.
+    pub fn used_unit_nanos(&self) -> u128 {
+        self.partitions.iter().map(ContendedDevice::used_unit_nanos).sum()
+    }
+
+    /// The lanes of a model, and what they are for.
+    pub fn lanes(&self, model: usize) -> Vec<(LaneId, LaneSpec)> {
+        let lanes = self.scheduler.lanes(ModelId(model as u32)).iter();
+        lanes.filter_map(|lane| Some((*lane, self.scheduler.lane(*lane)?))).collect()
+    }
+
+    /// The most slots of its rings that were in use at a time.
+    pub fn most_slots(&self) -> u32 {
+        self.models.keys().map(|model| self.scheduler.stats(*model).most_occupied).max().unwrap_or(0)
+    }
+
+    /// Into how many parts it is divided.
+    pub fn partitions(&self) -> u32 {
+        self.count
+    }
+
+    /// When something is done if nothing is added.
+    pub fn next_event(&self) -> Option<Time> {
+        self.partitions.iter().filter_map(ContendedDevice::next_event).min()
+    }
+
+    /// Divides the device, its units evenly.
+    pub fn layout(&mut self, now: Time, layout: &Layout) -> Result<(), BadLayout> {
+        self.scheduler.handle_layout(now, layout)?;
+        let count = layout.shared_lanes.len();
+        self.count = count as u32;
+        // What runs in a partition that goes ends there.
+        while self.partitions.len() < count {
+            self.partitions.push(ContendedDevice::new(self.limits, 0));
+        }
+        for partition in &mut self.partitions {
+            partition.set_units(now, (self.limits.units / count as u32).max(1));
+        }
+        Ok(())
+    }
+
+    /// A model comes, changes or goes.
+    pub fn model(
+        &mut self,
+        now: Time,
+        model: ModelId,
+        comes: Option<(&EmulatedModel, DeviceModel)>,
+    ) -> Result<(), BadPolicy> {
+        let (emulated, policy) = comes.unzip();
+        let slots = policy.as_ref().map_or(0, |comes| comes.policy.stats().slots);
+        self.scheduler.handle_model(now, model, policy)?;
+        if let Some(emulated) = emulated {
+            self.models.insert(model, emulated.clone());
+            self.checker.model(model, emulated.segment_count(), slots);
+            self.held.extend(self.scheduler.lanes(model));
+        }
+        Ok(())
+    }
+
+    /// A request is routed here.
+    pub fn request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let taken = self.scheduler.handle_request(now, request);
+        self.checker.request(now, request, taken.is_ok());
+        if taken.is_ok() {
+            self.enter(request);
+        }
+        taken
+    }
+
+    fn enter(&mut self, request: &DeviceRequest) {
+        let DeviceRequest { model, length, size, .. } = *request;
+        self.requests.insert(request.id, Member { model, length, size, with_host: false });
+    }
+
+    /// A batch of the cluster's scheduler is here.
+    pub fn batch(
+        &mut self,
+        now: Time,
+        slot: DeviceId,
+        batch: GrantedBatch,
+        members: &[DeviceRequest],
+    ) -> Result<(), DeviceReject> {
+        let id = (batch.lane, batch.id);
+        self.scheduler.handle_batch(now, batch)?;
+        self.granted.insert(id, slot);
+        for member in members {
+            self.checker.request(now, member, true);
+            self.enter(member);
+        }
+        Ok(())
+    }
+
+    /// A client has gone: whether its request was here, and is no more.
+    pub fn cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
+        let was_there = self.scheduler.handle_cancel(now, model, request);
+        if was_there {
+            self.checker.cancelled(now, request);
+            self.requests.remove(&request);
+        }
+        was_there
+    }
+
+    /// Lets time pass, and carries out what is done by then.
+    pub fn advance(&mut self, now: Time, outside: &mut dyn Outside) {
+        if !self.flights.is_empty() {
+            self.busy += now.since(self.passed);
+        }
+        self.passed = now;
+        let done: Vec<Completed> = self.partitions.iter_mut().flat_map(|partition| partition.advance(now)).collect();
+        for completed in done {
+            self.complete(now, completed, outside);
+        }
+    }
+
+    /// Carries out what the device's scheduler has decided.
+    pub fn carry_out(&mut self, now: Time, outside: &mut dyn Outside) {
+        while let Some(output) = self.scheduler.poll_output() {
+            match output {
+                DeviceOutput::Admit { model, request, slots } => {
+                    self.checker.admit(now, request, slots);
+                    let length = self.requests.get(&request).map_or(0, |member| member.length);
+                    let (bytes, _) = self.models[&model].item_bytes(length);
+                    self.copy(now, Direction::In, request_copy(request), bytes * u64::from(slots.count));
+                }
+                DeviceOutput::Launch(launch) => self.launch(now, launch, outside),
+                DeviceOutput::Group(launches) => {
+                    for launch in launches {
+                        self.launch(now, launch, outside);
+                    }
+                }
+                DeviceOutput::Reply { request, .. } => {
+                    self.checker.reply(now, request);
+                    let Some(Member { model, length, size, with_host }) = self.requests.get(&request) else { continue };
+                    if *with_host {
+                        self.answer(request);
+                    } else {
+                        let (_, bytes) = self.models[model].item_bytes(*length);
+                        self.copy(now, Direction::Out, request_copy(request), bytes * u64::from(*size));
+                    }
+                }
+                DeviceOutput::Drop { request, .. } => {
+                    self.checker.drop_request(now, request);
+                    self.requests.remove(&request);
+                    self.done.push_back(Done::Request(request, Ending::Dropped));
+                }
+                DeviceOutput::Note { note, .. } => outside.noted(self.number, &note),
+                DeviceOutput::Prepare { model, lanes, .. } => {
+                    self.held.extend(lanes);
+                    self.done.push_back(Done::Prepare(model));
+                }
+                DeviceOutput::Switch { .. } => {}
+                DeviceOutput::Free { lanes, .. } => {
+                    for lane in lanes {
+                        self.checker.free_lane(now, lane);
+                        self.held.remove(&lane);
+                    }
+                }
+            }
+        }
+    }
+
+    fn copy(&mut self, now: Time, direction: Direction, token: u64, bytes: u64) {
+        self.copies.insert((direction, token), now);
+        self.partitions[0].copy(now, direction, token, bytes);
+    }
+
+    fn launch(&mut self, now: Time, launch: Launch, outside: &mut dyn Outside) {
+        self.checker.launch(now, &launch, self.scheduler.lane(launch.lane));
+        outside.launched(self.number, &launch);
+        let with_host =
+            launch.inputs == InputSource::Host && launch.segments.end == self.models[&launch.model].segment_count();
+        for member in &launch.members {
+            if let Some(member) = self.requests.get_mut(member) {
+                member.with_host = with_host;
+            }
+        }
+        let (lane, id) = (launch.lane, launch.id);
+        self.flights.insert(id, Flight { launch, step: Step::Behind, start: now });
+        let queue = self.lanes.entry(lane).or_default();
+        queue.push_back(id);
+        if queue.len() == 1 {
+            self.begin(now, id);
+        }
+    }
+
+    /// A launch has its lane.
+    fn begin(&mut self, now: Time, id: LaunchId) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        flight.start = now;
+        let launch = flight.launch.clone();
+        if self.lost {
+            return;
+        }
+        let late = std::mem::take(&mut self.late);
+        if launch.inputs == InputSource::Host {
+            flight.step = Step::Gather;
+            let model = &self.models[&launch.model];
+            let bytes = model.item_bytes(launch.length).0 * u64::from(launch.computed_rows);
+            let work = Work { overhead: model.gather(bytes) + late, kernels: Vec::new() };
+            self.compute(now, &launch, work);
+        } else {
+            flight.step = Step::Compute;
+            let mut work = self.work(&launch);
+            work.overhead += late;
+            self.compute(now, &launch, work);
+        }
+    }
+
+    fn partition(&self, launch: &Launch) -> usize {
+        self.checker.partition(launch.lane).map_or(0, |PartitionId(partition)| partition as usize)
+    }
+
+    fn compute(&mut self, now: Time, launch: &Launch, work: Work) {
+        let partition = self.partition(launch);
+        self.partitions[partition].launch(now, launch.lane, launch.id.0, work);
+    }
+
+    /// What a launch has to do in its partition: a kernel that wants more units than there are takes longer.
+    fn work(&mut self, launch: &Launch) -> Work {
+        let units = self.partitions[self.partition(launch)].units();
+        let mut work = self.models[&launch.model].work(launch.segments, launch.computed_rows, launch.length);
+        for kernel in work.kernels.iter_mut().filter(|kernel| kernel.units > units) {
+            let whole = u128::from(kernel.run.as_nanos()) * u128::from(kernel.units) / u128::from(units);
+            (kernel.run, kernel.units) = (Duration::from_nanos(whole as u64), units);
+        }
+        if let Some((noise, rng)) = &mut self.noise {
+            let factor = noise.sample(rng).max(0.01);
+            for kernel in &mut work.kernels {
+                kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
+            }
+        }
+        work
+    }
+
+    fn complete(&mut self, now: Time, completed: Completed, outside: &mut dyn Outside) {
+        match completed {
+            Completed::Copy { direction, token } => {
+                if let Some(start) = self.copies.remove(&(direction, token)) {
+                    outside.copied(now, start, direction);
+                }
+                match (token % 2 == 1, direction) {
+                    (true, _) => self.proceed(now, LaunchId(token / 2), outside),
+                    (false, Direction::In) => self.input(now, RequestId(token / 2), outside),
+                    (false, Direction::Out) => self.answer(RequestId(token / 2)),
+                }
+            }
+            Completed::Launch { token, .. } => self.proceed(now, LaunchId(token), outside),
+        }
+    }
+
+    /// A request's input is on the device.
+    fn input(&mut self, now: Time, request: RequestId, outside: &mut dyn Outside) {
+        self.checker.input(now, request);
+        if let Some(model) = self.checker.model_of(request) {
+            self.scheduler.handle_input(now, model, request);
+        }
+        self.carry_out(now, outside);
+    }
+
+    fn answer(&mut self, request: RequestId) {
+        self.requests.remove(&request);
+        self.done.push_back(Done::Request(request, Ending::Replied));
+    }
+
+    /// The step that a launch is at is done.
+    fn proceed(&mut self, now: Time, id: LaunchId, outside: &mut dyn Outside) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        let model = &self.models[&flight.launch.model];
+        let (inputs, outputs) = model.item_bytes(flight.launch.length);
+        let items = u64::from(flight.launch.computed_rows);
+        let last = flight.launch.segments.end == model.segment_count();
+        match flight.step {
+            Step::Behind => {}
+            Step::Gather => {
+                flight.step = Step::CopyIn;
+                self.copy(now, Direction::In, launch_copy(id), items * inputs);
+            }
+            Step::CopyIn => {
+                flight.step = Step::Compute;
+                let launch = flight.launch.clone();
+                let work = self.work(&launch);
+                self.compute(now, &launch, work);
+            }
+            Step::Compute if last && flight.launch.inputs == InputSource::Host => {
+                flight.step = Step::CopyOut;
+                self.copy(now, Direction::Out, launch_copy(id), items * outputs);
+            }
+            Step::Compute | Step::CopyOut => self.end(now, id, outside),
+        }
+    }
+
+    fn end(&mut self, now: Time, id: LaunchId, outside: &mut dyn Outside) {
+        let Some(Flight { launch, start, .. }) = self.flights.remove(&id) else { return };
+        let queue = self.lanes.entry(launch.lane).or_default();
+        queue.retain(|other| *other != id);
+        let next = queue.front().copied();
+        let all = SegmentRange::new(0, self.models[&launch.model].segment_count());
+        let exits = if self.lost { Vec::new() } else { outside.completed(now, start, self.number, &launch, all) };
+        self.checker.completion(now, &launch, &exits);
+        if let Some(next) = next {
+            self.begin(now, next);
+        }
+        self.scheduler.handle_completion(now, id, Span { start, end: now }, &exits);
+        self.carry_out(now, outside);
+        if let Some(slot) = self.granted.remove(&(launch.lane, launch.batch)) {
+            self.done.push_back(Done::Batch(slot, launch.batch));
+        }
+    }
+
+    /// The device is not there any more: its models go, and what runs on it fails, now.
+    pub fn lose(&mut self, now: Time, outside: &mut dyn Outside) {
+        self.lost = true;
+        self.late = Duration::ZERO;
+        let failed = Ending::Failed(Failure::Lost(self.number));
+        for model in self.models.keys().copied().collect::<Vec<_>>() {
+            // One that is not there may go.
+            let _ = self.scheduler.handle_model(now, model, None);
+            self.carry_out(now, outside);
+        }
+        for partition in &mut self.partitions {
+            *partition = ContendedDevice::new(DeviceLimits { units: partition.units(), ..self.limits }, 0);
+            partition.advance(now);
+        }
+        let copies = std::mem::take(&mut self.copies);
+        for ((direction, token), _) in copies.into_iter().filter(|((_, token), _)| token % 2 == 0) {
+            let request = RequestId(token / 2);
+            match direction {
+                Direction::In => self.input(now, request, outside),
+                Direction::Out if self.requests.remove(&request).is_some() => {
+                    self.done.push_back(Done::Request(request, failed));
+                }
+                Direction::Out => {}
+            }
+        }
+        while let Some((id, flight)) = self.flights.first_key_value() {
+            let (id, model, members) = (*id, flight.launch.model, flight.launch.members.clone());
+            for member in members {
+                if self.cancel(now, model, member) {
+                    self.done.push_back(Done::Request(member, failed));
+                }
+                self.carry_out(now, outside);
+            }
+            self.end(now, id, outside);
+        }
+    }
+
+    /// All models have gone: nothing is left.
+    pub fn check_empty(&self, now: Time, seed: u64) {
+        self.checker.end(now);
+        let number = self.number;
+        assert!(self.held.is_empty(), "seed {seed}, {now}: device {number} still has the lanes {:?}", self.held);
+        for model in self.models.keys() {
+            let stats = self.scheduler.stats(*model);
+            let left = (stats.waiting, stats.running, stats.occupied);
+            assert!(left == (0, 0, 0), "seed {seed}, {now}: device {number} still has {left:?} of {model}");
+        }
+        assert!(self.granted.is_empty(), "seed {seed}, {now}: device {number} still has batches {:?}", self.granted);
+    }
+}

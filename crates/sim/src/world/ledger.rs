@@ -1,0 +1,179 @@
+//! Judges from outside what becomes of each request, and of each batch that a slot is granted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use downbeat_core::{BatchId, DeviceId, ModelId, RequestId, Time};
+
+/// How a request that was accepted ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// It was answered.
+    Replied,
+    /// Its scheduler gave it up.
+    Dropped,
+    /// Its client went away, and it was still there.
+    Cancelled,
+    /// It was answered with an error.
+    Failed(Failure),
+}
+
+/// What a request was answered with an error for: only what went wrong may be a reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Its device, by number, was lost while it was there.
+    Lost(usize),
+    /// Its batch came to a device, by number, that has lost the slot or the model meanwhile.
+    Refused(usize),
+}
+
+/// Judges from outside what becomes of each request, and of each batch that a slot is granted, by what was told to the schedulers and by them
+/// alone; each failure panics and prints the seed.
+///
+/// A request that is accepted ends exactly once. One is answered with an error only if its device is lost, or has changed since its batch was sent. A batch has
+/// members of one model, each in one batch only, and as many items as it says. A slot has one batch, with a network two. At the end nothing is left.
+#[derive(Debug)]
+pub struct Ledger {
+    seed: u64,
+    /// By request id.
+    requests: Vec<Known>,
+    open: u64,
+    /// What each slot was granted, and is not done.
+    slots: BTreeMap<DeviceId, Vec<BatchId>>,
+    /// Batches that a slot may have.
+    depth: usize,
+    lost: BTreeSet<usize>,
+    /// Devices whose slots or models have changed, or that were lost.
+    changed: BTreeSet<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    model: ModelId,
+    size: u32,
+    /// It is in a batch of the cluster's scheduler.
+    batched: bool,
+    /// `None`: it is in the system.
+    ending: Option<Ending>,
+    accepted: bool,
+}
+
+impl Ledger {
+    /// Of a run with this seed; whether batches may be sent to a slot that has one.
+    pub fn new(seed: u64, ahead: bool) -> Self {
+        Ledger {
+            seed,
+            requests: Vec::new(),
+            open: 0,
+            slots: BTreeMap::new(),
+            depth: if ahead { 2 } else { 1 },
+            lost: BTreeSet::new(),
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// A request is handed in; requests count from zero.
+    pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, size: u32, accepted: bool) {
+        assert!(id.0 == self.requests.len() as u64, "seed {}, {now}: the world counts its requests", self.seed);
+        self.requests.push(Known { model, size, batched: false, ending: None, accepted });
+        self.open += u64::from(accepted);
+    }
+
+    /// A request ended.
+    pub fn end_request(&mut self, now: Time, id: RequestId, ending: Ending) {
+        let seed = self.seed;
+        let Some(known) = self.requests.get_mut(id.0 as usize) else {
+            panic!("seed {seed}, {now}: {id} was never there")
+        };
+        assert!(known.accepted, "seed {seed}, {now}: {id} is {ending:?} and was refused");
+        assert!(known.ending.is_none(), "seed {seed}, {now}: {id} is {ending:?} after {:?}", known.ending);
+        known.ending = Some(ending);
+        self.open -= 1;
+        match ending {
+            Ending::Failed(Failure::Lost(device)) => {
+                assert!(
+                    self.lost.contains(&device),
+                    "seed {seed}, {now}: {id} fails for device {device}, which is there"
+                );
+            }
+            Ending::Failed(Failure::Refused(device)) => {
+                assert!(
+                    self.changed.contains(&device),
+                    "seed {seed}, {now}: {id} is refused by device {device} as it was"
+                );
+            }
+            Ending::Replied | Ending::Dropped | Ending::Cancelled => {}
+        }
+    }
+
+    /// The cluster's scheduler sends a batch to a slot.
+    pub fn granted(
+        &mut self,
+        now: Time,
+        slot: DeviceId,
+        batch: BatchId,
+        model: ModelId,
+        members: &[RequestId],
+        size: u32,
+    ) {
+        let seed = self.seed;
+        let there = self.slots.entry(slot).or_default();
+        assert!(!there.contains(&batch), "seed {seed}, {now}: {batch} is sent twice");
+        there.push(batch);
+        assert!(there.len() <= self.depth, "seed {seed}, {now}: {slot} has {there:?}");
+        let mut items = 0;
+        for id in members {
+            let Some(known) = self.requests.get_mut(id.0 as usize) else {
+                panic!("seed {seed}, {now}: {id} was never there")
+            };
+            assert!(known.model == model, "seed {seed}, {now}: {id} of {} is in {batch} of {model}", known.model);
+            assert!(
+                known.ending.is_none() && known.accepted,
+                "seed {seed}, {now}: {id} is in {batch} and {:?}",
+                known.ending
+            );
+            assert!(!known.batched, "seed {seed}, {now}: {id} is in {batch} and in another");
+            known.batched = true;
+            items += known.size;
+        }
+        assert!(items == size && size > 0, "seed {seed}, {now}: {batch} has {items} items and says {size}");
+    }
+
+    /// A batch that a slot was granted is done.
+    pub fn completed(&mut self, now: Time, slot: DeviceId, batch: BatchId) {
+        let there =
+            self.slots.get_mut(&slot).and_then(|there| Some(there.remove(there.iter().position(|b| *b == batch)?)));
+        assert!(there.is_some(), "seed {}, {now}: {slot} completes {batch}, which it does not have", self.seed);
+    }
+
+    /// A device is lost, or there again.
+    pub fn lost(&mut self, device: usize, lost: bool) {
+        self.changed(device);
+        if lost {
+            self.lost.insert(device);
+        } else {
+            self.lost.remove(&device);
+        }
+    }
+
+    /// A device has other slots or models than before.
+    pub fn changed(&mut self, device: usize) {
+        self.changed.insert(device);
+    }
+
+    /// The run is over: everything has ended.
+    pub fn end(&self, now: Time) {
+        let seed = self.seed;
+        let open = self.requests.iter().position(|known| known.accepted && known.ending.is_none());
+        assert!(
+            open.is_none(),
+            "seed {seed}, {now}: {} requests never ended, the first r{}",
+            self.open,
+            open.unwrap_or(0)
+        );
+        assert!(
+            self.slots.values().all(Vec::is_empty),
+            "seed {seed}, {now}: slots still have batches: {:?}",
+            self.slots
+        );
+    }
+}

@@ -1,0 +1,23 @@
+//! One world under virtual time: models of both kinds, the cluster scheduler, devices with partitions, clients, and what goes wrong.
+//!
+//! What runs in it is what the server runs: the [`Scheduler`](downbeat_core::cluster::Scheduler) makes the batches of `exclusive` models and grants them the
+//! shared lanes of the devices, each a slot; every device has a [`DeviceScheduler`](downbeat_core::device::DeviceScheduler) for all models on it, whoever makes their batches. Only
+//! what carries the decisions out is emulated: a [`ContendedDevice`](crate::device::ContendedDevice) for each partition.
+//!
+//! | file | what |
+//! |---|---|
+//! | `scenario.rs` | [`WorldScenario`]: devices, models, clients, faults, and a report of what came of them |
+//! | `run.rs` | the event loop, and what each [`Fault`] does |
+//! | `host.rs` | one device: its scheduler, what runs on its lanes, copies |
+//! | `ledger.rs` | the outside checker of requests and grants; that of launches is [`LaunchChecker`](crate::device::LaunchChecker) |
+
+mod host;
+mod ledger;
+mod run;
+mod scenario;
+
+pub(crate) use run::{Ask, Outside, World};
+
+pub use ledger::{Ending, Failure, Ledger};
+pub use run::{Fault, Serving};
+pub use scenario::{Client, ModelOutcome, Pattern, WorldDevice, WorldModel, WorldReport, WorldScenario};

@@ -137,7 +137,7 @@ fn a_model_with_a_wrong_configuration_does_not_keep_the_others_from_being_served
     let folder = digits();
     copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("typo"));
     fs::write(folder.path().join("typo/config.pbtxt"), "max_batch_size: 8\ndynamic_batchin { }\n").unwrap();
-    let server = Server::start(folder.path(), &[], "not loaded");
+    let server = Server::start(folder.path(), &[], "1 of 2 models are ready; not loaded: typo");
     assert!(
         server.said.contains("config.pbtxt:2:1: dynamic_batchin: ModelConfig has no field 'dynamic_batchin'; did you mean 'dynamic_batching'?"),
         "{}",

@@ -90,6 +90,6 @@ def check(binary, decisions, folder):
             continue
         shown = subprocess.run([binary, "log", "show", log], capture_output=True, text=True, timeout=60, env=environment(folder, "rten"))
         assert shown.returncode == 0, f"{log}: {shown.stderr}"
-        assert shown.stdout.startswith("decision log"), log
+        assert "decision log of " in shown.stdout.partition("\n")[0], log
     for file in (folder / "cache").rglob("*.json"):
         json.loads(file.read_text())

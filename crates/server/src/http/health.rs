@@ -28,8 +28,10 @@ pub(super) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Resp
 
 pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
     let ready = state.service().is_model_ready(&path.model, &path.version);
-    // A model that does not exist is never ready: no use in asking again.
-    if !ready && let Err(error @ ServiceError::NotFound(_)) = state.service().model_metadata(&path.model, &path.version)
+    // A model that does not exist, or a version that is none, is never ready: no use in asking again.
+    if !ready
+        && let Err(error @ (ServiceError::NotFound(_) | ServiceError::InvalidArgument(_))) =
+            state.service().model_metadata(&path.model, &path.version)
     {
         return Err(HttpError::from(error));
     }

@@ -105,8 +105,10 @@ fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
 }
 
 fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
-    let PastLaunch { lane, batch, segments: [first, end], rows, computed_rows, length, begin_ns, end_ns } = launch;
+    let PastLaunch { lane, batch, granted, segments: [first, end], rows, computed_rows, length, begin_ns, end_ns } =
+        launch;
     let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
+    let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
     let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
     Batch {
         row: *lane as usize,
@@ -116,7 +118,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         colour: (*batch % 6) as usize,
         lost: false,
         hint: format!(
-            "batch {batch}, segments {first} to {}: {rows} items ({computed_rows} computed){length}, {:.3} ms",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}, {:.3} ms",
             end.saturating_sub(1),
             in_millis(end_ns - begin_ns)
         ),
@@ -132,6 +134,7 @@ mod tests {
         let launch = |begin_ms: u64| PastLaunch {
             lane: 1,
             batch: 7,
+            granted: None,
             segments: [0, 2],
             rows: 3,
             computed_rows: 4,
@@ -146,7 +149,7 @@ mod tests {
             policy: "elastic".to_owned(),
             lanes: vec![1, 4],
             complete: false,
-            launches: vec![launch(0), launch(2_500)],
+            launches: vec![launch(0), PastLaunch { granted: Some(12), ..launch(2_500) }],
         };
         let idle = PastLaunches { launches: Vec::new(), ..device.clone() };
         let over = |devices| Timeline { from_ns: 10_000_000_000, now_ns: 13_000_000_000, devices };
@@ -157,6 +160,7 @@ mod tests {
         assert!(page.contains("a&lt;b 1 on device 0: elastic") && page.contains("the earliest are missing"), "{page}");
         assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
         assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
+        assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");
         assert_eq!(page.matches("1: 4").count(), 2, "a row's label in each picture");
     }
 }

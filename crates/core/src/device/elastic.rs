@@ -140,6 +140,7 @@ impl Elastic {
         turn.launch(Launch {
             id,
             batch,
+            granted: None,
             model: turn.model(),
             lane: turn.lanes()[lane],
             segments: self.segments(),

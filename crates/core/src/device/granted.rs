@@ -53,7 +53,7 @@ impl Granted {
 
 impl DevicePolicy for Granted {
     fn handle_batch(&mut self, turn: &mut Turn<'_>, batch: GrantedBatch) -> Result<(), DeviceReject> {
-        let GrantedBatch { id: batch, lane, members, rows, .. } = batch;
+        let GrantedBatch { id: granted, lane, members, rows, .. } = batch;
         if !turn.has_room(lane) {
             return Err(DeviceReject::LaneTaken(lane));
         }
@@ -63,12 +63,13 @@ impl DevicePolicy for Granted {
         if let Some(taken) = members.iter().find(|request| self.members.contains(request)) {
             return Err(DeviceReject::NameTaken(*taken));
         }
-        let id = turn.new_launch();
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
         self.members.extend(&members);
         self.running.insert(id, (members.clone(), rows));
         turn.launch(Launch {
             id,
             batch,
+            granted: Some(granted),
             model: turn.model(),
             lane,
             segments: self.segments,

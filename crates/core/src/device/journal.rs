@@ -292,7 +292,7 @@ fn told(f: &mut fmt::Formatter<'_>, input: &DeviceInput) -> fmt::Result {
         DeviceInput::Batch(batch) => {
             write!(
                 f,
-                "batch {} of {} for {}: {} items, {:?}",
+                "granted batch {} of {} for {}: {} items, {:?}",
                 batch.id, batch.model, batch.lane, batch.rows, batch.members
             )
         }
@@ -342,7 +342,11 @@ fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
 
 fn launch(f: &mut fmt::Formatter<'_>, launch: &Launch) -> fmt::Result {
     let (first, last) = (launch.segments.first, launch.segments.end.saturating_sub(1));
-    write!(f, "launch {} on {}: {}, segments {first} to {last}, ", launch.id, launch.lane, launch.batch)?;
+    write!(f, "launch {} on {}: {}", launch.id, launch.lane, launch.batch)?;
+    if let Some(granted) = launch.granted {
+        write!(f, ", granted as {granted}")?;
+    }
+    write!(f, ", segments {first} to {last}, ")?;
     write!(f, "{} items ({} computed)", launch.rows, launch.computed_rows)?;
     if launch.length > 0 {
         write!(f, " padded to {}", launch.length)?;

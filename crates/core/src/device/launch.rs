@@ -52,8 +52,11 @@ pub enum InputSource {
 pub struct Launch {
     /// Its name, which [`super::DeviceScheduler::handle_completion`] takes.
     pub id: LaunchId,
-    /// The batch that it is part of; unique among those of its model.
+    /// The batch that it is part of, by the device's name: unique among all of the device, whoever made them.
     pub batch: BatchId,
+    /// What whoever granted the batch calls it ([`GrantedBatch::id`]); `None`: it was made on the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<BatchId>,
     /// The model.
     pub model: ModelId,
     /// Where it runs, after what was launched there before: at most one that runs.
@@ -84,7 +87,7 @@ pub struct Span {
 /// A batch that somebody else made, to run as it is: the cluster's scheduler (Symphony §3.2).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GrantedBatch {
-    /// Its name: whoever made it chose it.
+    /// Its name with whoever made it. On the device it gets another, as batches that are made there do.
     pub id: BatchId,
     /// The model.
     pub model: ModelId,

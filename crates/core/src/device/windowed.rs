@@ -78,6 +78,7 @@ impl Windowed {
         turn.launch(Launch {
             id,
             batch,
+            granted: None,
             model: turn.model(),
             lane: turn.lanes()[0],
             segments: self.segments(),

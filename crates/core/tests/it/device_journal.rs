@@ -192,6 +192,7 @@ impl DevicePolicy for Toy {
         turn.launch(Launch {
             id,
             batch,
+            granted: None,
             model: turn.model(),
             lane,
             segments: SegmentRange::new(0, self.profile.segments()),

@@ -122,6 +122,8 @@ struct World {
     inputs: BTreeSet<(Time, ModelId, RequestId)>,
     /// Lanes of models, until they are free.
     owners: BTreeMap<LaneId, ModelId>,
+    /// Whose batches were launched, and what they were granted as.
+    batches: BTreeMap<BatchId, (ModelId, Option<BatchId>)>,
     state: u64,
     /// Answered in time, late, given up as hopeless or with their model, cancelled.
     met: u32,
@@ -144,6 +146,7 @@ impl World {
             ends: BTreeSet::new(),
             inputs: BTreeSet::new(),
             owners: BTreeMap::new(),
+            batches: BTreeMap::new(),
             state: 1,
             met: 0,
             missed: 0,
@@ -239,6 +242,10 @@ impl World {
             rows += known.size;
         }
         assert_eq!(rows, launch.rows);
+        let whose = (launch.model, launch.granted);
+        let before = self.batches.insert(launch.batch, whose);
+        assert!(before.is_none_or(|before| before == whose), "{} is the name of one batch", launch.batch);
+        assert_eq!(launch.granted.is_some(), shared, "who makes batches is not on shared lanes");
         let lane = self.lanes.entry(launch.lane).or_default();
         lane.push_back(launch.clone());
         assert!(lane.len() <= 2, "one runs and one waits behind it");

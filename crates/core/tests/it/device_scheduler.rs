@@ -82,6 +82,7 @@ impl Test {
         Launch {
             id,
             batch,
+            granted: None,
             model: turn.model(),
             lane: turn.lanes()[lane],
             segments: SegmentRange::new(0, 1),
@@ -225,7 +226,8 @@ fn granted_batches_run_as_they_are_on_shared_lanes() {
     scheduler.handle_batch(at(0), batch(8, 1, lane)).unwrap();
     assert_eq!(scheduler.handle_batch(at(0), batch(9, 1, lane)), Err(DeviceReject::LaneTaken(lane)));
     let launches = launches(&mut scheduler);
-    assert_eq!(launches.iter().map(|launch| launch.batch).collect::<Vec<_>>(), [BatchId(7), BatchId(8)]);
+    let granted: Vec<_> = launches.iter().map(|launch| launch.granted).collect();
+    assert_eq!(granted, [Some(BatchId(7)), Some(BatchId(8))]);
     assert_eq!((launches[0].segments, launches[1].segments), (SegmentRange::new(0, 3), SegmentRange::new(0, 1)));
     assert!(scheduler.handle_cancel(at(1), model(1), RequestId(8)));
     assert!(!scheduler.handle_cancel(at(1), model(1), RequestId(8)), "it has gone");
@@ -233,6 +235,22 @@ fn granted_batches_run_as_they_are_on_shared_lanes() {
     complete(&mut scheduler, &launches[1], 10, 20);
     assert_eq!(outputs(&mut scheduler), [DeviceOutput::Reply { request: RequestId(7), launch: LaunchId(0) }]);
     assert_eq!(scheduler.stats(model(0)), PoolStats::default());
+}
+
+#[test]
+fn a_batch_has_a_name_of_its_own_on_the_device_whoever_made_it() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, windowed());
+    add(&mut scheduler, 1, Granted::new(1));
+    scheduler.handle_request(at(0), &request(5, 0)).unwrap();
+    scheduler.handle_batch(at(0), batch(0, 1, lane)).unwrap();
+    scheduler.handle_batch(at(0), batch(7, 1, lane)).unwrap();
+    let names: Vec<_> =
+        launches(&mut scheduler).iter().map(|launch| (launch.batch, launch.granted, launch.model)).collect();
+    let granted = |own, theirs| (BatchId(own), Some(BatchId(theirs)), model(1));
+    assert_eq!(names, [(BatchId(0), None, model(0)), granted(1, 0), granted(2, 7)]);
 }
 
 #[test]

@@ -212,7 +212,7 @@ impl DeviceHost {
         let rows = jobs.iter().map(|(_, job)| job.call.admitted.rows).sum();
         let (refused, actions) = self.decide(&model, |inner, now| {
             let (slot, lane) = inner.slots[slot];
-            let grant = Grant { slot, queue, dispatched };
+            let grant = Grant { slot, batch, queue, dispatched };
             let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
             if let Err(reject) = inner.take(now, DeviceInput::Batch(granted)) {
                 return Some((grant, jobs, reject, now));
@@ -228,7 +228,7 @@ impl DeviceHost {
             for (_, job) in jobs {
                 reject_call(&model, job.call, reject.clone(), rows, now);
             }
-            self.complete(&grant, batch, None);
+            self.complete(&grant, None);
         }
         self.carry_out(actions, None);
     }
@@ -318,7 +318,7 @@ impl DeviceHost {
         self.answer_alone(answered, failed, now);
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
-            self.complete(&grant, launch.batch, (!alone).then_some((launch.rows, end)));
+            self.complete(&grant, (!alone).then_some((launch.rows, end)));
             if has_failed && model.lost().is_some() {
                 self.retire();
             }
@@ -326,14 +326,14 @@ impl DeviceHost {
     }
 
     /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, of how many items it was and when it ended.
-    fn complete(&self, grant: &Grant, batch: BatchId, ran: Option<(u32, Time)>) {
+    fn complete(&self, grant: &Grant, ran: Option<(u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let refined = ran.and_then(|(rows, end)| grant.queue.refiner.lock().observe(rows, end.since(grant.dispatched)));
         if let Some(profile) = refined {
             cluster.set_profile(grant.queue.place, grant.queue.placed.profiles(profile));
         }
-        cluster.complete(grant.slot, batch);
+        cluster.complete(grant.slot, grant.batch);
     }
 
     /// Takes the device's slots out of the scheduler's service, unless they are the last: those go on, to answer with errors what is queued.

@@ -16,8 +16,11 @@ pub const REMEMBERED: Duration = Duration::from_millis(60_000);
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,
-    /// Its batch.
+    /// Its batch, by the device's name.
     pub batch: u64,
+    /// What the scheduler calls the batch, if it made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<u64>,
     /// The segments that it ran, the last excluded.
     pub segments: [u16; 2],
     /// Items that were asked for.
@@ -54,6 +57,7 @@ impl History {
         let past = PastLaunch {
             lane: lane as u32,
             batch: launch.batch.0,
+            granted: launch.granted.map(|batch| batch.0),
             segments: [launch.segments.first, launch.segments.end],
             rows: launch.rows,
             computed_rows: launch.computed_rows,
@@ -83,6 +87,7 @@ mod tests {
         let launch = Launch {
             id: LaunchId(0),
             batch: BatchId(0),
+            granted: None,
             model: ModelId(0),
             lane: LaneId(0),
             segments: SegmentRange::new(0, 1),

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, SegmentRange, SlotRun};
-use downbeat_core::{DeviceId, Duration, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
 
@@ -39,6 +39,8 @@ pub struct Head {
 pub struct Grant {
     /// The scheduler's name for what it was granted.
     pub slot: DeviceId,
+    /// And for the batch.
+    pub batch: BatchId,
     /// Where its requests waited.
     pub queue: Arc<Queue>,
     /// When it was dispatched.

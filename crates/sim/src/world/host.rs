@@ -43,8 +43,8 @@ pub(crate) struct Host {
     /// Lanes that models have.
     held: BTreeSet<LaneId>,
     flights: BTreeMap<LaunchId, Flight>,
-    /// The slots of batches of the cluster's scheduler, by lane: others name their batches as it does.
-    granted: BTreeMap<(LaneId, BatchId), DeviceId>,
+    /// The slots of batches of the cluster's scheduler, by its names for them.
+    granted: BTreeMap<BatchId, DeviceId>,
     /// Begins of copies.
     copies: BTreeMap<(Direction, u64), Time>,
     noise: Option<(Normal<f64>, Pcg64)>,
@@ -204,7 +204,7 @@ impl Host {
         batch: GrantedBatch,
         members: &[DeviceRequest],
     ) -> Result<(), DeviceReject> {
-        let id = (batch.lane, batch.id);
+        let id = batch.id;
         self.scheduler.handle_batch(now, batch)?;
         self.granted.insert(id, slot);
         for member in members {
@@ -426,8 +426,10 @@ impl Host {
         }
         self.scheduler.handle_completion(now, id, Span { start, end: now }, &exits);
         self.carry_out(now, outside);
-        if let Some(slot) = self.granted.remove(&(launch.lane, launch.batch)) {
-            self.done.push_back(Done::Batch(slot, launch.batch));
+        if let Some(batch) = launch.granted
+            && let Some(slot) = self.granted.remove(&batch)
+        {
+            self.done.push_back(Done::Batch(slot, batch));
         }
     }
 

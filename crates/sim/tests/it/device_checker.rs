@@ -32,6 +32,7 @@ fn launch(id: u64, members: &[u64]) -> Launch {
     Launch {
         id: LaunchId(id),
         batch: BatchId(id),
+        granted: None,
         model: ModelId(0),
         lane: LaneId(2),
         segments: SegmentRange::new(0, 2),

@@ -63,6 +63,7 @@ impl Staged {
         turn.launch(Launch {
             id,
             batch: item.batch,
+            granted: None,
             model: turn.model(),
             lane: turn.lanes()[usize::from(stage)],
             segments: SegmentRange::new(stage, stage + 1),

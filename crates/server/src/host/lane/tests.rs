@@ -69,6 +69,7 @@ impl DevicePolicy for AtOnce {
         turn.launch(Launch {
             id,
             batch,
+            granted: None,
             model: request.model,
             lane: turn.lanes()[0],
             segments: SegmentRange::new(0, 1),

@@ -73,8 +73,9 @@ fn page(timeline: &Timeline) -> String {
 }
 
 fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
-    let PastLaunches { model, version, device: number, policy, lanes, complete, launches } = device;
-    let title = format!("{model} {version} on device {number}: {policy}");
+    let PastLaunches { model, version, device: number, partition, policy, lanes, complete, launches } = device;
+    let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
+    let title = format!("{model} {version} on device {number}{part}: {policy}");
     let mut out = format!("<h2>{}</h2>", escape(&title));
     let (rows, computed) = launches
         .iter()
@@ -146,6 +147,7 @@ mod tests {
             model: "a<b".to_owned(),
             version: "1".to_owned(),
             device: 0,
+            partition: 2,
             policy: "elastic".to_owned(),
             lanes: vec![1, 4],
             complete: false,
@@ -157,7 +159,10 @@ mod tests {
         assert!(page(&over(vec![idle])).contains("Nothing ran in this time"));
         let page = page(&over(vec![device]));
         assert!(!page.contains("Nothing ran"), "{page}");
-        assert!(page.contains("a&lt;b 1 on device 0: elastic") && page.contains("the earliest are missing"), "{page}");
+        assert!(
+            page.contains("a&lt;b 1 on device 0, partition 2: elastic") && page.contains("the earliest are missing"),
+            "{page}"
+        );
         assert!(page.contains("0 to 1000 ms") && page.contains("2000 to 3000 ms") && !page.contains("1000 to 2000 ms"));
         assert!(page.contains("batch 7, segments 0 to 1: 3 items (4 computed), padded to 12, 2.000 ms"), "{page}");
         assert!(page.contains("batch 7 (granted as 12), segments"), "{page}");

@@ -18,6 +18,8 @@ pub struct Part {
     pub share: Share,
     /// How many threads of a run are worth having there: one for each core.
     pub threads: usize,
+    /// How many compute units it has, cores or multiprocessors, on the first of the devices: how large it is beside the others.
+    pub units: u32,
     /// What it has, for people, and for what is measured there.
     pub size: String,
 }

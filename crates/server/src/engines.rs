@@ -41,17 +41,15 @@ impl Engines {
         Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()), gpus: choice.gpus })
     }
 
-    /// How many devices a server has that was asked for `asked` of them; 0: nobody said. On a CPU that is divided it is one for each of the partitions.
+    /// How many devices a server has that was asked for `asked` of them; 0: nobody said. A CPU that is divided is one, whatever its partitions.
     ///
     /// # Errors
-    /// If there are GPUs, and not so many; if the CPU is divided, and somebody said.
+    /// If there are GPUs, and not so many; if the CPU is divided, and more than one was asked for.
     pub fn devices(&self, asked: usize, partitions: &Partitions) -> anyhow::Result<usize> {
         match self.gpus.len() {
-            0 if partitions.are_there() && asked > 0 => anyhow::bail!(
-                "devices is {asked}, and [device] partitions has {}, each of them one device; leave devices out",
-                partitions.count()
+            0 if partitions.are_there() && asked > 1 => anyhow::bail!(
+                "devices is {asked}, and [device] partitions divides the CPU, which is one device; leave devices out"
             ),
-            0 if partitions.are_there() => Ok(partitions.count()),
             0 => Ok(asked.max(1)),
             gpus if asked == 0 || asked == gpus => Ok(gpus),
             gpus => {
@@ -126,9 +124,12 @@ mod tests {
             "{said}"
         );
         let parts = Partitions::in_parts(3);
-        assert_eq!(engines(0).devices(0, &parts).unwrap(), 3, "and so is each partition of the CPU");
+        assert_eq!(engines(0).devices(0, &parts).unwrap(), 1, "and so is a CPU that is divided");
         assert_eq!(engines(2).devices(0, &parts).unwrap(), 2);
         let said = engines(0).devices(2, &parts).unwrap_err().to_string();
-        assert_eq!(said, "devices is 2, and [device] partitions has 3, each of them one device; leave devices out");
+        assert_eq!(
+            said,
+            "devices is 2, and [device] partitions divides the CPU, which is one device; leave devices out"
+        );
     }
 }

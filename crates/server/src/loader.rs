@@ -259,8 +259,8 @@ impl Loader {
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
         let turn = self.turns.begin();
         let partition = self.partitions.of(&definition.name);
-        let on = partition.filter(|_| self.engines.gpus.is_empty()).map(|(index, _)| index);
-        let placed = self.placement.of(definition, on, policy == DevicePolicy::Exclusive, self.driver.devices())?;
+        let (on, by_scheduler) = (partition.map(|(index, _)| index), policy == DevicePolicy::Exclusive);
+        let placed = self.placement.of(definition, on, by_scheduler, self.driver.devices())?;
         let devices = placed.devices();
         let mut budget = DeviceBudget::before(&**engine, if on_gpus { devices } else { &[] }, limit);
         let part = partition.map(|(_, part)| part);
@@ -431,6 +431,7 @@ impl Loader {
             queue_bound,
             metrics: self.metrics.lanes(),
             hosts: &on,
+            partition: placed.partition(),
         };
         let mut count = 1;
         let hosts = if routed {

@@ -190,7 +190,7 @@ impl Metrics {
         let device_busy = prometheus::CounterVec::new(
             Opts::new(
                 "downbeat_device_busy_seconds_total",
-                "Time in which at least one launch ran on the device; its rate is the device's busy share",
+                "Time in which at least one launch ran on the device, of a partition as much as it is of the device; its rate is the device's busy share",
             ),
             &["device"],
         )?;
@@ -518,9 +518,9 @@ impl DeviceMetrics {
         self.running.set(i64::from(launches));
     }
 
-    /// It has been busy for so long.
-    pub fn add_busy(&self, busy: Duration) {
-        self.busy.inc_by(busy.as_secs_f64());
+    /// It has been busy for so many seconds.
+    pub fn add_busy(&self, seconds: f64) {
+        self.busy.inc_by(seconds);
     }
 }
 

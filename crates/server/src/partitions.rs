@@ -45,9 +45,9 @@ impl Partitions {
         !self.parts.is_empty()
     }
 
-    /// How many there are on each device; 1 where they are not divided.
-    pub fn count(&self) -> usize {
-        self.parts.len().max(1)
+    /// Those of each device; none where they are not divided.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
     /// Where a model is: on the partition that its options name, else on the one with the fewest models when it was first loaded, the first of those.
@@ -96,7 +96,8 @@ impl ServerOptions {
 impl Partitions {
     /// So many, of whatever.
     pub fn in_parts(count: u32) -> Self {
-        let part = |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, size: String::new() };
+        let part =
+            |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, units: 1, size: String::new() };
         Partitions { parts: (0..count).map(part).collect(), placed: Mutex::default() }
     }
 }
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn nothing_is_divided_unless_it_is_asked_for() {
         let partitions = Partitions::divide(&options(&[], &[]), &Emulated::new()).unwrap();
-        assert_eq!((partitions.of("a"), partitions.count()), (None, 1));
+        assert_eq!((partitions.of("a"), partitions.are_there()), (None, false));
     }
 
     #[test]

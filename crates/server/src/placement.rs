@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{bail, ensure};
+use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceKind, DeviceProfiles, LatencyProfile};
 use downbeat_repository::{ModelDefinition, ModelFormat};
 
@@ -14,8 +15,8 @@ pub struct Placement {
     chosen: BTreeMap<String, Vec<usize>>,
     /// By device; none: no device is a GPU.
     gpus: Vec<u32>,
-    /// By device: devices of a kind have the same models. One kind where nothing is placed.
-    kinds: Vec<DeviceKind>,
+    /// By device, then by partition: partitions of a kind have the same models. One kind where nothing is placed or divided.
+    kinds: Vec<Vec<DeviceKind>>,
 }
 
 /// The devices of one model.
@@ -23,33 +24,34 @@ pub struct Placement {
 pub struct Placed {
     /// Ascending.
     devices: Arc<[usize]>,
-    /// The kinds of them; `None`: all, those to come too.
+    /// Which of theirs; the first where they are not divided.
+    partition: PartitionId,
+    /// The kinds of these partitions; `None`: all, those to come too.
     kinds: Option<Arc<[DeviceKind]>>,
 }
 
 impl Placement {
-    /// The placement on `devices` devices, which are these GPUs if they are GPUs, with what was [`chosen`]. `known` are the models that there are: where they are to be decides which devices
-    /// the scheduler tells apart; `is_divided`: each is a part of the CPU, and has models of its own.
+    /// The placement on `devices` devices of so many partitions each, which are these GPUs if they are GPUs, with what was [`chosen`]. `known` are the models that there are: where they are
+    /// to be decides which devices the scheduler tells apart; each partition has models of its own.
     ///
     /// # Errors
-    /// If there come to be more kinds of devices than are supported.
+    /// If there come to be more kinds than are supported.
     pub fn new(
         chosen: BTreeMap<String, Vec<usize>>,
         devices: usize,
         gpus: &[u32],
         known: &[ModelDefinition],
-        is_divided: bool,
+        partitions: usize,
     ) -> anyhow::Result<Self> {
-        let mut placement = Placement { chosen, gpus: gpus.to_vec(), kinds: vec![DeviceKind(0); devices] };
+        let mut placement = Placement { chosen, gpus: gpus.to_vec(), kinds: Vec::new() };
         let sets: Vec<Vec<usize>> = known.iter().filter_map(|model| placement.devices(model)).collect();
         let others = placement.chosen.values().cloned();
-        let parts = (0..if is_divided { devices } else { 0 }).map(|device| vec![device]);
-        placement.kinds = kinds(devices, &sets.into_iter().chain(others).chain(parts).collect::<Vec<_>>())?;
+        placement.kinds = kinds(devices, partitions, &sets.into_iter().chain(others).collect::<Vec<_>>())?;
         Ok(placement)
     }
 
-    /// By device: its kind.
-    pub fn kinds(&self) -> &[DeviceKind] {
+    /// By device: the kind of each of its partitions.
+    pub fn kinds(&self) -> &[Vec<DeviceKind>] {
         &self.kinds
     }
 
@@ -67,25 +69,29 @@ impl Placement {
         Some(devices)
     }
 
-    /// Where a model is, of `all` devices that there are now. `part`: the one device that is its part of the CPU. `by_scheduler`: the scheduler makes its batches.
+    /// Where a model is, of `all` devices that there are now, on their `partition` if they are divided. `by_scheduler`: the scheduler makes its batches.
     ///
     /// # Errors
     /// If the scheduler does not tell these devices from others.
     pub fn of(
         &self,
         model: &ModelDefinition,
-        part: Option<usize>,
+        partition: Option<usize>,
         by_scheduler: bool,
         all: usize,
     ) -> anyhow::Result<Placed> {
-        let Some(devices) = part.map(|device| vec![device]).or_else(|| self.devices(model)) else {
-            return Ok(Placed::everywhere(all));
+        let devices = match (self.devices(model), partition) {
+            (Some(devices), _) => devices,
+            (None, Some(_)) => (0..all).collect(),
+            (None, None) => return Ok(Placed::everywhere(all)),
         };
-        let mut kinds: Vec<DeviceKind> = devices.iter().filter_map(|device| self.kinds.get(*device).copied()).collect();
+        let partition = partition.unwrap_or(0);
+        let kind = |device: usize| self.kinds.get(device)?.get(partition).copied();
+        let mut kinds: Vec<DeviceKind> = devices.iter().filter_map(|device| kind(*device)).collect();
         kinds.sort_unstable();
         kinds.dedup();
-        let cut =
-            self.kinds.iter().enumerate().find(|(device, kind)| kinds.contains(kind) && !devices.contains(device));
+        let mut others = (0..self.kinds.len()).filter_map(|device| Some((device, kind(device)?)));
+        let cut = others.find(|(device, kind)| kinds.contains(kind) && !devices.contains(device));
         if let Some((other, _)) = cut.filter(|_| by_scheduler) {
             bail!(
                 "it is to be on {}, and not on device {other}: the server was started with the same models on all of these, and its scheduler does not tell them apart. Start it again, or \
@@ -93,19 +99,25 @@ impl Placement {
                 listed(&devices)
             );
         }
-        Ok(Placed { devices: devices.into(), kinds: Some(kinds.into()) })
+        let partition = PartitionId(partition as u32);
+        Ok(Placed { devices: devices.into(), partition, kinds: Some(kinds.into()) })
     }
 }
 
 impl Placed {
     /// On all of so many devices.
     pub fn everywhere(devices: usize) -> Self {
-        Placed { devices: (0..devices).collect(), kinds: None }
+        Placed { devices: (0..devices).collect(), partition: PartitionId::default(), kinds: None }
     }
 
     /// Its devices, ascending, of those that there were when it was loaded.
     pub fn devices(&self) -> &[usize] {
         &self.devices
+    }
+
+    /// Which partition of each of them.
+    pub fn partition(&self) -> PartitionId {
+        self.partition
     }
 
     /// What the scheduler plans with of a model that takes so long wherever it is.
@@ -200,25 +212,32 @@ fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>
     Ok(counts.into_iter().map(&mut take).collect())
 }
 
-/// Kinds of devices, so that each of `sets` is all devices of some kinds.
+/// Kinds of the partitions of devices, so that one partition of each of `sets` is all partitions of some kinds.
 ///
 /// # Errors
 /// If there are more than are supported.
-fn kinds(devices: usize, sets: &[Vec<usize>]) -> anyhow::Result<Vec<DeviceKind>> {
-    let mut known: Vec<Vec<bool>> = Vec::new();
-    let mut kinds = Vec::with_capacity(devices);
-    for device in 0..devices {
-        let has: Vec<bool> = sets.iter().map(|set| set.contains(&device)).collect();
+fn kinds(devices: usize, partitions: usize, sets: &[Vec<usize>]) -> anyhow::Result<Vec<Vec<DeviceKind>>> {
+    let mut known: Vec<(usize, Vec<bool>)> = Vec::new();
+    let mut kind = |device: usize, partition: usize| {
+        let has = (partition, sets.iter().map(|set| set.contains(&device)).collect());
         let kind = known.iter().position(|other| *other == has).unwrap_or_else(|| {
             known.push(has);
             known.len() - 1
         });
-        kinds.push(DeviceKind(kind as u32));
-    }
+        DeviceKind(kind as u32)
+    };
+    let kinds = (0..devices).map(|device| (0..partitions).map(|partition| kind(device, partition)).collect()).collect();
     let most = DeviceKind::LARGEST.0 as usize + 1;
+    let (each, remedy) = match partitions {
+        1 => ("devices are", "give more of the models the same devices"),
+        _ => (
+            "devices' partitions are",
+            "give more of the models the same devices, or divide these into fewer partitions",
+        ),
+    };
     ensure!(
         known.len() <= most,
-        "the models are placed so that the devices are of {} kinds, each with other models; at most {most} are supported: give more of the models the same devices",
+        "the models are placed so that the {each} of {} kinds, each with other models; at most {most} are supported: {remedy}",
         known.len()
     );
     Ok(kinds)
@@ -284,14 +303,28 @@ mod tests {
     fn devices_are_of_as_few_kinds_as_tell_the_models_apart() {
         let of = |devices, sets: &[&[usize]]| {
             let sets: Vec<Vec<usize>> = sets.iter().map(|set| set.to_vec()).collect();
-            kinds(devices, &sets).unwrap().into_iter().map(|kind| kind.0).collect::<Vec<_>>()
+            kinds(devices, 1, &sets).unwrap().into_iter().flatten().map(|kind| kind.0).collect::<Vec<_>>()
         };
         assert_eq!(of(3, &[]), [0, 0, 0]);
         assert_eq!(of(2, &[&[0, 1], &[1, 0]]), [0, 0], "on all");
         assert_eq!(of(4, &[&[0, 1], &[2, 3], &[0, 1, 2, 3]]), [0, 0, 1, 1]);
         assert_eq!(of(4, &[&[0, 1], &[1, 2]]), [0, 1, 2, 3]);
         let alone: Vec<Vec<usize>> = (0..65).map(|device| vec![device]).collect();
-        let error = kinds(65, &alone).unwrap_err().to_string();
+        let error = kinds(65, 1, &alone).unwrap_err().to_string();
         assert!(error.contains("65 kinds") && error.contains("at most 64"), "{error}");
+    }
+
+    #[test]
+    fn each_partition_is_of_a_kind_of_its_own_on_whichever_devices() {
+        let of = |devices, partitions, sets: &[Vec<usize>]| {
+            let by_device = kinds(devices, partitions, sets).unwrap().into_iter();
+            by_device.map(|device| device.into_iter().map(|kind| kind.0).collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        assert_eq!(of(1, 3, &[]), [[0, 1, 2]]);
+        assert_eq!(of(2, 2, &[]), [[0, 1], [0, 1]], "devices are divided alike");
+        assert_eq!(of(3, 2, &[vec![1]]), [[0, 1], [2, 3], [0, 1]]);
+        let alone: Vec<Vec<usize>> = (0..33).map(|device| vec![device]).collect();
+        let error = kinds(33, 2, &alone).unwrap_err().to_string();
+        assert!(error.contains("partitions are of 66 kinds") && error.contains("fewer partitions"), "{error}");
     }
 }

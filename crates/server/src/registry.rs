@@ -210,7 +210,8 @@ impl Registry {
             repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()));
         // What is wrong with one is said when it is loaded.
         let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
-        let placement = Placement::new(options.placement.clone(), devices, &ordinals, &known, is_divided)?;
+        let placement =
+            Placement::new(options.placement.clone(), devices, &ordinals, &known, partitions.parts().len().max(1))?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
@@ -219,7 +220,7 @@ impl Registry {
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
-        let driver = Driver::start(clock, placement.kinds(), shards, &metrics, &watchdog, log)?;
+        let driver = Driver::start(clock, partitions.parts(), placement.kinds(), shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let loader = Loader::new(options.clone(), engines, partitions, driver.clone(), placement, metrics.clone());
         let loader = Arc::new(loader);

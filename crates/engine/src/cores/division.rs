@@ -31,11 +31,11 @@ pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, 
         }
         sets.push(set);
     }
-    let parts = sets.iter().map(|set| Part {
-        share: Share::Cores(*set),
-        threads: topology.cores_of(*set).count(),
-        size: format!("CPUs {set}"),
-    });
+    let part = |set: &CoreSet| {
+        let cores = topology.cores_of(*set).count();
+        Part { share: Share::Cores(*set), threads: cores, units: cores as u32, size: format!("CPUs {set}") }
+    };
+    let parts = sets.iter().map(part);
     Ok(Division { parts: parts.collect(), notices: notices(&sets, topology) })
 }
 
@@ -99,9 +99,10 @@ mod tests {
     #[test]
     fn a_partition_is_its_cores_and_has_a_thread_for_each() {
         let division = divided(&["0,4", "1-2,5"]).unwrap();
-        let part = |cores: &str, threads| Part {
+        let part = |cores: &str, threads: usize| Part {
             share: Share::Cores(cores.parse().unwrap()),
             threads,
+            units: threads as u32,
             size: format!("CPUs {cores}"),
         };
         assert_eq!(division.parts, [part("0,4", 1), part("1-2,5", 2)]);

@@ -15,8 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
+use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
+use downbeat_engine::Part;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
@@ -48,14 +50,15 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts a device with a slot for each of `kinds`, the kinds of the devices, and the alarm. The models' queues are parted into `shards` (at least one, at most
-    /// [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
+    /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into `shards`
+    /// (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
     /// # Errors
     /// If the operating system has no thread left.
     pub fn start(
         clock: Clock,
-        kinds: &[DeviceKind],
+        parts: &[Part],
+        kinds: &[Vec<DeviceKind>],
         shards: usize,
         metrics: &Metrics,
         watchdog: &Arc<Watchdog>,
@@ -64,7 +67,7 @@ impl Driver {
         let devices = kinds.len();
         let host = |device| {
             let file = log.as_ref().and_then(|log| log.device(device, metrics));
-            DeviceHost::start(device, clock, metrics.device(device), watchdog.clone(), file)
+            DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?);
         let tables = (0..shards.clamp(1, MAX_SHARDS)).map(|_| WaitingTable::default()).collect();
@@ -73,40 +76,45 @@ impl Driver {
             wake_margin: WAKE_MARGIN,
             log: log.clone().map(|log| log as Arc<dyn LogSink>),
             planned: Some(devices as u32),
-            kinds: kinds.iter().max().map_or(1, |kind| kind.0 + 1),
+            kinds: kinds.iter().flatten().max().map_or(1, |kind| kind.0 + 1),
             ..Setup::new(0)
         };
         let cluster = Arc::new(Cluster::new(pool, tables, setup));
         let (next_request, next_model, threads) = Default::default();
         let driver = Driver { cluster, next_request, next_model, threads, log };
         driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
-        driver.add_slots(devices, |index| kinds.get(index).copied().unwrap_or(DeviceKind(0)))?;
+        let partitions = |(device, kinds): (usize, &Vec<DeviceKind>)| {
+            let slot = move |(partition, kind)| (device, PartitionId(partition as u32), kind);
+            kinds.clone().into_iter().enumerate().map(slot)
+        };
+        driver.add_slots(kinds.iter().enumerate().flat_map(partitions))?;
         let alarmed = driver.cluster.clone();
         let alarm = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?;
         driver.threads.lock().push(alarm);
         Ok(driver)
     }
 
-    /// Adds slots until there are so many, to the devices in turn. Beyond one for each device they share what that one is: the scheduler goes on planning with the devices.
+    /// Adds slots until there are so many, to devices that are not divided, in turn. Beyond one for each device they share what that one is: the scheduler goes on planning with the devices.
     ///
     /// # Errors
     /// If the operating system has no thread left.
     pub fn grow_to(&self, slots: usize) -> std::io::Result<()> {
-        self.add_slots(slots, |_| DeviceKind(0))
+        let devices = self.devices();
+        self.add_slots((0..slots).map(|index| (index % devices, PartitionId::default(), DeviceKind(0))))
     }
 
-    /// The same, with the kind of each.
-    fn add_slots(&self, slots: usize, kind: impl Fn(usize) -> DeviceKind) -> std::io::Result<()> {
+    /// Adds those of these slots that are not there yet: each on a partition of a device, which is of a kind.
+    fn add_slots(&self, slots: impl Iterator<Item = (usize, PartitionId, DeviceKind)>) -> std::io::Result<()> {
         // Held throughout: the ids that the scheduler gives out are places in the list of slots.
         let mut threads = self.threads.lock();
         let pool = self.cluster.handler();
         let there = pool.slots.read().len();
-        for (index, host) in pool.hosts.iter().cycle().enumerate().take(slots).skip(there) {
-            let slot = DeviceId(index as u32);
-            let (lane, thread) = host.add_slot(slot)?;
+        for (index, (device, partition, kind)) in slots.enumerate().skip(there) {
+            let (host, slot) = (&pool.hosts[device], DeviceId(index as u32));
+            let (lane, thread) = host.add_slot(slot, partition)?;
             threads.push(thread);
             pool.slots.write().push((host.clone(), lane));
-            let id = self.cluster.add_device(kind(index));
+            let id = self.cluster.add_device(kind);
             assert!(id == slot, "nobody else adds devices");
         }
         Ok(())

@@ -6,11 +6,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, Launch, Layout,
-    ModelSpec, PartitionId, SlotRun, Span,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, LaneSpec, Launch,
+    Layout, ModelSpec, PartitionId, SlotRun, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use downbeat_driver::Cluster;
+use downbeat_engine::Part;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -36,6 +37,8 @@ use crate::watchdog::Watchdog;
 /// answered: what was decided is gathered under it and carried out after.
 pub struct DeviceHost {
     device: usize,
+    /// How many it has; 1: it is not divided.
+    partitions: u32,
     clock: Clock,
     watchdog: Arc<Watchdog>,
     occupancy: Occupancy,
@@ -73,8 +76,10 @@ struct Resident {
 struct HostLane {
     /// Where it is left its work.
     next: Arc<Handoff<Work>>,
-    /// Which of its model's lanes it is, or of the slots.
+    /// Which of its model's lanes it is, or of its partition's slots.
     index: usize,
+    /// Where it is.
+    partition: PartitionId,
     /// For the batch that is about to be launched there.
     grant: Option<Grant>,
 }
@@ -100,19 +105,23 @@ struct Write {
 }
 
 impl DeviceHost {
-    /// Starts a device without models and slots: its alarm. What is told and decided there is written to `log`.
+    /// Starts a device without models and slots, divided into `parts` if there are some: its alarm. What is told and decided there is written to `log`.
     ///
     /// # Errors
     /// If the operating system has no thread left.
     pub fn start(
         device: usize,
+        parts: &[Part],
         clock: Clock,
         metrics: DeviceMetrics,
         watchdog: Arc<Watchdog>,
         log: Option<Arc<DeviceFile>>,
     ) -> std::io::Result<Arc<Self>> {
+        let mut journal = DeviceJournal::new(log.is_some().then(|| format!("device {device}")));
+        let layout = DeviceInput::Layout(Layout { shared_lanes: vec![0; parts.len().max(1)] });
+        assert!(journal.apply(clock.now(), layout).is_ok(), "a device has as many partitions as there are kinds");
         let inner = Inner {
-            journal: DeviceJournal::new(log.is_some().then(|| format!("device {device}"))),
+            journal,
             models: BTreeMap::new(),
             table: RequestTable::default(),
             lanes: Vec::new(),
@@ -122,9 +131,10 @@ impl DeviceHost {
         };
         let host = Arc::new(DeviceHost {
             device,
+            partitions: parts.len().max(1) as u32,
             clock,
             watchdog,
-            occupancy: Occupancy::new(metrics),
+            occupancy: Occupancy::new(metrics, parts),
             inner: Mutex::new(inner),
             alarm: Condvar::new(),
             history: Mutex::default(),
@@ -142,22 +152,29 @@ impl DeviceHost {
         assert!(was_free, "a device has one scheduler");
     }
 
-    /// Makes a lane for the scheduler's batches, which calls it `slot`; gives its thread and which it is.
+    /// Makes a lane for the scheduler's batches in a partition, which calls it `slot`; gives its thread and which it is.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn add_slot(self: &Arc<Self>, slot: DeviceId) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
+    pub fn add_slot(
+        self: &Arc<Self>,
+        slot: DeviceId,
+        partition: PartitionId,
+    ) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
         let next = Arc::new(Handoff::default());
         let thread = lane::start(self.clone(), next.clone())?;
         let mut inner = self.inner.lock();
-        let index = inner.slots.len();
-        let layout = DeviceInput::Layout(Layout { shared_lanes: vec![index as u32 + 1] });
-        let shared = inner.journal.apply(self.clock.now(), layout);
-        assert!(shared.is_ok(), "a device that is not divided stays so");
-        let lane = inner.scheduler().shared_lanes(PartitionId::default())[index];
-        inner.slots.push((slot, lane));
+        let partitions = (0..self.partitions).map(PartitionId);
+        let mut shared_lanes: Vec<u32> =
+            partitions.map(|partition| inner.scheduler().shared_lanes(partition).len() as u32).collect();
+        shared_lanes[partition.0 as usize] += 1;
+        let shared = inner.journal.apply(self.clock.now(), DeviceInput::Layout(Layout { shared_lanes }));
+        assert!(shared.is_ok(), "a device stays divided as it is");
+        let lanes = inner.scheduler().shared_lanes(partition);
+        let (lane, index) = (lanes[lanes.len() - 1], lanes.len() - 1);
         inner.put_lane(lane, next, index);
-        Ok((index, thread))
+        inner.slots.push((slot, lane));
+        Ok((inner.slots.len() - 1, thread))
     }
 
     /// Takes a model in, with what decides about it, which passes its checks.
@@ -170,7 +187,7 @@ impl DeviceHost {
         start().inspect_err(|_| model.lanes.iter().for_each(|next| next.stop()))?;
         let mut inner = self.inner.lock();
         let taken = inner.journal.apply(self.clock.now(), DeviceInput::Model(model.id, Some(policy)));
-        assert!(taken.is_ok(), "a policy that was checked can be had on a device that is not divided");
+        assert!(taken.is_ok(), "a policy that was checked can be had in a partition that there is");
         let lanes = inner.scheduler().lanes(model.id).to_vec();
         assert_eq!(lanes.len(), model.lanes.len(), "each lane of a policy has a thread");
         for (index, (lane, next)) in lanes.into_iter().zip(&model.lanes).enumerate() {
@@ -270,18 +287,18 @@ impl DeviceHost {
         self.carry_out(actions, None);
     }
 
-    /// A lane begins a launch.
-    pub(super) fn begin(&self) -> Time {
+    /// A lane in a partition begins a launch.
+    pub(super) fn begin(&self, partition: PartitionId) -> Time {
         let now = self.clock.now();
-        self.occupancy.begin(now);
+        self.occupancy.begin(now, partition);
         now
     }
 
     /// A lane has ended a launch, which it had from `begin` to `end`.
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
-        let Head { launch, lane, model, grant } = head;
+        let Head { launch, lane, partition, model, grant } = head;
         let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
-        self.occupancy.end(end);
+        self.occupancy.end(end, partition);
         let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         self.history.lock().push(&launch, lane, begin, end);
@@ -556,17 +573,19 @@ impl DeviceHost {
         model.metrics.set(model.lanes.len(), running, stats);
     }
 
-    /// The largest batch of each lane that a model runs on, and its launches that ended at `from` or later, with whether all of them are there.
-    pub(super) fn past(&self, model: &HostedModel, from: Time) -> (Vec<u32>, Vec<PastLaunch>, bool) {
+    /// Where a model is, the largest batch of each lane that it runs on there, and its launches that ended at `from` or later, with whether all of them are there.
+    pub(super) fn past(&self, model: &HostedModel, from: Time) -> (PartitionId, Vec<u32>, Vec<PastLaunch>, bool) {
         let inner = self.inner.lock();
-        let specs = inner.scheduler().lanes(model.id).iter().filter_map(|lane| inner.scheduler().lane(*lane));
-        let mut lanes: Vec<u32> = specs.map(|lane| lane.max_rows).collect();
+        let scheduler = inner.scheduler();
+        let specs: Vec<LaneSpec> = scheduler.lanes(model.id).iter().filter_map(|lane| scheduler.lane(*lane)).collect();
+        let partition = specs.first().map_or(model.partition, |spec| spec.partition);
+        let mut lanes: Vec<u32> = specs.into_iter().map(|spec| spec.max_rows).collect();
         if lanes.is_empty() {
-            lanes = vec![model.tensors.plan.max_batch(); inner.slots.len()];
+            lanes = vec![model.tensors.plan.max_batch(); scheduler.shared_lanes(partition).len()];
         }
         drop(inner);
         let (launches, complete) = self.history.lock().since(model.id, from);
-        (lanes, launches, complete)
+        (partition, lanes, launches, complete)
     }
 }
 
@@ -576,7 +595,8 @@ impl Inner {
         if self.lanes.len() <= place {
             self.lanes.resize(place + 1, None);
         }
-        self.lanes[place] = Some(HostLane { next, index, grant: None });
+        let partition = self.scheduler().lane(lane).map_or(PartitionId::default(), |spec| spec.partition);
+        self.lanes[place] = Some(HostLane { next, index, partition, grant: None });
     }
 
     fn scheduler(&self) -> &DeviceScheduler {
@@ -601,11 +621,11 @@ impl Inner {
     /// A launch for the thread of its lane.
     fn work(&mut self, launch: Launch) -> Option<(Arc<Handoff<Work>>, Work)> {
         let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
-        let (next, index, grant) = (lane.next.clone(), lane.index, lane.grant.take());
+        let (next, index, partition, grant) = (lane.next.clone(), lane.index, lane.partition, lane.grant.take());
         let resident = self.models.get_mut(&launch.model)?;
         resident.running += 1;
         let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
-        Some((next, Work { head: Head { launch, lane: index, model, grant }, body }))
+        Some((next, Work { head: Head { launch, lane: index, partition, model, grant }, body }))
     }
 }
 

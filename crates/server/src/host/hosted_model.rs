@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use downbeat_core::device::PartitionId;
 use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
@@ -25,6 +26,8 @@ pub struct HostedModel {
     pub model: Arc<dyn Model>,
     /// The device.
     pub device: usize,
+    /// Which part of it, where it is divided.
+    pub partition: PartitionId,
     /// The name of the device policy.
     pub policy_name: &'static str,
     /// How its batches are made of requests.

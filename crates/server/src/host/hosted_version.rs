@@ -43,6 +43,8 @@ pub struct PastLaunches {
     pub version: String,
     /// Number of the device.
     pub device: usize,
+    /// Which partition of it; 0 where it is not divided.
+    pub partition: u32,
     /// The device policy.
     pub policy: String,
     /// The largest batch of each lane.
@@ -122,11 +124,12 @@ impl HostedVersion {
     /// What ran at `from` or later, a device each.
     pub fn past(&self, from: Time) -> Vec<PastLaunches> {
         let past = self.devices.iter().map(|(host, model)| {
-            let (lanes, launches, complete) = host.past(model, from);
+            let (partition, lanes, launches, complete) = host.past(model, from);
             PastLaunches {
                 model: model.name.clone(),
                 version: model.version.clone(),
                 device: host.device(),
+                partition: partition.0,
                 policy: model.policy_name.to_owned(),
                 lanes,
                 complete,

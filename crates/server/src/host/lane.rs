@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::device::{Launch, SegmentRange, SlotRun};
+use downbeat_core::device::{Launch, PartitionId, SegmentRange, SlotRun};
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
@@ -27,8 +27,10 @@ pub struct Work {
 /// What is known of a launch until it has ended, whoever ends it.
 pub struct Head {
     pub launch: Launch,
-    /// Which of the model's lanes runs it, or of the device's slots.
+    /// Which of the model's lanes runs it, or of its partition's slots.
     pub lane: usize,
+    /// Where that is.
+    pub partition: PartitionId,
     pub model: Arc<HostedModel>,
     /// `None`: the device's policy made the batch.
     pub grant: Option<Grant>,
@@ -216,7 +218,7 @@ impl Worker {
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
         let (is_granted, lane) = (head.grant.is_some(), head.lane);
         let run = Run { model, watch, host, lane, is_granted, segments, rows, computed_rows, length };
-        let begin = host.begin();
+        let begin = host.begin(head.partition);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
             drop(flights);

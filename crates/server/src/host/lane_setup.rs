@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use downbeat_core::device::{
-    ElasticOptions, GrantedOptions, LaneSpec, MixTable, ModelSpec, PartitionId, PolicyOptions, SegmentProfile,
-    StagedOptions, WindowedOptions,
+    ElasticOptions, GrantedOptions, LaneSpec, MixTable, ModelSpec, PartitionId, SegmentProfile, StagedOptions,
+    WindowedOptions,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
@@ -76,6 +76,8 @@ pub struct LaneSetup<'a> {
     pub metrics: &'a LaneMetricsFamily,
     /// The devices that it is to be on.
     pub hosts: &'a [Arc<DeviceHost>],
+    /// Which partition of each.
+    pub partition: PartitionId,
 }
 
 /// How requests of different lengths share batches, if they do.
@@ -210,6 +212,7 @@ impl<'a> Started<'a> {
             version: setup.version.to_owned(),
             model: setup.model.clone(),
             device,
+            partition: setup.partition,
             policy_name: setup.policy.name(),
             tensors,
             profile: setup.profile.clone(),
@@ -247,7 +250,7 @@ pub fn start_granted(
     let mut started = Started::new(setup);
     let LaneSetup { model, hosts, .. } = started.setup;
     let (plan, profile) = (started.setup.plan.clone(), started.setup.segments.clone());
-    let policy = spec(&GrantedOptions { profile });
+    let policy = ModelSpec::new(&GrantedOptions { profile }, started.setup.partition);
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
         let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
         started.add(host, tensors, [].into(), engines, policy.clone(), 0)
@@ -316,7 +319,7 @@ pub fn start(
         let (setup, device) = (&started.setup, host.device());
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(|error| refuses(error.to_string()))?;
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;
-        let lanes = built.policy.lanes(PartitionId::default());
+        let lanes = built.policy.lanes(setup.partition);
         let place = Place { device, share: Share::Whole };
         let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
@@ -378,11 +381,6 @@ pub fn at_once(policy: DevicePolicy, settings: &DeviceSettings) -> usize {
     }
 }
 
-/// A policy on a device that is not divided.
-fn spec<O: PolicyOptions>(options: &O) -> ModelSpec {
-    ModelSpec::new(options, PartitionId::default())
-}
-
 /// A policy, and the ring that its requests enter.
 fn policy(
     setup: &LaneSetup<'_>,
@@ -397,7 +395,7 @@ fn policy(
             let window = settings.window.unwrap_or(setup.queue_delay);
             let fill = settings.fill;
             let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
-            Ok((spec(&options), None))
+            Ok((ModelSpec::new(&options, setup.partition), None))
         }
         DevicePolicy::Elastic => {
             let (mixes, max_running) = mixes(settings, max_batch)?;
@@ -412,7 +410,7 @@ fn policy(
                 InputRings::new(&**setup.model, device, &setup.plan, padding, least).map_err(anyhow::Error::msg)?;
             let ring_slots = rings.slots();
             let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
-            Ok((spec(&options), Some(rings)))
+            Ok((ModelSpec::new(&options, setup.partition), Some(rings)))
         }
         DevicePolicy::Staged => {
             let pairs = settings.buffer_pairs.unwrap_or(BUFFER_PAIRS);
@@ -434,7 +432,7 @@ fn policy(
                 drop,
                 queue_bound,
             };
-            Ok((spec(&options), rings))
+            Ok((ModelSpec::new(&options, setup.partition), rings))
         }
     }
 }

@@ -1,40 +1,91 @@
 //! How long a device has been busy, whatever number of launches of whatever models ran on it.
 
 use downbeat_core::Time;
+use downbeat_core::device::PartitionId;
+use downbeat_engine::Part;
 use parking_lot::Mutex;
 
 use crate::metrics::DeviceMetrics;
 
-/// Counts the time in which at least one launch runs on a device.
+/// Counts the time in which at least one launch runs on a device; one that is divided is busy by as much as the partitions are where one runs.
 pub struct Occupancy {
     metrics: DeviceMetrics,
-    /// Launches that run, and until when the time in which one did is counted.
-    running: Mutex<(u32, Time)>,
+    /// By partition: its part of all their compute units.
+    weights: Box<[f64]>,
+    running: Mutex<Running>,
+}
+
+struct Running {
+    /// By partition: launches that run.
+    launches: Box<[u32]>,
+    /// Until when the busy time is counted.
+    counted: Time,
 }
 
 impl Occupancy {
-    /// An idle device.
-    pub fn new(metrics: DeviceMetrics) -> Self {
-        Occupancy { metrics, running: Mutex::new((0, Time::ZERO)) }
+    /// An idle device, divided into `parts` if there are some.
+    pub fn new(metrics: DeviceMetrics, parts: &[Part]) -> Self {
+        let all: f64 = parts.iter().map(|part| f64::from(part.units)).sum();
+        let weights: Box<[f64]> = match parts {
+            [] => [1.0].into(),
+            parts => parts.iter().map(|part| f64::from(part.units) / all.max(1.0)).collect(),
+        };
+        let launches = vec![0; weights.len()].into();
+        Occupancy { metrics, weights, running: Mutex::new(Running { launches, counted: Time::ZERO }) }
     }
 
     /// A launch begins.
-    pub fn begin(&self, now: Time) {
-        self.change(now, |running| running + 1);
+    pub fn begin(&self, now: Time, partition: PartitionId) {
+        self.change(now, partition, |running| running + 1);
     }
 
     /// A launch has ended.
-    pub fn end(&self, now: Time) {
-        self.change(now, |running| running.saturating_sub(1));
+    pub fn end(&self, now: Time, partition: PartitionId) {
+        self.change(now, partition, |running| running.saturating_sub(1));
     }
 
-    fn change(&self, now: Time, change: impl FnOnce(u32) -> u32) {
+    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(u32) -> u32) {
         let mut running = self.running.lock();
-        if running.0 > 0 {
+        let Running { launches, counted } = &mut *running;
+        let at_work = self.weights.iter().zip(launches.iter()).filter(|(_, launches)| **launches > 0);
+        let share: f64 = at_work.map(|(weight, _)| weight).sum();
+        if share > 0.0 {
             // Counted as it goes: there may always be another that runs.
-            self.metrics.add_busy(now.since(running.1));
+            self.metrics.add_busy(now.since(*counted).as_secs_f64() * share);
         }
-        *running = (change(running.0), now.max(running.1));
-        self.metrics.set_running(running.0);
+        *counted = now.max(*counted);
+        if let Some(launches) = launches.get_mut(partition.0 as usize) {
+            *launches = change(*launches);
+        }
+        self.metrics.set_running(launches.iter().sum());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_engine::Share;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn a_device_is_busy_by_the_size_of_the_partitions_where_something_runs() {
+        let part = |units| Part { share: Share::Whole, threads: 1, units, size: String::new() };
+        let metrics = Metrics::new().unwrap();
+        let occupancy = Occupancy::new(metrics.device(0), &[part(1), part(3)]);
+        let (small, large) = (PartitionId(0), PartitionId(1));
+        let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        let busy_ms = || (metrics.totals().busy.as_secs_f64() * 1e3).round();
+        occupancy.begin(at(100), small);
+        occupancy.begin(at(200), large);
+        assert_eq!(busy_ms(), 25.0);
+        occupancy.begin(at(300), large);
+        occupancy.end(at(400), small);
+        assert_eq!(busy_ms(), 225.0, "all of it for as long as both are at work");
+        occupancy.end(at(500), large);
+        occupancy.end(at(600), large);
+        assert_eq!(busy_ms(), 375.0, "two launches in a partition are no more than one");
+        occupancy.begin(at(1_000), small);
+        assert_eq!(busy_ms(), 375.0, "nothing ran");
     }
 }

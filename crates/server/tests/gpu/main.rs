@@ -249,6 +249,54 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
     stand_in.assert_clean();
 }
 
+/// GSLICE §4: the scheduler grants each partition of a GPU by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
+    let Some(stand_in) = gpus(1) else { return };
+    let folder = tempfile::TempDir::new().unwrap();
+    let version = folder.path().join("slow/1");
+    std::fs::create_dir_all(&version).unwrap();
+    let tensor = |which: &str| format!("[[{which}]]\nname = \"x\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n");
+    let latency = "alpha_ms = 0.0\nbeta_ms = 4_000.0\nmax_batch = 4\n";
+    std::fs::write(version.join("model.emulated.toml"), [latency, &tensor("inputs"), &tensor("outputs")].concat())
+        .unwrap();
+    std::fs::write(folder.path().join("slow/config.pbtxt"), "name: \"slow\"\nbackend: \"downbeat_emulated\"").unwrap();
+    let mut options = options(EngineChoice::Cuda, &["mlp", "digits", "slow"]);
+    options.repositories.push(folder.path().to_owned());
+    options.device.policy = DevicePolicy::Exclusive;
+    options.device.partitions = ["40", "24"].map(str::to_owned).to_vec();
+    for (name, partition) in [("mlp", 0), ("slow", 1), ("digits", 1)] {
+        options.models.get_mut(name).unwrap().partition = Some(partition);
+    }
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    for name in ["mlp", "digits", "slow"] {
+        registry.load_model(name, LoadOverrides::default(), Arc::new(())).await.unwrap();
+    }
+    let infer = |request: InferRequest| {
+        let registry = registry.clone();
+        tokio::spawn(async move { registry.infer(request).await })
+    };
+    let mut rng = Pcg64Mcg::seed_from_u64(15);
+    let inputs = vec![input("x", DataType::Fp32, &[1, 1], vec![0; 4])];
+    let slow = infer(InferRequest { model_name: "slow".to_owned(), inputs, ..InferRequest::default() });
+    let is_running =
+        || registry.metrics().unwrap().lines().any(|line| line == "downbeat_device_running{device=\"0\"} 1");
+    while !is_running() {
+        tokio::task::yield_now().await;
+    }
+    let behind = infer(request(&mut rng, "digits"));
+    for _ in 0..3 {
+        registry.infer(request(&mut rng, "mlp")).await.unwrap();
+    }
+    assert!(!slow.is_finished(), "it takes long");
+    assert!(!behind.is_finished(), "its partition has something else to do");
+    slow.await.unwrap().unwrap();
+    behind.await.unwrap().unwrap();
+    drop(registry);
+    has_ended(&stand_in).await;
+    stand_in.assert_clean();
+}
+
 #[test]
 fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
     let Some(stand_in) = gpus(1) else { return };

@@ -1,4 +1,4 @@
-//! Models on partitions of the CPU: each is an executor of its own, and what runs there runs on its cores.
+//! Models on partitions of the CPU: each is a slot of its own, and what runs there runs on its cores.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, Engine
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 
-use crate::serving::{Models, request, send};
+use crate::serving::{Models, metric, request, send, until};
 
 /// A core each; `None` where there are not two.
 fn two_cores() -> Option<[String; 2]> {
@@ -54,8 +54,12 @@ async fn partitions_run_beside_each_other_and_each_one_batch_at_a_time() {
     for _ in 0..3 {
         registry.infer(request("beside", 1, 4)).await.unwrap();
     }
+    // It counts a batch after its answers.
+    until(|| metric(&registry, "downbeat_device_running", "") <= 1.0).await;
     assert!(!slow.is_finished(), "it takes long");
     assert!(!behind.is_finished(), "its partition has something else to do");
+    assert_eq!(metric(&registry, "downbeat_device_running", "device=\"0\""), 1.0, "the CPU is one device");
+    assert_eq!(metric(&registry, "downbeat_device_running", ""), 1.0);
 }
 
 /// That of exclusive is to be seen only by what waits for what.
@@ -76,9 +80,10 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
         registry.infer(request(name, 1, 4)).await.unwrap();
     }
     let timeline = registry.timeline(std::time::Duration::from_secs(60)).unwrap();
-    let mut where_they_ran: Vec<_> = timeline.devices.iter().map(|d| (d.model.as_str(), d.device as u32)).collect();
+    let mut where_they_ran: Vec<_> = timeline.devices.iter().map(|d| (d.model.as_str(), d.partition)).collect();
     where_they_ran.sort_unstable();
     assert_eq!(where_they_ran, named);
+    assert!(timeline.devices.iter().all(|d| d.device == 0), "the CPU is one device");
 }
 
 /// The CPUs that the first threads of the pools of `rten` may use.
@@ -122,5 +127,5 @@ fn partitions_that_cannot_be_keep_the_server_from_starting() {
     let error = refused(&[], 0, 0);
     assert!(error.starts_with("[models.m] partition is 0, and the devices are not divided"), "{error}");
     let error = refused(&[&first, &second], 0, 3);
-    assert!(error.starts_with("devices is 3, and [device] partitions has 2, each of them one device"), "{error}");
+    assert!(error.starts_with("devices is 3, and [device] partitions divides the CPU, which is one device"), "{error}");
 }

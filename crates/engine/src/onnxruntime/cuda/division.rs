@@ -37,10 +37,11 @@ pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, Di
         given.push(units);
     }
     let part = |index: usize| {
-        let mut units: Vec<String> = given.iter().filter_map(|units| units.get(index)).map(u32::to_string).collect();
-        units.dedup();
+        let units = given.first().and_then(|units| units.get(index)).copied().unwrap_or(0);
+        let mut sizes: Vec<String> = given.iter().filter_map(|units| units.get(index)).map(u32::to_string).collect();
+        sizes.dedup();
         let share = Share::Part(u32::try_from(index).unwrap_or(u32::MAX));
-        Part { share, threads: 1, size: format!("{} compute units", units.join(" or ")) }
+        Part { share, threads: 1, units, size: format!("{} compute units", sizes.join(" or ")) }
     };
     Ok(Division { parts: (0..sizes.len()).map(part).collect(), notices: Vec::new() })
 }

@@ -216,7 +216,7 @@ impl Served {
         let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
         let its = metrics.model(&name, &version);
         let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
-        let host = DeviceHost::start(0, clock, metrics.device(0), watchdog, None).unwrap();
+        let host = DeviceHost::start(0, &[], clock, metrics.device(0), watchdog, None).unwrap();
         let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
         let policy = ModelSpec::new(&AtOnceOptions, PartitionId::default());
         let model = Arc::new(HostedModel {
@@ -225,6 +225,7 @@ impl Served {
             name,
             version,
             device: 0,
+            partition: PartitionId::default(),
             policy_name: "at_once",
             tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
             profile,
@@ -258,7 +259,7 @@ impl Served {
     }
 
     fn past(&self) -> Vec<PastLaunch> {
-        self.host.past(&self.model, Time::ZERO).1
+        self.host.past(&self.model, Time::ZERO).2
     }
 }
 

@@ -445,7 +445,7 @@ impl<H: Handler> Cluster<H> {
             if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
                 (round.matchmaker, round.matched) = (false, true);
                 let Some(mut desk) = self.matchmaker.try_enter() else { continue };
-                self.matchmaker_turn(&mut desk, &mut round);
+                self.matchmaker_turn(&mut desk, TURN, &mut round);
                 drop(desk);
                 round.matchmaker |= !self.matchmaker.is_done();
             } else if let Some(index) = round.next_shard() {
@@ -566,10 +566,10 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Works off the matchmaker's mailbox, grants what it can, and sets its alarm; how many messages there were.
-    fn matchmaker_turn(&self, desk: &mut MatchmakerDesk, round: &mut Round) -> usize {
+    /// Works off up to `most` messages of the matchmaker's, grants what it can, and sets its alarm; how many messages there were.
+    fn matchmaker_turn(&self, desk: &mut MatchmakerDesk, most: usize, round: &mut Round) -> usize {
         let mut messages = 0;
-        while messages < TURN
+        while messages < most
             && let Some(message) = self.matchmaker.pop()
         {
             desk.handle(message, || self.handler.now());
@@ -707,15 +707,20 @@ pub struct OwnShard<'a, H: Handler> {
 }
 
 impl<'a, H: Handler> OwnShard<'a, H> {
-    /// Works off up to [`TURN`] messages, and what is due; how many messages there were.
-    pub fn turn(&mut self) -> usize {
+    /// Works off up to `most` messages, such as [`TURN`], and what is due; how many messages there were.
+    pub fn turn(&mut self, most: usize) -> usize {
         let mut round = Round::default();
-        let messages = self.cluster.shard_turn(self.index, &mut self.desk, TURN, &mut round);
+        let messages = self.cluster.shard_turn(self.index, &mut self.desk, most, &mut round);
         let moment = self.cluster.moment();
         if self.desk.shard.machine().poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
             self.cluster.handle_in_shard(self.index, &mut self.desk, moment, ToShard::Alarm, &mut round);
         }
         messages
+    }
+
+    /// Whether nothing is in the mailbox.
+    pub fn is_done(&self) -> bool {
+        self.cluster.shards[self.index].is_done()
     }
 
     /// Handles an event of this thread's own as of `now`, past the mailbox.
@@ -766,9 +771,14 @@ pub struct OwnMatchmaker<'a, H: Handler> {
 }
 
 impl<H: Handler> OwnMatchmaker<'_, H> {
-    /// Works off up to [`TURN`] messages, and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
-    pub fn turn(&mut self) -> usize {
-        self.cluster.matchmaker_turn(&mut self.desk, &mut Round::default())
+    /// Works off up to `most` messages, such as [`TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
+    pub fn turn(&mut self, most: usize) -> usize {
+        self.cluster.matchmaker_turn(&mut self.desk, most, &mut Round::default())
+    }
+
+    /// Whether nothing is in the mailbox.
+    pub fn is_done(&self) -> bool {
+        self.cluster.matchmaker.is_done()
     }
 }
 

@@ -14,6 +14,7 @@
 //!   thread may work off others' events before it returns to its own, some tenths of a microsecond each.
 //! - *A thread of its own* ([`Cluster::own_shard`], [`Cluster::own_matchmaker`]): it enters and stays, so that all others
 //!   leave their messages. That is the way of a machine that has cores for nothing but scheduling, and of the benchmark.
+//!   One thread may have all of them: so the simulator runs a cluster in virtual time, and chooses who is late and who overtakes.
 //!
 //! **From the queues to the matchmaker** candidates go through one place a model that holds the newest and nothing else, so
 //! that a thousand requests between two looks cost the matchmaker one look. A model is announced by a message, at most one at a time, so

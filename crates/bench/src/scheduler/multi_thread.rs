@@ -182,7 +182,7 @@ fn matchmake(cluster: &Cluster<Bench>, measuring: &AtomicBool, stopped: &AtomicB
         // Read before the mailbox: whatever was sent by then is in it.
         let by = bench.shard_ns.iter().map(|ns| ns.load(Ordering::Acquire)).min().unwrap_or(0);
         NOW.set(Time::from_nanos(by));
-        let messages = matchmaker.turn();
+        let messages = matchmaker.turn(TURN);
         let advanced = messages < TURN && bench.matchmaker_ns.swap(by, Ordering::AcqRel) != by;
         if before.is_none() && measuring.load(Ordering::Relaxed) {
             before = Some(thread_cpu());
@@ -303,7 +303,7 @@ impl Load {
                     _ => {}
                 }
             }
-            shard.turn();
+            shard.turn(TURN);
             while let Some(Reverse((end, device, batch))) = shard.completions.peek().copied()
                 && end <= now
             {

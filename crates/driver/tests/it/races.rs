@@ -10,7 +10,7 @@ use downbeat_core::cluster::*;
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
-use downbeat_driver::{Cluster, Handler, LogSink, Moment, Place, Setup};
+use downbeat_driver::{Cluster, Handler, LogSink, Moment, Place, Setup, TURN};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -235,7 +235,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
                 scope.spawn(move || {
                     let mut shard = cluster.own_shard(index);
                     while !stopped.load(Ordering::SeqCst) {
-                        if shard.turn() == 0 {
+                        if shard.turn(TURN) == 0 {
                             std::thread::yield_now();
                         }
                     }
@@ -244,7 +244,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
             scope.spawn(|| {
                 let mut matchmaker = cluster.own_matchmaker();
                 while !stopped.load(Ordering::SeqCst) {
-                    if matchmaker.turn() == 0 {
+                    if matchmaker.turn(TURN) == 0 {
                         std::thread::yield_now();
                     }
                 }
@@ -281,7 +281,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
             break;
         }
         if own_threads {
-            cluster.own_matchmaker().turn();
+            cluster.own_matchmaker().turn(TURN);
         }
         pause(Duration::from_millis(1));
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use downbeat_core::cluster::NetworkBudget;
 use downbeat_core::device::{DeviceModel, LaneId, Launch, Note, SegmentRange};
 use downbeat_core::{DeviceKind, Duration, RequestId, Time};
 use rand_distr::{Distribution, StandardUniform};
@@ -13,7 +14,7 @@ use super::report::{DeviceReport, Span};
 use super::workload::{DeviceFeed, DeviceLoad};
 use crate::arrivals::{BadArrivals, random};
 use crate::network::Network;
-use crate::world::{Ask, Ending, Outside, World};
+use crate::world::{self, Ask, Ending, Order, Outside, World};
 
 /// A model on a device, what is asked of it, and how to look.
 #[derive(Clone, Debug)]
@@ -75,7 +76,8 @@ impl DeviceSimulation {
             asked: 0,
             lanes: BTreeMap::new(),
         };
-        let mut world = World::new(self.seed, Network::default());
+        let cluster = world::cluster(1, 1, NetworkBudget::default());
+        let mut world = World::new(self.seed, Network::default(), &cluster, Order::InTurn);
         let device = world.add_device(self.model.limits(), DeviceKind(0), 0.0);
         let model = world.add_model(self.model.clone());
         world.place(model, device, policy);
@@ -116,7 +118,7 @@ impl Watch<'_> {
         StandardUniform.sample(&mut self.rng)
     }
 
-    fn finish(mut self, world: &mut World, lanes: Vec<String>) -> DeviceReport {
+    fn finish(mut self, world: &mut World<'_>, lanes: Vec<String>) -> DeviceReport {
         let (now, slo) = (world.now(), self.simulation.slo);
         self.report.most_slots = world.hosts[0].most_slots();
         if !self.report.gave_up {

@@ -54,7 +54,8 @@ struct Known {
     batched: bool,
     /// `None`: it is in the system.
     ending: Option<Ending>,
-    accepted: bool,
+    /// `None`: its scheduler has not said it yet.
+    accepted: Option<bool>,
 }
 
 impl Ledger {
@@ -72,10 +73,21 @@ impl Ledger {
     }
 
     /// A request is handed in; requests count from zero.
-    pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, size: u32, accepted: bool) {
+    pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, size: u32) {
         assert!(id.0 == self.requests.len() as u64, "seed {}, {now}: the world counts its requests", self.seed);
-        self.requests.push(Known { model, size, batched: false, ending: None, accepted });
-        self.open += u64::from(accepted);
+        self.requests.push(Known { model, size, batched: false, ending: None, accepted: None });
+        self.open += 1;
+    }
+
+    /// It is accepted or refused.
+    pub fn taken(&mut self, now: Time, id: RequestId, accepted: bool) {
+        let seed = self.seed;
+        let Some(known) = self.requests.get_mut(id.0 as usize) else {
+            panic!("seed {seed}, {now}: {id} was never there")
+        };
+        let before = known.accepted.replace(accepted);
+        assert!(before.is_none(), "seed {seed}, {now}: it is said twice whether {id} is accepted");
+        self.open -= u64::from(!accepted);
     }
 
     /// A request ended.
@@ -84,7 +96,7 @@ impl Ledger {
         let Some(known) = self.requests.get_mut(id.0 as usize) else {
             panic!("seed {seed}, {now}: {id} was never there")
         };
-        assert!(known.accepted, "seed {seed}, {now}: {id} is {ending:?} and was refused");
+        assert!(known.accepted == Some(true), "seed {seed}, {now}: {id} is {ending:?} and was not accepted");
         assert!(known.ending.is_none(), "seed {seed}, {now}: {id} is {ending:?} after {:?}", known.ending);
         known.ending = Some(ending);
         self.open -= 1;
@@ -127,9 +139,10 @@ impl Ledger {
             };
             assert!(known.model == model, "seed {seed}, {now}: {id} of {} is in {batch} of {model}", known.model);
             assert!(
-                known.ending.is_none() && known.accepted,
-                "seed {seed}, {now}: {id} is in {batch} and {:?}",
-                known.ending
+                known.ending.is_none() && known.accepted == Some(true),
+                "seed {seed}, {now}: {id} is in {batch} and {:?}, accepted: {:?}",
+                known.ending,
+                known.accepted
             );
             assert!(!known.batched, "seed {seed}, {now}: {id} is in {batch} and in another");
             known.batched = true;
@@ -163,7 +176,8 @@ impl Ledger {
     /// The run is over: everything has ended.
     pub fn end(&self, now: Time) {
         let seed = self.seed;
-        let open = self.requests.iter().position(|known| known.accepted && known.ending.is_none());
+        let is_open = |known: &Known| known.accepted != Some(false) && known.ending.is_none();
+        let open = self.requests.iter().position(is_open);
         assert!(
             open.is_none(),
             "seed {seed}, {now}: {} requests never ended, the first r{}",

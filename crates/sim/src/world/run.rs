@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use downbeat_core::cluster::{ModelOptions, NetworkBudget, Output, Request, Scheduler, Ticket};
+use downbeat_core::cluster::{ModelOptions, Output, Request};
 use downbeat_core::device::{
     DeviceModel, DeviceRequest, GrantedBatch, GrantedOptions, LaneId, Launch, Layout, ModelSpec, Note, PartitionId,
     PolicyOptions, SegmentRange,
 };
 use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+use downbeat_driver::{Cluster, Place as QueuePlace};
 use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
 use super::host::{Done, Host};
 use super::ledger::{Ending, Failure, Ledger};
+use super::stations::{Event, Order, Said, Stations, Virtual};
 use crate::arrivals::random;
 use crate::device::{DeviceLimits, Direction, EmulatedModel};
 use crate::network::Network;
@@ -43,6 +45,8 @@ pub enum Fault {
     Remove(usize),
     /// All clients of a model that wait go away.
     Leave(usize),
+    /// From now on, messages between the shards and the matchmaker of the cluster's scheduler, and those to them, wait up to so long.
+    Delay(Duration),
 }
 
 /// A request that comes now.
@@ -100,10 +104,10 @@ pub(crate) trait Outside {
 const STUCK: u32 = 100_000;
 
 /// The world: the cluster's scheduler, devices, and what is between them.
-pub(crate) struct World {
+pub(crate) struct World<'c> {
     seed: u64,
     now: Time,
-    cluster: Scheduler,
+    cluster: Stations<'c>,
     pub hosts: Vec<Host>,
     kinds: Vec<DeviceKind>,
     models: Vec<Model>,
@@ -130,8 +134,8 @@ struct Model {
     emulated: EmulatedModel,
     /// `None`: it is not there.
     serving: Option<Serving>,
-    /// Its name with the cluster's scheduler.
-    clustered: Option<ModelId>,
+    /// Where its queue is.
+    clustered: Option<QueuePlace>,
     /// Devices that have it.
     on: BTreeSet<usize>,
 }
@@ -144,7 +148,8 @@ struct Open {
 
 #[derive(Clone, Copy)]
 enum Place {
-    Queue(ModelId, Ticket),
+    /// In the queue of the cluster's scheduler, or on its way there.
+    Queue(QueuePlace),
     /// Its batch is on its way.
     Sent,
     Device(usize),
@@ -164,15 +169,13 @@ struct Sent {
     batch: GrantedBatch,
 }
 
-impl World {
-    /// Without devices and models.
-    pub fn new(seed: u64, network: Network) -> Self {
-        let mut cluster = Scheduler::new();
-        cluster.set_network(Time::ZERO, NetworkBudget { reply: Duration::ZERO, ..network.budget });
+impl<'c> World<'c> {
+    /// Without devices and models, with a cluster that was made for this network.
+    pub fn new(seed: u64, network: Network, cluster: &'c Cluster<Virtual>, order: Order) -> Self {
         World {
             seed,
             now: Time::ZERO,
-            cluster,
+            cluster: Stations::new(cluster, order, seed),
             hosts: Vec::new(),
             kinds: Vec::new(),
             models: Vec::new(),
@@ -236,13 +239,13 @@ impl World {
             let prepared = self.preparing.front().map(|(at, _, _)| *at);
             let arrival = outside.next_arrival();
             let leave = self.leaves.first().map(|(at, _)| *at);
-            let timer = self.cluster.poll_timeout().map(|(at, _)| at);
             let timers = self.hosts.iter().filter_map(|host| host.scheduler.poll_timeout());
-            let timer = timers.map(|(at, _)| at).chain(timer).min();
+            let timer = timers.map(|(at, _)| at).chain(self.cluster.next_event()).min();
             let next = [device, sent, fault, prepared, arrival, leave, timer].into_iter().flatten().min();
             let Some(next) = next else { return true };
             self.now = self.now.max(next);
             let now = self.now;
+            self.cluster.set_time(now);
             events = if now > at { 0 } else { events + 1 };
             at = now;
             assert!(events < STUCK, "seed {}, {now}: time does not go on", self.seed);
@@ -270,7 +273,7 @@ impl World {
                     self.leave(request, outside);
                 }
             } else {
-                self.cluster.handle_timeout(now);
+                self.cluster.work();
                 for host in &mut self.hosts {
                     host.scheduler.handle_timeout(now);
                 }
@@ -288,7 +291,12 @@ impl World {
             self.remove(model);
             self.decide(outside);
         }
+        self.cluster.settle();
+        self.decide(outside);
         self.ledger.end(self.now);
+        let present = self.slots.values().filter(|slot| slot.present).count() as u32;
+        let free = self.cluster.devices();
+        assert!(free == (present, present), "seed {}: of {present} slots (there, free) are {free:?}", self.seed);
         for host in &self.hosts {
             host.check_empty(self.now, self.seed);
         }
@@ -307,35 +315,44 @@ impl World {
         // The cluster's scheduler knows no lengths.
         let length = if clustered.is_some() { 0 } else { length };
         let request = DeviceRequest { id, model: ModelId(model as u32), deadline, size, length };
-        let place = match *clustered {
-            Some(model) => {
-                let asked = Request { id, model, deadline, queue_expiry: Time::MAX, level, size };
-                self.cluster.handle_request(now, asked).ok().map(|ticket| Place::Queue(model, ticket))
-            }
-            None => {
-                let free_at = |device: &usize| self.hosts[*device].scheduler.free_at(now, request.model);
-                let device = on.iter().copied().min_by_key(|device| (free_at(device), *device));
-                device.filter(|device| self.hosts[*device].request(now, &request).is_ok()).map(Place::Device)
-            }
-        };
-        self.ledger.request(now, id, request.model, size, place.is_some());
-        let leave = outside.arrived(now, id, place.is_some());
-        if let Some(place) = place {
-            self.requests.insert(id, Open { request, place });
+        self.ledger.request(now, id, request.model, size);
+        if let Some(place) = *clustered {
+            self.requests.insert(id, Open { request, place: Place::Queue(place) });
+            let asked = Request { id, model: place.model, deadline, queue_expiry: Time::MAX, level, size };
+            // Whether it is accepted is heard later.
+            self.cluster.post(|cluster| cluster.post(place, Event::Submit(asked)));
+            return;
+        }
+        let free_at = |device: &usize| self.hosts[*device].scheduler.free_at(now, request.model);
+        let device = on.iter().copied().min_by_key(|device| (free_at(device), *device));
+        let device = device.filter(|device| self.hosts[*device].request(now, &request).is_ok());
+        self.requests.extend(device.map(|device| (id, Open { request, place: Place::Device(device) })));
+        self.taken(id, device.is_some(), outside);
+    }
+
+    /// A request was accepted or refused.
+    fn taken(&mut self, id: RequestId, accepted: bool, outside: &mut dyn Outside) {
+        self.ledger.taken(self.now, id, accepted);
+        let leave = outside.arrived(self.now, id, accepted);
+        if accepted {
             self.leaves.extend(leave.map(|at| (at, id)));
+        } else {
+            self.requests.remove(&id);
         }
     }
 
     fn leave(&mut self, id: RequestId, outside: &mut dyn Outside) {
         let Some(Open { request, place }) = self.requests.get(&id) else { return };
-        let left = match *place {
-            Place::Queue(model, ticket) => self.cluster.handle_cancel(self.now, model, ticket),
-            Place::Device(device) => self.hosts[device].cancel(self.now, request.model, id),
+        match *place {
+            // Whether it left is heard later.
+            Place::Queue(place) => self.cluster.post(|cluster| cluster.post(place, Event::Cancel(place.model, id))),
+            Place::Device(device) => {
+                if self.hosts[device].cancel(self.now, request.model, id) {
+                    self.end(id, Ending::Cancelled, outside);
+                }
+            }
             // It is answered all the same.
-            Place::Sent => false,
-        };
-        if left {
-            self.end(id, Ending::Cancelled, outside);
+            Place::Sent => {}
         }
         self.decide(outside);
     }
@@ -351,9 +368,14 @@ impl World {
         let now = self.now;
         loop {
             let mut more = false;
-            while let Some(output) = self.cluster.poll_output() {
+            self.cluster.work();
+            while let Some(said) = self.cluster.hear() {
                 more = true;
-                self.dispatch(output, outside);
+                match said {
+                    Said::Taken(id, accepted) => self.taken(id, accepted, outside),
+                    Said::Cancelled(id) => self.end(id, Ending::Cancelled, outside),
+                    Said::Decided(output) => self.dispatch(output, outside),
+                }
             }
             for index in 0..self.hosts.len() {
                 self.hosts[index].carry_out(now, outside);
@@ -363,7 +385,7 @@ impl World {
                         Done::Request(id, ending) => self.end(id, ending, outside),
                         Done::Batch(slot, batch) => {
                             self.ledger.completed(now, slot, batch);
-                            self.cluster.handle_completion(now, slot, batch);
+                            self.cluster.post(|cluster| cluster.complete(slot, batch));
                         }
                         Done::Prepare(model) => self.preparing.push_back((now + self.preparation, index, model)),
                     }
@@ -448,6 +470,7 @@ impl World {
             Fault::Layout(device, layout) => self.divide(device, &layout),
             Fault::Load(model, serving) => self.load(model, &serving),
             Fault::Remove(model) => self.remove(model),
+            Fault::Delay(most) => self.cluster.delay = most,
             Fault::Leave(model) => {
                 let of = |open: &Open| open.request.model == ModelId(model as u32);
                 let ids: Vec<RequestId> =
@@ -483,7 +506,7 @@ impl World {
         for (id, slot) in &mut self.slots {
             if slot.present && slot.host == device && !but.contains(&slot.lane) {
                 slot.present = false;
-                self.cluster.remove_device(self.now, *id);
+                self.cluster.post(|cluster| cluster.remove_device(*id));
             }
         }
     }
@@ -491,7 +514,7 @@ impl World {
     fn add_slots(&mut self, device: usize) {
         for lane in self.lanes(device) {
             if !self.slots.values().any(|slot| slot.present && (slot.host, slot.lane) == (device, lane)) {
-                let id = self.cluster.add_device(self.now, self.kinds[device]);
+                let id = self.cluster.post(|cluster| cluster.add_device(self.kinds[device]));
                 self.slots.insert(id, Slot { host: device, lane, present: true });
             }
         }
@@ -508,9 +531,9 @@ impl World {
             self.take(model, *device);
         }
         if let Serving::Cluster(options) = serving {
-            let id = self.cluster.add_model(self.now, options.clone());
-            self.clustered.insert(id, model);
-            self.models[model].clustered = Some(id);
+            let place = self.cluster.post(|cluster| cluster.add_model(options.clone()));
+            self.clustered.insert(place.model, model);
+            self.models[model].clustered = Some(place);
         }
         for device in 0..self.hosts.len() {
             self.put(model, serving, device);
@@ -543,8 +566,8 @@ impl World {
     }
 
     fn leave_cluster(&mut self, model: usize) {
-        if let Some(id) = self.models[model].clustered.take() {
-            self.cluster.remove_model(self.now, id);
+        if let Some(place) = self.models[model].clustered.take() {
+            self.cluster.post(|cluster| cluster.remove_model(place));
         }
     }
 

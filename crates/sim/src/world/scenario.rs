@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use downbeat_core::cluster::NetworkBudget;
 use downbeat_core::device::{Launch, Layout};
 use downbeat_core::{DeviceKind, Duration, RequestId, Time};
 use rand_distr::{Distribution, StandardUniform};
@@ -9,6 +10,7 @@ use rand_pcg::Pcg64;
 
 use super::ledger::Ending;
 use super::run::{Ask, Fault, Outside, Serving, World};
+use super::stations::{self, Order};
 use crate::arrivals::{ArrivalStream, Arrivals, BadArrivals, random};
 use crate::device::{DeviceLimits, EmulatedModel};
 use crate::network::Network;
@@ -26,6 +28,10 @@ pub struct WorldScenario {
     pub faults: Vec<(Time, Fault)>,
     /// Between the cluster's scheduler and the devices, for the batches that it makes.
     pub network: Network,
+    /// In how many parts the cluster's scheduler has the models' queues, at most [`downbeat_driver::MAX_SHARDS`]; 0 is taken as 1.
+    pub shards: u32,
+    /// Which of them is worked off next.
+    pub order: Order,
     /// Standard deviation of what a launch takes as a share of its model's time; 0: exactly that.
     pub noise: f64,
     /// Chooses all random numbers.
@@ -142,7 +148,10 @@ impl WorldScenario {
     /// # Errors
     /// If a client's arrival process has no positive, finite rate and shape.
     pub fn run(&self) -> Result<WorldReport, BadArrivals> {
-        let mut world = World::new(self.seed, self.network);
+        let kinds = self.devices.iter().map(|device| device.kind.0 + 1).max().unwrap_or(1);
+        let budget = NetworkBudget { reply: Duration::ZERO, ..self.network.budget };
+        let cluster = stations::cluster(self.shards, kinds, budget);
+        let mut world = World::new(self.seed, self.network, &cluster, self.order);
         for (device, number) in self.devices.iter().zip(0..) {
             world.add_device(device.limits, device.kind, self.noise);
             world.divide(number, &device.layout);

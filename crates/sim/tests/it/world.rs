@@ -8,7 +8,7 @@ use downbeat_core::device::{
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, Time};
 use downbeat_sim::device::{DeviceLimits, EmulatedModel};
 use downbeat_sim::world::{
-    Client, Fault, ModelOutcome, Pattern, Serving, WorldDevice, WorldModel, WorldReport, WorldScenario,
+    Client, Fault, ModelOutcome, Order, Pattern, Serving, WorldDevice, WorldModel, WorldReport, WorldScenario,
 };
 use downbeat_sim::{Arrivals, Delay, Network};
 use proptest::prelude::*;
@@ -243,6 +243,41 @@ fn a_layout_that_takes_slots_fails_only_what_is_on_its_way() {
     assert_eq!(outcome.good + outcome.failed, 200, "{outcome:?}");
 }
 
+/// Two models of the cluster's scheduler in two shards, one of which is loaded afresh all the time, while whoever works a shard or the matchmaker off is late:
+/// grants meet queues that have gone or changed.
+fn hectic(delay: Duration, order: Order) -> WorldScenario {
+    let mut scenario = one_client_each(vec![eager(), eager()], 2_000);
+    for client in &mut scenario.clients {
+        client.pattern = Pattern::Open(Arrivals::Poisson, 1000.0);
+        client.leaves = 0.3;
+    }
+    (scenario.shards, scenario.order) = (2, order);
+    scenario.faults = (0..200).map(|n| (at(n * 10), Fault::Load(0, eager()))).collect();
+    scenario.faults.push((Time::ZERO, Fault::Delay(delay)));
+    scenario
+}
+
+/// The checkers say that no device is lost and that each request is answered once.
+#[test]
+fn messages_that_are_late_between_shards_and_matchmaker_lose_nothing() {
+    for order in [Order::InTurn, Order::Seeded] {
+        let prompt = run(&hectic(Duration::ZERO, order));
+        let late = run(&hectic(ms(5), order));
+        for report in [&prompt, &late] {
+            assert!(report.models.iter().all(|model| ended(model) == model.offered && model.good > 100), "{report:?}");
+        }
+        assert!(late.launches < prompt.launches, "devices wait for what is late: {:?}", late.launches);
+    }
+}
+
+/// In whatever order: one run, one report.
+#[test]
+fn the_order_of_the_stations_follows_from_the_seed() {
+    let report = |seed, order| run(&WorldScenario { seed, ..hectic(ms(1), order) });
+    assert_eq!(report(1, Order::Seeded), report(1, Order::Seeded));
+    assert_ne!(report(1, Order::Seeded), report(1, Order::InTurn));
+}
+
 #[test]
 fn equal_seeds_give_equal_worlds_and_others_do_not() {
     let report = |seed| {
@@ -291,6 +326,7 @@ fn fault() -> impl Strategy<Value = (Time, Fault)> {
         (0..4usize, serving()).prop_map(|(model, serving)| Fault::Load(model, serving)),
         (0..4usize).prop_map(Fault::Remove),
         (0..4usize).prop_map(Fault::Leave),
+        (0..40_000u64).prop_map(|us| Fault::Delay(Duration::from_micros(us))),
     ];
     // Some at the same instant.
     (prop_oneof![0..300u64, Just(50u64)], fault).prop_map(|(time, fault)| (at(time), fault))
@@ -329,8 +365,11 @@ fn scenario() -> impl Strategy<Value = WorldScenario> {
     let noise = prop::sample::select(vec![0.0, 0.3]);
     let faults = prop::collection::vec(fault(), 0..12);
     let clients = prop::collection::vec(client(), 1..6);
-    (prop::collection::vec(layout(), 3), models, clients, faults, remote, noise, any::<u64>()).prop_map(
-        |(layouts, models, clients, mut faults, network, noise, seed)| {
+    let delay = prop_oneof![Just(0), 1..20_000u64].prop_map(|us| (Time::ZERO, Fault::Delay(Duration::from_micros(us))));
+    let stations = (1..=4u32, prop::sample::select(vec![Order::InTurn, Order::Seeded]), delay);
+    (prop::collection::vec(layout(), 3), models, clients, faults, remote, noise, stations, any::<u64>()).prop_map(
+        |(layouts, models, clients, mut faults, network, noise, (shards, order, delay), seed)| {
+            faults.push(delay);
             // Each device is there at the end, with a slot, so that nobody waits for ever.
             for device in 0..3 {
                 let layout = Layout { shared_lanes: vec![1] };
@@ -348,6 +387,8 @@ fn scenario() -> impl Strategy<Value = WorldScenario> {
                 network,
                 noise,
                 seed,
+                shards,
+                order,
             }
         },
     )

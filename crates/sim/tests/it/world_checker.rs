@@ -10,7 +10,8 @@ const SLOT: DeviceId = DeviceId(0);
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(42, false);
     for (id, model) in [(0, 0), (1, 0), (2, 1), (3, 0)] {
-        ledger.request(Time::ZERO, RequestId(id), ModelId(model), 2, id < 3);
+        ledger.request(Time::ZERO, RequestId(id), ModelId(model), 2);
+        ledger.taken(Time::ZERO, RequestId(id), id < 3);
     }
     ledger
 }
@@ -45,9 +46,23 @@ fn answered_twice() {
 }
 
 #[test]
-#[should_panic(expected = "r3 is Replied and was refused")]
+#[should_panic(expected = "r3 is Replied and was not accepted")]
 fn answered_though_it_was_refused() {
     end(&mut ledger(), 3, Ending::Replied);
+}
+
+#[test]
+#[should_panic(expected = "r4 is Replied and was not accepted")]
+fn answered_before_it_is_accepted() {
+    let mut ledger = ledger();
+    ledger.request(NOW, RequestId(4), ModelId(0), 2);
+    end(&mut ledger, 4, Ending::Replied);
+}
+
+#[test]
+#[should_panic(expected = "it is said twice whether r3 is accepted")]
+fn accepted_after_it_was_refused() {
+    ledger().taken(NOW, RequestId(3), true);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::device_budget::DeviceBudget;
 use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
 use crate::executable::{Executable, Queue};
-use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError};
+use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError, WarmUpLanes};
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
@@ -410,7 +410,7 @@ impl Loader {
             at_once => LanesWanted::AnyDevice((at_once as usize).min(devices.len())),
         };
         progress.step("warming up", 0.9);
-        let samples = self.samples(definition, &plan)?;
+        let samples: Arc<[Sample]> = self.samples(definition, &plan)?.into();
         let budget = &budget;
         let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
         let chosen = self.options.dispatch_policy(&name, definition.dispatch);
@@ -432,6 +432,7 @@ impl Loader {
             metrics: self.metrics.lanes(),
             hosts: &on,
             partition: placed.partition(),
+            warm_up: self.warm_up_later(is_emulated(definition), &name, &model, &plan, &samples, limit),
         };
         let mut count = 1;
         let hosts = if routed {
@@ -467,6 +468,27 @@ impl Loader {
         let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
         self.grow(&executable, self.at_once(definition))?;
         Ok(executable)
+    }
+
+    /// Runs lanes for the first time that are made beside those that serve: what they take is held to the same limit.
+    fn warm_up_later(
+        &self,
+        is_emulated: bool,
+        name: &str,
+        model: &Arc<dyn Model>,
+        plan: &Arc<BatchPlan>,
+        samples: &Arc<[Sample]>,
+        limit: Option<u64>,
+    ) -> WarmUpLanes {
+        let engine = if is_emulated { self.engines.emulated.clone() } else { self.engines.onnx.clone() };
+        let (name, model, plan, samples) = (name.to_owned(), model.clone(), plan.clone(), samples.clone());
+        Arc::new(move |device, specs, lanes| {
+            let budget = DeviceBudget::before(&*engine, &[device], limit);
+            // Which sizes the model runs was settled when it was loaded.
+            let (wanted, run) = (Vec::new(), Some(Vec::new()));
+            let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget: &budget, wanted, run };
+            warm_up.lanes(&samples, device, specs, lanes)
+        })
     }
 
     /// Whether there come to be as many executors as the models want.

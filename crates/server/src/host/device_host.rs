@@ -7,11 +7,11 @@ use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
     DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, LaneSpec, Launch,
-    Layout, ModelSpec, PartitionId, SlotRun, Span,
+    Layout, ModelSpec, Note, PartitionId, SlotRun, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use downbeat_driver::Cluster;
-use downbeat_engine::Part;
+use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -20,6 +20,7 @@ use super::history::{History, PastLaunch};
 use super::hosted_model::HostedModel;
 use super::lane::{self, Grant, Head, Outcome, Work};
 use super::occupancy::Occupancy;
+use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::call::Call;
 use crate::clock::Clock;
@@ -36,9 +37,10 @@ use crate::watchdog::Watchdog;
 /// One lock guards what decides and what is decided about. It is held for a decision, never while tensors are copied, an engine runs or a client is
 /// answered: what was decided is gathered under it and carried out after.
 pub struct DeviceHost {
+    me: Weak<DeviceHost>,
     device: usize,
-    /// How many it has; 1: it is not divided.
-    partitions: u32,
+    /// By partition, at least one: which part of the device it is.
+    shares: Box<[Share]>,
     clock: Clock,
     watchdog: Arc<Watchdog>,
     occupancy: Occupancy,
@@ -89,6 +91,7 @@ struct HostLane {
 struct Actions {
     writes: SmallVec<[Write; 1]>,
     launches: SmallVec<[(Arc<Handoff<Work>>, Work); 2]>,
+    prepares: Vec<Preparation>,
     /// Lanes that have gone.
     ends: Vec<HostLane>,
     replies: Vec<Entry>,
@@ -129,9 +132,14 @@ impl DeviceHost {
             alarm_at: Time::MAX,
             stopped: false,
         };
-        let host = Arc::new(DeviceHost {
+        let shares = match parts {
+            [] => [Share::Whole].into(),
+            parts => parts.iter().map(|part| part.share).collect(),
+        };
+        let host = Arc::new_cyclic(|me| DeviceHost {
+            me: me.clone(),
             device,
-            partitions: parts.len().max(1) as u32,
+            shares,
             clock,
             watchdog,
             occupancy: Occupancy::new(metrics, parts),
@@ -162,9 +170,9 @@ impl DeviceHost {
         partition: PartitionId,
     ) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
         let next = Arc::new(Handoff::default());
-        let thread = lane::start(self.clone(), next.clone())?;
+        let thread = lane::start(self.clone(), next.clone(), None)?;
         let mut inner = self.inner.lock();
-        let partitions = (0..self.partitions).map(PartitionId);
+        let partitions = (0..self.shares.len() as u32).map(PartitionId);
         let mut shared_lanes: Vec<u32> =
             partitions.map(|partition| inner.scheduler().shared_lanes(partition).len() as u32).collect();
         shared_lanes[partition.0 as usize] += 1;
@@ -177,24 +185,70 @@ impl DeviceHost {
         Ok((inner.slots.len() - 1, thread))
     }
 
-    /// Takes a model in, with what decides about it, which passes its checks.
+    /// Takes a model in, with what decides about it, which passes its checks, and what each of the policy's lanes runs on.
     ///
     /// # Errors
     /// If the operating system has no thread left.
-    pub fn add_model(self: &Arc<Self>, model: Arc<HostedModel>, policy: ModelSpec) -> std::io::Result<()> {
-        let start = || model.lanes.iter().try_for_each(|next| lane::start(self.clone(), next.clone()).map(drop));
-        // Threads that have started end at once if another cannot.
-        start().inspect_err(|_| model.lanes.iter().for_each(|next| next.stop()))?;
+    pub fn add_model(
+        self: &Arc<Self>,
+        model: Arc<HostedModel>,
+        policy: ModelSpec,
+        engines: Vec<Box<dyn Lane>>,
+    ) -> std::io::Result<()> {
+        let started = self.start_lanes(engines)?;
         let mut inner = self.inner.lock();
         let taken = inner.journal.apply(self.clock.now(), DeviceInput::Model(model.id, Some(policy)));
         assert!(taken.is_ok(), "a policy that was checked can be had in a partition that there is");
         let lanes = inner.scheduler().lanes(model.id).to_vec();
-        assert_eq!(lanes.len(), model.lanes.len(), "each lane of a policy has a thread");
-        for (index, (lane, next)) in lanes.into_iter().zip(&model.lanes).enumerate() {
-            inner.put_lane(lane, next.clone(), index);
-        }
+        inner.put_lanes(&lanes, started);
         inner.models.insert(model.id, Resident { model, running: 0 });
         Ok(())
+    }
+
+    /// Starts the threads of lanes that run on these, each for a single model.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left; then there are none.
+    pub(super) fn start_lanes(
+        self: &Arc<Self>,
+        engines: Vec<Box<dyn Lane>>,
+    ) -> std::io::Result<Vec<Arc<Handoff<Work>>>> {
+        let mut started: Vec<Arc<Handoff<Work>>> = Vec::new();
+        for engine in engines {
+            let next = Arc::new(Handoff::default());
+            let thread = lane::start(self.clone(), next.clone(), Some(Arc::new(Mutex::new(engine))));
+            // Threads that have started end at once if another cannot.
+            thread.inspect_err(|_| started.iter().for_each(|next| next.stop()))?;
+            started.push(next);
+        }
+        Ok(started)
+    }
+
+    /// The lanes that a policy asked for are made, and left their work there; or why they could not be.
+    pub(super) fn prepared(
+        &self,
+        model: &HostedModel,
+        lanes: &[LaneId],
+        made: Result<Vec<Arc<Handoff<Work>>>, String>,
+    ) {
+        let ((), actions) = self.decide(model, |inner, now| {
+            let made = made.and_then(|started| {
+                if inner.stopped {
+                    started.iter().for_each(|next| next.stop());
+                    return Err("the device is stopped".to_owned());
+                }
+                // Before they are said to be there: if nobody wants them any more they are free at once.
+                inner.put_lanes(lanes, started);
+                Ok(())
+            });
+            inner.tell(now, DeviceInput::Prepared(model.id, made));
+        });
+        self.carry_out(actions, None);
+    }
+
+    /// Which part of the device a partition is.
+    pub(super) fn share(&self, partition: PartitionId) -> Share {
+        self.shares.get(partition.0 as usize).copied().unwrap_or_default()
     }
 
     /// Lets a model go; its threads end once their present launches are over.
@@ -419,14 +473,30 @@ impl DeviceHost {
                 DeviceOutput::Note { model, note } => {
                     if let Some(Resident { model, .. }) = inner.models.get(&model) {
                         model.metrics.record_note(&note);
+                        if let Note::PrepareFailed { partition, reason } = &note {
+                            let (device, name) = (self.device, &model.name);
+                            tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model goes on with those it has");
+                        }
                     }
                 }
-                DeviceOutput::Prepare { model, .. } => {
-                    let made = Err("lanes are made when a model is loaded".to_owned());
-                    inner.tell(now, DeviceInput::Prepared(model, made));
+                DeviceOutput::Prepare { model, lanes, partition } => {
+                    let specs = lanes.iter().filter_map(|lane| inner.scheduler().lane(*lane)).collect();
+                    match inner.models.get(&model) {
+                        Some(Resident { model, .. }) => {
+                            actions.prepares.push(Preparation { model: model.clone(), partition, lanes, specs });
+                        }
+                        None => inner.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
+                    }
                 }
-                // Of lanes that were prepared.
-                DeviceOutput::Switch { .. } => {}
+                // Its policy launches on the other lanes from now on; `Free` says when those before are done.
+                DeviceOutput::Switch { model, to, .. } => {
+                    let partition =
+                        to.first().and_then(|lane| inner.scheduler().lane(*lane)).map(|lane| lane.partition);
+                    if let Some((Resident { model, .. }, partition)) = inner.models.get(&model).zip(partition) {
+                        model.metrics.record_switch();
+                        tracing::info!(model = %model.name, device = self.device, %partition, "runs on other lanes from now on");
+                    }
+                }
             }
         }
         if let Some(log) = &self.log {
@@ -442,11 +512,12 @@ impl DeviceHost {
     /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
     fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
         loop {
-            let Actions { writes, launches, ends, replies, drops } = actions;
+            let Actions { writes, launches, prepares, ends, replies, drops } = actions;
             ends.iter().for_each(|lane| lane.next.stop());
             for (next, work) in launches {
                 next.put(work);
             }
+            prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
             self.reply(replies, rows.unwrap_or(0));
             for (entry, reason) in drops {
                 let reason = match reason {
@@ -568,9 +639,9 @@ impl DeviceHost {
     pub(super) fn update_metrics(&self, model: &HostedModel) {
         let inner = self.inner.lock();
         let running = inner.models.get(&model.id).map_or(0, |resident| resident.running);
-        let stats = inner.scheduler().stats(model.id);
+        let (lanes, stats) = (inner.scheduler().lanes(model.id).len(), inner.scheduler().stats(model.id));
         drop(inner);
-        model.metrics.set(model.lanes.len(), running, stats);
+        model.metrics.set(lanes, running, stats);
     }
 
     /// Where a model is, the largest batch of each lane that it runs on there, and its launches that ended at `from` or later, with whether all of them are there.
@@ -590,6 +661,14 @@ impl DeviceHost {
 }
 
 impl Inner {
+    /// Lanes of a model, in their order, each with where it is left its work.
+    fn put_lanes(&mut self, lanes: &[LaneId], started: Vec<Arc<Handoff<Work>>>) {
+        assert_eq!(lanes.len(), started.len(), "each lane of a policy has a thread");
+        for (index, (lane, next)) in lanes.iter().zip(started).enumerate() {
+            self.put_lane(*lane, next, index);
+        }
+    }
+
     fn put_lane(&mut self, lane: LaneId, next: Arc<Handoff<Work>>, index: usize) {
         let place = lane.0 as usize;
         if self.lanes.len() <= place {

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::PartitionId;
+use downbeat_core::device::{LaneSpec, PartitionId};
 use downbeat_core::{LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
-use super::handoff::Handoff;
-use super::lane::Work;
 use super::metrics::LaneMetrics;
 use super::tensors::BatchTensors;
 use crate::model_health::ModelHealth;
@@ -40,11 +38,14 @@ pub struct HostedModel {
     pub metrics: LaneMetrics,
     /// What becomes of its runs.
     pub health: Arc<ModelHealth>,
-    /// The engine's lanes, warm.
+    /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.
     pub engines: Arc<EngineLanes>,
-    /// Where the lanes of its own are left their work; none for a model whose batches the scheduler makes.
-    pub lanes: Box<[Arc<Handoff<Work>>]>,
+    /// Runs lanes for the first time that are made while others serve.
+    pub warm_up: WarmUpLanes,
 }
+
+/// Runs the engine's lanes of a device for the first time, each as what it is for.
+pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()> + Send + Sync>;
 
 impl HostedModel {
     /// Segments of the whole model.
@@ -58,28 +59,25 @@ impl HostedModel {
     }
 }
 
+/// An engine's lane, which one launch uses at a time.
+pub type EngineLane = Mutex<Box<dyn Lane>>;
+
 /// An engine's lane that nobody else uses.
 pub type HeldLane<'a> = MutexGuard<'a, Box<dyn Lane>>;
 
-/// The engine's lanes of a model.
-pub struct EngineLanes {
-    lanes: Vec<Mutex<Box<dyn Lane>>>,
-    /// Whether they are alike, so that any will do.
-    alike: bool,
-}
+/// The engine's lanes of a model, which are alike, so that any will do.
+#[derive(Default)]
+pub struct EngineLanes(Vec<EngineLane>);
 
 impl EngineLanes {
-    /// One for each of a model's own lanes, or some that are alike.
-    pub fn new(lanes: Vec<Box<dyn Lane>>, alike: bool) -> Self {
-        EngineLanes { lanes: lanes.into_iter().map(Mutex::new).collect(), alike }
+    /// These.
+    pub fn new(lanes: Vec<Box<dyn Lane>>) -> Self {
+        EngineLanes(lanes.into_iter().map(Mutex::new).collect())
     }
 
     /// The engine's lane for a lane of the device, once nobody else uses it; `None` if there is none.
     pub fn lane(&self, lane: usize) -> Option<HeldLane<'_>> {
-        if !self.alike {
-            return Some(self.lanes.get(lane)?.lock());
-        }
-        let free = self.lanes.iter().find_map(Mutex::try_lock);
-        free.or_else(|| Some(self.lanes.get(lane % self.lanes.len().max(1))?.lock()))
+        let free = self.0.iter().find_map(Mutex::try_lock);
+        free.or_else(|| Some(self.0.get(lane % self.0.len().max(1))?.lock()))
     }
 }

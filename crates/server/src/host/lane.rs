@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::device_host::DeviceHost;
 use super::handoff::Handoff;
-use super::hosted_model::HostedModel;
+use super::hosted_model::{EngineLane, HostedModel};
 use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::executable::Queue;
 use crate::plan::{Admitted, Outputs};
@@ -110,6 +110,8 @@ impl Outcome {
 struct Worker {
     host: Arc<DeviceHost>,
     next: Arc<Handoff<Work>>,
+    /// The engine's lane, of one that is for a single model; its last thread takes it along.
+    engine: Option<Arc<EngineLane>>,
     flights: Mutex<Flights>,
 }
 
@@ -137,6 +139,8 @@ struct Run<'a> {
     model: Arc<HostedModel>,
     watch: Watch<'a>,
     host: &'a DeviceHost,
+    /// That of the lane, if it has one of its own.
+    engine: Option<&'a EngineLane>,
     /// Which of the model's lanes, as far as it matters.
     lane: usize,
     is_granted: bool,
@@ -156,13 +160,17 @@ enum Stage<'a> {
     Over(Outcome),
 }
 
-/// Starts the thread of a lane that is left its work in `next`.
+/// Starts the thread of a lane that is left its work in `next`. `engine`: what it runs on, if it is for a single model.
 ///
 /// # Errors
 /// If the operating system has no thread left.
-pub fn start(host: Arc<DeviceHost>, next: Arc<Handoff<Work>>) -> std::io::Result<std::thread::JoinHandle<()>> {
+pub fn start(
+    host: Arc<DeviceHost>,
+    next: Arc<Handoff<Work>>,
+    engine: Option<Arc<EngineLane>>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("lane-{}", host.device());
-    let worker = Arc::new(Worker { host, next, flights: Mutex::default() });
+    let worker = Arc::new(Worker { host, next, engine, flights: Mutex::default() });
     std::thread::Builder::new().name(name).spawn(move || worker.work())
 }
 
@@ -217,7 +225,8 @@ impl Worker {
         let watch = Watch { post, health: model.health.clone(), device: host.device(), limit: post.limit(expected) };
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
         let (is_granted, lane) = (head.grant.is_some(), head.lane);
-        let run = Run { model, watch, host, lane, is_granted, segments, rows, computed_rows, length };
+        let engine = self.engine.as_deref();
+        let run = Run { model, watch, host, engine, lane, is_granted, segments, rows, computed_rows, length };
         let begin = host.begin(head.partition);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
@@ -256,13 +265,14 @@ impl Worker {
 }
 
 impl Run<'_> {
-    /// Does something on one of the model's lanes, once nobody else uses it.
+    /// Does something on the engine's lane, once nobody else uses it.
     fn on_lane<T>(&self, run: impl FnOnce(&mut dyn Lane) -> Result<T, RunFailure>) -> Result<T, RunFailure> {
         // A run that was left behind has the lane still.
         if let Some(reason) = self.watch.health.refuses() {
             return Err(RunFailure::Refused(reason));
         }
-        match self.model.engines.lane(self.lane) {
+        let engine = self.engine.map(Mutex::lock).or_else(|| self.model.engines.lane(self.lane));
+        match engine {
             Some(mut lane) => run(&mut **lane),
             None => Err(RunFailure::Engine(format!("the model has no lane on device {}", self.watch.device))),
         }
@@ -311,7 +321,7 @@ impl Owner for Worker {
             std::mem::take(&mut flights.launches)
         };
         let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
-        if let Err(error) = start(host.clone(), self.next.clone()) {
+        if let Err(error) = start(host.clone(), self.next.clone(), self.engine.clone()) {
             host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", host.device()));
         }
         for (head, begin) in launches {

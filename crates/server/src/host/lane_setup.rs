@@ -12,7 +12,7 @@ use downbeat_engine::{Cut, Lane, Model, Place, Share, State};
 
 use super::device_host::DeviceHost;
 use super::exits::Exit;
-use super::hosted_model::{EngineLanes, HostedModel};
+use super::hosted_model::{EngineLanes, HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
 use super::input_rings::InputRings;
 use super::metrics::LaneMetricsFamily;
@@ -78,6 +78,8 @@ pub struct LaneSetup<'a> {
     pub hosts: &'a [Arc<DeviceHost>],
     /// Which partition of each.
     pub partition: PartitionId,
+    /// Runs lanes for the first time that are made later.
+    pub warm_up: WarmUpLanes,
 }
 
 /// How requests of different lengths share batches, if they do.
@@ -203,7 +205,7 @@ impl<'a> Started<'a> {
         exits: Arc<[Exit]>,
         engines: Arc<EngineLanes>,
         policy: ModelSpec,
-        lanes: usize,
+        own: Vec<Box<dyn Lane>>,
     ) -> std::io::Result<()> {
         let (setup, device) = (&self.setup, host.device());
         let model = Arc::new(HostedModel {
@@ -220,9 +222,9 @@ impl<'a> Started<'a> {
             metrics: setup.metrics.lanes(setup.name, setup.version, device),
             health: self.health.clone(),
             engines,
-            lanes: (0..lanes).map(|_| Arc::default()).collect(),
+            warm_up: setup.warm_up.clone(),
         });
-        host.add_model(model.clone(), policy.named(format!("{} {}", setup.name, setup.version)))?;
+        host.add_model(model.clone(), policy.named(format!("{} {}", setup.name, setup.version)), own)?;
         self.devices.push((host.clone(), model));
         Ok(())
     }
@@ -253,7 +255,7 @@ pub fn start_granted(
     let policy = ModelSpec::new(&GrantedOptions { profile }, started.setup.partition);
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
         let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
-        started.add(host, tensors, [].into(), engines, policy.clone(), 0)
+        started.add(host, tensors, [].into(), engines, policy.clone(), Vec::new())
     };
     match lanes {
         LanesWanted::EachDevice(mut first) => {
@@ -268,13 +270,13 @@ pub fn start_granted(
                     warm_up(device, &mut *lane)?;
                     lanes.push(lane);
                 }
-                add(host, Arc::new(EngineLanes::new(lanes, true)))?;
+                add(host, Arc::new(EngineLanes::new(lanes)))?;
             }
         }
         LanesWanted::AnyDevice(count) => {
             let mut lanes = (0..count).map(|_| model.lane()).collect::<Result<Vec<_>, _>>()?;
             lanes.iter_mut().try_for_each(|lane| warm_up(0, &mut **lane))?;
-            let lanes = Arc::new(EngineLanes::new(lanes, true));
+            let lanes = Arc::new(EngineLanes::new(lanes));
             hosts.iter().try_for_each(|host| add(host, lanes.clone()))?;
         }
     }
@@ -324,8 +326,7 @@ pub fn start(
         let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
         let tensors = BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() };
-        let engines = Arc::new(EngineLanes::new(engines, false));
-        started.add(host, tensors, exits.clone(), engines, policy, lanes.len())?;
+        started.add(host, tensors, exits.clone(), Arc::default(), policy, engines)?;
     }
     let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device()));
     ensure!(!started.devices.is_empty(), "all of its devices are lost: {}", lost.unwrap_or_default());

@@ -61,7 +61,7 @@ impl LaneMetricsFamily {
             launches: counter("downbeat_launches_total", "Launches on lanes: runs of a range of segments", &LABELS)?,
             events: counter(
                 "downbeat_batch_events_total",
-                "What happened to batches: new, stretch, split, exit; switch: other lanes came into use",
+                "What happened to batches: new, stretch, split, exit; switch: other lanes came into use; prepare_failed: lanes could not be made",
                 &["model", "version", "device", "event"],
             )?,
             items: counter(
@@ -109,7 +109,8 @@ impl LaneMetricsFamily {
         let kind = |family: &IntCounterVec, kind: &str| family.with_label_values(&[model, version, &device, kind]);
         LaneMetrics {
             launches: self.launches.with_label_values(&labels),
-            events: ["new", "stretch", "split", "exit", "switch"].map(|event| kind(&self.events, event)),
+            events: ["new", "stretch", "split", "exit", "switch", "prepare_failed"]
+                .map(|event| kind(&self.events, event)),
             items_asked: kind(&self.items, "asked"),
             items_computed: kind(&self.items, "computed"),
             length_asked: kind(&self.elements, "asked"),
@@ -142,8 +143,8 @@ impl LaneMetricsFamily {
 /// The metrics of one model version on one device.
 pub struct LaneMetrics {
     launches: IntCounter,
-    /// New, stretch, split, exit, switch.
-    events: [IntCounter; 5],
+    /// New, stretch, split, exit, switch, prepare_failed.
+    events: [IntCounter; 6],
     items_asked: IntCounter,
     items_computed: IntCounter,
     length_asked: IntCounter,
@@ -185,9 +186,14 @@ impl LaneMetrics {
             Note::Exit { .. } => 3,
             Note::Switch { .. } => 4,
             Note::RingFull { .. } => return self.ring_overflowed.inc(),
-            Note::PrepareFailed { .. } => return,
+            Note::PrepareFailed { .. } => 5,
         };
         self.events[event].inc();
+    }
+
+    /// Counts that it runs on other lanes from now on.
+    pub fn record_switch(&self) {
+        self.events[4].inc();
     }
 
     /// Sets what is true now.

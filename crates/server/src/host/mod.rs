@@ -12,6 +12,8 @@
 //!                                 └─ completion ◀───────────────────────────────────────────┘
 //! ```
 //!
+//! A policy may ask for lanes in another partition while those it has serve: `preparation.rs` makes them on a thread of their own, and the policy switches to them between two launches.
+//!
 //! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
 //! lock, hears the decisions, and carries them out after it.
 
@@ -29,12 +31,15 @@ mod occupancy;
 mod padding;
 mod padding_check;
 mod padding_watch;
+mod preparation;
 mod request_table;
+#[cfg(test)]
+mod served;
 mod tensors;
 
 pub use device_host::DeviceHost;
 pub use history::{PastLaunch, REMEMBERED};
-pub use hosted_model::HostedModel;
+pub use hosted_model::{HostedModel, WarmUpLanes};
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};
 pub use lane_setup::{
     LaneSetup, LanesWanted, PolicyError, at_once, check_padding, cut, largest_request, padding, start, start_granted,

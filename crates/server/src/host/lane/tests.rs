@@ -2,34 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration as StdDuration;
 
+use downbeat_core::LatencyProfile;
 use downbeat_core::device::{
     DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, ModelSpec,
     PartitionId, PolicyEntry, PolicyOptions, PoolStats, SegmentProfile, SegmentRange, Span, Turn,
 };
-use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use downbeat_core::{LatencyProfile, ModelId};
+use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
-use downbeat_repository::TensorBinding;
 use parking_lot::Condvar;
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 
-use super::super::hosted_model::EngineLanes;
-use super::super::tensors::BatchTensors;
-use super::super::{HostedVersion, PastLaunch};
+use super::super::PastLaunch;
+use super::super::served::{self, Answer, Served, failure, item};
 use super::*;
-use crate::call::Call;
-use crate::clock::Clock;
-use crate::error::ServiceError;
-use crate::executable::Executable;
-use crate::metrics::Metrics;
-use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
-use crate::plan::BatchPlan;
-use crate::watchdog::Watchdog;
 
 /// For what comes sooner or later.
 const LONG: StdDuration = StdDuration::from_secs(60);
@@ -187,100 +175,39 @@ impl Model for EchoModel {
     }
 }
 
-type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
-
 /// A model on one lane.
-struct Served {
-    host: Arc<DeviceHost>,
-    model: Arc<HostedModel>,
-    executable: Arc<Executable>,
+struct OneLane {
+    served: Served,
     device: Arc<Device>,
-    sent: AtomicU64,
 }
 
-impl Served {
-    fn new(limits: RunLimits) -> Served {
-        let (clock, metrics, device) = (Clock::start(), Metrics::new().unwrap(), Arc::new(Device::default()));
-        let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, dims: vec![-1, 1] };
-        let signature = Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] };
-        let binding = |spec: &TensorSpec| TensorBinding {
-            client: spec.clone(),
-            model_index: 0,
-            model_dims: spec.dims.clone(),
-            labels: [].into(),
-            batched: true,
-            optional: false,
-        };
-        let plan = BatchPlan::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
-        let model: Arc<dyn Model> = Arc::new(EchoModel(signature, device.clone()));
-        let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
-        let its = metrics.model(&name, &version);
-        let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
-        let host = DeviceHost::start(0, &[], clock, metrics.device(0), watchdog, None).unwrap();
-        let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
+impl OneLane {
+    fn new(limits: RunLimits) -> OneLane {
+        let device = Arc::new(Device::default());
         let policy = ModelSpec::new(&AtOnceOptions, PartitionId::default());
-        let model = Arc::new(HostedModel {
-            id: ModelId(0),
-            health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
-            name,
-            version,
-            device: 0,
-            partition: PartitionId::default(),
-            policy_name: "at_once",
-            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
-            profile,
-            exits: [].into(),
-            metrics: metrics.lanes().lanes("m", "1", 0),
-            engines: Arc::new(EngineLanes::new(vec![model.lane().unwrap()], false)),
-            model,
-            lanes: [Arc::default()].into(),
-        });
-        host.add_model(model.clone(), policy).unwrap();
-        let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
-        let executable = Arc::new(Executable::new(hosts, its, 100));
-        Served { host, model, executable, device, sent: AtomicU64::new(0) }
+        let engine = Arc::new(EchoModel(served::signature(), device.clone()));
+        let served = Served::new(engine, policy, &[], limits, Arc::new(|_, _, _| Ok(())));
+        OneLane { served, device }
     }
 
-    /// Sends a request of one item, which is its answer too.
     fn send(&self, item: u8) -> Answer {
-        let (reply, answer) = oneshot::channel();
-        let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
-        let call = Call {
-            admitted,
-            executable: self.executable.clone(),
-            arrival: self.host.clock().now(),
-            deadline: Time::MAX,
-            deadline_is_slo: false,
-            reply,
-        };
-        let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
-        self.host.submit(&self.model, request, call, 0);
-        answer
+        self.served.send(item).1
     }
 
     fn past(&self) -> Vec<PastLaunch> {
-        self.host.past(&self.model, Time::ZERO).2
+        self.served.host.past(&self.served.model, Time::ZERO).2
     }
 }
 
-impl Drop for Served {
+impl Drop for OneLane {
     fn drop(&mut self) {
-        self.host.stop();
         self.device.end(1000);
     }
 }
 
-fn item(answer: Answer) -> u8 {
-    answer.blocking_recv().unwrap().unwrap()[0].data[0]
-}
-
-fn failure(answer: Answer) -> String {
-    answer.blocking_recv().unwrap().unwrap_err().to_string()
-}
-
 #[test]
 fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_order() {
-    let served = Served::new(RunLimits::default());
+    let served = OneLane::new(RunLimits::default());
     for round in 0..20 {
         let first = served.send(1);
         served.device.wait_until("the first is not enqueued", |state| state.enqueued == 2 * round + 1);
@@ -309,7 +236,7 @@ fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_wor
         (vec![2], vec![], [Ok(1), Err("refused")]),
         (vec![2], vec![1], [Err("failed"), Err("refused")]),
     ] {
-        let served = Served::new(RunLimits::default());
+        let served = OneLane::new(RunLimits::default());
         *served.device.state.lock() = DeviceState { refused, failing, ..DeviceState::default() };
         let first = served.send(1);
         served.device.wait_until("the first is not enqueued", |state| state.enqueued == 1);
@@ -335,7 +262,7 @@ fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_wor
 #[test]
 fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
     let least = Duration::from_millis(1);
-    let served = Served::new(RunLimits { factor: 1, least, ..RunLimits::default() });
+    let served = OneLane::new(RunLimits { factor: 1, least, ..RunLimits::default() });
     let first = served.send(1);
     served.device.wait_until("the first is not enqueued", |state| state.enqueued == 1);
     let second = served.send(2);
@@ -345,7 +272,7 @@ fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
     }
     // What was left behind is over, and another thread has the lane.
     served.device.end(100);
-    let health = &served.model.health;
+    let health = &served.served.model.health;
     while health.left_behind() > 0 || health.refuses().is_some() {
         std::thread::yield_now();
     }

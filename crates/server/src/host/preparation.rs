@@ -1,0 +1,98 @@
+//! Lanes that a model's policy asks for while others serve: made, and run for the first time, on a thread of their own.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Weak};
+
+use downbeat_core::device::{LaneId, LaneSpec, PartitionId};
+use downbeat_engine::Place;
+use parking_lot::Mutex;
+
+use super::device_host::DeviceHost;
+use super::handoff::Handoff;
+use super::hosted_model::HostedModel;
+use super::lane::Work;
+use crate::watchdog::Owner;
+
+/// Lanes that a policy has asked for.
+pub struct Preparation {
+    /// The model.
+    pub model: Arc<HostedModel>,
+    /// Where they are to be.
+    pub partition: PartitionId,
+    /// The scheduler's names for them.
+    pub lanes: Vec<LaneId>,
+    /// What each is for.
+    pub specs: Vec<LaneSpec>,
+}
+
+/// Where lanes are left their work.
+type Made = Vec<Arc<Handoff<Work>>>;
+
+/// Somebody makes lanes.
+struct Preparing {
+    host: Arc<DeviceHost>,
+    model: Arc<HostedModel>,
+    /// What they are called; `None`: the scheduler knows already what came of it.
+    lanes: Mutex<Option<Vec<LaneId>>>,
+}
+
+impl Preparation {
+    /// Makes the lanes on `host` in the background, and tells it what came of it, once. If they cannot all be made there are none.
+    pub fn start(self, host: Option<Arc<DeviceHost>>) {
+        let Some(host) = host else { return };
+        let Preparation { model, partition, lanes, specs } = self;
+        let preparing = Arc::new(Preparing { host, model, lanes: Mutex::new(Some(lanes)) });
+        let its = preparing.clone();
+        let name = format!("prepare-{}", preparing.host.device());
+        let started = std::thread::Builder::new().name(name).spawn(move || its.work(partition, &specs));
+        if let Err(error) = started {
+            preparing.tell(Err(format!("there is no thread left to make them on: {error}")));
+        }
+    }
+}
+
+impl Preparing {
+    fn work(self: Arc<Self>, partition: PartitionId, specs: &[LaneSpec]) {
+        let owner: Weak<Preparing> = Arc::downgrade(&self);
+        let post = self.host.watchdog().post(owner);
+        post.begin_load(&self.model.name);
+        let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(partition, specs)));
+        let mut made = made.unwrap_or_else(|_| Err("making them ended in a panic: this is a defect".to_owned()));
+        if let Some(reason) = post.end() {
+            made.iter().flatten().for_each(|next| next.stop());
+            made = Err(reason);
+        }
+        self.tell(made);
+    }
+
+    /// The lanes, warm and waiting for work; what was made is gone if one fails.
+    fn make(&self, partition: PartitionId, specs: &[LaneSpec]) -> Result<Made, String> {
+        let (host, model) = (&self.host, &self.model);
+        let place = Place { device: host.device(), share: host.share(partition) };
+        let engines = specs.iter().map(|_| model.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
+        let mut engines = engines.map_err(|error| error.to_string())?;
+        (model.warm_up)(host.device(), specs, &mut engines).map_err(|error| format!("{error:#}"))?;
+        host.start_lanes(engines).map_err(|error| format!("there is no thread left for a lane: {error}"))
+    }
+
+    fn tell(&self, made: Result<Made, String>) {
+        match self.lanes.lock().take() {
+            Some(lanes) => self.host.prepared(&self.model, &lanes, made),
+            // The thread was left behind.
+            None => made.iter().flatten().for_each(|next| next.stop()),
+        }
+    }
+}
+
+impl Owner for Preparing {
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn leave_behind(&self, reason: &str) {
+        self.tell(Err(reason.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! A model on a device of its own, for tests of what a host carries out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::device::ModelSpec;
+use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_engine::{Model, Part, Place};
+use downbeat_repository::TensorBinding;
+use tokio::sync::oneshot;
+
+use super::device_host::DeviceHost;
+use super::hosted_model::{HostedModel, WarmUpLanes};
+use super::hosted_version::HostedVersion;
+use super::tensors::BatchTensors;
+use crate::call::Call;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::executable::Executable;
+use crate::metrics::Metrics;
+use crate::model_health::ModelHealth;
+use crate::options::RunLimits;
+use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::watchdog::Watchdog;
+
+/// What a client waits for.
+pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
+
+/// A model on a device.
+pub struct Served {
+    pub host: Arc<DeviceHost>,
+    pub model: Arc<HostedModel>,
+    pub executable: Arc<Executable>,
+    pub metrics: Metrics,
+    sent: AtomicU64,
+}
+
+/// Bytes in and out, one an item.
+pub fn signature() -> Signature {
+    let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, dims: vec![-1, 1] };
+    Signature { inputs: vec![spec("x")], outputs: vec![spec("y")] }
+}
+
+impl Served {
+    /// A model of this [`signature`] on the first partition of a device, in batches of up to four.
+    pub fn new(
+        model: Arc<dyn Model>,
+        policy: ModelSpec,
+        parts: &[Part],
+        limits: RunLimits,
+        warm_up: WarmUpLanes,
+    ) -> Served {
+        let (clock, metrics, signature) = (Clock::start(), Metrics::new().unwrap(), model.signature());
+        let binding = |spec: &TensorSpec| TensorBinding {
+            client: spec.clone(),
+            model_index: 0,
+            model_dims: spec.dims.clone(),
+            labels: [].into(),
+            batched: true,
+            optional: false,
+        };
+        let plan = BatchPlan::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
+        let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
+        let its = metrics.model(&name, &version);
+        let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
+        let host = DeviceHost::start(0, parts, clock, metrics.device(0), watchdog, None).unwrap();
+        let partition = downbeat_core::device::PartitionId::default();
+        let place = Place { device: 0, share: host.share(partition) };
+        let lanes = policy.build().unwrap().policy.lanes(partition);
+        let engines = lanes.iter().map(|_| model.lane_at(place).unwrap()).collect();
+        let model = Arc::new(HostedModel {
+            id: ModelId(0),
+            health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
+            name,
+            version,
+            device: 0,
+            partition,
+            policy_name: policy.policy(),
+            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
+            profile: LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap(),
+            exits: [].into(),
+            metrics: metrics.lanes().lanes("m", "1", 0),
+            engines: Arc::default(),
+            warm_up,
+            model,
+        });
+        host.add_model(model.clone(), policy, engines).unwrap();
+        let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
+        let executable = Arc::new(Executable::new(hosts, its, 100));
+        Served { host, model, executable, metrics, sent: AtomicU64::new(0) }
+    }
+
+    /// Sends a request of one item, which is its answer too.
+    pub fn send(&self, item: u8) -> (RequestId, Answer) {
+        let (reply, answer) = oneshot::channel();
+        let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
+        let call = Call {
+            admitted,
+            executable: self.executable.clone(),
+            arrival: self.host.clock().now(),
+            deadline: Time::MAX,
+            deadline_is_slo: false,
+            reply,
+        };
+        let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));
+        self.host.submit(&self.model, request, call, 0);
+        (request, answer)
+    }
+
+    /// A metric's value, summed over its labels.
+    pub fn metric(&self, label: &str) -> f64 {
+        self.executable.hosts().update_metrics();
+        let text = self.metrics.render().unwrap();
+        let lines = text.lines().filter(|line| !line.starts_with('#') && line.contains(label));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.host.stop();
+    }
+}
+
+/// The answer.
+pub fn item(answer: Answer) -> u8 {
+    answer.blocking_recv().unwrap().unwrap()[0].data[0]
+}
+
+/// What a client was told instead of one.
+pub fn failure(answer: Answer) -> String {
+    answer.blocking_recv().unwrap().unwrap_err().to_string()
+}

@@ -379,12 +379,13 @@ impl Layer {
 
     /// Parses the text of a `downbeat.toml`. An error is `LINE:COLUMN: MESSAGE`.
     pub fn parse(text: &str) -> Result<Layer, String> {
-        toml::from_str(text).map_err(|e| {
-            let offset = e.span().map_or(0, |span| span.start);
+        let read = toml::from_str::<Layer>(text);
+        let read = read.map_err(|e| (e.span().map_or(0, |span| span.start), with_hint(e.message().trim())));
+        read.and_then(|layer| layer.device.check().map(|()| layer)).map_err(|(offset, message)| {
             let before = text.get(..offset).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-            format!("{line}:{column}: {}", with_hint(e.message().trim()))
+            format!("{line}:{column}: {message}")
         })
     }
 }

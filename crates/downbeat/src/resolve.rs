@@ -6,8 +6,8 @@ use anyhow::bail;
 use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
 use downbeat_server::options::{
-    AutoscaleOptions, DevicePolicy, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
-    ModelControl, ServerOptions,
+    AutoscaleOptions, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, ModelControl,
+    ServerOptions,
 };
 
 use crate::layer::{ControlMode, Layer, Port};
@@ -222,16 +222,17 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
         bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
     options.check_partitions()?;
-    let routes = options.device.policy != DevicePolicy::Exclusive || !options.device.groups.is_empty();
+    let routes = options.device.policy.makes_batches() || !options.device.groups.is_empty();
     if options.dispatch == DispatchPolicy::Route && !routes {
         bail!(
-            "the scheduler 'route' leaves batches to the device, and the device policy 'exclusive' leaves them to the scheduler; choose another \
-             device policy (--device-policy) or another scheduler"
+            "the scheduler 'route' leaves batches to the device, and the device policy '{}' leaves them to the scheduler; choose another \
+             device policy (--device-policy) or another scheduler",
+            options.device.policy
         );
     }
     for name in options.device.named() {
         let dispatch = options.models.get(name).and_then(|model| model.dispatch);
-        let policy = options.device_policy(name, None).0;
+        let policy = options.device_policy(name, None);
         options.check_dispatch(name, policy, dispatch).map_err(|error| anyhow::anyhow!("model '{name}': {error}"))?;
     }
     if let Some(Err(error)) = options.autoscale.clone().map(Autoscale::new) {
@@ -249,8 +250,8 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
 mod tests {
     use downbeat_server::options::{CudaMissing, CudaOptions, DropPolicy, LogFormat, RunLimits};
 
-    use downbeat_core::device::{LaneMix, MixTable};
-    use downbeat_server::options::DeviceSettings;
+    use downbeat_server::options::PolicyName;
+    use serde_json::json;
 
     use super::*;
 
@@ -338,14 +339,20 @@ mod tests {
             mixes = { 4 = "4", 8 = "8" }
             max_running = 8
             ring_slots = 64
+            [[device.groups]]
+            models = ["encoder"]
+            policy = "staged"
             window_ms = 0
-            fill = true
             stages = 4
             buffer_pairs = 3
             comp_wait_ms = 2.5
             lengths = true
             operators = "auto"
             load = false
+            [[device.groups]]
+            models = ["mlp"]
+            window_ms = 0
+            fill = true
             [profiling]
             enabled = false
             budget_s = 1.5
@@ -419,30 +426,18 @@ mod tests {
         assert!(options.exit_when_not_live && !merged(file, &["--exit-when-not-live=false"]).exit_when_not_live);
         assert!(merged("", &["--exit-when-not-live", "models"]).exit_when_not_live);
         assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
-        assert_eq!((options.device.policy, options.device.groups.len()), (DevicePolicy::Windowed, 1));
+        assert_eq!((options.device.policy.name(), options.device.groups.len()), ("windowed", 3));
         assert_eq!(options.device.partitions, ["0-3,8", "4"]);
         let group = &options.device.groups[0];
-        assert_eq!((group.models.join(" "), group.policy), ("digits *".to_owned(), Some(DevicePolicy::Elastic)));
-        let mix = |text: &str| text.parse::<LaneMix>().unwrap();
-        let settings = DeviceSettings {
-            pad: true,
-            max_length: Some(128),
-            pad_check_every: None,
-            mixes: Some(MixTable::enhanced(vec![(4, mix("4")), (8, mix("8"))]).unwrap()),
-            max_running: Some(8),
-            ring_slots: Some(64),
-            window: Some(Duration::ZERO),
-            fill: true,
-            stages: Some(4),
-            cut_at: Vec::new(),
-            buffer_pairs: Some(3),
-            comp_wait: Some(Duration::from_micros(2_500)),
-            lengths: Some(true),
-            operators: None,
-            load: Some(false),
-            exits: Vec::new(),
-        };
-        assert_eq!(group.settings, settings);
+        assert_eq!((group.models.join(" "), group.policy), ("digits *".to_owned(), "elastic".parse().ok()));
+        let settings = json!({ "pad": true, "max_length": 128, "mixes": { "4": "4", "8": "8" }, "max_running": 8, "ring_slots": 64 });
+        assert_eq!(json!(group.settings), settings);
+        let settings = json!({
+            "window_ms": 0, "stages": 4, "buffer_pairs": 3, "comp_wait_ms": 2.5, "lengths": true, "operators": "auto", "load": false
+        });
+        assert_eq!(json!(options.device.groups[1].settings), settings);
+        let group = &options.device.groups[2];
+        assert_eq!((group.policy, json!(group.settings)), (None, json!({ "window_ms": 0, "fill": true })));
         assert!(!options.profiling.enabled);
         assert_eq!(options.profiling.budget, ms(1500));
         assert_eq!(options.profiling.cache_dir.as_deref(), Some(Path::new("cache")));
@@ -624,13 +619,57 @@ mod tests {
                 .contains("of 'a': mixes: a lane's batch size is a power of two")
         );
         assert!(group("models = ['a']\nmixes = { four = '4' }").contains("'four' is not a load"));
-        assert!(group("models = ['a']\nmixes = 'gone.toml'").contains("cannot read the lanes in gone.toml"));
+        assert!(group("models = ['a']\nmixes = 'gone.toml'").contains("cannot read the mixes in gone.toml"));
         let both = group("models = ['a']\npolicy = 'elastic'\n[models.a]\nscheduler = 'eager'");
         assert!(both.starts_with("model 'a': the device policy 'elastic' makes the model's batches"), "{both}");
         assert!(refused("scheduler = 'route'", &["m"]).contains("another device policy"));
-        assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy, DevicePolicy::Windowed);
+        assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy.name(), "windowed");
         let error = Layer::parse("[[device.groups]]\nmodels = ['a']\nload = 'yes'").unwrap_err();
         assert!(error.starts_with("3:8: 'yes' is not true, false or \"auto\""), "{error}");
+    }
+
+    #[test]
+    fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place() {
+        let error = |text: &str| Layer::parse(&format!("[[device.groups]]\nmodels = ['a']\n{text}")).unwrap_err();
+        let other = error("stages = 2\npolicy = 'windowed'");
+        assert!(
+            other.starts_with("3:1: unknown setting 'stages': the policy windowed does not know it, only staged"),
+            "{other}"
+        );
+        assert!(error("policy = 'exclusive'\npad = true").starts_with("4:1: unknown setting 'pad'"));
+        assert_eq!(
+            error("policy = 'windowed'\nwindo_ms = 2"),
+            "4:1: unknown option 'windo_ms'; did you mean 'window_ms'?"
+        );
+        assert_eq!(error("polcy = 'windowed'"), "3:1: unknown option 'polcy'; did you mean 'policy'?");
+        assert!(
+            error("zzzz = 2").starts_with("3:1: unknown setting 'zzzz'; here are allowed: buffer_pairs, comp_wait_ms")
+        );
+        assert!(
+            error("policy = 'windowd'")
+                .starts_with("3:10: unknown device policy 'windowd'; expected one of: exclusive, ")
+        );
+        assert!(error("window_ms = -1").starts_with("3:13: -1 ms: must be between 0 and a day"));
+        assert!(error("mixes = 5").starts_with("3:9: mixes is \"naive\", a file, or a table of lanes by load"));
+        assert!(error("exits = [{ outputs = 'a' }]").starts_with("3:9: unknown field `outputs`"));
+    }
+
+    /// With these tests, and those of `sim` and `server` that go through the table, a line in it is all that makes a policy known.
+    #[test]
+    fn every_policy_of_the_table_is_known_to_the_configuration_and_the_command_line() {
+        for policy in PolicyName::all() {
+            let name = policy.name();
+            assert_eq!(merged("", &["m", "--device-policy", name]).device.policy, policy);
+            assert_eq!(merged(&format!("[device]\npolicy = '{name}'"), &["m"]).device.policy, policy);
+            let text = format!("[[device.groups]]\nmodels = ['a']\npolicy = '{name}'");
+            assert_eq!(merged(&text, &["m"]).chosen_policy("a", None).unwrap().name, policy);
+            for key in policy.keys() {
+                let error = Layer::parse(&format!("{text}\n{key} = [[1]]")).unwrap_err();
+                assert!(error.starts_with("4:") && !error.contains("unknown"), "{name} {key}: {error}");
+            }
+            let help = <ServeFlags as clap::Args>::augment_args(clap::Command::new("serve")).render_long_help().to_string();
+            assert!(help.contains(&format!("{name} ({})", policy.about())), "{help}");
+        }
     }
 
     #[test]
@@ -640,8 +679,7 @@ mod tests {
         std::fs::write(&options, "repository = 'm'\n[[device.groups]]\nmodels = ['a']\nmixes = 'lanes.toml'").unwrap();
         std::fs::write(&lanes, "[mixes]\n4 = '4'\n16 = '4,4,8'").unwrap();
         let resolved = resolve(&flags(&[]), folder.path()).unwrap();
-        let mixes = resolved.options.device.groups[0].settings.mixes.clone().unwrap();
-        assert_eq!(mixes.at(20).1.to_string(), "1,2,4,4,8");
+        assert_eq!(resolved.options.device.groups[0].settings["mixes"], json!({ "4": "4", "16": "4,4,8" }));
         std::fs::write(&lanes, "[mixes]\n4 = '5'").unwrap();
         let error = resolve(&flags(&[]), folder.path()).unwrap_err();
         assert!(format!("{error:#}").contains("lanes.toml: a lane's batch size is a power of two"), "{error:#}");

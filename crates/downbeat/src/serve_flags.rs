@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_server::options::{CudaMissing, DevicePolicy, DispatchPolicy, DropPolicy, EngineChoice, LogFormat};
+use downbeat_server::options::{CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, PolicyName};
 
 use crate::cuda_layer::CudaLayer;
 use crate::device_layer::DeviceLayer;
@@ -140,9 +140,8 @@ pub struct ServeFlags {
     #[arg(long, value_name = "POLICY", env = "DOWNBEAT_SCHEDULER", help_heading = "Scheduling")]
     pub scheduler: Option<DispatchPolicy>,
 
-    /// What makes batches on a device: exclusive (the scheduler), elastic, staged or windowed [default: exclusive]
-    #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DEVICE_POLICY", help_heading = "Scheduling")]
-    pub device_policy: Option<DevicePolicy>,
+    #[arg(long, value_name = "POLICY", env = "DOWNBEAT_DEVICE_POLICY", help = device_policy_help(), help_heading = "Scheduling")]
+    pub device_policy: Option<PolicyName>,
 
     /// Which requests are dropped when not all can make their deadlines: adaptive, window, head or none [default: adaptive, or what suits another
     /// scheduler]
@@ -313,6 +312,12 @@ pub struct ModelSlo {
     pub slo: Duration,
 }
 
+fn device_policy_help() -> String {
+    let policies =
+        PolicyName::all().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
+    format!("What makes batches on a device: {policies} [default: {}]", PolicyName::EXCLUSIVE)
+}
+
 fn model_slo(text: &str) -> Result<ModelSlo, String> {
     match text.rsplit_once('=') {
         Some(("", _)) => Err("the name of the model is missing before '='".to_owned()),
@@ -384,7 +389,7 @@ impl ServeFlags {
                 metrics_every: None,
                 nhwc: None,
             },
-            device: DeviceLayer { policy: self.device_policy, ..DeviceLayer::default() },
+            device: DeviceLayer::of_policy(self.device_policy),
             autoscale: AutoscaleLayer::default(),
             log: LogLayer { format: self.log_format, level: self.log_level.clone() },
             placement: Default::default(),

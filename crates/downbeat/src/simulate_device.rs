@@ -225,7 +225,7 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
         simulation.load.rate = found.rate;
     }
     simulation.record = args.html.is_some();
-    let report = simulation.run(tuning.policy(policy))?;
+    let report = simulation.run(tuning.policy(policy)?)?;
     let title = format!("{} with {policy} at {:.1}/s on {}", args.model, simulation.load.rate, device);
     if let Some(file) = &args.html {
         write(file, &report.timeline(&title, from, to, qos))?;

@@ -1,19 +1,8 @@
 //! Segments: where a model is cut, and what is known of each part.
 
 use downbeat_core::Duration;
+pub use downbeat_core::device::Cut;
 use downbeat_core::tensor::TensorSpec;
-
-/// Where to cut a model into segments, at load.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Cut {
-    /// Not at all: one segment.
-    #[default]
-    Whole,
-    /// Into so many segments of about equal measured time, each cut where few bytes are alive near the ideal point.
-    Stages(usize),
-    /// After these values or operators, by their names in the graph that the engine runs.
-    At(Vec<String>),
-}
 
 /// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed one).
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use crate::binding::show;
 use crate::config_source::ConfigSource;
 use crate::definition::{ModelFormat, datatype};
 use crate::finding::{Finding, did_you_mean};
-use crate::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
+use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
 /// Largest batch size that is believed: beyond it, measuring a model alone would take all memory.
 const MAX_BATCH_SIZE: i32 = 1 << 16;
@@ -28,7 +28,7 @@ const PARAMETERS: [&str; 6] = ["slo_ms", "scheduler", "device_policy", "drop", "
 struct Policies {
     slo: Option<Duration>,
     dispatch: Option<DispatchPolicy>,
-    device: Option<DevicePolicy>,
+    device: Option<PolicyName>,
     drop: Option<DropPolicy>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Checked {
     pub(crate) instances: u32,
     pub(crate) slo: Option<Duration>,
     pub(crate) dispatch: Option<DispatchPolicy>,
-    pub(crate) device: Option<DevicePolicy>,
+    pub(crate) device: Option<PolicyName>,
     pub(crate) drop: Option<DropPolicy>,
     /// See [`ModelDefinition::tensorrt`](crate::ModelDefinition::tensorrt).
     pub(crate) tensorrt: Option<BTreeMap<String, String>>,

@@ -13,7 +13,7 @@ use crate::batching::Batching;
 use crate::binding::TensorBinding;
 use crate::config_source::ConfigSource;
 use crate::finding::Finding;
-use crate::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
+use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::warmup::Warmup;
 
 /// A model's folder, read and checked. [`ModelDefinition::complete`] adds what only the model file knows.
@@ -41,7 +41,7 @@ pub struct ModelDefinition {
     /// The dispatch policy (`parameters["scheduler"]`).
     pub dispatch: Option<DispatchPolicy>,
     /// The device policy (`parameters["device_policy"]`).
-    pub device: Option<DevicePolicy>,
+    pub device: Option<PolicyName>,
     /// The drop policy (`parameters["drop"]`).
     pub drop: Option<DropPolicy>,
     /// Options of onnxruntime's TensorRT provider, by their names there, where the configuration asks for TensorRT

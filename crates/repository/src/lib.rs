@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `slo_ms` | the model's SLO: milliseconds from arrival to answer, queueing included |
 //! | `scheduler` | its dispatch policy: `adaptive`, `consolidating`, `eager`, `deferred`, `timeout`, `latest` or `route` ([`policy::DispatchPolicy`]) |
-//! | `device_policy` | what makes its batches on a device: `exclusive`, `elastic`, `staged` or `windowed` ([`policy::DevicePolicy`]) |
+//! | `device_policy` | what makes its batches on a device: a name of the table of device policies ([`policy::PolicyName`]) |
 //! | `drop` | its drop policy: `adaptive`, `window`, `head` or `none` ([`policy::DropPolicy`]) |
 //! | `pixel_scale`, `pixel_offset` | for `downbeat infer`: an 8-bit sample `s` of a picture is sent as `s * scale + offset` |
 

@@ -1,4 +1,6 @@
-//! The policies a model can be batched by, by name. What they do is in `downbeat-core`.
+//! The policies a model can be batched by, by name. What they do is in `downbeat-core`, which has the table of device policies, too.
+
+pub use downbeat_core::device::PolicyName;
 
 use crate::named;
 
@@ -20,22 +22,8 @@ named! {
         Consolidating = "consolidating",
         /// At the latest moment that still makes the deadline.
         Latest = "latest",
-        /// Not at all: a request goes to the device that will probably be done first with all that it has, of whatever models, and batches are made there, by a [`DevicePolicy`].
+        /// Not at all: a request goes to the device that will probably be done first with all that it has, of whatever models, and batches are made there, by a device policy ([`PolicyName`]).
         Route = "route",
-    }
-}
-
-named! {
-    /// What decides on a device which requests are launched together.
-    DevicePolicy as "device policy" {
-        /// The scheduler: one batch after another, with the whole device for itself.
-        Exclusive = "exclusive",
-        /// Several batches at once, of sizes that suit the load, out of an input ring (E²bird).
-        Elastic = "elastic",
-        /// Batches that are stretched and split while they run, between the stages of a model (DVABatch).
-        Staged = "staged",
-        /// One batch after another, by a window and a largest size.
-        Windowed = "windowed",
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_server::clock::Clock;
-use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ServerOptions};
+use downbeat_server::options::{DeviceGroup, EngineChoice, PolicyName, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 
@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::create_dir_all(folder.path().join("m/1"))?;
     std::fs::write(folder.path().join("m/1/model.emulated.toml"), MODEL)?;
-    let policies = [DevicePolicy::Exclusive, DevicePolicy::Windowed, DevicePolicy::Elastic, DevicePolicy::Staged];
+    let policies: Vec<_> = PolicyName::all().collect();
     let mut rows: Vec<Row> = policies.iter().map(|_| Row::default()).collect();
     for _ in 0..ROUNDS {
         for (policy, row) in policies.iter().zip(&mut rows) {
@@ -51,11 +51,12 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn round(repository: &std::path::Path, policy: DevicePolicy, row: &mut Row) -> anyhow::Result<()> {
+async fn round(repository: &std::path::Path, policy: PolicyName, row: &mut Row) -> anyhow::Result<()> {
     let mut options = ServerOptions::new(repository.to_owned());
     options.engine = EngineChoice::Emulated;
-    let settings = DeviceSettings { stages: Some(2), ..DeviceSettings::default() };
-    options.device.groups = vec![DeviceGroup { models: vec!["m".to_owned()], policy: Some(policy), settings }];
+    let settings = [("stages".to_owned(), 2.into())].into();
+    options.device.groups = vec![DeviceGroup { models: vec!["m".to_owned()], policy: None, settings }];
+    options.device.policy = policy;
     let registry = Registry::open(Arc::new(options))?;
     registry.load_model("m", LoadOverrides::default(), Arc::new(())).await.map_err(anyhow::Error::msg)?;
     let clock = Clock::start();

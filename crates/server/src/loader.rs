@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
-use downbeat_core::device::SegmentProfile;
+use downbeat_core::device::{ChosenPolicy, SegmentProfile, WrittenSettings};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{
@@ -16,7 +16,7 @@ use downbeat_engine::{
 };
 use downbeat_protocol::inference::ModelOptimizationPolicy;
 use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
-use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
+use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -31,7 +31,7 @@ use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::options::{DeviceSettings, ServerOptions};
+use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::{Placed, Placement};
 use crate::plan::{BatchPlan, ShapeKey};
@@ -213,18 +213,21 @@ impl Loader {
         path: &Path,
         progress: &dyn LoadProgress,
     ) -> anyhow::Result<Arc<Executable>> {
-        let (policy, settings) = self.options.device_policy(&definition.name, definition.device);
+        let chosen = self.options.chosen_policy(&definition.name, definition.device).map_err(|error| {
+            let policy = self.options.device_policy(&definition.name, definition.device);
+            PolicyError { policy, reason: error.to_string() }
+        })?;
         if self.options.names_device_policy(&definition.name, definition.device) {
-            return self.load_by(policy, &settings, definition, version, path, progress);
+            return self.load_by(&chosen, definition, version, path, progress);
         }
         let as_written = definition.clone();
-        let refused = match self.load_by(policy, &settings, definition, version, path, progress) {
+        let refused = match self.load_by(&chosen, definition, version, path, progress) {
             Err(error) if error.is::<PolicyError>() => error,
             loaded => return loaded,
         };
         *definition = as_written;
-        let exclusive = DevicePolicy::Exclusive;
-        let loaded = self.load_by(exclusive, &DeviceSettings::default(), definition, version, path, progress);
+        let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
+        let loaded = self.load_by(&exclusive, definition, version, path, progress);
         match loaded {
             // Nor can it be served without: then why it is not served as it was asked for.
             Err(error) if error.is::<PolicyError>() => Err(refused),
@@ -242,8 +245,7 @@ impl Loader {
     /// As [`Loader::load`]; a [`PolicyError`] if it is only this policy that cannot have the model.
     fn load_by(
         &self,
-        policy: DevicePolicy,
-        settings: &DeviceSettings,
+        policy: &ChosenPolicy,
         definition: &mut ModelDefinition,
         version: u64,
         path: &Path,
@@ -253,14 +255,15 @@ impl Loader {
         progress.step("reading", 0.0);
         let limit = self.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
         let engine = if is_emulated(definition) { &self.engines.emulated } else { &self.engines.onnx };
-        let refuses = |reason: String| PolicyError { policy, reason };
+        let refuses = |reason: String| PolicyError { policy: policy.name, reason };
         let on_gpus = !is_emulated(definition) && !self.engines.gpus.is_empty();
         // What each takes of a GPU is seen where one is loaded after another. A load that does not end holds up no other for good.
         let _turn = on_gpus.then(|| self.gpu_turn.try_lock_for(LONGEST_TURN));
         let turn = self.turns.begin();
+        let routed = policy.name.makes_batches();
         let partition = self.partitions.of(&definition.name);
-        let (on, by_scheduler) = (partition.map(|(index, _)| index), policy == DevicePolicy::Exclusive);
-        let placed = self.placement.of(definition, on, by_scheduler, self.driver.devices())?;
+        let on = partition.map(|(index, _)| index);
+        let placed = self.placement.of(definition, on, !routed, self.driver.devices())?;
         let devices = placed.devices();
         let mut budget = DeviceBudget::before(&**engine, if on_gpus { devices } else { &[] }, limit);
         let part = partition.map(|(_, part)| part);
@@ -269,10 +272,10 @@ impl Loader {
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
-            None => Threads::UpTo((most / host::at_once(policy, settings)).max(1)),
+            None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
         };
-        self.options.check_dispatch(&definition.name, policy, definition.dispatch).map_err(refuses)?;
-        let (cut, is_asked) = host::cut(policy, settings);
+        self.options.check_dispatch(&definition.name, policy.name, definition.dispatch).map_err(refuses)?;
+        let (cut, is_asked) = policy.settings.cut();
         let opened = if is_emulated(definition) { None } else { open_declared(definition, path)? };
         let (own, defaults, folder) = match opened {
             Some(OpenedFile { path, defaults, folder }) => (Some(path), defaults, Some(folder)),
@@ -328,19 +331,17 @@ impl Loader {
                 .map_err(anyhow::Error::msg)
         };
         let mut plan = plan_of(definition, definition.batching.max_batch_size)?;
-        let routed = policy != DevicePolicy::Exclusive;
         let mut padding = None;
         if routed {
-            padding = host::padding(&plan, policy, settings).map_err(|error| refuses(error.to_string()))?;
-            let largest = host::largest_request(policy, settings, plan.max_batch())
-                .map_err(|error| refuses(error.to_string()))?;
+            padding = host::padding(&plan, policy).map_err(|error| refuses(error.to_string()))?;
+            let largest = policy.settings.largest_request(plan.max_batch()).map_err(refuses)?;
             if largest < plan.max_batch() {
                 tracing::info!(model = %definition.name, max_batch_size = largest, "the device policy's lanes take no larger batches");
                 definition.batching.max_batch_size = largest;
                 definition.config.max_batch_size = i32::try_from(largest).unwrap_or(i32::MAX);
                 plan = plan_of(definition, largest)?;
             }
-            warn_of_levels(definition, policy);
+            warn_of_levels(definition, policy.name);
         }
         model.set_shapes(plan.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
         let works = |device: &usize| model.lost(*device).is_none();
@@ -425,7 +426,6 @@ impl Loader {
             segments: segments.unwrap_or_else(|| SegmentProfile::even(&profile, model.segments())),
             profile: profile.clone(),
             policy,
-            settings,
             queue_delay: definition.batching.max_queue_delay,
             drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
             queue_bound,
@@ -810,7 +810,7 @@ fn open_declared(definition: &ModelDefinition, path: &Path) -> anyhow::Result<Op
 }
 
 /// Says what of a model's queue policies a device policy passes over.
-fn warn_of_levels(definition: &ModelDefinition, policy: DevicePolicy) {
+fn warn_of_levels(definition: &ModelDefinition, policy: PolicyName) {
     let levels = &definition.batching.levels;
     if levels.len() > 1 {
         tracing::warn!(model = %definition.name, %policy, "the device policy knows no priority levels: all requests wait in one queue");

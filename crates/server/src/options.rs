@@ -8,12 +8,13 @@ use std::path::PathBuf;
 
 use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
+pub use downbeat_core::device::WrittenSettings;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;
-pub use downbeat_repository::policy::{DevicePolicy, DispatchPolicy, DropPolicy};
+pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
-pub use crate::device_options::{DeviceGroup, DeviceOptions, DeviceSettings, ExitRule};
+pub use crate::device_options::{DeviceGroup, DeviceOptions};
 
 /// What the server is called unless it is told otherwise.
 pub const SERVER_NAME: &str = "downbeat";

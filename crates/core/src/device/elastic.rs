@@ -6,16 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use super::input_ring::SlotRun;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
-use super::mix::{BadMix, MixTable};
+use super::mix::{BadMix, LaneMix, MixTable};
 use super::note::Note;
 use super::policy::{DevicePolicy, DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::table::{MOST_LANES, MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, PolicyModel, PolicySettings, RingNeed};
+use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
+
+/// Slots of the ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
+const SLOTS_AN_ITEM: u32 = 4;
 
 /// How an [`Elastic`] batches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -154,8 +158,121 @@ impl Elastic {
     }
 }
 
+/// What people say about it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ElasticSettings {
+    /// The lanes by load; `None`: naive.
+    mixes: Option<WrittenMixes>,
+    /// The most items that run at once; `None`: what the largest mix holds; naive lanes are those up to the model's largest batch.
+    max_running: Option<u32>,
+    /// Slots of the input ring, one an item.
+    ring_slots: Option<u32>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "mixes is \"naive\", a file, or a table of lanes by load such as { 4 = \"4\", 16 = \"4,4,8\" }"
+)]
+enum WrittenMixes {
+    Named(Naive),
+    /// By load: the lanes' batch sizes.
+    Table(BTreeMap<String, String>),
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Naive {
+    Naive,
+}
+
+impl ElasticSettings {
+    /// The lanes by load, if somebody chose them. One of one item and one of two are added for each load (E²bird §7.3.2).
+    fn chosen(&self) -> Result<Option<MixTable>, String> {
+        let Some(WrittenMixes::Table(table)) = &self.mixes else { return Ok(None) };
+        let mut mixes = BTreeMap::new();
+        for (load, sizes) in table {
+            let number = load.parse::<u32>();
+            let number = number.map_err(|_| format!("mixes: '{load}' is not a load: a number of items"))?;
+            mixes.insert(number, sizes.parse::<LaneMix>().map_err(|error| format!("mixes: {error}"))?);
+        }
+        MixTable::enhanced(mixes.into_iter().collect()).map(Some).map_err(|error| format!("mixes: {error}"))
+    }
+
+    /// The lanes by load for a model of that largest batch, and how many items run at once.
+    fn mixes(&self, max_batch: u32) -> Result<(MixTable, u32), String> {
+        if max_batch <= 1 && self.chosen()?.is_some() {
+            return Err(
+                "mixes: the model takes one item at a time (max_batch_size is 1), so that there is no mix of batch sizes to choose; leave mixes out"
+                    .to_owned(),
+            );
+        }
+        let largest = 1u32 << max_batch.max(1).ilog2();
+        let naive = || MixTable::naive(self.max_running.unwrap_or(largest.saturating_mul(2)));
+        let mixes = self.chosen()?.unwrap_or_else(naive);
+        let all = mixes.union();
+        let most = all.sizes().max().unwrap_or(1);
+        if most > max_batch {
+            return Err(format!(
+                "mixes: a lane of {most} items is larger than the model's largest batch of {max_batch}; leave it out, lower max_running, or raise max_batch_size"
+            ));
+        }
+        let lanes = all.sizes().count();
+        if lanes > MOST_LANES as usize {
+            return Err(format!("mixes: {lanes} lanes are more than the {MOST_LANES} that a device may have"));
+        }
+        let total = mixes.entries().iter().map(|(_, mix)| mix.total()).max().unwrap_or(1);
+        let max_running = self.max_running.unwrap_or(total);
+        if max_running < most {
+            return Err(format!(
+                "max_running of {max_running} is less than the largest lane of {most} items, which could never run; raise it or leave that lane out"
+            ));
+        }
+        Ok((mixes, max_running))
+    }
+}
+
+impl PolicySettings for ElasticSettings {
+    fn check(&self) -> Result<(), String> {
+        settings::at_least_one(&[("max_running", self.max_running), ("ring_slots", self.ring_slots)])?;
+        self.chosen().map(drop)
+    }
+
+    /// More than any machine has cores: each lane has one.
+    fn at_once(&self) -> u32 {
+        MOST_LANES
+    }
+
+    fn largest_request(&self, max_batch: u32) -> Result<u32, String> {
+        let (mixes, max_running) = self.mixes(max_batch)?;
+        Ok(mixes.union().sizes().max().unwrap_or(1).min(max_running))
+    }
+
+    fn ring(&self, max_batch: u32, _: bool) -> Result<Option<RingNeed>, String> {
+        let (_, max_running) = self.mixes(max_batch)?;
+        let least = self.ring_slots.unwrap_or(max_running.saturating_mul(SLOTS_AN_ITEM));
+        let needed = max_running.max(max_batch);
+        if least < needed {
+            return Err(format!(
+                "an input ring of {least} slots is too small: the largest request has {max_batch} items and {max_running} run at once; ring_slots must be at \
+                 least {needed}"
+            ));
+        }
+        Ok(Some(RingNeed { least, must: true }))
+    }
+
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        let PolicyModel { partition, profile, max_batch, drop, queue_bound, ring_slots, .. } = model;
+        let (mixes, max_running) = self.mixes(max_batch)?;
+        let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
+        Ok(ModelSpec::new(&options, partition))
+    }
+}
+
 impl PolicyOptions for ElasticOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ElasticOptions>("elastic");
+    const ENTRY: &'static PolicyEntry =
+        &PolicyEntry::new::<ElasticOptions, ElasticSettings>("elastic", "several at once, of sizes that suit the load");
 
     fn check(&self) -> Result<(), String> {
         at_most("max_running", self.max_running, MOST_ROWS)?;

@@ -10,7 +10,8 @@ use super::request::DeviceReject;
 use super::request_pool::PoolStats;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::table::{PolicyEntry, PolicyOptions};
+use super::settings::{PolicyModel, PolicySettings};
+use super::table::{ModelSpec, PolicyEntry, PolicyOptions};
 use crate::ids::{LaunchId, RequestId};
 
 /// What a [`Granted`] knows.
@@ -21,8 +22,20 @@ pub struct GrantedOptions {
     pub profile: SegmentProfile,
 }
 
+/// It has no settings: what there is to say is said to the scheduler.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GrantedSettings {}
+
+impl PolicySettings for GrantedSettings {
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        Ok(ModelSpec::new(&GrantedOptions { profile: model.profile }, model.partition))
+    }
+}
+
 impl PolicyOptions for GrantedOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<GrantedOptions>("exclusive");
+    const ENTRY: &'static PolicyEntry =
+        &PolicyEntry::new::<GrantedOptions, GrantedSettings>("exclusive", "the scheduler").granted();
 
     fn check(&self) -> Result<(), String> {
         Ok(())

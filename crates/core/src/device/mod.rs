@@ -34,6 +34,7 @@ mod request;
 mod request_pool;
 mod scheduler;
 mod segment_profile;
+mod settings;
 mod staged;
 mod table;
 mod windowed;
@@ -50,6 +51,10 @@ pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
+pub use settings::{
+    BadSettings, ChosenPolicy, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed, WrittenSettings,
+    read_one_of_any,
+};
 pub use staged::{Staged, StagedOptions};
-pub use table::{MOST_LANES, ModelSpec, POLICIES, PolicyEntry, PolicyOptions, policy};
+pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};
 pub use windowed::{Windowed, WindowedOptions};

@@ -1,12 +1,17 @@
-//! The table of device policies: a new one is a file beside this one, and a line here.
+//! The table of device policies: a new one is a file beside this one, and a line here. Whoever knows policies by name knows them by this table.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::elastic::ElasticOptions;
 use super::granted::GrantedOptions;
 use super::scheduler::{BadPolicy, DeviceModel};
+use super::settings::{self, PolicySettings};
 use super::staged::StagedOptions;
 use super::windowed::WindowedOptions;
 use crate::ids::PartitionId;
@@ -17,7 +22,7 @@ pub const MOST_LANES: u32 = 256;
 pub const MOST_ROWS: u32 = 1 << 24;
 
 /// Every policy.
-pub static POLICIES: [&PolicyEntry; 4] =
+static POLICIES: [&PolicyEntry; 4] =
     [GrantedOptions::ENTRY, WindowedOptions::ENTRY, ElasticOptions::ENTRY, StagedOptions::ENTRY];
 
 /// The options of a policy: what they may be, and what comes of them.
@@ -38,15 +43,29 @@ pub trait PolicyOptions: Serialize + DeserializeOwned {
 /// A line of the table.
 #[derive(Debug)]
 pub struct PolicyEntry {
-    /// The policy's name in flags, files and logs.
-    pub name: &'static str,
+    name: &'static str,
+    about: &'static str,
+    makes_batches: bool,
     build: fn(&Value) -> Result<DeviceModel, String>,
+    pub(super) settings: fn(Value) -> Result<Arc<dyn PolicySettings>, String>,
+    pub(super) keys: fn() -> &'static [&'static str],
 }
 
 impl PolicyEntry {
-    /// A policy that is made of such options.
-    pub const fn new<O: PolicyOptions>(name: &'static str) -> Self {
-        PolicyEntry { name, build: build::<O> }
+    /// A policy of that name in flags, files and logs, that is made of options `O`, which follow from settings `S`. `about`: what makes its batches, or
+    /// how, in a few words.
+    pub const fn new<O, S>(name: &'static str, about: &'static str) -> Self
+    where
+        O: PolicyOptions,
+        S: PolicySettings + DeserializeOwned + 'static,
+    {
+        let (settings, keys) = (settings::read::<S>, settings::keys::<S>);
+        PolicyEntry { name, about, makes_batches: true, build: build::<O>, settings, keys }
+    }
+
+    /// One that leaves batches to the cluster's scheduler.
+    pub const fn granted(self) -> Self {
+        PolicyEntry { makes_batches: false, ..self }
     }
 }
 
@@ -56,25 +75,93 @@ fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
     Ok(options.build())
 }
 
+/// A policy by its name, which is in the table.
+#[derive(Clone, Copy)]
+pub struct PolicyName(pub(super) &'static PolicyEntry);
+
+impl PolicyName {
+    /// The policy that every model can have: the scheduler makes its batches.
+    pub const EXCLUSIVE: PolicyName = PolicyName(GrantedOptions::ENTRY);
+
+    /// All of the table.
+    pub fn all() -> impl Iterator<Item = PolicyName> {
+        POLICIES.into_iter().map(PolicyName)
+    }
+
+    /// The name in flags, files and logs.
+    pub const fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// What makes its batches, or how, in a few words.
+    pub const fn about(self) -> &'static str {
+        self.0.about
+    }
+
+    /// Whether requests come to it and it makes batches of them. Then a model has to have a batch dimension, and items of one shape, or such as can be
+    /// padded. Otherwise the cluster's scheduler makes them.
+    pub const fn makes_batches(self) -> bool {
+        self.0.makes_batches
+    }
+}
+
+impl PartialEq for PolicyName {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name == other.0.name
+    }
+}
+
+impl Eq for PolicyName {}
+
+impl fmt::Debug for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name)
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name)
+    }
+}
+
+/// A name that is not in the table.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown device policy '{found}'; expected one of: {}", POLICIES.map(|entry| entry.name).join(", "))]
+pub struct UnknownPolicy {
+    found: String,
+}
+
+impl FromStr for PolicyName {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = PolicyName::all().find(|policy| policy.0.name == name);
+        found.ok_or_else(|| UnknownPolicy { found: name.chars().take(64).collect() })
+    }
+}
+
+impl Serialize for PolicyName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for PolicyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
 /// A policy for a model as plain data: which, with which options, where.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// What people call the model, for the log.
     #[serde(default)]
     pub name: String,
-    #[serde(with = "by_name")]
-    policy: &'static PolicyEntry,
+    policy: PolicyName,
     options: Value,
     partition: PartitionId,
-}
-
-impl PartialEq for ModelSpec {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-            && self.policy.name == other.policy.name
-            && self.partition == other.partition
-            && self.options == other.options
-    }
 }
 
 impl ModelSpec {
@@ -82,7 +169,7 @@ impl ModelSpec {
     pub fn new<O: PolicyOptions>(options: &O, partition: PartitionId) -> Self {
         // Numbers, words and lists of them: nothing of it can fail, and what is nothing builds no policy.
         let options = serde_json::to_value(options).unwrap_or_default();
-        ModelSpec { name: String::new(), policy: O::ENTRY, options, partition }
+        ModelSpec { name: String::new(), policy: PolicyName(O::ENTRY), options, partition }
     }
 
     /// The same for a model of that name.
@@ -90,9 +177,9 @@ impl ModelSpec {
         ModelSpec { name, ..self }
     }
 
-    /// The policy's name.
-    pub fn policy(&self) -> &'static str {
-        self.policy.name
+    /// Which policy.
+    pub fn policy(&self) -> PolicyName {
+        self.policy
     }
 
     /// The policy, fresh.
@@ -100,15 +187,11 @@ impl ModelSpec {
     /// # Errors
     /// [`BadPolicy::Options`] if the options are none of this policy, or do not pass its checks.
     pub fn build(&self) -> Result<DeviceModel, BadPolicy> {
-        let model = (self.policy.build)(&self.options);
-        let model = model.map_err(|reason| BadPolicy::Options { policy: self.policy.name, reason })?;
+        let PolicyName(entry) = self.policy;
+        let model = (entry.build)(&self.options);
+        let model = model.map_err(|reason| BadPolicy::Options { policy: entry.name, reason })?;
         Ok(DeviceModel { partition: self.partition, ..model })
     }
-}
-
-/// The policy of that name.
-pub fn policy(name: &str) -> Option<&'static PolicyEntry> {
-    POLICIES.into_iter().find(|entry| entry.name == name)
 }
 
 /// Checks a number that is at least 1.
@@ -116,21 +199,5 @@ pub(super) fn at_most(what: &str, number: u32, most: u32) -> Result<(), String> 
     match (1..=most).contains(&number) {
         true => Ok(()),
         false => Err(format!("{what} is {number}; it must be 1 to {most}")),
-    }
-}
-
-/// A policy by its name.
-mod by_name {
-    use super::*;
-
-    pub fn serialize<S: serde::Serializer>(entry: &&'static PolicyEntry, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(entry.name)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static PolicyEntry, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let names = POLICIES.map(|entry| entry.name).join(", ");
-        policy(&name)
-            .ok_or_else(|| D::Error::custom(format!("unknown device policy '{name}'; expected one of: {names}")))
     }
 }

@@ -9,7 +9,8 @@ use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::table::{MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, PolicyModel, PolicySettings};
+use super::table::{MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -92,8 +93,29 @@ impl Windowed {
     }
 }
 
+/// What people say about it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct WindowedSettings {
+    /// How long the oldest request may wait for others; `None`: the model's queue delay.
+    #[serde(rename = "window_ms", deserialize_with = "settings::millis")]
+    window: Option<Duration>,
+    /// Fill every batch up to the largest with dummies.
+    fill: bool,
+}
+
+impl PolicySettings for WindowedSettings {
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        let PolicyModel { partition, profile, max_batch, queue_delay, drop, queue_bound, .. } = model;
+        let (window, fill) = (self.window.unwrap_or(queue_delay), self.fill);
+        let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
+        Ok(ModelSpec::new(&options, partition))
+    }
+}
+
 impl PolicyOptions for WindowedOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<WindowedOptions>("windowed");
+    const ENTRY: &'static PolicyEntry =
+        &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window");
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)

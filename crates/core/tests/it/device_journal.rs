@@ -164,8 +164,18 @@ struct ToyOptions {
     profile: SegmentProfile,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ToySettings {}
+
+impl PolicySettings for ToySettings {
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        Ok(ModelSpec::new(&ToyOptions { profile: model.profile }, model.partition))
+    }
+}
+
 impl PolicyOptions for ToyOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ToyOptions>("toy");
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<ToyOptions, ToySettings>("toy", "each by itself");
 
     fn check(&self) -> Result<(), String> {
         Ok(())

@@ -1,9 +1,8 @@
 //! Answers that are final before the last segment: models with several exits (DVABatch §9.2).
 
+use downbeat_core::device::ExitRule;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Buffer, Model, State, Tensor};
-
-use crate::options::ExitRule;
 
 /// A place between two segments at which requests may leave.
 #[derive(Debug)]

@@ -41,8 +41,6 @@ pub use device_host::DeviceHost;
 pub use history::{PastLaunch, REMEMBERED};
 pub use hosted_model::{HostedModel, WarmUpLanes};
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};
-pub use lane_setup::{
-    LaneSetup, LanesWanted, PolicyError, at_once, check_padding, cut, largest_request, padding, start, start_granted,
-};
+pub use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
 pub use metrics::{LaneMetrics, LaneMetricsFamily};
 pub use padding::Padding;

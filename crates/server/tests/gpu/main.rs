@@ -15,13 +15,12 @@ use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{
-    DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelControl, ModelOptions, ServerOptions,
-};
+use downbeat_server::options::{DeviceGroup, EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use serde_json::{Value, json};
 
 const MODELS: [&str; 3] = ["mlp", "digits", "encoder"];
 /// CUDA's number of the error.
@@ -55,9 +54,15 @@ fn options(engine: EngineChoice, models: &[&str]) -> ServerOptions {
     options
 }
 
-async fn serve(engine: EngineChoice, models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+/// All models with a device policy of that name and its settings.
+fn group(policy: &str, settings: Value) -> DeviceGroup {
+    let (policy, settings) = (policy.parse().unwrap(), serde_json::from_value(settings).unwrap());
+    DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }
+}
+
+async fn serve(engine: EngineChoice, models: &[&str], policy: &str, settings: Value) -> Registry {
     let mut options = options(engine, models);
-    let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings };
+    let group = group(policy, settings);
     options.device.groups = vec![group];
     let registry = Registry::open(Arc::new(options)).unwrap();
     for name in models {
@@ -119,9 +124,9 @@ fn assert_same(what: &str, expected: &InferResponse, got: &InferResponse) {
 }
 
 /// Sends many requests at once, and compares their answers with those of the CPU.
-async fn answers_as_the_cpu(models: &[&'static str], policy: DevicePolicy, settings: DeviceSettings) {
+async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Value) {
     let Some(stand_in) = gpus(2) else { return };
-    let expected = serve(EngineChoice::Rten, models, DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let expected = serve(EngineChoice::Rten, models, "exclusive", json!({})).await;
     let registry = Arc::new(serve(EngineChoice::Cuda, models, policy, settings).await);
     let seed = 11;
     println!("seed {seed}");
@@ -157,20 +162,20 @@ async fn has_ended(stand_in: &StandIn) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exclusive_answers_as_the_cpu() {
-    answers_as_the_cpu(&MODELS, DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    answers_as_the_cpu(&MODELS, "exclusive", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elastic_answers_as_the_cpu() {
-    answers_as_the_cpu(&["mlp", "digits"], DevicePolicy::Elastic, DeviceSettings::default()).await;
+    answers_as_the_cpu(&["mlp", "digits"], "elastic", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn staged_answers_as_the_cpu() {
-    let settings = DeviceSettings { stages: Some(2), ..DeviceSettings::default() };
-    answers_as_the_cpu(&["mlp", "digits"], DevicePolicy::Staged, settings).await;
-    let settings = DeviceSettings { stages: Some(4), pad: true, ..DeviceSettings::default() };
-    answers_as_the_cpu(&["encoder"], DevicePolicy::Staged, settings).await;
+    let settings = json!({ "stages": 2 });
+    answers_as_the_cpu(&["mlp", "digits"], "staged", settings).await;
+    let settings = json!({ "stages": 4, "pad": true });
+    answers_as_the_cpu(&["encoder"], "staged", settings).await;
 }
 
 /// Where requests may be padded and it is known how far, they are, to lengths that come again: then their batches run as graphs.
@@ -179,10 +184,9 @@ async fn requests_of_like_lengths_run_as_one_graph() {
     let Some(stand_in) = gpus(1) else { return };
     // With which a graph is faster than its kernels one by one although its inputs are copied.
     stand_in.set_launch_time(50_000);
-    let settings =
-        DeviceSettings { pad: true, max_length: Some(60), pad_check_every: Some(0), ..DeviceSettings::default() };
-    let expected = serve(EngineChoice::Rten, &["encoder"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
-    let registry = serve(EngineChoice::Cuda, &["encoder"], DevicePolicy::Windowed, settings).await;
+    let settings = json!({ "pad": true, "max_length": 60, "pad_check_every": 0 });
+    let expected = serve(EngineChoice::Rten, &["encoder"], "exclusive", json!({})).await;
+    let registry = serve(EngineChoice::Cuda, &["encoder"], "windowed", settings).await;
     let computed = || {
         let text = registry.metrics().unwrap();
         let is_it = |line: &&str| line.starts_with("downbeat_launch_length_total") && line.contains("computed");
@@ -217,16 +221,15 @@ async fn requests_of_like_lengths_run_as_one_graph() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_of_different_partitions_have_no_compute_unit_in_common() {
     let Some(stand_in) = gpus(2) else { return };
-    for policy in [DevicePolicy::Exclusive, DevicePolicy::Windowed] {
+    for policy in ["exclusive", "windowed"] {
         let mut options = options(EngineChoice::Cuda, &MODELS);
         options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
         // The third is put where none is.
         for (name, partition) in [("mlp", 2), ("digits", 0)] {
             options.models.get_mut(name).unwrap().partition = Some(partition);
         }
-        let settings =
-            DeviceSettings { pad: true, max_length: Some(8), pad_check_every: Some(0), ..Default::default() };
-        let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings };
+        let settings = json!({ "pad": true, "max_length": 8, "pad_check_every": 0 });
+        let group = group(policy, settings);
         options.device.groups = vec![group];
         let registry = Registry::open(Arc::new(options)).unwrap();
         let mut rng = Pcg64Mcg::seed_from_u64(14);
@@ -377,9 +380,9 @@ async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
 #[tokio::test(flavor = "multi_thread")]
 async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batches() {
     let Some(stand_in) = gpus(2) else { return };
-    for (policy, is_loaded) in [(DevicePolicy::Exclusive, false), (DevicePolicy::Windowed, true)] {
+    for (policy, is_loaded) in [("exclusive", false), ("windowed", true)] {
         let mut options = options(EngineChoice::Cuda, &["digits"]);
-        options.device.policy = policy;
+        options.device.policy = policy.parse().unwrap();
         let registry = Registry::open(Arc::new(options)).unwrap();
         let config = Some("instance_group { kind: KIND_GPU gpus: [1] }".to_owned());
         let overrides = LoadOverrides { config, ..LoadOverrides::default() };
@@ -395,9 +398,9 @@ async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batc
 }
 
 /// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
-async fn a_lost_gpu(policy: DevicePolicy) {
+async fn a_lost_gpu(policy: &str) {
     let Some(stand_in) = gpus(2) else { return };
-    let registry = serve(EngineChoice::Cuda, &["digits"], policy, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["digits"], policy, json!({})).await;
     let seed = 12;
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut ask = || request(&mut rng, "digits");
@@ -430,12 +433,12 @@ async fn a_lost_gpu(policy: DevicePolicy) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_is_taken_out_of_service() {
-    a_lost_gpu(DevicePolicy::Exclusive).await;
+    a_lost_gpu("exclusive").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_gets_no_more_of_routed_requests() {
-    a_lost_gpu(DevicePolicy::Elastic).await;
+    a_lost_gpu("elastic").await;
 }
 
 /// TensorRT itself is not here: a model is loaded for it, and has a private folder beside the profiles for what is compiled.
@@ -460,7 +463,7 @@ async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_is_lost_before_a_model_is_served_is_the_end_too() {
     let Some(stand_in) = gpus(1) else { return };
-    let registry = serve(EngineChoice::Cuda, &[], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &[], "exclusive", json!({})).await;
     assert!(registry.is_live());
     stand_in.lose_device(0, ECC_UNCORRECTABLE);
     let error = registry.load_model("digits", LoadOverrides::default(), Arc::new(())).await.unwrap_err();
@@ -533,9 +536,9 @@ fn a_server_ends_when_its_last_gpu_is_lost_if_asked_to() {
 async fn a_models_priority_is_that_of_its_streams() {
     let Some(stand_in) = gpus(1) else { return };
     let mut rng = Pcg64Mcg::seed_from_u64(13);
-    for policy in [DevicePolicy::Exclusive, DevicePolicy::Elastic] {
+    for policy in ["exclusive", "elastic"] {
         for (configured, expected) in [("PRIORITY_MAX", -5), ("PRIORITY_MIN", 0), ("PRIORITY_DEFAULT", 0)] {
-            let registry = serve(EngineChoice::Cuda, &[], policy, DeviceSettings::default()).await;
+            let registry = serve(EngineChoice::Cuda, &[], policy, json!({})).await;
             let config = Some(format!(r#"{{"optimization": {{"priority": "{configured}"}}}}"#));
             let overrides = LoadOverrides { config, ..LoadOverrides::default() };
             registry.load_model("digits", overrides, Arc::new(())).await.unwrap();

@@ -10,11 +10,12 @@ use downbeat_server::connections::{ConnectionOptions, Connections, bind};
 use downbeat_server::error::ServiceError;
 use downbeat_server::http::{HttpOptions, HttpState};
 use downbeat_server::metrics_port;
-use downbeat_server::options::{DevicePolicy, DeviceSettings, EngineChoice};
+use downbeat_server::options::EngineChoice;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::http::send;
@@ -81,7 +82,7 @@ async fn watched() {
     let at_start =
         Measured { utilization: 37, power: 250_500, power_limit: 700_000, energy: 5_000_000, ..Measured::default() };
     (0..3).for_each(|gpu| stand_in.set_measured(gpu, at_start));
-    let registry = serve(EngineChoice::Cuda, &["digits"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["digits"], "exclusive", json!({})).await;
     let (metrics, _) = metrics_of(&registry);
     let text = scraped(metrics, &line("nv_gpu_memory_used_bytes", 0, "")).await;
     for (name, value) in [
@@ -144,7 +145,7 @@ async fn watched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_nvml_there_are_no_such_metrics() {
     let Some(stand_in) = gpus(1) else { return };
-    let registry = serve(EngineChoice::Cuda, &["digits"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["digits"], "exclusive", json!({})).await;
     let (metrics, port) = metrics_of(&registry);
     let text = scraped(metrics, "nv_inference_request_success").await;
     assert!(!text.contains("nv_gpu") && !text.contains("nv_energy"), "{text}");

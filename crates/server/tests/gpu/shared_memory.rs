@@ -14,7 +14,7 @@ use downbeat_protocol::{InferRequest, inference::infer_parameter::ParameterChoic
 use downbeat_server::connections::{ConnectionOptions, Connections, Stage, bind};
 use downbeat_server::grpc::{self, GrpcOptions};
 use downbeat_server::http::{self, HttpOptions, HttpState};
-use downbeat_server::options::{DevicePolicy, DeviceSettings, EngineChoice};
+use downbeat_server::options::EngineChoice;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use downbeat_server::shared_memory::SharedMemory;
@@ -135,7 +135,7 @@ fn place(region: &str, offset: i64, byte_size: i64) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     let Some(stand_in) = gpus(2) else { return };
-    let registry = serve(EngineChoice::Cuda, &["digits"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["digits"], "exclusive", json!({})).await;
     let mut server = frontends(&registry, SharedMemory::new().with_gpus([0, 1]).unwrap()).await;
     let (_, metadata) = send(server.http, "GET", "/v2", "").await;
     assert!(metadata.contains("\"cuda_shared_memory\""), "{metadata}");
@@ -264,7 +264,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_leave_there_is_no_shared_memory_of_gpus() {
     let Some(stand_in) = gpus(1) else { return };
-    let registry = serve(EngineChoice::Cuda, &["digits"], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let registry = serve(EngineChoice::Cuda, &["digits"], "exclusive", json!({})).await;
     let server = frontends(&registry, SharedMemory::disabled().with_gpus([0]).unwrap()).await;
     let memory = Memory::new(0, 64);
     let (status, message) = server.register("in", &memory.registration(64)).await;

@@ -3,18 +3,19 @@
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::device::journal::{self, DeviceEvent, DeviceInput, DeviceRecord};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, ModelControl, ServerOptions};
+use downbeat_server::options::{DeviceGroup, ModelControl, PolicyName, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
+use serde_json::json;
 use std::sync::Arc;
 
-use crate::lanes::{drained, encoder_request, no_lane_ran_two_launches_at_once};
+use crate::lanes::{drained, encoder_request, group, no_lane_ran_two_launches_at_once};
 use crate::serving::{Models, metric, ms, request, send, with_timeout};
 
-const POLICIES: [DevicePolicy; 3] = [DevicePolicy::Windowed, DevicePolicy::Elastic, DevicePolicy::Staged];
+const POLICIES: [&str; 3] = ["windowed", "elastic", "staged"];
 
-fn by(policy: DevicePolicy) -> impl Fn(&mut ServerOptions) {
-    move |options| options.device.policy = policy
+fn by(policy: &str) -> impl Fn(&mut ServerOptions) {
+    move |options| options.device.policy = policy.parse().unwrap()
 }
 
 #[tokio::test]
@@ -35,9 +36,22 @@ async fn requests_are_answered_and_counted_by_every_policy() {
         assert!(metric(&registry, "downbeat_launches_total", "m") >= 2.0, "{policy}");
         assert_eq!(metric(&registry, "downbeat_batch_events_total", "event=\"new\""), 2.0, "{policy}");
         let slots = metric(&registry, "downbeat_ring_slots", "m");
-        assert_eq!(slots > 0.0, policy != DevicePolicy::Windowed, "{policy}: {slots}");
+        assert_eq!(slots > 0.0, policy != "windowed", "{policy}: {slots}");
         assert!(metric(&registry, "downbeat_lanes", "m") >= 1.0, "{policy}");
         drained(&registry).await;
+    }
+}
+
+/// A line in the table of policies is all that the server needs: it knows none by name.
+#[tokio::test]
+async fn every_policy_of_the_table_serves() {
+    for policy in PolicyName::all() {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 1.0), 4, "max_batch_size: 8");
+        let registry = models.serve(|options| options.device.policy = policy).await;
+        registry.infer(request("m", 3, 4)).await.unwrap();
+        let lanes = metric(&registry, "downbeat_lanes", "model=\"m\"");
+        assert_eq!(lanes > 0.0, policy.makes_batches(), "{policy}: {lanes} lanes of its own");
     }
 }
 
@@ -45,9 +59,7 @@ async fn requests_are_answered_and_counted_by_every_policy() {
 async fn what_is_computed_beside_what_is_asked_for_is_counted() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "max_batch_size: 8");
-    let settings = DeviceSettings { fill: true, ..DeviceSettings::default() };
-    let policy = Some(DevicePolicy::Windowed);
-    let group = DeviceGroup { models: vec!["m".to_owned()], policy, settings };
+    let group = group(&["m"], "windowed", json!({ "fill": true }));
     let registry = models.serve(|options| options.device.groups = vec![group]).await;
     registry.infer(request("m", 3, 4)).await.unwrap();
     assert_eq!(metric(&registry, "downbeat_launch_items_total", "kind=\"asked\""), 3.0);
@@ -144,8 +156,7 @@ async fn clients_that_go_leave_nothing_behind() {
 #[tokio::test]
 async fn a_request_that_fails_costs_no_other_its_answer() {
     for policy in POLICIES {
-        let settings =
-            DeviceSettings { pad: true, max_length: Some(16), window: Some(ms(30).into()), ..Default::default() };
+        let settings = json!({ "pad": true, "max_length": 16, "window_ms": 30 });
         let registry = crate::lanes::serve(&["encoder"], policy, settings).await;
         // Ids end at 999.
         let wrong: [&[i64]; 2] = [&[5, 1_000_000, 7], &[5, 6, 7, 8]];
@@ -174,8 +185,8 @@ async fn a_request_that_fails_costs_no_other_its_answer() {
 
 #[tokio::test]
 async fn requests_that_cannot_be_padded_are_refused() {
-    let settings = DeviceSettings { pad: true, max_length: Some(4), ..Default::default() };
-    let registry = crate::lanes::serve(&["encoder"], DevicePolicy::Windowed, settings).await;
+    let settings = json!({ "pad": true, "max_length": 4 });
+    let registry = crate::lanes::serve(&["encoder"], "windowed", settings).await;
     let error = registry.infer(encoder_request(&[1, 2, 3, 4, 5])).await.unwrap_err();
     assert!(error.to_string().contains("is 5 long; this model takes at most 4 (max_length)"), "{error}");
     let mut uneven = encoder_request(&[1, 2, 3]);
@@ -224,7 +235,7 @@ async fn a_request_goes_to_the_device_that_will_be_done_first() {
     models.add("m", 1, (600.0, 50.0), 4, "");
     let registry = models
         .serve(|options| {
-            by(DevicePolicy::Windowed)(options);
+            by("windowed")(options);
             options.devices = 2;
         })
         .await;
@@ -242,10 +253,6 @@ async fn a_request_goes_to_the_device_that_will_be_done_first() {
     assert_eq!(rows, [[4, 1], [3, 2]]);
 }
 
-fn group(model: &str, policy: DevicePolicy) -> DeviceGroup {
-    DeviceGroup { models: vec![model.to_owned()], policy: Some(policy), settings: DeviceSettings::default() }
-}
-
 /// Whoever made the batches: the timeline has all that ran on a device, and the device was busy for as long as something ran.
 #[tokio::test]
 async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
@@ -255,7 +262,7 @@ async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
     let registry = models
         .serve(|options| {
             options.device.groups =
-                vec![group("windowed", DevicePolicy::Windowed), group("staged", DevicePolicy::Staged)];
+                vec![group(&["windowed"], "windowed", json!({})), group(&["staged"], "staged", json!({}))];
         })
         .await;
     let mut answers = Vec::new();
@@ -296,7 +303,7 @@ async fn devices_share_what_there_is_to_do_of_all_models() {
         .serve(|options| {
             options.devices = 2;
             options.device.groups =
-                vec![group("first", DevicePolicy::Windowed), group("second", DevicePolicy::Windowed)];
+                vec![group(&["first"], "windowed", json!({})), group(&["second"], "windowed", json!({}))];
         })
         .await;
     let mut answers = Vec::new();
@@ -343,28 +350,27 @@ async fn models_without_batches_and_with_strings_are_refused_at_load() {
              [[outputs]]\nname = \"y\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n"
         )
     };
-    let load = async |input: &str, policy: DevicePolicy, pad: bool| {
+    let load = async |input: &str, policy: &str, pad: bool| {
         std::fs::write(folder.join("1/model.emulated.toml"), model(input)).unwrap();
-        let settings = DeviceSettings { pad, max_length: Some(8), ..DeviceSettings::default() };
-        let models = vec!["m".to_owned()];
+        let settings = json!({ "pad": pad, "max_length": 8 });
         let mut options = self::models_options(folder.parent().unwrap());
-        options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
+        options.device.groups = vec![group(&["m"], policy, settings)];
         let registry = Registry::open(Arc::new(options)).unwrap();
         registry.load_model("m", LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())
     };
     let strings = "datatype = \"BYTES\"\ndims = [-1, 2]";
-    let error = load(strings, DevicePolicy::Elastic, false).await.unwrap_err();
+    let error = load(strings, "elastic", false).await.unwrap_err();
     assert!(error.contains("input 'x' holds BYTES, whose size varies"), "{error}");
-    load(strings, DevicePolicy::Windowed, false).await.unwrap();
-    load(strings, DevicePolicy::Staged, false).await.unwrap();
-    let error = load("datatype = \"BYTES\"\ndims = [-1, -1]", DevicePolicy::Windowed, true).await.unwrap_err();
+    load(strings, "windowed", false).await.unwrap();
+    load(strings, "staged", false).await.unwrap();
+    let error = load("datatype = \"BYTES\"\ndims = [-1, -1]", "windowed", true).await.unwrap_err();
     assert!(error.contains("BYTES, which have no zero to be padded with"), "{error}");
-    let error = load("datatype = \"FP32\"\ndims = [-1, -1, -1]", DevicePolicy::Windowed, true).await.unwrap_err();
+    let error = load("datatype = \"FP32\"\ndims = [-1, -1, -1]", "windowed", true).await.unwrap_err();
     assert!(error.contains("has 2 dimensions that vary beside the batch"), "{error}");
-    let error = load("datatype = \"FP32\"\ndims = [-1, 299, 299, 3]", DevicePolicy::Elastic, false).await.unwrap_err();
+    let error = load("datatype = \"FP32\"\ndims = [-1, 299, 299, 3]", "elastic", false).await.unwrap_err();
     assert!(error.contains("is larger than 1024 MiB"), "{error}");
     std::fs::write(folder.join("config.pbtxt"), "backend: \"downbeat_emulated\" max_batch_size: 0").unwrap();
-    let error = load("datatype = \"FP32\"\ndims = [1, 4]", DevicePolicy::Windowed, false).await.unwrap_err();
+    let error = load("datatype = \"FP32\"\ndims = [1, 4]", "windowed", false).await.unwrap_err();
     assert!(error.contains("the model has no batch dimension"), "{error}");
 }
 

@@ -4,17 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_core::device::{LaneMix, MixTable};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{
-    DeviceGroup, DevicePolicy, DeviceSettings, DispatchPolicy, EngineChoice, ModelControl, ServerOptions,
-};
+use downbeat_server::options::{DeviceGroup, DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use serde_json::{Value, json};
 
 use crate::serving::metric;
 
@@ -22,7 +20,13 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")
 }
 
-fn options(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> ServerOptions {
+/// Models with a device policy of that name and its settings.
+pub fn group(models: &[&str], policy: &str, settings: Value) -> DeviceGroup {
+    let models = models.iter().map(|name| (*name).to_owned()).collect();
+    DeviceGroup { models, policy: Some(policy.parse().unwrap()), settings: serde_json::from_value(settings).unwrap() }
+}
+
+fn options(models: &[&str], policy: &str, settings: Value) -> ServerOptions {
     let mut options = ServerOptions::new(examples());
     options.engine = EngineChoice::Rten;
     options.threads = 1;
@@ -32,8 +36,7 @@ fn options(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> S
     for name in models {
         options.models.entry((*name).to_owned()).or_default().slo = Some(downbeat_core::Duration::from_millis(600_000));
     }
-    let models = models.iter().map(|name| (*name).to_owned()).collect();
-    options.device.groups = vec![DeviceGroup { models, policy: Some(policy), settings }];
+    options.device.groups = vec![group(models, policy, settings)];
     options
 }
 
@@ -46,17 +49,14 @@ async fn load(options: ServerOptions) -> Result<Registry, ServiceError> {
     Ok(registry)
 }
 
-pub async fn serve(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) -> Registry {
+pub async fn serve(models: &[&str], policy: &str, settings: Value) -> Registry {
     load(options(models, policy, settings)).await.unwrap()
 }
 
 /// A policy for all models is not one that every model can have.
 #[tokio::test]
 async fn what_a_policy_for_all_models_cannot_have_is_served_by_exclusive() {
-    for (policy, settings, digits) in [
-        (DevicePolicy::Windowed, DeviceSettings::default(), 1.0),
-        (DevicePolicy::Staged, DeviceSettings { stages: Some(1000), ..DeviceSettings::default() }, 0.0),
-    ] {
+    for (policy, settings, digits) in [("windowed", json!({}), 1.0), ("staged", json!({ "stages": 1000 }), 0.0)] {
         let mut options = options(&["encoder", "digits"], policy, settings);
         options.device.groups[0].models = vec!["*".to_owned()];
         let registry = load(options).await.unwrap();
@@ -67,13 +67,13 @@ async fn what_a_policy_for_all_models_cannot_have_is_served_by_exclusive() {
         assert_eq!(metric(&registry, "downbeat_lanes", "encoder"), 0.0, "{policy}");
         assert_eq!(metric(&registry, "downbeat_lanes", "digits"), digits, "{policy}");
     }
-    let mut options = options(&["encoder"], DevicePolicy::Elastic, DeviceSettings::default());
+    let mut options = options(&["encoder"], "elastic", json!({}));
     options.device.groups.clear();
-    options.device.policy = DevicePolicy::Elastic;
+    options.device.policy = "elastic".parse().unwrap();
     load(options).await.unwrap().infer(encoder_request(&[1, 2, 3])).await.unwrap();
 }
 
-async fn refused(model: &str, policy: DevicePolicy, settings: DeviceSettings) -> String {
+async fn refused(model: &str, policy: &str, settings: Value) -> String {
     load(options(&[model], policy, settings)).await.err().expect("it loads").to_string()
 }
 
@@ -141,12 +141,12 @@ fn assert_same(model: &str, expected: &InferResponse, got: &InferResponse) {
 }
 
 /// Serves random requests that come at random times, some of which are cancelled, and compares the answers with the exclusive path's.
-async fn answers_as_exclusive(models: &[&str], policy: DevicePolicy, settings: DeviceSettings) {
+async fn answers_as_exclusive(models: &[&str], policy: &str, settings: Value) {
     compare(models, &serve(models, policy, settings).await).await;
 }
 
 async fn compare(models: &[&str], registry: &Registry) {
-    let alone = serve(models, DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let alone = serve(models, "exclusive", json!({})).await;
     let seed = 7;
     println!("seed {seed}");
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
@@ -220,47 +220,44 @@ pub fn no_lane_ran_two_launches_at_once(registry: &Registry) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn windowed_answers_as_exclusive() {
-    let settings =
-        DeviceSettings { window: Some(downbeat_core::Duration::from_micros(500)), ..DeviceSettings::default() };
-    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Windowed, settings).await;
+    let settings = json!({ "window_ms": 0.5 });
+    answers_as_exclusive(&["mlp", "digits"], "windowed", settings).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn windowed_fills_batches_without_changing_answers() {
-    let settings = DeviceSettings { fill: true, ..DeviceSettings::default() };
-    answers_as_exclusive(&["digits"], DevicePolicy::Windowed, settings).await;
+    let settings = json!({ "fill": true });
+    answers_as_exclusive(&["digits"], "windowed", settings).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn windowed_pads_and_cuts_back() {
-    let settings = DeviceSettings { pad: true, ..DeviceSettings::default() };
-    answers_as_exclusive(&["encoder"], DevicePolicy::Windowed, settings.clone()).await;
-    answers_as_exclusive(&["encoder"], DevicePolicy::Windowed, DeviceSettings { fill: true, ..settings }).await;
+    let settings = json!({ "pad": true });
+    answers_as_exclusive(&["encoder"], "windowed", settings.clone()).await;
+    answers_as_exclusive(&["encoder"], "windowed", json!({ "pad": true, "fill": true })).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elastic_answers_as_exclusive() {
-    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Elastic, DeviceSettings::default()).await;
-    let mix = |text: &str| text.parse::<LaneMix>().unwrap();
-    let mixes = MixTable::enhanced(vec![(4, mix("4")), (8, mix("4,4"))]).unwrap();
+    answers_as_exclusive(&["mlp", "digits"], "elastic", json!({})).await;
     // As small a ring as may be: requests wait for room.
-    let settings = DeviceSettings { mixes: Some(mixes), ring_slots: Some(11), ..DeviceSettings::default() };
-    answers_as_exclusive(&["digits"], DevicePolicy::Elastic, settings).await;
+    let settings = json!({ "mixes": { "4": "4", "8": "4,4" }, "ring_slots": 11 });
+    answers_as_exclusive(&["digits"], "elastic", settings).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn elastic_pads_to_the_longest_of_all() {
-    let settings = DeviceSettings { pad: true, max_length: Some(24), ..DeviceSettings::default() };
-    answers_as_exclusive(&["encoder"], DevicePolicy::Elastic, settings).await;
+    let settings = json!({ "pad": true, "max_length": 24 });
+    answers_as_exclusive(&["encoder"], "elastic", settings).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn staged_answers_as_exclusive() {
-    let settings = DeviceSettings { stages: Some(3), ..DeviceSettings::default() };
-    answers_as_exclusive(&["mlp", "digits"], DevicePolicy::Staged, settings.clone()).await;
+    let settings = json!({ "stages": 3 });
+    answers_as_exclusive(&["mlp", "digits"], "staged", settings.clone()).await;
     // Without a ring that could hold all, and with one pair of buffers: stages one after another.
-    let settings = DeviceSettings { buffer_pairs: Some(1), ring_slots: Some(128), ..settings };
-    answers_as_exclusive(&["digits", "mlp"], DevicePolicy::Staged, settings).await;
+    let settings = json!({ "stages": 3, "buffer_pairs": 1, "ring_slots": 128 });
+    answers_as_exclusive(&["digits", "mlp"], "staged", settings).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -268,25 +265,20 @@ async fn staged_pads_and_cuts_back_whatever_happens_to_batches() {
     for (lengths, operators, load) in
         [(true, true, false), (false, true, true), (true, false, true), (false, false, true)]
     {
-        let settings = DeviceSettings {
-            pad: true,
-            stages: Some(4),
-            lengths: Some(lengths),
-            operators: Some(operators),
-            load: Some(load),
-            ..DeviceSettings::default()
-        };
-        answers_as_exclusive(&["encoder"], DevicePolicy::Staged, settings).await;
+        let settings = json!({ "pad": true, "stages": 4, "lengths": lengths, "operators": operators, "load": load });
+        answers_as_exclusive(&["encoder"], "staged", settings).await;
     }
 }
 
 /// Serves `encoder` in four stages, each of which is made believe to take `ns(rows)`.
-async fn staged_with_times(settings: DeviceSettings, ns: impl Fn(u64) -> u64) -> Registry {
+async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Registry {
     let cache = tempfile::tempdir().unwrap();
     // Named, as stages of equal times are cut anew at each load.
-    let cut_at = ["layernormalization_5", "layernormalization_43", "matmul_60"].map(str::to_owned).into();
-    let settings = DeviceSettings { pad: true, cut_at, max_length: Some(24), ..settings };
-    let mut options = options(&["encoder"], DevicePolicy::Staged, settings);
+    let cut_at = json!(["layernormalization_5", "layernormalization_43", "matmul_60"]);
+    for (key, value) in [("pad", json!(true)), ("cut_at", cut_at), ("max_length", json!(24))] {
+        settings[key] = value;
+    }
+    let mut options = options(&["encoder"], "staged", settings);
     options.profiling.enabled = true;
     options.profiling.budget = downbeat_core::Duration::from_millis(10);
     options.profiling.cache_dir = Some(cache.path().to_owned());
@@ -307,7 +299,7 @@ async fn staged_with_times(settings: DeviceSettings, ns: impl Fn(u64) -> u64) ->
 /// wait for each other depends on the machine; that some do in the end does not.
 async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
     let model = "encoder";
-    let alone = serve(&[model], DevicePolicy::Exclusive, DeviceSettings::default()).await;
+    let alone = serve(&[model], "exclusive", json!({})).await;
     let mut rng = Pcg64Mcg::seed_from_u64(11);
     let mut expected = Vec::new();
     for _ in 0..24 {
@@ -334,8 +326,7 @@ async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_that_are_split_answer_as_exclusive() {
-    let settings =
-        DeviceSettings { operators: Some(true), lengths: Some(false), load: Some(false), ..Default::default() };
+    let settings = json!({ "operators": true, "lengths": false, "load": false });
     let registry = staged_with_times(settings, |rows| 1_000 * rows).await;
     compare(&["encoder"], &registry).await;
     answers_as_exclusive_until("split", &registry).await;
@@ -343,13 +334,7 @@ async fn batches_that_are_split_answer_as_exclusive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_that_are_stretched_answer_as_exclusive() {
-    let settings = DeviceSettings {
-        operators: Some(false),
-        lengths: Some(false),
-        load: Some(true),
-        comp_wait: Some(downbeat_core::Duration::from_millis(30_000)),
-        ..Default::default()
-    };
+    let settings = json!({ "operators": false, "lengths": false, "load": true, "comp_wait_ms": 30_000 });
     let registry = staged_with_times(settings, |_| 1_000_000).await;
     compare(&["encoder"], &registry).await;
     answers_as_exclusive_until("stretch", &registry).await;
@@ -357,42 +342,37 @@ async fn batches_that_are_stretched_answer_as_exclusive() {
 
 #[tokio::test]
 async fn what_a_policy_cannot_do_is_said_at_load() {
-    use DevicePolicy::*;
-    let none = DeviceSettings::default;
-    let error = refused("encoder", Windowed, none()).await;
+    let error = refused("encoder", "windowed", json!({})).await;
     assert!(error.contains("the device policy 'windowed' cannot have this model: requests vary"), "{error}");
     assert!(error.contains("requests vary in shape") && error.contains("give `pad = true`"), "{error}");
-    let error = refused("encoder", Elastic, DeviceSettings { pad: true, ..none() }).await;
+    let error = refused("encoder", "elastic", json!({ "pad": true })).await;
     assert!(error.contains("what varies has no slots in an input ring; give `pad = true` and `max_length`"), "{error}");
-    let error = refused("digits", Elastic, DeviceSettings { pad: true, ..none() }).await;
+    let error = refused("digits", "elastic", json!({ "pad": true })).await;
     assert!(error.contains("nothing to pad; leave `pad` out"), "{error}");
-    let error = refused("digits", Elastic, DeviceSettings { ring_slots: Some(8), ..none() }).await;
+    let error = refused("digits", "elastic", json!({ "ring_slots": 8 })).await;
     assert!(
         error.contains("an input ring of 8 slots is too small: the largest request has 64 items and 128 run"),
         "{error}"
     );
-    let mixes = MixTable::enhanced(vec![(4, "128".parse().unwrap())]).unwrap();
-    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
+    let error = refused("digits", "elastic", json!({ "mixes": { "4": "128" } })).await;
     assert!(error.contains("a lane of 128 items is larger than the model's largest batch of 64"), "{error}");
-    let mixes = MixTable::enhanced(vec![(8, "8".parse().unwrap())]).unwrap();
-    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), max_running: Some(5), ..none() }).await;
+    let error = refused("digits", "elastic", json!({ "mixes": { "8": "8" }, "max_running": 5 })).await;
     assert!(error.contains("max_running of 5 is less than the largest lane of 8 items"), "{error}");
-    let mixes = serde_json::from_str(r#"{"entries": [[1, {"counts": {"2": 1}}]]}"#).unwrap();
-    let error = refused("digits", Elastic, DeviceSettings { mixes: Some(mixes), ..none() }).await;
-    assert!(error.contains("the lanes for a load of 1 (2) have none for one item"), "{error}");
-    let error = refused("digits", Staged, DeviceSettings { stages: Some(1000), ..none() }).await;
+    let error = refused("digits", "elastic", json!({ "stages": 2 })).await;
+    assert!(error.contains("'stages': the policy elastic does not know it, only staged"), "{error}");
+    let error = refused("digits", "staged", json!({ "stages": 1000 })).await;
     assert!(error.contains("cannot be cut into 1000 segments") && error.contains("Ask for at most"), "{error}");
     assert!(error.contains("the device policy 'staged' cannot have this model"), "{error}");
     assert!(!error.contains("cannot run this model"), "{error}");
-    let error = refused("digits", Staged, DeviceSettings { cut_at: vec!["nowhere".to_owned()], ..none() }).await;
+    let error = refused("digits", "staged", json!({ "cut_at": ["nowhere"] })).await;
     assert!(error.contains("nowhere"), "{error}");
-    let error = refused("digits", Staged, DeviceSettings { ring_slots: Some(8), ..none() }).await;
+    let error = refused("digits", "staged", json!({ "ring_slots": 8 })).await;
     assert!(error.contains("an input ring of 8 slots is too small: the largest request has 64 items"), "{error}");
-    let mut wrong = options(&["digits"], Windowed, none());
+    let mut wrong = options(&["digits"], "windowed", json!({}));
     wrong.models.entry("digits".to_owned()).or_default().dispatch = Some(DispatchPolicy::Eager);
     let error = load(wrong).await.err().unwrap().to_string();
     assert!(error.contains("'windowed' makes the model's batches, and so does its scheduler 'eager'"), "{error}");
-    let mut wrong = options(&["digits"], Exclusive, none());
+    let mut wrong = options(&["digits"], "exclusive", json!({}));
     wrong.dispatch = DispatchPolicy::Route;
     let error = load(wrong).await.err().unwrap().to_string();
     assert!(error.contains("the scheduler 'route' leaves batches to the device"), "{error}");

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{
-    DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelControl, ModelOptions, ServerOptions,
-};
+use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::profiler::{ProfileStore, StoredOperators, StoredProfile};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
+use serde_json::json;
 
 use crate::model::{
     AttributeProto, FLOAT, ModelProto, TensorProto, ValueInfoProto, floats, folder, identity, ints, model, node, value,
@@ -312,8 +311,8 @@ async fn a_cut_is_kept_and_found_again() {
     let (inputs, outputs) = (vec![value("x", FLOAT, &[-1, 4])], vec![value("y", FLOAT, &[-1, 4])]);
     add(folder.path(), "layers", &model(nodes, weights(), inputs, outputs));
     let mut options = options(folder.path(), EngineChoice::OnnxRuntime);
-    let settings = DeviceSettings { stages: Some(2), ..DeviceSettings::default() };
-    let group = DeviceGroup { models: vec!["*".to_owned()], policy: Some(DevicePolicy::Staged), settings };
+    let settings = json!({ "stages": 2 });
+    let group = crate::lanes::group(&["*"], "staged", settings);
     options.device.groups = vec![group];
     let cache = options.profiling.cache_dir.clone().unwrap();
     let store = ProfileStore::new(Some(cache.clone()));

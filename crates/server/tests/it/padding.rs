@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
-use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice};
+use downbeat_server::options::{DeviceGroup, EngineChoice};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::lanes::numbers;
+use crate::lanes::{group, numbers};
 use crate::loading::{add, int, integers, load, open, options, request, varying};
 use crate::model::{AttributeProto, GraphProto, ModelProto, floats, folder, ints, model, node};
 use crate::serving::metric;
@@ -48,12 +49,13 @@ fn for_rare_inputs() -> ModelProto {
     model(nodes, vec![floats("limit", &[], &[-50.0])], vec![varying("x")], vec![varying("y")])
 }
 
-fn padded(model: &ModelProto, policy: DevicePolicy, settings: DeviceSettings) -> (TempDir, Registry) {
+fn padded(model: &ModelProto, policy: &str, settings: Value) -> (TempDir, Registry) {
     let folder = folder();
     add(folder.path(), "m", model);
     let mut options = options(folder.path(), EngineChoice::Rten);
     options.profiling.enabled = false;
-    options.device.groups = vec![DeviceGroup { models: vec!["m".to_owned()], policy: Some(policy), settings }];
+    options.device.groups = vec![DeviceGroup { policy: None, ..group(&["m"], policy, settings) }];
+    options.device.policy = policy.parse().unwrap();
     let registry = open(options);
     (folder, registry)
 }
@@ -61,14 +63,14 @@ fn padded(model: &ModelProto, policy: DevicePolicy, settings: DeviceSettings) ->
 #[tokio::test]
 async fn what_changes_from_some_length_on_is_found_at_load() {
     for limit in [1, 15, 16, 100, 1500] {
-        let settings = DeviceSettings { pad: true, max_length: Some(2000), ..DeviceSettings::default() };
-        let (_folder, registry) = padded(&from_some_length_on(limit), DevicePolicy::Windowed, settings);
+        let settings = json!({ "pad": true, "max_length": 2000 });
+        let (_folder, registry) = padded(&from_some_length_on(limit), "windowed", settings);
         let error = load(&registry, "m").await.unwrap_err();
         assert!(error.contains("its answers change when its inputs are padded"), "{limit}: {error}");
     }
     // Nothing is that long.
-    let settings = DeviceSettings { pad: true, max_length: Some(2000), ..DeviceSettings::default() };
-    let (_folder, registry) = padded(&from_some_length_on(2000), DevicePolicy::Windowed, settings);
+    let settings = json!({ "pad": true, "max_length": 2000 });
+    let (_folder, registry) = padded(&from_some_length_on(2000), "windowed", settings);
     load(&registry, "m").await.unwrap();
 }
 
@@ -90,15 +92,8 @@ async fn wrong(registry: &Registry, lengths: [i64; 3]) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changes_for_rare_inputs_is_found_in_service_and_then_nothing_is_padded() {
-    for policy in [DevicePolicy::Windowed, DevicePolicy::Elastic, DevicePolicy::Staged] {
-        let settings = DeviceSettings {
-            pad: true,
-            max_length: Some(32),
-            pad_check_every: Some(1),
-            window: Some(Duration::from_millis(20).into()),
-            stages: Some(1),
-            ..DeviceSettings::default()
-        };
+    for policy in ["windowed", "elastic", "staged"] {
+        let settings = json!({ "pad": true, "max_length": 32, "pad_check_every": 1, "window_ms": 20, "stages": 1 });
         let (_folder, registry) = padded(&for_rare_inputs(), policy, settings);
         load(&registry, "m").await.unwrap();
         let found = || metric(&registry, "downbeat_padding_checks_total", "result=\"different\"") > 0.0;

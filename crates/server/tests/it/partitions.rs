@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_engine::{CoreSet, Topology};
-use downbeat_server::options::{DeviceGroup, DevicePolicy, DeviceSettings, EngineChoice, ModelOptions, ServerOptions};
+use downbeat_server::options::{EngineChoice, ModelOptions, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
+use serde_json::json;
 
 use crate::serving::{Models, metric, request, send, until};
 
@@ -72,8 +73,7 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     let registry = models
         .serve(|options| {
             divide(options, &cores, &named);
-            let (policy, settings) = (Some(DevicePolicy::Windowed), DeviceSettings::default());
-            options.device.groups = vec![DeviceGroup { models: vec!["*".to_owned()], policy, settings }];
+            options.device.groups = vec![crate::lanes::group(&["*"], "windowed", json!({}))];
         })
         .await;
     for (name, _) in named {

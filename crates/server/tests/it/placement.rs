@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_server::options::{DevicePolicy, PlacementPlan, PlannedSubCluster, ServerOptions};
+use downbeat_server::options::{PlacementPlan, PlannedSubCluster, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 
@@ -54,7 +54,7 @@ async fn the_scheduler_sends_a_model_only_to_its_devices() {
 async fn a_device_policy_has_lanes_only_on_the_models_devices() {
     let placed = |options: &mut ServerOptions| {
         place(options, 3, &[("a", &[1])]);
-        options.device.policy = DevicePolicy::Windowed;
+        options.device.policy = "windowed".parse().unwrap();
     };
     let registry = models().serve(placed).await;
     assert_eq!(used(&registry, "a", 3).await, [1]);

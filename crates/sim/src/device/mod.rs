@@ -63,7 +63,7 @@ pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::{BadModel, EmulatedModel};
 pub use operator::Operator;
 pub use platform::{Platform, UnknownPlatform};
-pub use policy::{DevicePolicyName, Diversity, Tuning, UnknownDevicePolicy};
+pub use policy::{BadTuning, DevicePolicyName, Diversity, Tuning, UnknownDevicePolicy};
 pub use report::{DeviceReport, Span};
 pub use search::{
     MeasuredMix, Peak, SearchFailure, TOLERATED_LATE, TRIED_STAGES, TriedStages, TriedWindow, best_mixes, measure_mix,

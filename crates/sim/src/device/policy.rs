@@ -5,14 +5,15 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_core::device::{
-    DeviceModel, ElasticOptions, LaneMix, MixTable, PolicyOptions, SegmentProfile, StagedOptions, WindowedOptions,
+    DeviceModel, LaneMix, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
 };
+use serde_json::{Value, json};
 
 use super::architecture::Architecture;
 use super::model::{BadModel, EmulatedModel};
 
-/// A device policy by its name in the papers.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// A device policy by its name in the papers, where it is one of the table with settings, or by that of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DevicePolicyName {
     /// One batch at a time, of whatever waits (E²bird §3.2; DVABatch's ZeroBatch).
     NoWait,
@@ -26,27 +27,27 @@ pub enum DevicePolicyName {
     EEbird,
     /// Batches that change while they run (DVABatch).
     DvaBatch,
+    /// One of the table, which makes batches, with the settings that it has where nobody says.
+    Plain(PolicyName),
 }
 
 /// A word that is no device policy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "'{name}' is no device policy; there are no-wait, opt-wait, static, n-ebird, e-ebird, dvabatch, and zerobatch and delaybatch, which are no-wait and opt-wait"
+    "'{name}' is no device policy; there are {}, and zerobatch and delaybatch, which are no-wait and opt-wait",
+    DevicePolicyName::all().map(DevicePolicyName::name).collect::<Vec<_>>().join(", ")
 )]
 pub struct UnknownDevicePolicy {
     name: String,
 }
 
 impl DevicePolicyName {
-    /// All of them.
-    pub const ALL: [DevicePolicyName; 6] = [
-        DevicePolicyName::NoWait,
-        DevicePolicyName::OptWait,
-        DevicePolicyName::Static,
-        DevicePolicyName::NEbird,
-        DevicePolicyName::EEbird,
-        DevicePolicyName::DvaBatch,
-    ];
+    /// All of them: the papers', then those of the table.
+    pub fn all() -> impl Iterator<Item = DevicePolicyName> {
+        use DevicePolicyName::*;
+        let plain = PolicyName::all().filter(|policy| policy.makes_batches()).map(Plain);
+        [NoWait, OptWait, Static, NEbird, EEbird, DvaBatch].into_iter().chain(plain)
+    }
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -57,6 +58,7 @@ impl DevicePolicyName {
             DevicePolicyName::NEbird => "n-ebird",
             DevicePolicyName::EEbird => "e-ebird",
             DevicePolicyName::DvaBatch => "dvabatch",
+            DevicePolicyName::Plain(policy) => policy.name(),
         }
     }
 }
@@ -75,7 +77,7 @@ impl FromStr for DevicePolicyName {
             "delaybatch" => "opt-wait",
             other => other,
         };
-        let found = DevicePolicyName::ALL.into_iter().find(|policy| policy.name() == name);
+        let found = DevicePolicyName::all().find(|policy| policy.name() == name);
         found.ok_or_else(|| UnknownDevicePolicy { name: text.to_owned() })
     }
 }
@@ -85,6 +87,8 @@ impl FromStr for DevicePolicyName {
 pub struct Tuning {
     /// What the model's segments take.
     pub profile: SegmentProfile,
+    /// Requests vary in length.
+    pub padded: bool,
     /// The largest batch.
     pub max_batch: u32,
     /// The window of [`DevicePolicyName::OptWait`] and [`DevicePolicyName::Static`].
@@ -106,10 +110,8 @@ pub struct Diversity {
     pub by_operator: bool,
     /// Policy III: requests come unevenly.
     pub by_load: bool,
-    /// See [`StagedOptions::window`].
-    pub window: Option<Duration>,
-    /// See [`StagedOptions::comp_wait`].
-    pub comp_wait: Option<Duration>,
+    /// With policy I: how long the oldest request may wait for others while batches run.
+    pub window: Duration,
 }
 
 impl Diversity {
@@ -117,14 +119,7 @@ impl Diversity {
     pub fn of(model: &EmulatedModel) -> Self {
         let by_length = model.has_length();
         let by_operator = matches!(model.architecture(), Some(Architecture::UNet | Architecture::LinkNet));
-        Diversity {
-            pairs: 2,
-            by_length,
-            by_operator,
-            by_load: !by_length,
-            window: Some(Duration::ZERO),
-            comp_wait: None,
-        }
+        Diversity { pairs: 2, by_length, by_operator, by_load: !by_length, window: Duration::ZERO }
     }
 }
 
@@ -132,8 +127,6 @@ impl Diversity {
 const LENGTHS: [u32; 9] = [4, 16, 32, 64, 96, 128, 192, 256, 512];
 /// Items that may wait: far more than any run that is of interest.
 const QUEUE_BOUND: u32 = 1 << 20;
-/// Slots of the ring for each item that may run (E²bird §5.1: several).
-const SLOTS: u32 = 4;
 /// OPT_Wait's window for ResNet152 with batches of up to 32, as a share of what such a batch takes: 30 of 93.7 ms (E²bird §3.2).
 const WINDOW: f64 = 30.0 / 93.7;
 
@@ -147,59 +140,65 @@ impl Tuning {
         let profile = model.profile(lengths, max_batch)?;
         let window = Duration::from_secs_f64(profile.total(max_batch, 64).as_secs_f64() * WINDOW);
         let diversity = Diversity::of(model);
-        Ok(Tuning { profile, max_batch, window, mixes: Vec::new(), diversity })
+        Ok(Tuning { profile, padded: model.has_length(), max_batch, window, mixes: Vec::new(), diversity })
     }
 
-    /// The policy of that name. E-Ebird without measured mixes has N-Ebird's.
-    pub fn policy(&self, name: DevicePolicyName) -> DeviceModel {
-        let windowed = |window, fill| -> DeviceModel {
-            WindowedOptions {
-                profile: self.profile.clone(),
-                max_batch: self.max_batch,
-                window,
-                fill,
-                drop: false,
-                queue_bound: QUEUE_BOUND,
-            }
-            .build()
-        };
-        let elastic = |mixes| -> DeviceModel {
-            ElasticOptions {
-                profile: self.profile.clone(),
-                mixes,
-                max_running: self.max_batch,
-                ring_slots: self.max_batch * SLOTS,
-                drop: false,
-                queue_bound: QUEUE_BOUND,
-            }
-            .build()
-        };
+    /// The policy of that name in the table, and its settings. E-Ebird without measured mixes has N-Ebird's.
+    fn settings(&self, name: DevicePolicyName) -> (&'static str, Value) {
+        let window = self.window.as_millis_f64();
         match name {
-            DevicePolicyName::NoWait => windowed(Duration::ZERO, false),
-            DevicePolicyName::OptWait => windowed(self.window, false),
-            DevicePolicyName::Static => windowed(self.window, true),
-            DevicePolicyName::NEbird => elastic(MixTable::naive(self.max_batch)),
-            DevicePolicyName::EEbird => {
-                let enhanced = MixTable::enhanced(self.mixes.clone());
-                elastic(enhanced.unwrap_or_else(|_| MixTable::naive(self.max_batch)))
+            DevicePolicyName::NoWait => ("windowed", json!({ "window_ms": 0 })),
+            DevicePolicyName::OptWait => ("windowed", json!({ "window_ms": window })),
+            DevicePolicyName::Static => ("windowed", json!({ "window_ms": window, "fill": true })),
+            DevicePolicyName::EEbird if !self.mixes.is_empty() => {
+                let mixes = self.mixes.iter().map(|(load, mix)| (load.to_string(), Value::String(mix.to_string())));
+                ("elastic", json!({ "max_running": self.max_batch, "mixes": Value::Object(mixes.collect()) }))
+            }
+            DevicePolicyName::NEbird | DevicePolicyName::EEbird => {
+                ("elastic", json!({ "max_running": self.max_batch }))
             }
             DevicePolicyName::DvaBatch => {
-                let Diversity { pairs, by_length, by_operator, by_load, window, comp_wait } = self.diversity;
-                StagedOptions {
-                    profile: self.profile.clone(),
-                    pairs,
-                    max_batch: self.max_batch,
-                    by_length,
-                    by_operator,
-                    by_load,
-                    window,
-                    comp_wait,
-                    ring_slots: 0,
-                    drop: false,
-                    queue_bound: QUEUE_BOUND,
-                }
-                .build()
+                let Diversity { pairs, by_length, by_operator, by_load, window } = self.diversity;
+                let window = window.as_millis_f64();
+                let switches = json!({
+                    "buffer_pairs": pairs, "lengths": by_length, "operators": by_operator, "load": by_load, "window_ms": window
+                });
+                ("staged", switches)
             }
+            DevicePolicyName::Plain(policy) => (policy.name(), json!({})),
         }
     }
+
+    /// The policy of that name.
+    ///
+    /// # Errors
+    /// If it cannot have the model.
+    pub fn policy(&self, name: DevicePolicyName) -> Result<DeviceModel, BadTuning> {
+        let (policy, settings) = self.settings(name);
+        let refused = |error: &dyn fmt::Display| BadTuning { name, reason: error.to_string() };
+        let policy: PolicyName = policy.parse().map_err(|error| refused(&error))?;
+        let settings: WrittenSettings = serde_json::from_value(settings).map_err(|error| refused(&error))?;
+        let settings = policy.read(&settings).map_err(|error| refused(&error))?.settings;
+        let ring = settings.ring(self.max_batch, self.padded).map_err(|error| refused(&error))?;
+        let model = PolicyModel {
+            partition: PartitionId::default(),
+            profile: self.profile.clone(),
+            max_batch: self.max_batch,
+            padded: self.padded,
+            queue_delay: Duration::ZERO,
+            drop: false,
+            queue_bound: QUEUE_BOUND,
+            // No ring but where there must be one: copies take no time here.
+            ring_slots: ring.filter(|ring| ring.must).map_or(0, |ring| ring.least),
+        };
+        settings.spec(model).map_err(|error| refused(&error))?.build().map_err(|error| refused(&error))
+    }
+}
+
+/// A policy cannot be made with what is tuned for a model.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the device policy {name} cannot have this model: {reason}")]
+pub struct BadTuning {
+    name: DevicePolicyName,
+    reason: String,
 }

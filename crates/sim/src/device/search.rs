@@ -5,7 +5,7 @@ use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
 use super::model::{BadModel, EmulatedModel};
-use super::policy::{DevicePolicyName, Tuning};
+use super::policy::{BadTuning, DevicePolicyName, Tuning};
 use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
 use crate::arrivals::BadArrivals;
@@ -85,13 +85,16 @@ pub const TOLERATED_LATE: f64 = 0.01;
 /// The highest rate at which at most 1% of the requests of `simulation` are late: a binary search. `None` if no rate is held.
 ///
 /// # Errors
-/// If the arrival process has no positive, finite shape.
-pub fn peak(simulation: &DeviceSimulation, policy: &dyn Fn() -> DeviceModel) -> Result<Option<Peak>, BadArrivals> {
-    let trial = |rate: f64| -> Result<Option<Peak>, BadArrivals> {
+/// If the arrival process has no positive, finite shape, or there is no such policy.
+pub fn peak(
+    simulation: &DeviceSimulation,
+    policy: &dyn Fn() -> Result<DeviceModel, BadTuning>,
+) -> Result<Option<Peak>, SearchFailure> {
+    let trial = |rate: f64| -> Result<Option<Peak>, SearchFailure> {
         let mut simulation = simulation.clone();
         simulation.load.rate = rate;
         simulation.give_up_above = Some(TOLERATED_LATE);
-        let report = simulation.run(policy())?;
+        let report = simulation.run(policy()?)?;
         Ok(report.holds(TOLERATED_LATE).then_some(Peak { rate, report }))
     };
     let model = &simulation.model;
@@ -117,10 +120,10 @@ pub type TriedWindow = (Duration, f64, f64);
 pub fn tune_window(
     simulation: &DeviceSimulation,
     tuning: &Tuning,
-) -> Result<(Duration, Vec<TriedWindow>), BadArrivals> {
+) -> Result<(Duration, Vec<TriedWindow>), SearchFailure> {
     let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
     let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
-    let with = |window| -> Result<_, BadArrivals> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
+    let with = |window| -> Result<_, SearchFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
     let (chosen, tried) = tune(&windows, DevicePolicyName::OptWait, with)?;
     Ok((chosen.unwrap_or(tuning.window), tried))
 }
@@ -151,11 +154,11 @@ type Tried<C> = (C, f64, f64);
 
 /// The choice with the highest peak of `policy`; of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it;
 /// `None` if nothing is held with any. Also everything that was tried.
-fn tune<C: Copy, E: From<BadArrivals>>(
+fn tune<C: Copy>(
     choices: &[C],
     policy: DevicePolicyName,
-    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), E>,
-) -> Result<(Option<C>, Vec<Tried<C>>), E> {
+    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), SearchFailure>,
+) -> Result<(Option<C>, Vec<Tried<C>>), SearchFailure> {
     let mut tried = Vec::new();
     for choice in choices {
         let (simulation, tuning) = with(*choice)?;
@@ -167,7 +170,7 @@ fn tune<C: Copy, E: From<BadArrivals>>(
     for (choice, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
         let (mut high, tuning) = with(*choice)?;
         high.load.rate = best * 0.9;
-        *latency = high.run(tuning.policy(policy))?.mean_ms;
+        *latency = high.run(tuning.policy(policy)?)?.mean_ms;
         if *latency < lowest {
             (chosen, lowest) = (Some(*choice), *latency);
         }
@@ -184,4 +187,7 @@ pub enum SearchFailure {
     /// A rate or shape that is none.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
+    /// No policy.
+    #[error(transparent)]
+    Tuning(#[from] BadTuning),
 }

@@ -1,6 +1,7 @@
 //! Device policies under virtual time: every decision is judged, equal seeds give equal runs.
 
 use downbeat_core::Duration;
+use downbeat_core::device::PolicyName;
 use downbeat_sim::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Tuning, tune_stages,
 };
@@ -19,7 +20,7 @@ fn simulation(architecture: Architecture, rate: f64, requests: u64, seed: u64) -
 fn equal_seeds_give_equal_runs_and_others_do_not() {
     let run = |seed| {
         let (simulation, tuning) = simulation(Architecture::ResNet50, 200.0, 300, seed);
-        simulation.run(tuning.policy(DevicePolicyName::NEbird)).unwrap()
+        simulation.run(tuning.policy(DevicePolicyName::NEbird).unwrap()).unwrap()
     };
     assert_eq!(format!("{:?}", run(1)), format!("{:?}", run(1)));
     assert_ne!(run(1).latencies_ms, run(2).latencies_ms);
@@ -29,7 +30,7 @@ fn equal_seeds_give_equal_runs_and_others_do_not() {
 #[test]
 fn e2bird_section_8_2_at_low_load_elastic_batches_halve_the_latency_of_a_tuned_window() {
     let (simulation, tuning) = simulation(Architecture::ResNet152, 10.0, 200, 1);
-    let mean = |name| simulation.run(tuning.policy(name)).unwrap().mean_ms;
+    let mean = |name| simulation.run(tuning.policy(name).unwrap()).unwrap().mean_ms;
     let (windowed, elastic) = (mean(DevicePolicyName::OptWait), mean(DevicePolicyName::NEbird));
     assert!(elastic < windowed * 0.554, "{elastic:.1} of {windowed:.1} ms (published: -44.6% to -70.9%)");
     let static_ = mean(DevicePolicyName::Static);
@@ -41,7 +42,7 @@ fn e2bird_section_8_2_at_low_load_elastic_batches_halve_the_latency_of_a_tuned_w
 fn e2bird_section_5_2_the_device_computes_while_inputs_are_copied() {
     let (mut simulation, tuning) = simulation(Architecture::ResNet50, 2_000.0, 600, 1);
     simulation.warm_up = 0;
-    let throughput = |name| simulation.run(tuning.policy(name)).unwrap();
+    let throughput = |name| simulation.run(tuning.policy(name).unwrap()).unwrap();
     let (windowed, elastic) = (throughput(DevicePolicyName::NoWait), throughput(DevicePolicyName::NEbird));
     assert!(elastic.throughput > windowed.throughput * 1.1, "{} of {}", elastic.throughput, windowed.throughput);
     assert!(elastic.utilisation > windowed.utilisation + 0.1, "{} of {}", elastic.utilisation, windowed.utilisation);
@@ -51,10 +52,10 @@ fn e2bird_section_5_2_the_device_computes_while_inputs_are_copied() {
 #[test]
 fn padding_is_what_was_computed_and_not_asked_for() {
     let (simulation, tuning) = simulation(Architecture::BertBase, 500.0, 400, 1);
-    let padding = simulation.run(tuning.policy(DevicePolicyName::NoWait)).unwrap().padding;
+    let padding = simulation.run(tuning.policy(DevicePolicyName::NoWait).unwrap()).unwrap().padding;
     assert!((0.05..0.9).contains(&padding), "{padding}");
     let (alone, tuning) = self::simulation(Architecture::BertBase, 1.0, 50, 1);
-    assert!(alone.run(tuning.policy(DevicePolicyName::NoWait)).unwrap().padding < 0.02, "nobody is batched");
+    assert!(alone.run(tuning.policy(DevicePolicyName::NoWait).unwrap()).unwrap().padding < 0.02, "nobody is batched");
 }
 
 /// DVABatch §7.1: the number of stages is found by eight tries.
@@ -68,8 +69,23 @@ fn dvabatch_section_7_1_stages_are_found_by_trying() {
     assert!(peak(20) < peak(stages), "many stages cost a launch each: {tried:?}");
 }
 
+/// What the table of policies has is simulated by its name; what only runs batches of the scheduler is not.
+#[test]
+fn every_policy_of_the_table_that_makes_batches_can_be_simulated() {
+    for policy in PolicyName::all() {
+        let name = policy.name().parse::<DevicePolicyName>();
+        assert_eq!(name.is_ok(), policy.makes_batches(), "{policy}");
+        for architecture in [Architecture::ResNet50, Architecture::BertBase] {
+            let Ok(name) = name else { continue };
+            let (simulation, tuning) = simulation(architecture, 50.0, 200, 3);
+            let report = simulation.run(tuning.policy(name).unwrap()).unwrap();
+            assert_eq!((report.answered, report.rejected), (200, 0), "{policy}");
+        }
+    }
+}
+
 fn policies() -> impl Strategy<Value = DevicePolicyName> {
-    prop::sample::select(DevicePolicyName::ALL.to_vec())
+    prop::sample::select(DevicePolicyName::all().collect::<Vec<_>>())
 }
 
 proptest! {
@@ -94,7 +110,7 @@ proptest! {
         simulation.cancelled = cancelled;
         simulation.warm_up = 0;
         tuning.mixes = vec![(4, "4".parse().unwrap()), (8, "4,4".parse().unwrap())];
-        let report = simulation.run(tuning.policy(name)).unwrap();
+        let report = simulation.run(tuning.policy(name).unwrap()).unwrap();
         if cancelled == 0.0 {
             prop_assert_eq!(report.answered, 120);
             prop_assert_eq!((report.rejected, report.dropped), (0, 0));

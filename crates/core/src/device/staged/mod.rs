@@ -17,12 +17,20 @@ use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool, Waiting};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::table::{MOST_LANES, MOST_ROWS, PolicyEntry, PolicyOptions, at_most};
+use super::settings::{self, Cut, ExitRule, PolicyModel, PolicySettings, RingNeed};
+use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 use batch_table::BatchTable;
 use buffers::BufferPairs;
 use executor::{Executor, ExecutorEvent, ExecutorState, Item};
+
+/// Slots of the ring for each item of the largest batch, where nobody says.
+const SLOTS_AN_ITEM: u32 = 4;
+/// Pairs of buffers, where nobody says (DVABatch §8.6).
+const BUFFER_PAIRS: u16 = 2;
+/// Stages, where nobody says.
+const STAGES: u16 = 4;
 
 /// How a [`Staged`] batches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -124,8 +132,112 @@ impl Staged {
     }
 }
 
+/// What people say about it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StagedSettings {
+    /// Into how many stages of about equal time the model is cut.
+    stages: Option<u16>,
+    /// The tensors after which the model is cut, in place of `stages`.
+    cut_at: Vec<String>,
+    /// Pairs of buffers.
+    buffer_pairs: Option<u16>,
+    /// Slots of the input ring, one an item.
+    ring_slots: Option<u32>,
+    /// How long the oldest request may wait for others; `None`: not at all. DVABatch waits for as long as the first stage takes for the largest batch
+    /// (§7.2); not to wait measured better (docs/results/dvabatch.md).
+    #[serde(rename = "window_ms", deserialize_with = "settings::millis")]
+    window: Option<Duration>,
+    /// How old a batch may be that others still join; `None`: half the time of the largest batch.
+    #[serde(rename = "comp_wait_ms", deserialize_with = "settings::millis")]
+    comp_wait: Option<Duration>,
+    /// Policy I; `None`: where requests vary in length.
+    #[serde(deserialize_with = "settings::switch")]
+    lengths: Option<bool>,
+    /// Policy II; `None`: yes.
+    #[serde(deserialize_with = "settings::switch")]
+    operators: Option<bool>,
+    /// Policy III; `None`: where requests do not vary in length.
+    #[serde(deserialize_with = "settings::switch")]
+    load: Option<bool>,
+    /// Where requests may be answered before the last segment.
+    exits: Vec<ExitRule>,
+}
+
+impl PolicySettings for StagedSettings {
+    fn check(&self) -> Result<(), String> {
+        let (stages, pairs) = (self.stages.map(u32::from), self.buffer_pairs.map(u32::from));
+        settings::at_least_one(&[("stages", stages), ("buffer_pairs", pairs), ("ring_slots", self.ring_slots)])?;
+        match self.stages.is_some() && !self.cut_at.is_empty() {
+            true => Err("`stages` and `cut_at` both say where the model is cut; leave one of them out".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    fn cut(&self) -> (Cut, bool) {
+        match self.stages {
+            _ if !self.cut_at.is_empty() => (Cut::At(self.cut_at.clone()), true),
+            Some(1) => (Cut::Whole, true),
+            stages => (Cut::Stages(usize::from(stages.unwrap_or(STAGES))), stages.is_some()),
+        }
+    }
+
+    fn at_once(&self) -> u32 {
+        let stages = match self.cut_at.len() {
+            0 => u32::from(self.stages.unwrap_or(STAGES)),
+            cuts => u32::try_from(cuts).unwrap_or(MOST_LANES).saturating_add(1),
+        };
+        stages.min(u32::from(self.buffer_pairs.unwrap_or(BUFFER_PAIRS)))
+    }
+
+    /// None where requests vary. It can do without one that is too large, if nobody asked for it.
+    fn ring(&self, max_batch: u32, padded: bool) -> Result<Option<RingNeed>, String> {
+        let Some(least) = self.ring_slots else {
+            let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
+            return Ok((!padded).then_some(RingNeed { least, must: false }));
+        };
+        if padded {
+            return Err(
+                "ring_slots: requests of a padded model have no slots in a ring with the policy staged, which pads each batch to its own longest; leave it out"
+                    .to_owned(),
+            );
+        }
+        if least < max_batch {
+            return Err(format!(
+                "an input ring of {least} slots is too small: the largest request has {max_batch} items; ring_slots must be at least {max_batch}"
+            ));
+        }
+        Ok(Some(RingNeed { least, must: true }))
+    }
+
+    fn exits(&self) -> &[ExitRule] {
+        &self.exits
+    }
+
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        let PolicyModel { partition, profile, max_batch, padded, drop, queue_bound, ring_slots, .. } = model;
+        let options = StagedOptions {
+            profile,
+            pairs: self.buffer_pairs.unwrap_or(BUFFER_PAIRS),
+            max_batch,
+            by_length: self.lengths.unwrap_or(padded),
+            by_operator: self.operators.unwrap_or(true),
+            by_load: self.load.unwrap_or(!padded),
+            window: Some(self.window.unwrap_or(Duration::ZERO)),
+            comp_wait: self.comp_wait,
+            ring_slots,
+            drop,
+            queue_bound,
+        };
+        Ok(ModelSpec::new(&options, partition))
+    }
+}
+
 impl PolicyOptions for StagedOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<StagedOptions>("staged");
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<StagedOptions, StagedSettings>(
+        "staged",
+        "batches that are stretched and split while they run",
+    );
 
     fn check(&self) -> Result<(), String> {
         at_most("max_batch", self.max_batch, MOST_ROWS)?;

@@ -7,7 +7,8 @@ use std::time::Duration as StdDuration;
 use downbeat_core::LatencyProfile;
 use downbeat_core::device::{
     DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, LaneSpec, LaunchId, ModelSpec,
-    PartitionId, PolicyEntry, PolicyOptions, PoolStats, SegmentProfile, SegmentRange, Span, Turn,
+    PartitionId, PolicyEntry, PolicyModel, PolicyOptions, PolicySettings, PoolStats, SegmentProfile, SegmentRange,
+    Span, Turn,
 };
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Pending, Place, RunError};
@@ -29,11 +30,17 @@ struct AtOnce {
 }
 
 /// It has none.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct AtOnceOptions;
 
+impl PolicySettings for AtOnceOptions {
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        Ok(ModelSpec::new(self, model.partition))
+    }
+}
+
 impl PolicyOptions for AtOnceOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<AtOnceOptions>("at_once");
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<AtOnceOptions, AtOnceOptions>("at_once", "each by itself");
 
     fn check(&self) -> Result<(), String> {
         Ok(())

@@ -74,7 +74,7 @@ impl Bench {
     fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, FigureError> {
         let mut simulation = self.simulation.clone();
         simulation.load.rate = rate;
-        Ok(simulation.run(self.tuning.policy(policy))?)
+        Ok(simulation.run(self.tuning.policy(policy)?)?)
     }
 }
 
@@ -158,7 +158,7 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> 
         let mut held = Vec::new();
         let mut reports = Vec::new();
         for policy in [DELAY, DVA] {
-            let report = stepping.run(bench.tuning.policy(policy))?;
+            let report = stepping.run(bench.tuning.policy(policy)?)?;
             let target = QOS.as_millis_f64();
             held.push(report.latencies_ms.iter().position(|latency| *latency > target).unwrap_or(requests as usize));
             reports.push(report.latencies_ms);
@@ -300,7 +300,7 @@ pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> 
 pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, FigureError> {
     let found = each(&MODELS, options, |architecture| {
         let mut bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
-        bench.tuning.diversity.window = Some(Duration::ZERO);
+        bench.tuning.diversity.window = Duration::ZERO;
         bench.simulation.load.requests = 200;
         bench.simulation.warm_up = 0;
         bench.simulation.load.arrivals = Arrivals::Constant;

@@ -67,7 +67,7 @@ pub(super) fn figure_2(options: &FigureOptions) -> Result<Figure, FigureError> {
     let requests = u64::from(steps * each_step);
     let load = DeviceLoad { pace, ..DeviceLoad::steady(1.0, requests, None) };
     let simulation = DeviceSimulation { warm_up: 0, ..DeviceSimulation::new(model, load, QOS, options.seed) };
-    let reports = each(&policies, options, |policy| Ok(simulation.run(tuning.policy(*policy))?))?;
+    let reports = each(&policies, options, |policy| Ok(simulation.run(tuning.policy(*policy)?)?))?;
     let names: Vec<String> = policies.iter().map(|policy| format!("{policy} mean ms")).collect();
     let mut table = vec![[row(&["requests", "rate/s"]), names].concat()];
     for step in 0..steps {
@@ -158,7 +158,7 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
             let load = DeviceLoad { pace: pace.clone(), ..DeviceLoad::steady(1.0, requests, None) };
             simulation = DeviceSimulation { load, warm_up: 0, seed: options.seed + seed, ..simulation };
             for (policy, means) in COMPARED.iter().zip(&mut means) {
-                let report = simulation.run(tuning.policy(*policy))?;
+                let report = simulation.run(tuning.policy(*policy)?)?;
                 means[0] += report.mean_ms_of(0, first as usize) / SEEDS as f64;
                 means[1] += report.mean_ms_of(first as usize, (first + second) as usize) / SEEDS as f64;
             }

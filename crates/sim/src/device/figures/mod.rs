@@ -9,8 +9,8 @@ use downbeat_plot::{STYLE, escape};
 
 use super::architecture::Architecture;
 use super::model::BadModel;
-use super::policy::{DevicePolicyName, Tuning};
-use super::search::{Peak, peak};
+use super::policy::{BadTuning, DevicePolicyName, Tuning};
+use super::search::{Peak, SearchFailure, peak};
 use super::simulation::DeviceSimulation;
 use crate::arrivals::BadArrivals;
 use crate::parallel;
@@ -60,6 +60,12 @@ pub enum FigureError {
     /// A rate that is none.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
+    /// No policy.
+    #[error(transparent)]
+    Tuning(#[from] BadTuning),
+    /// What was to be searched first.
+    #[error(transparent)]
+    Search(#[from] SearchFailure),
     /// Not one rate is held, so that there is nothing to compare.
     #[error("{model} with {policy} holds no rate at all within the target")]
     NoPeak {

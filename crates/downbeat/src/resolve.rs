@@ -667,7 +667,8 @@ mod tests {
                 let error = Layer::parse(&format!("{text}\n{key} = [[1]]")).unwrap_err();
                 assert!(error.starts_with("4:") && !error.contains("unknown"), "{name} {key}: {error}");
             }
-            let help = <ServeFlags as clap::Args>::augment_args(clap::Command::new("serve")).render_long_help().to_string();
+            let help =
+                <ServeFlags as clap::Args>::augment_args(clap::Command::new("serve")).render_long_help().to_string();
             assert!(help.contains(&format!("{name} ({})", policy.about())), "{help}");
         }
     }

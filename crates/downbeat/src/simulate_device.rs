@@ -37,8 +37,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", requires = "calibration", value_parser = clap::value_parser!(u32).range(1..))]
     units: Option<u32>,
 
-    /// no-wait, opt-wait, static, n-ebird, e-ebird, zerobatch, delaybatch or dvabatch.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = policy_help())]
     policy: String,
 
     /// Requests a second.
@@ -81,7 +80,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_batch: Option<u32>,
 
-    /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with dvabatch, else 1]
+    /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with dvabatch, else what the policy says]
     #[arg(long, value_name = "N")]
     stages: Option<usize>,
 
@@ -175,6 +174,11 @@ fn emulated(args: &DeviceArgs, of_dvabatch: bool) -> anyhow::Result<(EmulatedMod
     Ok((EmulatedModel::new(args.model.parse()?, platform), platform.name.to_owned()))
 }
 
+fn policy_help() -> String {
+    let names = DevicePolicyName::all().map(DevicePolicyName::name).collect::<Vec<_>>().join(", ");
+    format!("{names}; zerobatch and delaybatch are no-wait and opt-wait on DVABatch's platform")
+}
+
 /// Runs the simulation and prints what came of it.
 ///
 /// # Errors
@@ -184,12 +188,7 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     let of_dvabatch =
         policy == DevicePolicyName::DvaBatch || ["zerobatch", "delaybatch"].contains(&args.policy.as_str());
     let (model, device) = emulated(args, of_dvabatch)?;
-    let staged = match policy {
-        DevicePolicyName::DvaBatch if model.has_length() => 2,
-        DevicePolicyName::DvaBatch => 4,
-        _ => 1,
-    };
-    let model = model.cut(args.stages.unwrap_or(staged))?;
+    let model = model.cut(args.stages.unwrap_or_else(|| policy.stages(&model)))?;
     let qos = milliseconds("--qos-ms", args.qos_ms, 0.001)?;
     let [from, to] = args.shown_ms[..] else { bail!("--shown-ms takes two numbers, such as 0,500") };
     let (from, to) = (milliseconds("--shown-ms", from, 0.0)?, milliseconds("--shown-ms", to, 0.0)?);

@@ -153,7 +153,7 @@ pub struct ChosenPolicy {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadSettings {
     /// A name that the policy does not know.
-    #[error("unknown setting '{key}'{}; here are allowed: {}", known_elsewhere(key, *.policy), known.join(", "))]
+    #[error("unknown setting '{key}'{}; {}", known_elsewhere(key, *.policy), allowed(known))]
     Unknown {
         /// The name.
         key: String,
@@ -173,6 +173,13 @@ pub enum BadSettings {
     /// Values that are not possible, or not together.
     #[error("{0}")]
     Check(String),
+}
+
+fn allowed(known: &[&str]) -> String {
+    match known {
+        [] => "it has no settings".to_owned(),
+        known => format!("here are allowed: {}", known.join(", ")),
+    }
 }
 
 /// Whose setting it is.

@@ -228,9 +228,11 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
         for (name, partition) in [("mlp", 2), ("digits", 0)] {
             options.models.get_mut(name).unwrap().partition = Some(partition);
         }
-        let settings = json!({ "pad": true, "max_length": 8, "pad_check_every": 0 });
-        let group = group(policy, settings);
-        options.device.groups = vec![group];
+        let settings = match policy {
+            "exclusive" => json!({}),
+            _ => json!({ "pad": true, "max_length": 8, "pad_check_every": 0 }),
+        };
+        options.device.groups = vec![group(policy, settings)];
         let registry = Registry::open(Arc::new(options)).unwrap();
         let mut rng = Pcg64Mcg::seed_from_u64(14);
         let mut sizes = Vec::new();
@@ -266,7 +268,7 @@ async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
     std::fs::write(folder.path().join("slow/config.pbtxt"), "name: \"slow\"\nbackend: \"downbeat_emulated\"").unwrap();
     let mut options = options(EngineChoice::Cuda, &["mlp", "digits", "slow"]);
     options.repositories.push(folder.path().to_owned());
-    options.device.policy = DevicePolicy::Exclusive;
+    options.device.policy = "exclusive".parse().unwrap();
     options.device.partitions = ["40", "24"].map(str::to_owned).to_vec();
     for (name, partition) in [("mlp", 0), ("slow", 1), ("digits", 1)] {
         options.models.get_mut(name).unwrap().partition = Some(partition);

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 use downbeat_core::device::{
-    DeviceModel, LaneMix, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
+    Cut, DeviceModel, LaneMix, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
 };
 use serde_json::{Value, json};
 
@@ -59,6 +59,22 @@ impl DevicePolicyName {
             DevicePolicyName::EEbird => "e-ebird",
             DevicePolicyName::DvaBatch => "dvabatch",
             DevicePolicyName::Plain(policy) => policy.name(),
+        }
+    }
+}
+
+impl DevicePolicyName {
+    /// Into how many stages it has a model cut where nobody says (DVABatch §7.1).
+    pub fn stages(self, model: &EmulatedModel) -> usize {
+        let cut = |policy: PolicyName| policy.read(&WrittenSettings::new()).map(|chosen| chosen.settings.cut().0);
+        match self {
+            DevicePolicyName::DvaBatch if model.has_length() => 2,
+            DevicePolicyName::DvaBatch => 4,
+            DevicePolicyName::Plain(policy) => match cut(policy) {
+                Ok(Cut::Stages(stages)) => stages,
+                _ => 1,
+            },
+            _ => 1,
         }
     }
 }

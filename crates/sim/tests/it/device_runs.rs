@@ -77,7 +77,8 @@ fn every_policy_of_the_table_that_makes_batches_can_be_simulated() {
         assert_eq!(name.is_ok(), policy.makes_batches(), "{policy}");
         for architecture in [Architecture::ResNet50, Architecture::BertBase] {
             let Ok(name) = name else { continue };
-            let (simulation, tuning) = simulation(architecture, 50.0, 200, 3);
+            let (mut simulation, tuning) = simulation(architecture, 50.0, 200, 3);
+            simulation.warm_up = 0;
             let report = simulation.run(tuning.policy(name).unwrap()).unwrap();
             assert_eq!((report.answered, report.rejected), (200, 0), "{policy}");
         }

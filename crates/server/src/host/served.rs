@@ -76,7 +76,7 @@ impl Served {
             version,
             device: 0,
             partition,
-            policy_name: policy.policy(),
+            policy_name: policy.policy().name(),
             tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
             profile: LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap(),
             exits: [].into(),

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use downbeat_core::device::{
     DeviceDrop, DeviceModel, DeviceOutput, DevicePolicy, DeviceReject, DeviceRequest, InputSource, Launch, LaunchId,
-    ModelSpec, PolicyEntry, PolicyOptions, PoolStats, SegmentProfile, SegmentRange, Span, Turn,
+    ModelSpec, PolicyEntry, PolicyModel, PolicyOptions, PolicySettings, PoolStats, SegmentProfile, SegmentRange, Span,
+    Turn,
 };
 use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
@@ -48,8 +49,14 @@ struct MoverOptions {
     together: bool,
 }
 
+impl PolicySettings for MoverOptions {
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        Ok(ModelSpec::new(self, model.partition))
+    }
+}
+
 impl PolicyOptions for MoverOptions {
-    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<MoverOptions>("mover");
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<MoverOptions, MoverOptions>("mover", "each by itself");
 
     fn check(&self) -> Result<(), String> {
         Ok(())

@@ -17,6 +17,7 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_server::profiler::{ProfileStore, StoredProfile, profile};
 use downbeat_sim::device::Calibration;
+use downbeat_sim::world::WorldFile;
 use prost::Message;
 
 pub use connection::http_connection;
@@ -32,7 +33,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 11] = {
+pub const TARGETS: [Target; 12] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -46,6 +47,7 @@ pub const TARGETS: [Target; 11] = {
         downbeat_toml,
         decision_log,
         calibration,
+        world,
         workload,
         profile_cache
     ]
@@ -137,6 +139,12 @@ pub fn decision_log(data: &[u8]) {
     let _ = downbeat::write_log(Path::new("log"), data, &mut std::io::sink());
     let _ = downbeat_core::cluster::journal::replay(data);
     let _ = downbeat_core::device::journal::replay(data);
+}
+
+/// A world of the simulator.
+pub fn world(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let _ = WorldFile::parse(text, Path::new("world.toml"));
 }
 
 /// Most measured points that are fitted here.

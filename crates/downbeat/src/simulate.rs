@@ -9,6 +9,7 @@ use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
 use downbeat_sim::experiment::{Experiment, Overrides};
 use downbeat_sim::policy::{self, Policy};
+use downbeat_sim::world::WorldFile;
 use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, parallel, profiles};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -24,6 +25,7 @@ use crate::simulate_device::{self, DeviceArgs, FigureArgs};
 ///   downbeat simulate experiments/figure_11.toml --html figure_11.html
 ///   downbeat simulate device --model resnet152 --policy e-ebird --rate 150 --html timeline.html
 ///   downbeat simulate figure dvabatch-14
+///   downbeat simulate world experiments/worlds/device_lost.toml
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
 ///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
 #[derive(Args, Debug)]
@@ -53,6 +55,31 @@ enum SimulateCommand {
     Capacity(Box<CapacityArgs>),
     Device(Box<DeviceArgs>),
     Figure(FigureArgs),
+    World(WorldArgs),
+}
+
+/// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
+///
+/// The production scheduler and device policies decide, on emulated devices. Every decision is checked: a run that ends is a run by the rules. It
+/// follows from its seed.
+///
+/// Examples:
+///   downbeat simulate world experiments/worlds/three_models_two_devices.toml
+///   downbeat simulate world experiments/worlds/device_lost.toml --seed 1,2,3 --json
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+struct WorldArgs {
+    /// World: a TOML file such as those in experiments/worlds/.
+    #[arg(value_name = "WORLD.toml")]
+    file: PathBuf,
+
+    /// Seed of all random numbers instead of the file's. Repeatable, or separated by commas.
+    #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
+    seeds: Vec<u64>,
+
+    /// Print everything measured as JSON instead of the tables.
+    #[arg(long)]
+    json: bool,
 }
 
 /// How runs are made and shown.
@@ -185,6 +212,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         }
         (Some(SimulateCommand::Device(args)), _) => simulate_device::run(&args),
         (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
+        (Some(SimulateCommand::World(args)), _) => world(&args),
         (None, Some(file)) => {
             let overrides = Overrides {
                 seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
@@ -196,8 +224,13 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             };
             show(&Experiment::read(&file, &overrides)?, &run)
         }
-        (None, None) => bail!("give an experiment file, or one of the subcommands capacity, device and figure"),
+        (None, None) => bail!("give an experiment file, or one of the subcommands capacity, device, figure and world"),
     }
+}
+
+fn world(args: &WorldArgs) -> anyhow::Result<()> {
+    let results = WorldFile::read(&args.file)?.run(&args.seeds)?;
+    print(&if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() })
 }
 
 fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {

@@ -92,6 +92,7 @@ tests!(
     downbeat_toml,
     decision_log,
     calibration,
+    world,
     workload,
     profile_cache,
 );

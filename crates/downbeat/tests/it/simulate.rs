@@ -128,6 +128,27 @@ fn what_a_device_simulation_cannot_do_is_said() {
     refuses(&["simulate", "figure", "e2bird-99"], "e2bird-table-1");
 }
 
+/// A world of the repository as tables and as JSON, and one that is none.
+#[test]
+fn a_world_from_a_file() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../experiments/worlds/three_models_two_devices.toml");
+    let output = run(&["simulate", "world", file]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for expected in ["| model ", "| windowed-2 | windowed ", "| exclusive (eager) ", "| second ", "seed 1 ends at"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let json = stdout(&run(&["simulate", "world", file, "--seed", "4,5", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["runs"][1]["seed"], 5, "{json}");
+    assert!(json["runs"][1]["devices"][0]["busy_s"].as_f64() > Some(1.0), "{json}");
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.toml");
+    std::fs::write(&bad, "title = \"bad\"\nspan_ms = \"long\"\n").unwrap();
+    refuses(&["simulate", "world", bad.to_str().unwrap()], "bad.toml:2:11: ");
+    refuses(&["simulate", "world", "/nonexistent.toml"], "cannot read /nonexistent.toml");
+}
+
 #[test]
 fn figures_are_listed_and_made() {
     let listed = stdout(&run(&["simulate", "figure"]));

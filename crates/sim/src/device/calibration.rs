@@ -286,7 +286,8 @@ impl Calibration {
         })
     }
 
-    fn limits(&self) -> DeviceLimits {
+    /// What the device offers.
+    pub(crate) fn limits(&self) -> DeviceLimits {
         DeviceLimits {
             units: self.device.units,
             sharing: self.device.sharing,

@@ -7,35 +7,40 @@ use super::run::{Case, Results};
 use super::{Measure, Value};
 
 /// A column, if any case has something to say in it.
-struct Column {
-    name: String,
-    cells: Vec<String>,
+pub(crate) struct Column {
+    pub name: String,
+    pub cells: Vec<String>,
+}
+
+/// The columns side by side. All have as many cells.
+pub(crate) fn write_table(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
+    let width = |column: &Column| {
+        let cells = column.cells.iter().map(|cell| cell.chars().count());
+        cells.chain([column.name.chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = columns.iter().map(width).collect();
+    let row = |f: &mut fmt::Formatter<'_>, cell: &dyn Fn(&Column) -> String| {
+        for (column, width) in columns.iter().zip(&widths) {
+            write!(f, "| {:width$} ", cell(column))?;
+        }
+        writeln!(f, "|")
+    };
+    row(f, &|column| column.name.clone())?;
+    for width in &widths {
+        write!(f, "|{}", "-".repeat(width + 2))?;
+    }
+    writeln!(f, "|")?;
+    for index in 0..columns.first().map_or(0, |column| column.cells.len()) {
+        row(f, &|column| column.cells[index].clone())?;
+    }
+    Ok(())
 }
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let source = if self.source.is_empty() { String::new() } else { format!(" ({})", self.source) };
         writeln!(f, "{}{source}\n", self.title)?;
-        let columns = self.columns();
-        let width = |column: &Column| {
-            let cells = column.cells.iter().map(|cell| cell.chars().count());
-            cells.chain([column.name.chars().count()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = columns.iter().map(width).collect();
-        let row = |f: &mut fmt::Formatter<'_>, cell: &dyn Fn(&Column) -> String| {
-            for (column, width) in columns.iter().zip(&widths) {
-                write!(f, "| {:width$} ", cell(column))?;
-            }
-            writeln!(f, "|")
-        };
-        row(f, &|column| column.name.clone())?;
-        for width in &widths {
-            write!(f, "|{}", "-".repeat(width + 2))?;
-        }
-        writeln!(f, "|")?;
-        for index in 0..self.cases.len() {
-            row(f, &|column| column.cells[index].clone())?;
-        }
+        write_table(f, &self.columns())?;
         let seeds: Vec<String> = self.seeds.iter().map(ToString::to_string).collect();
         writeln!(
             f,

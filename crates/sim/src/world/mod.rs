@@ -7,13 +7,16 @@
 //! | file | what |
 //! |---|---|
 //! | `scenario.rs` | [`WorldScenario`]: devices, models, clients, faults, and a report of what came of them |
+//! | `file.rs`, `results.rs` | a [`WorldScenario`] as a file, and the report as a table |
 //! | `run.rs` | the event loop, and what each [`Fault`] does |
 //! | `stations.rs` | the cluster's scheduler: its shards and matchmaker on one thread |
 //! | `host.rs` | one device: its scheduler, what runs on its lanes, copies |
 //! | `ledger.rs` | the outside checker of requests and grants; that of launches is [`LaunchChecker`](crate::device::LaunchChecker) |
 
+mod file;
 mod host;
 mod ledger;
+mod results;
 mod run;
 mod scenario;
 mod stations;
@@ -21,7 +24,9 @@ mod stations;
 pub(crate) use run::{Ask, Outside, World};
 pub(crate) use stations::cluster;
 
+pub use file::{BadWorld, WorldFile};
 pub use ledger::{Ending, Failure, Ledger};
+pub use results::{DeviceRow, ModelRow, WorldResults, WorldRun};
 pub use run::{Fault, Serving};
 pub use scenario::{Client, ModelOutcome, Pattern, WorldDevice, WorldModel, WorldReport, WorldScenario};
 pub use stations::Order;

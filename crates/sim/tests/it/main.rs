@@ -20,3 +20,4 @@ mod section_3_5;
 mod table_2;
 mod world;
 mod world_checker;
+mod world_files;

@@ -1,0 +1,168 @@
+//! What came of the worlds of a file, as a table for a terminal, which is also Markdown, and as JSON.
+
+use std::fmt;
+
+use downbeat_core::{Duration, Time};
+use serde::Serialize;
+
+use super::file::WorldFile;
+use super::scenario::{ModelOutcome, WorldReport, WorldScenario};
+use crate::arrivals::BadArrivals;
+use crate::experiment::{Column, write_table};
+
+/// What came of a world, with each seed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WorldResults {
+    /// [`WorldFile::title`].
+    pub title: String,
+    /// [`WorldFile::note`].
+    pub note: String,
+    /// By seed.
+    pub runs: Vec<WorldRun>,
+}
+
+/// What came of it with one seed.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WorldRun {
+    /// The seed.
+    pub seed: u64,
+    /// When the last event was, seconds.
+    pub end_s: f64,
+    /// The models, in the order of the file.
+    pub models: Vec<ModelRow>,
+    /// The devices, in the order of the file.
+    pub devices: Vec<DeviceRow>,
+}
+
+/// A model. Each request is in one of the counts.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[expect(missing_docs, reason = "as in `ModelOutcome`")]
+pub struct ModelRow {
+    pub name: String,
+    pub policy: String,
+    pub offered: u64,
+    pub good: u64,
+    pub late: u64,
+    pub dropped: u64,
+    pub rejected: u64,
+    pub cancelled: u64,
+    pub failed: u64,
+    /// From arrival to answer; `None`: nothing was answered.
+    pub mean_ms: Option<f64>,
+    pub p50_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DeviceRow {
+    /// Its name.
+    pub name: String,
+    /// The time in which something ran on it.
+    pub busy_s: f64,
+    /// As a share of the run.
+    pub busy_share: f64,
+    /// Launches.
+    pub launches: u64,
+}
+
+impl WorldFile {
+    /// Runs the world with each of these seeds; none: with the file's. Panics, with the seed, as [`WorldScenario::run`].
+    ///
+    /// # Errors
+    /// As [`WorldScenario::run`].
+    pub fn run(&self, seeds: &[u64]) -> Result<WorldResults, BadArrivals> {
+        let own = [self.scenario.seed];
+        let seeds = if seeds.is_empty() { &own } else { seeds };
+        let run = |seed: &u64| {
+            let report = WorldScenario { seed: *seed, ..self.scenario.clone() }.run()?;
+            Ok(self.summary(*seed, report))
+        };
+        let runs = seeds.iter().map(run).collect::<Result<_, _>>()?;
+        Ok(WorldResults { title: self.title.clone(), note: self.note.clone(), runs })
+    }
+
+    fn summary(&self, seed: u64, report: WorldReport) -> WorldRun {
+        let WorldReport { models, busy, launches, end } = report;
+        let end_s = end.since(Time::ZERO).as_secs_f64();
+        let models = self.models.iter().zip(models).map(|((name, policy), outcome)| {
+            let ModelOutcome { offered, rejected, good, late, dropped, cancelled, failed, mut latencies } = outcome;
+            latencies.sort_unstable();
+            let quantile = |share: f64| {
+                let rank = (share * latencies.len() as f64).ceil() as usize;
+                latencies.get(rank.max(1) - 1).map(|latency| latency.as_millis_f64())
+            };
+            let sum = latencies.iter().fold(0.0, |sum, latency: &Duration| sum + latency.as_millis_f64());
+            ModelRow {
+                name: name.clone(),
+                policy: policy.clone(),
+                offered,
+                good,
+                late,
+                dropped,
+                rejected,
+                cancelled,
+                failed,
+                mean_ms: (!latencies.is_empty()).then(|| sum / latencies.len() as f64),
+                p50_ms: quantile(0.5),
+                p99_ms: quantile(0.99),
+            }
+        });
+        let devices = self.devices.iter().zip(busy).zip(launches).map(|((name, busy), launches)| {
+            let busy_s = busy.as_secs_f64();
+            DeviceRow { name: name.clone(), busy_s, busy_share: busy_s / end_s.max(1e-9), launches }
+        });
+        WorldRun { seed, end_s, models: models.collect(), devices: devices.collect() }
+    }
+}
+
+impl fmt::Display for WorldResults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\n", self.title)?;
+        if !self.note.is_empty() {
+            writeln!(f, "{}\n", self.note)?;
+        }
+        let several = self.runs.len() > 1;
+        let models: Vec<(u64, &ModelRow)> =
+            self.runs.iter().flat_map(|run| run.models.iter().map(|row| (run.seed, row))).collect();
+        let ms = |value: Option<f64>| value.map_or("–".to_owned(), |ms| format!("{ms:.2}"));
+        let mut columns = Vec::new();
+        let mut add = |name: &str, cell: &dyn Fn(&(u64, &ModelRow)) -> String| {
+            columns.push(Column { name: name.to_owned(), cells: models.iter().map(cell).collect() });
+        };
+        if several {
+            add("seed", &|(seed, _)| seed.to_string());
+        }
+        add("model", &|(_, row)| row.name.clone());
+        add("policy", &|(_, row)| row.policy.clone());
+        add("offered", &|(_, row)| row.offered.to_string());
+        add("good", &|(_, row)| row.good.to_string());
+        add("late", &|(_, row)| row.late.to_string());
+        add("dropped", &|(_, row)| row.dropped.to_string());
+        add("rejected", &|(_, row)| row.rejected.to_string());
+        add("cancelled", &|(_, row)| row.cancelled.to_string());
+        add("failed", &|(_, row)| row.failed.to_string());
+        add("mean ms", &|(_, row)| ms(row.mean_ms));
+        add("p50 ms", &|(_, row)| ms(row.p50_ms));
+        add("p99 ms", &|(_, row)| ms(row.p99_ms));
+        write_table(f, &columns)?;
+        writeln!(f)?;
+        let devices: Vec<(u64, &DeviceRow)> =
+            self.runs.iter().flat_map(|run| run.devices.iter().map(|row| (run.seed, row))).collect();
+        let mut columns = Vec::new();
+        let mut add = |name: &str, cell: &dyn Fn(&(u64, &DeviceRow)) -> String| {
+            columns.push(Column { name: name.to_owned(), cells: devices.iter().map(cell).collect() });
+        };
+        if several {
+            add("seed", &|(seed, _)| seed.to_string());
+        }
+        add("device", &|(_, row)| row.name.clone());
+        add("busy s", &|(_, row)| format!("{:.3}", row.busy_s));
+        add("busy", &|(_, row)| format!("{:.1}%", row.busy_share * 100.0));
+        add("launches", &|(_, row)| row.launches.to_string());
+        write_table(f, &columns)?;
+        let ends: Vec<String> =
+            self.runs.iter().map(|run| format!("{} ends at {:.3} s", run.seed, run.end_s)).collect();
+        writeln!(f, "\nseed {}", ends.join(", "))
+    }
+}

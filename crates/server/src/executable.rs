@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::Model;
 use parking_lot::{Mutex, RwLock};
@@ -60,10 +60,29 @@ pub struct Queue {
     pub gathers: bool,
     /// The devices that its batches run on.
     pub placed: Placed,
-    /// Learns the latency of its batches from what they take.
-    pub refiner: Mutex<ProfileRefiner>,
+    /// By hardware ([`Placed::hardware`]): learns the latency of its batches from what they take there.
+    pub refiners: Box<[Mutex<ProfileRefiner>]>,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,
+}
+
+impl Queue {
+    /// Learns what its batches take on a device, and those like it.
+    pub fn refiner(&self, device: usize) -> &Mutex<ProfileRefiner> {
+        // There is one for each hardware.
+        &self.refiners[self.placed.hardware(device)]
+    }
+
+    /// What its batches take now, by hardware.
+    pub fn profiles(&self) -> Vec<LatencyProfile> {
+        self.refiners.iter().map(|refiner| refiner.lock().profile().clone()).collect()
+    }
+
+    /// The least that a batch takes, wherever it runs.
+    pub fn least(&self, rows: u32) -> Duration {
+        let each = self.refiners.iter().map(|refiner| refiner.lock().profile().latency(rows));
+        each.min().unwrap_or(Duration::ZERO)
+    }
 }
 
 impl Executable {

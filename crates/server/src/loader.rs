@@ -375,6 +375,7 @@ impl Loader {
         progress.step("measuring", 0.2);
         let Profiled { profile, threads: on_threads, settled } =
             self.profile(&mut model, &plan, &source, threads, progress, &mut first)?;
+        let profiles = self.by_hardware(&*model, &plan, &source, threads, (&placed, device), &profile);
         if settled {
             self.unsettled.lock().remove(&name);
         } else {
@@ -462,7 +463,7 @@ impl Loader {
         } else {
             ShapeKey::new()
         };
-        let queue = self.queue(definition, &placed, profile, None);
+        let queue = self.queue(definition, &placed, profiles, None);
         // Nobody else knows of this executable yet, so there cannot be another queue.
         let _ = executable.insert_queue(key, queue);
         let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
@@ -562,12 +563,12 @@ impl Loader {
         })
     }
 
-    /// A queue in the scheduler for one shape of a model's requests. `other` is one of the version's, if it has one.
+    /// A queue in the scheduler for one shape of a model's requests, of which these are the profiles, by hardware. `other` is one of the version's, if it has one.
     pub fn queue(
         &self,
         definition: &ModelDefinition,
         placed: &Placed,
-        profile: LatencyProfile,
+        profiles: Vec<LatencyProfile>,
         other: Option<Place>,
     ) -> Arc<Queue> {
         let name = &definition.name;
@@ -610,7 +611,7 @@ impl Loader {
             .collect();
         let place = self.driver.add_queue(QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profiles: placed.profiles(profile.clone()),
+            profiles: placed.profiles(|hardware| profiles[hardware].clone()),
             drop,
             dispatch,
             max_in_flight: self.at_once(definition),
@@ -623,7 +624,7 @@ impl Loader {
             placed: placed.clone(),
             drops: drop != cluster::DropPolicy::None,
             gathers,
-            refiner: Mutex::new(ProfileRefiner::new(profile)),
+            refiners: profiles.into_iter().map(|profile| Mutex::new(ProfileRefiner::new(profile))).collect(),
             last_used_ns: self.clock.now().as_nanos().into(),
         })
     }
@@ -751,6 +752,48 @@ impl Loader {
             tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
         }
         Ok(Profiled { profile, threads: on_threads, settled })
+    }
+
+    /// What a model takes on each hardware that it is on: `profile` on that of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
+    /// been observed.
+    fn by_hardware(
+        &self,
+        model: &dyn Model,
+        plan: &BatchPlan,
+        source: &Source<'_>,
+        threads: Threads,
+        (placed, device): (&Placed, usize),
+        profile: &LatencyProfile,
+    ) -> Vec<LatencyProfile> {
+        let measured = |hardware: usize| {
+            let is_there = |other: &&usize| placed.hardware(**other) == hardware && model.lost(**other).is_none();
+            let other = *placed.devices().iter().find(is_there).filter(|_| hardware != placed.hardware(device))?;
+            if model.profile().is_some() || !self.options.profiling.enabled {
+                return None;
+            }
+            let gpu = self.engines.gpus.get(other)?;
+            let key = source.batch_key(threads, plan.max_batch()).ok();
+            let key = key.map(|key| format!("{key}-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
+            if let Some(stored) = key.as_ref().and_then(|key| self.store.get::<StoredProfile>(key))
+                && stored.settled
+            {
+                return profiler::profile(&stored.measurements).ok();
+            }
+            let mut lane = model.lane_at(EnginePlace { device: other, share: Share::Whole }).ok()?;
+            let sizes = profiler::default_sizes(plan.max_batch());
+            let measure =
+                || self.subject(model, plan).measure(&mut *lane, &sizes, self.options.profiling.budget, |_| {});
+            let (measurements, settled) = source.turn.timed(measure);
+            let measurements = measurements.ok()?;
+            let profile = profiler::profile(&measurements).ok()?;
+            let (model, engine) = (source.path.to_owned(), source.engine.info().name.to_owned());
+            let stored = StoredProfile { model, engine, threads: 1, settled, measurements };
+            if let Some(Err(error)) = key.map(|key| self.store.put(&key, &stored)) {
+                tracing::warn!(%error, "the latency profile cannot be stored; it will be measured again at the next start");
+            }
+            Some(profile)
+        };
+        (0..placed.hardwares()).map(|hardware| measured(hardware).unwrap_or_else(|| profile.clone())).collect()
     }
 
     /// A model to be timed.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{bail, ensure};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceKind, DeviceProfiles, LatencyProfile};
+use downbeat_engine::GpuInfo;
 use downbeat_repository::{ModelDefinition, ModelFormat};
 
 use crate::options::{MOST_DEVICES, PlacementPlan, PlannedSubCluster, ServerOptions};
@@ -15,7 +16,9 @@ pub struct Placement {
     chosen: BTreeMap<String, Vec<usize>>,
     /// By device; none: no device is a GPU.
     gpus: Vec<u32>,
-    /// By device, then by partition: partitions of a kind have the same models. One kind where nothing is placed or divided.
+    /// By device: which of them are alike, numbered from 0.
+    hardware: Arc<[usize]>,
+    /// By device, then by partition: partitions of a kind have the same models and are alike. One kind where nothing is placed or divided, and all devices are alike.
     kinds: Vec<Vec<DeviceKind>>,
 }
 
@@ -26,8 +29,10 @@ pub struct Placed {
     devices: Arc<[usize]>,
     /// Which of theirs; the first where they are not divided.
     partition: PartitionId,
-    /// The kinds of these partitions; `None`: all, those to come too.
-    kinds: Option<Arc<[DeviceKind]>>,
+    /// The kinds of these partitions, each with its hardware; `None`: all, those to come too, which are alike.
+    kinds: Option<Arc<[(DeviceKind, usize)]>>,
+    /// Of all devices: see [`Placed::hardware`].
+    hardware: Arc<[usize]>,
 }
 
 impl Placement {
@@ -39,14 +44,16 @@ impl Placement {
     pub fn new(
         chosen: BTreeMap<String, Vec<usize>>,
         devices: usize,
-        gpus: &[u32],
+        gpus: &[GpuInfo],
         known: &[ModelDefinition],
         partitions: usize,
     ) -> anyhow::Result<Self> {
-        let mut placement = Placement { chosen, gpus: gpus.to_vec(), kinds: Vec::new() };
+        let hardware = alike(devices, gpus);
+        let ordinals = gpus.iter().map(|gpu| gpu.ordinal).collect();
+        let mut placement = Placement { chosen, gpus: ordinals, hardware: hardware.clone().into(), kinds: Vec::new() };
         let sets: Vec<Vec<usize>> = known.iter().filter_map(|model| placement.devices(model)).collect();
         let others = placement.chosen.values().cloned();
-        placement.kinds = kinds(devices, partitions, &sets.into_iter().chain(others).collect::<Vec<_>>())?;
+        placement.kinds = kinds(&hardware, partitions, &sets.into_iter().chain(others).collect::<Vec<_>>())?;
         Ok(placement)
     }
 
@@ -82,16 +89,17 @@ impl Placement {
     ) -> anyhow::Result<Placed> {
         let devices = match (self.devices(model), partition) {
             (Some(devices), _) => devices,
-            (None, Some(_)) => (0..all).collect(),
-            (None, None) => return Ok(Placed::everywhere(all)),
+            (None, None) if self.hardware.iter().all(|hardware| *hardware == 0) => return Ok(Placed::everywhere(all)),
+            (None, _) => (0..all).collect(),
         };
         let partition = partition.unwrap_or(0);
         let kind = |device: usize| self.kinds.get(device)?.get(partition).copied();
-        let mut kinds: Vec<DeviceKind> = devices.iter().filter_map(|device| kind(*device)).collect();
+        let with_hardware = |device: &usize| Some((kind(*device)?, *self.hardware.get(*device)?));
+        let mut kinds: Vec<(DeviceKind, usize)> = devices.iter().filter_map(with_hardware).collect();
         kinds.sort_unstable();
         kinds.dedup();
         let mut others = (0..self.kinds.len()).filter_map(|device| Some((device, kind(device)?)));
-        let cut = others.find(|(device, kind)| kinds.contains(kind) && !devices.contains(device));
+        let cut = others.find(|(device, kind)| kinds.iter().any(|(its, _)| its == kind) && !devices.contains(device));
         if let Some((other, _)) = cut.filter(|_| by_scheduler) {
             bail!(
                 "it is to be on {}, and not on device {other}: the server was started with the same models on all of these, and its scheduler does not tell them apart. Start it again, or \
@@ -100,14 +108,15 @@ impl Placement {
             );
         }
         let partition = PartitionId(partition as u32);
-        Ok(Placed { devices: devices.into(), partition, kinds: Some(kinds.into()) })
+        Ok(Placed { devices: devices.into(), partition, kinds: Some(kinds.into()), hardware: self.hardware.clone() })
     }
 }
 
 impl Placed {
-    /// On all of so many devices.
+    /// On all of so many devices, which are alike.
     pub fn everywhere(devices: usize) -> Self {
-        Placed { devices: (0..devices).collect(), partition: PartitionId::default(), kinds: None }
+        let hardware = vec![0; devices].into();
+        Placed { devices: (0..devices).collect(), partition: PartitionId::default(), kinds: None, hardware }
     }
 
     /// Its devices, ascending, of those that there were when it was loaded.
@@ -120,11 +129,23 @@ impl Placed {
         self.partition
     }
 
-    /// What the scheduler plans with of a model that takes so long wherever it is.
-    pub fn profiles(&self, profile: LatencyProfile) -> DeviceProfiles {
-        let by_kind = |kinds: &Arc<[DeviceKind]>| kinds.iter().map(|kind| (*kind, profile.clone())).collect::<Vec<_>>();
-        let kept = self.kinds.as_ref().and_then(|kinds| DeviceProfiles::by_kind(by_kind(kinds)).ok());
-        kept.unwrap_or_else(|| profile.into())
+    /// A number for what a device is: that of those that run a model alike.
+    pub fn hardware(&self, device: usize) -> usize {
+        self.hardware.get(device).copied().unwrap_or(0)
+    }
+
+    /// How many kinds of hardware there are, at least one.
+    pub fn hardwares(&self) -> usize {
+        self.hardware.iter().max().map_or(1, |last| last + 1)
+    }
+
+    /// What the scheduler plans with of a model that takes so long on each hardware.
+    pub fn profiles(&self, on: impl Fn(usize) -> LatencyProfile) -> DeviceProfiles {
+        let kinds = self.kinds.as_ref();
+        let kept = kinds.and_then(|kinds| {
+            DeviceProfiles::by_kind(kinds.iter().map(|(kind, hardware)| (*kind, on(*hardware)))).ok()
+        });
+        kept.unwrap_or_else(|| on(0).into())
     }
 }
 
@@ -212,21 +233,35 @@ fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>
     Ok(counts.into_iter().map(&mut take).collect())
 }
 
-/// Kinds of the partitions of devices, so that one partition of each of `sets` is all partitions of some kinds.
+/// By device, a number for what it is, from 0: that of those before it which are alike.
+fn alike(devices: usize, gpus: &[GpuInfo]) -> Vec<usize> {
+    let mut known: Vec<Option<(&str, u32, (u32, u32))>> = Vec::new();
+    let number = |device: usize| {
+        let what = gpus.get(device).map(|gpu| (&*gpu.name, gpu.multiprocessors, gpu.capability));
+        known.iter().position(|other| *other == what).unwrap_or_else(|| {
+            known.push(what);
+            known.len() - 1
+        })
+    };
+    (0..devices).map(number).collect()
+}
+
+/// Kinds of the partitions of devices, given what each of these is, so that one partition of each of `sets` is all partitions of some kinds.
 ///
 /// # Errors
 /// If there are more than are supported.
-fn kinds(devices: usize, partitions: usize, sets: &[Vec<usize>]) -> anyhow::Result<Vec<Vec<DeviceKind>>> {
-    let mut known: Vec<(usize, Vec<bool>)> = Vec::new();
+fn kinds(hardware: &[usize], partitions: usize, sets: &[Vec<usize>]) -> anyhow::Result<Vec<Vec<DeviceKind>>> {
+    let mut known: Vec<(usize, usize, Vec<bool>)> = Vec::new();
     let mut kind = |device: usize, partition: usize| {
-        let has = (partition, sets.iter().map(|set| set.contains(&device)).collect());
+        let has = (hardware[device], partition, sets.iter().map(|set| set.contains(&device)).collect());
         let kind = known.iter().position(|other| *other == has).unwrap_or_else(|| {
             known.push(has);
             known.len() - 1
         });
         DeviceKind(kind as u32)
     };
-    let kinds = (0..devices).map(|device| (0..partitions).map(|partition| kind(device, partition)).collect()).collect();
+    let kinds =
+        (0..hardware.len()).map(|device| (0..partitions).map(|partition| kind(device, partition)).collect()).collect();
     let most = DeviceKind::LARGEST.0 as usize + 1;
     let (each, remedy) = match partitions {
         1 => ("devices are", "give more of the models the same devices"),
@@ -303,28 +338,59 @@ mod tests {
     fn devices_are_of_as_few_kinds_as_tell_the_models_apart() {
         let of = |devices, sets: &[&[usize]]| {
             let sets: Vec<Vec<usize>> = sets.iter().map(|set| set.to_vec()).collect();
-            kinds(devices, 1, &sets).unwrap().into_iter().flatten().map(|kind| kind.0).collect::<Vec<_>>()
+            kinds(&vec![0; devices], 1, &sets).unwrap().into_iter().flatten().map(|kind| kind.0).collect::<Vec<_>>()
         };
         assert_eq!(of(3, &[]), [0, 0, 0]);
         assert_eq!(of(2, &[&[0, 1], &[1, 0]]), [0, 0], "on all");
         assert_eq!(of(4, &[&[0, 1], &[2, 3], &[0, 1, 2, 3]]), [0, 0, 1, 1]);
         assert_eq!(of(4, &[&[0, 1], &[1, 2]]), [0, 1, 2, 3]);
         let alone: Vec<Vec<usize>> = (0..65).map(|device| vec![device]).collect();
-        let error = kinds(65, 1, &alone).unwrap_err().to_string();
+        let error = kinds(&[0; 65], 1, &alone).unwrap_err().to_string();
         assert!(error.contains("65 kinds") && error.contains("at most 64"), "{error}");
+    }
+
+    #[test]
+    fn the_scheduler_plans_with_the_profile_of_each_hardware() {
+        let gpu = |name: &str, multiprocessors| GpuInfo {
+            ordinal: 0,
+            name: name.to_owned(),
+            capability: (9, 0),
+            memory: 1 << 30,
+            multiprocessors,
+            uuid: String::new(),
+        };
+        let gpus = [gpu("large", 132), gpu("small", 20), gpu("large", 132), gpu("large", 60)];
+        assert_eq!(alike(4, &gpus), [0, 1, 0, 2]);
+        assert_eq!(alike(3, &[]), [0, 0, 0], "the CPU");
+        let placement = Placement::new(BTreeMap::new(), 4, &gpus, &[], 2).unwrap();
+        let kinds: Vec<Vec<u32>> =
+            placement.kinds().iter().map(|device| device.iter().map(|kind| kind.0).collect()).collect();
+        assert_eq!(kinds, [[0, 1], [2, 3], [0, 1], [4, 5]]);
+        let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
+        let model = downbeat_repository::ModelRepository::open(examples).unwrap().definition("mlp", None).unwrap();
+        let placed = placement.of(&model, Some(1), true, 4).unwrap();
+        assert_eq!((placed.hardwares(), placed.hardware(3)), (3, 2));
+        let takes = |hardware: usize| {
+            let ms = downbeat_core::Duration::from_millis(1 + hardware as u64);
+            LatencyProfile::linear(ms, downbeat_core::Duration::ZERO, 4).unwrap()
+        };
+        let profiles = placed.profiles(takes);
+        let of = |kind| profiles.get(DeviceKind(kind));
+        assert_eq!((of(1), of(3), of(5)), (Some(&takes(0)), Some(&takes(1)), Some(&takes(2))));
+        assert_eq!(of(0), None, "it is on the other partition");
     }
 
     #[test]
     fn each_partition_is_of_a_kind_of_its_own_on_whichever_devices() {
         let of = |devices, partitions, sets: &[Vec<usize>]| {
-            let by_device = kinds(devices, partitions, sets).unwrap().into_iter();
+            let by_device = kinds(&vec![0; devices], partitions, sets).unwrap().into_iter();
             by_device.map(|device| device.into_iter().map(|kind| kind.0).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
         assert_eq!(of(1, 3, &[]), [[0, 1, 2]]);
         assert_eq!(of(2, 2, &[]), [[0, 1], [0, 1]], "devices are divided alike");
         assert_eq!(of(3, 2, &[vec![1]]), [[0, 1], [2, 3], [0, 1]]);
         let alone: Vec<Vec<usize>> = (0..33).map(|device| vec![device]).collect();
-        let error = kinds(33, 2, &alone).unwrap_err().to_string();
+        let error = kinds(&[0; 33], 2, &alone).unwrap_err().to_string();
         assert!(error.contains("partitions are of 66 kinds") && error.contains("fewer partitions"), "{error}");
     }
 }

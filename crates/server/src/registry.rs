@@ -211,7 +211,7 @@ impl Registry {
         // What is wrong with one is said when it is loaded.
         let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
         let placement =
-            Placement::new(options.placement.clone(), devices, &ordinals, &known, partitions.parts().len().max(1))?;
+            Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts().len().max(1))?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);

@@ -427,29 +427,31 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
     format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
-/// A guess at the profile of a shape, from the most similar shape that is known.
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known.
 fn guessed_profile(
     known: &[(ShapeKey, Arc<Queue>)],
     key: &ShapeKey,
     slo: Option<Duration>,
-) -> Result<LatencyProfile, ProfileError> {
+) -> Result<Vec<LatencyProfile>, ProfileError> {
     let elements = |key: &ShapeKey| key.iter().map(|d| (*d).max(1) as f64).product::<f64>();
     let distance = |other: &ShapeKey| (elements(other) / elements(key)).ln().abs();
     let nearest = known.iter().min_by(|(a, _), (b, _)| distance(a).total_cmp(&distance(b)));
     let Some((nearest, queue)) = nearest else {
         return Err(ProfileError::Empty);
     };
-    let profile = queue.refiner.lock().profile().clone();
-    let mut scale = elements(key) / elements(nearest);
-    // A guess must not keep a shape from ever being tried.
-    if let Some(slo) = slo {
-        scale = scale.min(0.5 * slo.as_secs_f64() / profile.latency(1).as_secs_f64());
-    }
-    LatencyProfile::from_table(
-        (1..=profile.max_batch())
-            .map(|b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1)))
-            .collect(),
-    )
+    let scaled = |profile: LatencyProfile| {
+        let mut scale = elements(key) / elements(nearest);
+        // A guess must not keep a shape from ever being tried.
+        if let Some(slo) = slo {
+            scale = scale.min(0.5 * slo.as_secs_f64() / profile.latency(1).as_secs_f64());
+        }
+        LatencyProfile::from_table(
+            (1..=profile.max_batch())
+                .map(|b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1)))
+                .collect(),
+        )
+    };
+    queue.profiles().into_iter().map(scaled).collect()
 }
 
 /// Positions of the outputs that a request asks for, in its order; `None`: all.

@@ -28,7 +28,7 @@ pub struct Waiting {
 impl Job {
     /// Answers a request that was not admitted.
     pub(super) fn reject(self, reject: &Reject, now: Time) {
-        let profile = self.queue.refiner.lock().profile().clone();
+        let profile = self.queue.refiner(0).lock().profile().clone();
         self.call.reject(reject, &profile, now);
     }
 }

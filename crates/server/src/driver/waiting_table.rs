@@ -100,7 +100,7 @@ impl WaitingTable {
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);
         if job.queue.drops && start > now && start != Time::MAX && request.deadline != Time::MAX {
-            let needed = job.queue.refiner.lock().profile().latency(request.size);
+            let needed = job.queue.least(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
                 return job.call.reject_busy(needed, allowed, now);

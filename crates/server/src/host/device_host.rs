@@ -400,9 +400,14 @@ impl DeviceHost {
     fn complete(&self, grant: &Grant, ran: Option<(u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
-        let refined = ran.and_then(|(rows, end)| grant.queue.refiner.lock().observe(rows, end.since(grant.dispatched)));
-        if let Some(profile) = refined {
-            cluster.set_profile(grant.queue.place, grant.queue.placed.profiles(profile));
+        let queue = &grant.queue;
+        let observe =
+            |(rows, end): (u32, Time)| queue.refiner(self.device).lock().observe(rows, end.since(grant.dispatched));
+        if ran.and_then(observe).is_some() {
+            cluster.set_profile(
+                queue.place,
+                queue.placed.profiles(|hardware| queue.refiners[hardware].lock().profile().clone()),
+            );
         }
         cluster.complete(grant.slot, grant.batch);
     }

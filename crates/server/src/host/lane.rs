@@ -219,7 +219,7 @@ impl Worker {
         let Work { head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
         let expected = match &head.grant {
-            Some(grant) => grant.queue.refiner.lock().profile().latency(launch.rows),
+            Some(grant) => grant.queue.refiner(host.device()).lock().profile().latency(launch.rows),
             None => model.profile.latency(launch.computed_rows),
         };
         let watch = Watch { post, health: model.health.clone(), device: host.device(), limit: post.limit(expected) };

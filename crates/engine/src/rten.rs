@@ -96,7 +96,8 @@ impl Engine for Rten {
             }
         }
         let (pools, threads, share) = (self.pools.clone(), options.threads, options.share);
-        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, share, memory };
+        let is_bounded = !file.has_graphs() && share.cores().is_none();
+        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, share, memory, is_bounded };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -191,6 +192,7 @@ struct Shared {
     /// Of lanes whose place does not say.
     share: Share,
     memory: Option<RunMemory>,
+    is_bounded: bool,
 }
 
 /// The tensors that a batch is at some place.
@@ -219,6 +221,10 @@ impl Model for RtenModel {
 
     fn run_memory(&self) -> Option<&RunMemory> {
         self.shared.memory.as_ref()
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.shared.is_bounded
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {

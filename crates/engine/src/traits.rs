@@ -234,6 +234,12 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// Whether any thread may run a batch and be done in about the time that it took before: what a run takes follows from the shapes of its inputs, it waits for no
+    /// device, and its lanes are not bound to cores of their own.
+    fn is_bounded(&self) -> bool {
+        false
+    }
+
     /// Why nothing of it runs any more on a device, if that is so; cheap to ask.
     fn lost(&self, _device: usize) -> Option<String> {
         None

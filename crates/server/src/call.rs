@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
-use tokio::sync::oneshot;
 
 use crate::error::ServiceError;
 use crate::executable::Executable;
 use crate::metrics::Reason;
-use crate::plan::{Admitted, Outputs};
+use crate::plan::Admitted;
+use crate::reply::Reply;
 
 /// A request that waits for its answer.
 pub struct Call {
@@ -24,7 +24,7 @@ pub struct Call {
     /// Whether the deadline is the model's SLO, not a limit that the client set.
     pub deadline_is_slo: bool,
     /// Where the answer goes. Closed: the client is gone.
-    pub reply: oneshot::Sender<Result<Outputs, ServiceError>>,
+    pub reply: Reply,
 }
 
 /// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
@@ -144,6 +144,6 @@ impl Call {
     pub(crate) fn fail(self, reason: Reason, error: ServiceError, now: Time) {
         self.executable.record_not_answered(reason, now.since(self.arrival));
         // A receiver that is gone was counted all the same: the request was not answered.
-        let _ = self.reply.send(Err(error));
+        self.reply.send(Err(error));
     }
 }

@@ -37,6 +37,7 @@ pub mod plan;
 pub mod profiler;
 pub mod refiner;
 pub mod registry;
+pub mod reply;
 pub mod segment_profiler;
 mod serve;
 pub mod service;

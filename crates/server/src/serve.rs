@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::connections::{self, ConnectionOptions, Connections, Stage};
+use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
 use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
 use crate::loader::LoadProgress;
@@ -45,7 +45,7 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
         tracing::warn!("{notice}");
     }
     scratch::clean();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("frontend").build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("server").build()?;
     let outcome = runtime.block_on(run(options));
     scratch::close();
     outcome
@@ -55,7 +55,8 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
     let connection_options = connection_options(&options);
-    let connections = Connections::new(connection_options.clone());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let connections = Connections::on(connection_options.clone(), FrontendThreads::start(cores)?);
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
     let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;

@@ -11,18 +11,20 @@ use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
 use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use crate::budget::ByteBudget;
 use crate::call::Call;
 use crate::driver::{Driver, Job, Waiting};
 use crate::error::ServiceError;
 use crate::executable::{Executable, Queue};
+use crate::host::run_own;
 use crate::loader::Loader;
 use crate::metrics::Reason;
 use crate::offload;
 use crate::options::ServerOptions;
 use crate::plan::{Admitted, Outputs, ShapeKey};
+use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
 /// When to try again where a model's share of the budget of bytes is used up.
@@ -264,7 +266,7 @@ impl Serving {
         let _input_bytes = self.hold_inputs(served, executable, admitted.bytes())?;
         executable.check_memory(&admitted)?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;
-        let (reply, answer) = oneshot::channel();
+        let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
             executable: executable.clone(),
@@ -274,12 +276,14 @@ impl Serving {
             reply,
         };
         let hosts = executable.hosts();
+        // One of several would hold up others of its thread, and have them wait for batches of their own.
+        let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
         let ticket = if hosts.is_routed() {
             let length = hosts.length(&executable.plan, &admitted)?;
-            hosts.submit(self.driver.next_request(), call(admitted), length)
+            run_own(is_alone, || hosts.submit(self.driver.next_request(), call(admitted), length))
         } else {
             let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
-            self.driver.submit(waiting, Job { call: call(admitted), queue })
+            run_own(is_alone, || self.driver.submit(waiting, Job { call: call(admitted), queue }))
         };
         let outputs = match limits.timeout {
             None => answer.await,

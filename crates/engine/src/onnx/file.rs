@@ -19,6 +19,8 @@ pub(super) struct OnnxFile {
     pub external: Vec<External>,
     /// Whether a tensor or an operator has 8-bit floats, wherever in the model.
     pub has_floats8: bool,
+    /// Whether an operator has a graph inside (`If`, `Loop`, `Scan`).
+    pub has_graphs: bool,
 }
 
 /// The top graph.
@@ -64,10 +66,11 @@ pub(super) struct External {
 
 /// Walks the file of `len` bytes.
 pub(super) fn read<R: BufRead + Seek>(from: R, len: u64) -> Result<OnnxFile, WireError> {
-    let mut parser = Parser { reader: Reader::new(from), external: Vec::new(), has_floats8: false };
+    let mut parser = Parser { reader: Reader::new(from), external: Vec::new(), has_floats8: false, has_graphs: false };
     let mut file = parser.model(len)?;
     file.external = parser.external;
     file.has_floats8 = parser.has_floats8;
+    file.has_graphs = parser.has_graphs;
     Ok(file)
 }
 
@@ -75,6 +78,7 @@ struct Parser<R> {
     reader: Reader<R>,
     external: Vec<External>,
     has_floats8: bool,
+    has_graphs: bool,
 }
 
 /// Whether a `TensorProto.DataType` is one of floats of 8 bits.
@@ -231,6 +235,7 @@ impl<R: BufRead + Seek> Parser<R> {
                     p.tensor(end)?;
                 }
                 6 | 11 => {
+                    p.has_graphs = true;
                     let end = p.end(value)?;
                     p.graph(end, depth + 1)?;
                 }

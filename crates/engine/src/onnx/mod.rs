@@ -102,6 +102,11 @@ impl Checked<'_> {
         self.file.has_floats8
     }
 
+    /// Whether the time of a run may depend on the values of its inputs: an operator repeats a graph, or chooses among some.
+    pub(crate) fn has_graphs(&self) -> bool {
+        self.file.has_graphs
+    }
+
     /// The version of the format.
     pub(crate) fn ir_version(&self) -> i64 {
         self.file.ir_version.unwrap_or_default()

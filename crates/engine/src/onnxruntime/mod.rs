@@ -259,14 +259,14 @@ impl Engine for Onnxruntime {
             let session = session.map_err(library_error)?;
             let signature = file.signature(|output| session::output(&session, output))?;
             let model = session::SessionModel::whole(&session, signature, &options.path)?;
-            return Ok(Arc::new(model.loaded(options, memory)));
+            return Ok(Arc::new(model.loaded(options, memory, file.has_graphs())));
         }
         let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let session = builder().and_then(|b| cut::optimise(b, &options.path, folder.path())).map_err(library_error)?;
         let signature = file.signature(|output| session::output(&session, output))?;
         drop(session);
         let model = cut::load(&self.runtime, options, signature, folder.path()).map_err(error)?;
-        Ok(Arc::new(model.loaded(options, memory)))
+        Ok(Arc::new(model.loaded(options, memory, file.has_graphs())))
     }
 }
 

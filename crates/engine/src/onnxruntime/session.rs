@@ -41,6 +41,7 @@ pub(super) struct SessionModel {
     share: Share,
     /// Whether its sessions have threads of their own, which are on that share.
     has_threads: bool,
+    is_bounded: bool,
 }
 
 struct Shared {
@@ -171,8 +172,8 @@ impl SessionModel {
         activations: Option<Activations>,
     ) -> Result<Self, String> {
         let shared = Arc::new(Shared { signature, memory: CpuMemory::new()?, parts });
-        let (operators, memory, path, share, has_threads) = Default::default();
-        Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads })
+        let (operators, memory, path, share, has_threads, is_bounded) = Default::default();
+        Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads, is_bounded })
     }
 
     /// The same, which was cut by this.
@@ -180,13 +181,14 @@ impl SessionModel {
         SessionModel { operators: Some(operators), ..self }
     }
 
-    /// The same, loaded as the options say, with a limit on what its runs take.
-    pub(super) fn loaded(self, options: &LoadOptions, memory: Option<Arc<RunMemory>>) -> Self {
+    /// The same, loaded as the options say, with a limit on what its runs take; `has_graphs`: its time may depend on values.
+    pub(super) fn loaded(self, options: &LoadOptions, memory: Option<Arc<RunMemory>>, has_graphs: bool) -> Self {
         SessionModel {
             memory,
             path: options.path.clone(),
             share: options.share,
             has_threads: options.threads != 1,
+            is_bounded: !has_graphs && options.share.cores().is_none(),
             ..self
         }
     }
@@ -222,6 +224,10 @@ impl Model for SessionModel {
 
     fn run_memory(&self) -> Option<&RunMemory> {
         self.memory.as_deref()
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.is_bounded
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -114,11 +115,17 @@ where
         }
         let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.leaving)));
         if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
+            let event_loop = self.connections.event_loop();
+            let stream = match move_to(&event_loop, stream) {
+                Ok(stream) => stream,
+                Err(error) => return tracing::warn!(%error, "cannot keep a connection"),
+            };
             let connection = (self.drive)(WatchedStream::new(stream, Arc::clone(&watched)), watched, peer);
-            self.tasks.spawn(async move {
+            let task = async move {
                 connection.await;
                 drop(entry);
-            });
+            };
+            self.tasks.spawn_on(task, &event_loop);
         } else if let Some(refusing) = self.connections.refuse(self.protocol, MOST_REFUSED_AT_ONCE) {
             let max = self.connections.options().max;
             self.tasks.spawn(async move {
@@ -162,6 +169,16 @@ where
         );
         self.tasks.shutdown().await;
     }
+}
+
+/// The same connection on another event loop.
+fn move_to(event_loop: &Handle, stream: TcpStream) -> io::Result<TcpStream> {
+    if event_loop.id() == Handle::current().id() {
+        return Ok(stream);
+    }
+    let stream = stream.into_std()?;
+    let _there = event_loop.enter();
+    TcpStream::from_std(stream)
 }
 
 /// Lets the kernel drop what begins a connection (SYN). A client sends it again after a second, and is refused then.

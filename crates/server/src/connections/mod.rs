@@ -11,6 +11,7 @@ mod file_limit;
 mod look;
 mod open;
 mod refusal;
+mod threads;
 mod watched;
 
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub(crate) use accept::serve;
 pub(crate) use body::{BodyError, Framing, WatchedBody};
 pub use file_limit::{default_max_connections, raise_file_limit, room_for_connections};
 pub use open::Connections;
+pub use threads::FrontendThreads;
+pub(crate) use threads::beside;
 pub(crate) use watched::{Answering, keep};
 
 /// What connections may do.

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::look::{Look, Verdict};
+use super::threads::FrontendThreads;
 use super::watched::{Request, Watched};
 use super::{ConnectionOptions, Protocol};
 
@@ -30,6 +32,7 @@ pub struct Connections(Arc<Table>);
 
 struct Table {
     options: ConnectionOptions,
+    threads: Option<FrontendThreads>,
     open: Mutex<BTreeMap<u64, Open>>,
     /// Notified when a connection has ended.
     ended: Notify,
@@ -53,10 +56,20 @@ struct Refusals {
 }
 
 impl Connections {
-    /// None yet.
+    /// None yet. They will be on whatever threads accept them.
     pub fn new(options: ConnectionOptions) -> Self {
+        Connections::with(options, None)
+    }
+
+    /// The same, on threads of their own.
+    pub fn on(options: ConnectionOptions, threads: FrontendThreads) -> Self {
+        Connections::with(options, Some(threads))
+    }
+
+    fn with(options: ConnectionOptions, threads: Option<FrontendThreads>) -> Self {
         Connections(Arc::new(Table {
             options,
+            threads,
             open: Mutex::default(),
             ended: Notify::new(),
             next: AtomicU64::new(0),
@@ -67,6 +80,11 @@ impl Connections {
 
     pub(crate) fn options(&self) -> &ConnectionOptions {
         &self.0.options
+    }
+
+    /// The event loop that the next connection is on.
+    pub(super) fn event_loop(&self) -> Handle {
+        self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
     }
 
     /// Takes in a connection, if there is room or an idle one makes some.

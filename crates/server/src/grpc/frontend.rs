@@ -23,6 +23,7 @@ use super::health::HealthService;
 use super::inference::InferenceService;
 use super::message::{self, MessageReader, WholeMessages};
 use crate::budget::ByteBudget;
+use crate::connections;
 use crate::service::Service;
 use crate::shared_memory::{Client, SharedMemory};
 
@@ -177,7 +178,7 @@ impl<S, T: Generated, H: Generated, R: Generated> Calls<S, T, H, R> {
             return Box::pin(std::future::ready(Ok(status.into_http())));
         };
         Box::pin(async move {
-            let answer = answer.await;
+            let answer = connections::beside(answer).await;
             // What the message holds of the budget it holds until it is dealt with.
             drop(held);
             answer

@@ -15,11 +15,11 @@ use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::handoff::Handoff;
 use super::history::{History, PastLaunch};
 use super::hosted_model::HostedModel;
-use super::lane::{self, Grant, Head, Outcome, Work};
+use super::lane::{self, Grant, Head, Outcome, Seat, Work};
 use super::occupancy::Occupancy;
+use super::own_launch;
 use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::call::Call;
@@ -76,8 +76,7 @@ struct Resident {
 /// A lane with a thread.
 #[derive(Clone)]
 struct HostLane {
-    /// Where it is left its work.
-    next: Arc<Handoff<Work>>,
+    seat: Arc<Seat>,
     /// Which of its model's lanes it is, or of its partition's slots.
     index: usize,
     /// Where it is.
@@ -90,7 +89,7 @@ struct HostLane {
 #[derive(Default)]
 struct Actions {
     writes: SmallVec<[Write; 1]>,
-    launches: SmallVec<[(Arc<Handoff<Work>>, Work); 2]>,
+    launches: SmallVec<[(Arc<Seat>, Work); 2]>,
     prepares: Vec<Preparation>,
     /// Lanes that have gone.
     ends: Vec<HostLane>,
@@ -169,8 +168,8 @@ impl DeviceHost {
         slot: DeviceId,
         partition: PartitionId,
     ) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
-        let next = Arc::new(Handoff::default());
-        let thread = lane::start(self.clone(), next.clone(), None)?;
+        let seat = Seat::new(None);
+        let thread = lane::start(self.clone(), seat.clone())?;
         let mut inner = self.inner.lock();
         let partitions = (0..self.shares.len() as u32).map(PartitionId);
         let mut shared_lanes: Vec<u32> =
@@ -180,7 +179,7 @@ impl DeviceHost {
         assert!(shared.is_ok(), "a device stays divided as it is");
         let lanes = inner.scheduler().shared_lanes(partition);
         let (lane, index) = (lanes[lanes.len() - 1], lanes.len() - 1);
-        inner.put_lane(lane, next, index);
+        inner.put_lane(lane, seat, index);
         inner.slots.push((slot, lane));
         Ok((inner.slots.len() - 1, thread))
     }
@@ -209,32 +208,24 @@ impl DeviceHost {
     ///
     /// # Errors
     /// If the operating system has no thread left; then there are none.
-    pub(super) fn start_lanes(
-        self: &Arc<Self>,
-        engines: Vec<Box<dyn Lane>>,
-    ) -> std::io::Result<Vec<Arc<Handoff<Work>>>> {
-        let mut started: Vec<Arc<Handoff<Work>>> = Vec::new();
+    pub(super) fn start_lanes(self: &Arc<Self>, engines: Vec<Box<dyn Lane>>) -> std::io::Result<Vec<Arc<Seat>>> {
+        let mut started: Vec<Arc<Seat>> = Vec::new();
         for engine in engines {
-            let next = Arc::new(Handoff::default());
-            let thread = lane::start(self.clone(), next.clone(), Some(Arc::new(Mutex::new(engine))));
+            let seat = Seat::new(Some(engine));
+            let thread = lane::start(self.clone(), seat.clone());
             // Threads that have started end at once if another cannot.
-            thread.inspect_err(|_| started.iter().for_each(|next| next.stop()))?;
-            started.push(next);
+            thread.inspect_err(|_| started.iter().for_each(|seat| seat.stop()))?;
+            started.push(seat);
         }
         Ok(started)
     }
 
-    /// The lanes that a policy asked for are made, and left their work there; or why they could not be.
-    pub(super) fn prepared(
-        &self,
-        model: &HostedModel,
-        lanes: &[LaneId],
-        made: Result<Vec<Arc<Handoff<Work>>>, String>,
-    ) {
+    /// The lanes that a policy asked for are made; or why they could not be.
+    pub(super) fn prepared(&self, model: &HostedModel, lanes: &[LaneId], made: Result<Vec<Arc<Seat>>, String>) {
         let ((), actions) = self.decide(model, |inner, now| {
             let made = made.and_then(|started| {
                 if inner.stopped {
-                    started.iter().for_each(|next| next.stop());
+                    started.iter().for_each(|seat| seat.stop());
                     return Err("the device is stopped".to_owned());
                 }
                 // Before they are said to be there: if nobody wants them any more they are free at once.
@@ -265,7 +256,7 @@ impl DeviceHost {
     pub fn stop(&self) {
         let mut inner = self.inner.lock();
         inner.stopped = true;
-        inner.lanes.iter().flatten().for_each(|lane| lane.next.stop());
+        inner.lanes.iter().flatten().for_each(|lane| lane.seat.stop());
         drop(inner);
         self.alarm.notify_all();
     }
@@ -427,7 +418,7 @@ impl DeviceHost {
         for (entry, outputs) in answered {
             entry.call.executable.record_alone(entry.rows, now.since(entry.call.arrival));
             // A client that is gone has nobody to tell.
-            let _ = entry.call.reply.send(Ok(outputs));
+            entry.call.reply.send(Ok(outputs));
         }
         for (entry, reason) in failed {
             // A client that left was counted by its ticket.
@@ -518,9 +509,13 @@ impl DeviceHost {
     fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops } = actions;
-            ends.iter().for_each(|lane| lane.next.stop());
-            for (next, work) in launches {
-                next.put(work);
+            ends.iter().for_each(|lane| lane.seat.stop());
+            for (seat, work) in launches {
+                let left = match self.me.upgrade() {
+                    Some(me) => own_launch::leave(&me, &seat, work),
+                    None => Some(work),
+                };
+                left.into_iter().for_each(|work| seat.put(work));
             }
             prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
             self.reply(replies, rows.unwrap_or(0));
@@ -580,7 +575,7 @@ impl DeviceHost {
                 continue;
             };
             // A client that left meanwhile has been computed for; there is nobody to tell.
-            let _ = entry.call.reply.send(Ok(outputs));
+            entry.call.reply.send(Ok(outputs));
         }
     }
 
@@ -666,21 +661,21 @@ impl DeviceHost {
 }
 
 impl Inner {
-    /// Lanes of a model, in their order, each with where it is left its work.
-    fn put_lanes(&mut self, lanes: &[LaneId], started: Vec<Arc<Handoff<Work>>>) {
+    /// Lanes of a model, in their order.
+    fn put_lanes(&mut self, lanes: &[LaneId], started: Vec<Arc<Seat>>) {
         assert_eq!(lanes.len(), started.len(), "each lane of a policy has a thread");
-        for (index, (lane, next)) in lanes.iter().zip(started).enumerate() {
-            self.put_lane(*lane, next, index);
+        for (index, (lane, seat)) in lanes.iter().zip(started).enumerate() {
+            self.put_lane(*lane, seat, index);
         }
     }
 
-    fn put_lane(&mut self, lane: LaneId, next: Arc<Handoff<Work>>, index: usize) {
+    fn put_lane(&mut self, lane: LaneId, seat: Arc<Seat>, index: usize) {
         let place = lane.0 as usize;
         if self.lanes.len() <= place {
             self.lanes.resize(place + 1, None);
         }
         let partition = self.scheduler().lane(lane).map_or(PartitionId::default(), |spec| spec.partition);
-        self.lanes[place] = Some(HostLane { next, index, partition, grant: None });
+        self.lanes[place] = Some(HostLane { seat, index, partition, grant: None });
     }
 
     fn scheduler(&self) -> &DeviceScheduler {
@@ -703,13 +698,13 @@ impl Inner {
     }
 
     /// A launch for the thread of its lane.
-    fn work(&mut self, launch: Launch) -> Option<(Arc<Handoff<Work>>, Work)> {
+    fn work(&mut self, launch: Launch) -> Option<(Arc<Seat>, Work)> {
         let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
-        let (next, index, partition, grant) = (lane.next.clone(), lane.index, lane.partition, lane.grant.take());
+        let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
         let resident = self.models.get_mut(&launch.model)?;
         resident.running += 1;
         let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
-        Some((next, Work { head: Head { launch, lane: index, partition, model, grant }, body }))
+        Some((seat, Work { head: Head { launch, lane: index, partition, model, grant }, body }))
     }
 }
 

@@ -42,6 +42,8 @@ pub struct HostedModel {
     pub engines: Arc<EngineLanes>,
     /// Runs lanes for the first time that are made while others serve.
     pub warm_up: WarmUpLanes,
+    /// The most rows of a launch that is over so soon that the thread of a frontend may run it; 0: none is.
+    pub brief_rows: u32,
 }
 
 /// Runs the engine's lanes of a device for the first time, each as what it is for.

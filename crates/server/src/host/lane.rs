@@ -98,6 +98,13 @@ pub struct Outcome {
     pub phases: Phases,
 }
 
+impl Work {
+    /// Whether it is over so soon that the thread of a frontend may run it.
+    pub fn is_brief(&self) -> bool {
+        self.head.launch.computed_rows <= self.head.model.brief_rows
+    }
+}
+
 impl Outcome {
     /// All members fail.
     pub fn failed(members: impl Iterator<Item = RequestId>, failure: &RunFailure) -> Self {
@@ -106,13 +113,43 @@ impl Outcome {
     }
 }
 
-/// A lane's thread. There is another where a run of the one before does not end.
+/// A lane of a device: its thread, and whoever else runs a launch there, has it one launch at a time.
+pub struct Seat {
+    /// Where the thread is left its work.
+    next: Handoff<Work>,
+    /// The engine's lane, of one that is for a single model.
+    engine: Option<EngineLane>,
+}
+
+impl Seat {
+    /// Of a single model, whose lane `engine` is, or of whatever models.
+    pub fn new(engine: Option<Box<dyn Lane>>) -> Arc<Self> {
+        Arc::new(Seat { next: Handoff::default(), engine: engine.map(Mutex::new) })
+    }
+
+    /// Leaves the thread a launch. Asserts that none is there.
+    pub fn put(&self, work: Work) {
+        self.next.put(work);
+    }
+
+    /// Ends the thread after its present launch.
+    pub fn stop(&self) {
+        self.next.stop();
+    }
+}
+
+/// A thread that runs launches. There is another for a lane where a run of the one before does not end.
 struct Worker {
     host: Arc<DeviceHost>,
-    next: Arc<Handoff<Work>>,
-    /// The engine's lane, of one that is for a single model; its last thread takes it along.
-    engine: Option<Arc<EngineLane>>,
+    /// The lane whose thread it is; `None`: it is no lane's.
+    seat: Option<Arc<Seat>>,
     flights: Mutex<Flights>,
+}
+
+/// A thread that has other things to do and runs a launch of a device now and then.
+pub struct Guest {
+    worker: Arc<Worker>,
+    post: Arc<Post>,
 }
 
 /// The launches that are under way on a thread, for as long as they are: whoever takes them sees to their end.
@@ -139,8 +176,7 @@ struct Run<'a> {
     model: Arc<HostedModel>,
     watch: Watch<'a>,
     host: &'a DeviceHost,
-    /// That of the lane, if it has one of its own.
-    engine: Option<&'a EngineLane>,
+    seat: Arc<Seat>,
     /// Which of the model's lanes, as far as it matters.
     lane: usize,
     is_granted: bool,
@@ -160,23 +196,46 @@ enum Stage<'a> {
     Over(Outcome),
 }
 
-/// Starts the thread of a lane that is left its work in `next`. `engine`: what it runs on, if it is for a single model.
+/// Starts the thread of a lane.
 ///
 /// # Errors
 /// If the operating system has no thread left.
-pub fn start(
-    host: Arc<DeviceHost>,
-    next: Arc<Handoff<Work>>,
-    engine: Option<Arc<EngineLane>>,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
+pub fn start(host: Arc<DeviceHost>, seat: Arc<Seat>) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("lane-{}", host.device());
-    let worker = Arc::new(Worker { host, next, engine, flights: Mutex::default() });
-    std::thread::Builder::new().name(name).spawn(move || worker.work())
+    let worker = Arc::new(Worker { host, seat: Some(seat.clone()), flights: Mutex::default() });
+    std::thread::Builder::new().name(name).spawn(move || worker.work(&seat))
+}
+
+impl Guest {
+    /// The calling thread, on a device.
+    pub fn at(host: Arc<DeviceHost>) -> Arc<Self> {
+        let worker = Arc::new(Worker { host, seat: None, flights: Mutex::default() });
+        let owner: Weak<Worker> = Arc::downgrade(&worker);
+        let post = worker.host.watchdog().post(owner);
+        Arc::new(Guest { worker, post })
+    }
+
+    /// Whether it is on this device.
+    pub fn is_at(&self, host: &Arc<DeviceHost>) -> bool {
+        Arc::ptr_eq(&self.worker.host, host)
+    }
+
+    /// Whether nobody else knows the device any more.
+    pub fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.worker.host) == 1
+    }
+
+    /// Runs a launch of a lane and sees to what comes of it; false if somebody else did, as it took too long: this is no guest there any more.
+    pub fn run(&self, seat: &Arc<Seat>, work: Work) -> bool {
+        let Some(begun) = self.worker.begin(&self.post, seat, work) else { return false };
+        let (begin, outcome) = self.worker.end(begun, Time::ZERO);
+        self.worker.finish(begin, self.worker.host.clock().now(), outcome)
+    }
 }
 
 impl Worker {
-    /// The life of the thread.
-    fn work(self: Arc<Self>) {
+    /// The life of a lane's thread.
+    fn work(self: Arc<Self>, seat: &Arc<Seat>) {
         Pinned::stay();
         let owner: Weak<Worker> = Arc::downgrade(&self);
         let host = &*self.host;
@@ -188,34 +247,42 @@ impl Worker {
             let begun = match next.take() {
                 Some(begun) => begun,
                 None => {
-                    let Some(work) = self.next.take() else { return };
-                    let Some(begun) = self.begin(&post, work) else { return };
+                    let Some(work) = seat.next.take() else { return };
+                    let Some(begun) = self.begin(&post, seat, work) else { return };
                     begun
                 }
             };
             // What comes while the device is at work is given to it at once.
             if let Some(spare) = begun.spare()
-                && let Some(work) = self.next.take_within(spare)
+                && let Some(work) = seat.next.take_within(spare)
             {
-                let Some(begun) = self.begin(&post, work) else { return };
+                let Some(begun) = self.begin(&post, seat, work) else { return };
                 next = Some(begun);
             }
             let (begin, outcome) = self.end(begun, done);
             done = host.clock().now();
-            let mut flights = self.flights.lock();
-            if flights.left_behind.is_some() {
+            if !self.finish(begin, done, outcome) {
                 return;
-            }
-            let head = flights.launches.pop_front();
-            drop(flights);
-            if let Some((head, _)) = head {
-                host.finish(head, begin, done, outcome);
             }
         }
     }
 
-    /// Begins a launch; `None` if the thread was left behind.
-    fn begin<'a>(&'a self, post: &'a Post, work: Work) -> Option<Begun<'a>> {
+    /// The first of its launches has ended; false if the thread was left behind, and the launch seen to.
+    fn finish(&self, begin: Time, end: Time, outcome: Outcome) -> bool {
+        let mut flights = self.flights.lock();
+        if flights.left_behind.is_some() {
+            return false;
+        }
+        let head = flights.launches.pop_front();
+        drop(flights);
+        if let Some((head, _)) = head {
+            self.host.finish(head, begin, end, outcome);
+        }
+        true
+    }
+
+    /// Begins a launch of a lane; `None` if the thread was left behind.
+    fn begin<'a>(&'a self, post: &'a Post, seat: &Arc<Seat>, work: Work) -> Option<Begun<'a>> {
         let Work { head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
         let expected = match &head.grant {
@@ -225,8 +292,8 @@ impl Worker {
         let watch = Watch { post, health: model.health.clone(), device: host.device(), limit: post.limit(expected) };
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
         let (is_granted, lane) = (head.grant.is_some(), head.lane);
-        let engine = self.engine.as_deref();
-        let run = Run { model, watch, host, engine, lane, is_granted, segments, rows, computed_rows, length };
+        let seat = seat.clone();
+        let run = Run { model, watch, host, seat, lane, is_granted, segments, rows, computed_rows, length };
         let begin = host.begin(head.partition);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
@@ -271,7 +338,7 @@ impl Run<'_> {
         if let Some(reason) = self.watch.health.refuses() {
             return Err(RunFailure::Refused(reason));
         }
-        let engine = self.engine.map(Mutex::lock).or_else(|| self.model.engines.lane(self.lane));
+        let engine = self.seat.engine.as_ref().map(Mutex::lock).or_else(|| self.model.engines.lane(self.lane));
         match engine {
             Some(mut lane) => run(&mut **lane),
             None => Err(RunFailure::Engine(format!("the model has no lane on device {}", self.watch.device))),
@@ -321,7 +388,8 @@ impl Owner for Worker {
             std::mem::take(&mut flights.launches)
         };
         let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
-        if let Err(error) = start(host.clone(), self.next.clone(), self.engine.clone()) {
+        let started = self.seat.as_ref().map_or(Ok(()), |seat| start(host.clone(), seat.clone()).map(drop));
+        if let Err(error) = started {
             host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", host.device()));
         }
         for (head, begin) in launches {

@@ -25,6 +25,9 @@ use crate::plan::BatchPlan;
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
+/// Launches that take no longer may be run by the thread of a frontend: less than its other clients notice, and no more than two threads take to change places.
+const BRIEF: Duration = Duration::from_micros(100);
+
 /// Why a device policy cannot have a model that can be served otherwise.
 #[derive(Debug, thiserror::Error)]
 #[error("the device policy '{policy}' cannot have this model: {reason}")]
@@ -121,6 +124,13 @@ pub enum LanesWanted {
     AnyDevice(usize),
 }
 
+/// The most rows of a launch that a frontend's thread may run; 0: none.
+pub(super) fn brief_rows(model: &dyn Model, plan: &BatchPlan, profile: &LatencyProfile) -> u32 {
+    // Where shapes vary, others than those that were measured may take longer.
+    let may_be_brief = model.is_bounded() && !plan.has_varying_shapes();
+    (1..=profile.max_batch()).take_while(|rows| may_be_brief && profile.latency(*rows) <= BRIEF).last().unwrap_or(0)
+}
+
 /// A version on some of its devices. If it cannot be on all, those forget it again.
 struct Started<'a> {
     setup: LaneSetup<'a>,
@@ -160,6 +170,7 @@ impl<'a> Started<'a> {
             health: self.health.clone(),
             engines,
             warm_up: setup.warm_up.clone(),
+            brief_rows: brief_rows(&**setup.model, &setup.plan, &setup.profile),
         });
         host.add_model(model.clone(), policy.named(format!("{} {}", setup.name, setup.version)), own)?;
         self.devices.push((host.clone(), model));

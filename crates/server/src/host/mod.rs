@@ -13,6 +13,7 @@
 //! ```
 //!
 //! A policy may ask for lanes in another partition while those it has serve: `preparation.rs` makes them on a thread of their own, and the policy switches to them between two launches.
+//! The thread of a frontend whose request is launched at once runs the launch itself where that is brief (`own_launch.rs`).
 //!
 //! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
 //! lock, hears the decisions, and carries them out after it.
@@ -28,6 +29,7 @@ mod lane;
 mod lane_setup;
 mod metrics;
 mod occupancy;
+mod own_launch;
 mod padding;
 mod padding_check;
 mod padding_watch;
@@ -43,4 +45,5 @@ pub use hosted_model::{HostedModel, WarmUpLanes};
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};
 pub use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding, start, start_granted};
 pub use metrics::{LaneMetrics, LaneMetricsFamily};
+pub use own_launch::run_own;
 pub use padding::Padding;

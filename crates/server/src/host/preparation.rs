@@ -8,9 +8,8 @@ use downbeat_engine::Place;
 use parking_lot::Mutex;
 
 use super::device_host::DeviceHost;
-use super::handoff::Handoff;
 use super::hosted_model::HostedModel;
-use super::lane::Work;
+use super::lane::Seat;
 use crate::watchdog::Owner;
 
 /// Lanes that a policy has asked for.
@@ -25,8 +24,8 @@ pub struct Preparation {
     pub specs: Vec<LaneSpec>,
 }
 
-/// Where lanes are left their work.
-type Made = Vec<Arc<Handoff<Work>>>;
+/// Lanes with a thread each.
+type Made = Vec<Arc<Seat>>;
 
 /// Somebody makes lanes.
 struct Preparing {
@@ -59,7 +58,7 @@ impl Preparing {
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(partition, specs)));
         let mut made = made.unwrap_or_else(|_| Err("making them ended in a panic: this is a defect".to_owned()));
         if let Some(reason) = post.end() {
-            made.iter().flatten().for_each(|next| next.stop());
+            made.iter().flatten().for_each(|seat| seat.stop());
             made = Err(reason);
         }
         self.tell(made);
@@ -79,7 +78,7 @@ impl Preparing {
         match self.lanes.lock().take() {
             Some(lanes) => self.host.prepared(&self.model, &lanes, made),
             // The thread was left behind.
-            None => made.iter().flatten().for_each(|next| next.stop()),
+            None => made.iter().flatten().for_each(|seat| seat.stop()),
         }
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use super::device_host::DeviceHost;
 use super::hosted_model::{HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
+use super::lane_setup::brief_rows;
 use super::tensors::BatchTensors;
 use crate::call::Call;
 use crate::clock::Clock;
@@ -22,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
 use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
 /// What a client waits for.
@@ -69,6 +71,7 @@ impl Served {
         let place = Place { device: 0, share: host.share(partition) };
         let lanes = policy.build().unwrap().policy.lanes(partition);
         let engines = lanes.iter().map(|_| model.lane_at(place).unwrap()).collect();
+        let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
         let model = Arc::new(HostedModel {
             id: ModelId(0),
             health: Arc::new(ModelHealth::new(name.clone(), version.clone())),
@@ -77,8 +80,9 @@ impl Served {
             device: 0,
             partition,
             policy_name: policy.policy().name(),
-            tensors: BatchTensors { plan, rings: None, padding: None, watch: None },
-            profile: LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap(),
+            tensors: BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None },
+            brief_rows: brief_rows(&*model, &plan, &profile),
+            profile,
             exits: [].into(),
             metrics: metrics.lanes().lanes("m", "1", 0),
             engines: Arc::default(),
@@ -93,7 +97,7 @@ impl Served {
 
     /// Sends a request of one item, which is its answer too.
     pub fn send(&self, item: u8) -> (RequestId, Answer) {
-        let (reply, answer) = oneshot::channel();
+        let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
             admitted,

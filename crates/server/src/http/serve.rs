@@ -94,7 +94,7 @@ impl<S: Service> Answers for Frontend<S> {
         }
         parts.extensions.insert(client);
         let request = Request::from_parts(parts, axum::body::Body::new(body));
-        match self.router.clone().call(request).await {
+        match connections::beside(self.router.clone().call(request)).await {
             Ok(response) => response.map(AnswerBody::Routed),
             Err(never) => match never {},
         }

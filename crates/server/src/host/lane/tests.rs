@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::thread::ThreadId;
 use std::time::Duration as StdDuration;
 
 use downbeat_core::LatencyProfile;
@@ -16,6 +17,7 @@ use parking_lot::Condvar;
 use serde::{Deserialize, Serialize};
 
 use super::super::PastLaunch;
+use super::super::own_launch::run_own;
 use super::super::served::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
@@ -103,6 +105,8 @@ struct Device {
 #[derive(Default)]
 struct DeviceState {
     enqueued: u32,
+    /// Who gave it its launches.
+    threads: Vec<ThreadId>,
     /// How many launches are over, of those that were enqueued first.
     over: u32,
     /// Launches that fail, when they are enqueued or in the end.
@@ -142,6 +146,7 @@ impl Lane for Echo {
     fn enqueue(&mut self, _range: Range<usize>, state: State) -> Result<Box<dyn Pending>, RunError> {
         let mut its = self.0.state.lock();
         its.enqueued += 1;
+        its.threads.push(std::thread::current().id());
         self.0.changed.notify_all();
         let number = its.enqueued;
         if its.refused.contains(&number) {
@@ -170,15 +175,23 @@ impl Pending for EchoPending {
     }
 }
 
-struct EchoModel(Signature, Arc<Device>);
+struct EchoModel {
+    signature: Signature,
+    device: Arc<Device>,
+    is_bounded: bool,
+}
 
 impl Model for EchoModel {
     fn signature(&self) -> &Signature {
-        &self.0
+        &self.signature
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.is_bounded
     }
 
     fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
-        Ok(Box::new(Echo(self.1.clone())))
+        Ok(Box::new(Echo(self.device.clone())))
     }
 }
 
@@ -190,9 +203,18 @@ struct OneLane {
 
 impl OneLane {
     fn new(limits: RunLimits) -> OneLane {
+        OneLane::of(limits, false)
+    }
+
+    /// Whose launches any thread may run.
+    fn with_brief_launches(limits: RunLimits) -> OneLane {
+        OneLane::of(limits, true)
+    }
+
+    fn of(limits: RunLimits, is_bounded: bool) -> OneLane {
         let device = Arc::new(Device::default());
         let policy = ModelSpec::new(&AtOnceOptions, PartitionId::default());
-        let engine = Arc::new(EchoModel(served::signature(), device.clone()));
+        let engine = Arc::new(EchoModel { signature: served::signature(), device: device.clone(), is_bounded });
         let served = Served::new(engine, policy, &[], limits, Arc::new(|_, _, _| Ok(())));
         OneLane { served, device }
     }
@@ -284,4 +306,77 @@ fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
         std::thread::yield_now();
     }
     assert_eq!(item(served.send(3)), 3);
+}
+
+#[test]
+fn a_brief_launch_runs_on_the_thread_that_brought_its_request() {
+    let me = std::thread::current().id();
+    for (may, is_bounded, here) in [(true, true, true), (true, false, false), (false, true, false)] {
+        let served = OneLane::of(RunLimits::default(), is_bounded);
+        served.device.end(1000);
+        let mut answer = run_own(may, || served.send(7));
+        if here {
+            // Answered before the thread goes on.
+            assert_eq!(answer.try_recv().unwrap().unwrap()[0].data[0], 7);
+        } else {
+            assert_eq!(item(answer), 7);
+        }
+        let threads = served.device.state.lock().threads.clone();
+        assert_eq!(threads == [me], here, "the thread may: {may}, the launch is bounded: {is_bounded}");
+    }
+}
+
+#[test]
+fn a_thread_runs_one_launch_of_its_own_and_the_lanes_thread_the_next() {
+    let served = OneLane::with_brief_launches(RunLimits::default());
+    served.device.end(1000);
+    let me = std::thread::current().id();
+    let (mine, other) = run_own(true, || (served.send(1), served.send(2)));
+    assert_eq!((item(mine), item(other)), (1, 2));
+    let threads = served.device.state.lock().threads.clone();
+    assert_eq!((threads.len(), threads.iter().filter(|thread| **thread == me).count()), (2, 1));
+    // It takes none any more.
+    assert_eq!(item(served.send(3)), 3);
+    assert_ne!(served.device.state.lock().threads.last(), Some(&me));
+}
+
+#[test]
+fn a_launch_is_its_lanes_again_where_the_thread_that_brought_it_panics() {
+    let served = OneLane::with_brief_launches(RunLimits::default());
+    served.device.end(1000);
+    let (keep, kept) = std::sync::mpsc::channel();
+    let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        run_own(true, || {
+            keep.send(served.send(5)).unwrap();
+            panic!("on purpose");
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(item(kept.recv().unwrap()), 5);
+    assert_ne!(served.device.state.lock().threads, [std::thread::current().id()]);
+}
+
+#[test]
+fn a_brief_launch_that_does_not_end_is_answered_by_others_and_its_thread_goes_on_when_it_does() {
+    let least = Duration::from_millis(1);
+    let limits = RunLimits { factor: 1, least, ..RunLimits::default() };
+    let served = Arc::new(OneLane::with_brief_launches(limits));
+    let its = served.clone();
+    let (answers, answered) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        // Stays in the engine until the device is done.
+        run_own(true, || answers.send(its.send(1)).unwrap());
+        let health = &its.served.model.health;
+        while health.left_behind() > 0 || health.refuses().is_some() {
+            std::thread::yield_now();
+        }
+        let mut again = run_own(true, || its.send(2));
+        (again.try_recv().map(|answer| answer.unwrap()[0].data[0]), std::thread::current().id())
+    });
+    let error = failure(answered.recv().unwrap());
+    assert!(error.contains("the most that it may take"), "{error}");
+    served.device.end(1000);
+    let (again, guest) = thread.join().unwrap();
+    assert_eq!(again.unwrap(), 2);
+    assert_eq!(served.device.state.lock().threads, [guest, guest]);
 }

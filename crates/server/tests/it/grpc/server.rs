@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
-use downbeat_server::connections::{ConnectionOptions, Connections, Stage, bind};
+use downbeat_server::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
 use downbeat_server::grpc::{self, GrpcOptions};
 use downbeat_server::shared_memory::SharedMemory;
 use tokio::sync::watch;
@@ -39,7 +39,7 @@ impl Server {
         let service = Arc::new(EchoService::default());
         let memory = Arc::new(SharedMemory::new());
         let (stage, stages) = watch::channel(Stage::Serving);
-        let connections = Connections::new(connections);
+        let connections = Connections::on(connections, FrontendThreads::start(2).unwrap());
         let task = tokio::spawn(grpc::serve(listener, connections, Arc::clone(&service), memory, options, stages));
         Server { service, address, task, stage }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_server::connections::{ConnectionOptions, Connections, Stage, bind};
+use downbeat_server::connections::{ConnectionOptions, Connections, FrontendThreads, Stage, bind};
 use downbeat_server::http::{HttpOptions, HttpState, serve};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,7 +35,12 @@ impl Server {
         let service = Arc::new(MemoryService::default());
         let (stage, stages) = watch::channel(Stage::Serving);
         let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
-        let task = tokio::spawn(serve(listener, Connections::new(connections), state, stages));
+        let task = tokio::spawn(serve(
+            listener,
+            Connections::on(connections, FrontendThreads::start(2).unwrap()),
+            state,
+            stages,
+        ));
         Server { address, service, stage, task }
     }
 

@@ -1,0 +1,83 @@
+//! The threads that connections are on.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use crate::reply;
+
+/// Answers that are delivered before connections get their turn.
+const MOST_AT_ONCE: usize = 256;
+
+thread_local! {
+    /// Where a thread of connections leaves what may take its time.
+    static OTHERS: RefCell<Option<Handle>> = const { RefCell::new(None) };
+}
+
+/// Threads with an event loop each. A connection stays on one of them, so that a request is read, answered and, where it is brief, run without a change of threads, and
+/// no thread is woken to look for work that another has.
+#[derive(Debug)]
+pub struct FrontendThreads {
+    loops: Vec<(Handle, oneshot::Sender<()>)>,
+    next: AtomicUsize,
+}
+
+impl FrontendThreads {
+    /// Starts so many, at least one; from a runtime, which does [for them](beside) what may take its time. They end when this is dropped, and with them what is on them.
+    ///
+    /// # Errors
+    /// If the operating system has no thread or no file descriptor left.
+    pub fn start(threads: usize) -> io::Result<Self> {
+        let start = |_| {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let (end, ended) = oneshot::channel();
+            let (handle, others) = (runtime.handle().clone(), Handle::current());
+            let life = move || {
+                OTHERS.set(Some(others));
+                runtime.block_on(deliver(ended));
+            };
+            std::thread::Builder::new().name("frontend".to_owned()).spawn(life)?;
+            Ok((handle, end))
+        };
+        Ok(FrontendThreads {
+            loops: (0..threads.max(1)).map(start).collect::<io::Result<_>>()?,
+            next: AtomicUsize::new(0),
+        })
+    }
+
+    /// The event loop of the next connection: each in turn.
+    pub(super) fn next(&self) -> Option<&Handle> {
+        let next = self.next.fetch_add(1, Relaxed);
+        self.loops.get(next % self.loops.len().max(1)).map(|(handle, _)| handle)
+    }
+}
+
+/// Delivers the answers that come to the requests of this thread, until whoever started it has gone.
+async fn deliver(mut ended: oneshot::Receiver<()>) {
+    let mut answers = reply::of_this_thread();
+    let mut some = Vec::with_capacity(MOST_AT_ONCE);
+    loop {
+        tokio::select! {
+            _ = &mut ended => return,
+            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => some.drain(..).for_each(reply::Delivery::deliver),
+        }
+    }
+}
+
+/// Does `work` where it holds up no connection: what looks at files, or waits for a lock that is held while files are looked at. Dropping this ends it.
+pub(crate) async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let Some(others) = OTHERS.with_borrow(Clone::clone) else { return work.await };
+    let mut task = JoinSet::new();
+    task.spawn_on(work, &others);
+    match task.join_next().await {
+        Some(Ok(done)) => done,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime ends, and this with it.
+        Some(Err(_)) | None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,108 @@
+//! The way of an answer from whoever has it to the request that waits for it.
+
+use std::cell::RefCell;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::ServiceError;
+use crate::plan::Outputs;
+
+/// What a request is answered with.
+pub type Answer = Result<Outputs, ServiceError>;
+
+thread_local! {
+    /// How answers come to the requests of this thread, if it is one of an event loop that takes them together.
+    static WAY: RefCell<Option<mpsc::UnboundedSender<Delivery>>> = const { RefCell::new(None) };
+}
+
+/// Where the answer of a request goes. An event loop is woken once for all answers of a batch, not for each.
+pub struct Reply {
+    to: oneshot::Sender<Answer>,
+    way: Option<mpsc::UnboundedSender<Delivery>>,
+}
+
+/// An answer on its way.
+pub struct Delivery {
+    to: oneshot::Sender<Answer>,
+    answer: Answer,
+}
+
+impl Reply {
+    /// For a request of the calling thread, which waits for its answer there.
+    pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
+        let (to, answer) = oneshot::channel();
+        (Reply { to, way: WAY.with_borrow(Clone::clone) }, answer)
+    }
+
+    /// Whether the client has gone.
+    pub fn is_closed(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    /// Answers the request. A client that has gone has nobody to tell.
+    pub fn send(self, answer: Answer) {
+        let delivery = Delivery { to: self.to, answer };
+        let elsewhere = |way: &mpsc::UnboundedSender<_>| {
+            WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)))
+        };
+        match self.way.filter(elsewhere) {
+            None => delivery.deliver(),
+            // An event loop that has ended has no request that waits, and the answer is dropped there as here.
+            Some(way) => drop(way.send(delivery)),
+        }
+    }
+}
+
+impl Delivery {
+    /// Hands the answer over.
+    pub fn deliver(self) {
+        // A client that has gone has nobody to tell.
+        let _ = self.to.send(self.answer);
+    }
+}
+
+/// From now on answers to requests of this thread come here, for the thread to deliver.
+pub fn of_this_thread() -> mpsc::UnboundedReceiver<Delivery> {
+    let (way, answers) = mpsc::unbounded_channel();
+    WAY.set(Some(way));
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(answer: Answer) -> Vec<u8> {
+        answer.unwrap()[0].data.to_vec()
+    }
+
+    fn answer(byte: u8) -> Answer {
+        Ok([crate::plan::OutputPart { shape: vec![1], data: vec![byte].into() }].into_iter().collect())
+    }
+
+    #[test]
+    fn answers_from_other_threads_come_together_and_own_ones_at_once() {
+        let mut way = of_this_thread();
+        let (replies, mut waiting): (Vec<_>, Vec<_>) = (0..3).map(|_| Reply::channel()).unzip();
+        let (own, mut mine) = Reply::channel();
+        std::thread::spawn(move || (1..).zip(replies).for_each(|(byte, reply)| reply.send(answer(byte))))
+            .join()
+            .unwrap();
+        own.send(answer(9));
+        assert_eq!(bytes(mine.try_recv().unwrap()), [9]);
+        assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "they are not delivered yet");
+        let mut come = Vec::new();
+        assert_eq!(way.blocking_recv_many(&mut come, 10), 3);
+        come.into_iter().for_each(Delivery::deliver);
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        assert_eq!(got, [[1], [2], [3]]);
+    }
+
+    #[test]
+    fn a_thread_without_a_way_is_answered_at_once() {
+        let (reply, mut mine) = std::thread::spawn(Reply::channel).join().unwrap();
+        assert!(!reply.is_closed());
+        reply.send(answer(1));
+        assert_eq!(bytes(mine.try_recv().unwrap()), [1]);
+    }
+}

@@ -10,7 +10,7 @@ use downbeat_core::cluster::{
     Answer, Demand, Grant, Matchmaker, ModelOptions, ModelQueue, NetworkBudget, Output, Shard,
 };
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, ModelId, Time};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::alarm::Alarm;
 use crate::newest::Newest;
@@ -121,6 +121,10 @@ pub struct Cluster<H: Handler> {
     demands: Box<[PublishedDemand]>,
     /// How often any of them has changed.
     demand_changes: AtomicU64,
+    /// By device: when it will be done with what others run there, in nanoseconds.
+    loads: RwLock<Vec<AtomicU64>>,
+    /// How often any of them has changed.
+    load_changes: AtomicU64,
     kinds: u32,
     planned: Option<u32>,
     members: Mutex<Members>,
@@ -203,6 +207,8 @@ struct MatchmakerDesk {
     models: Vec<(u32, Arc<Newest>)>,
     /// Where models that were removed have theirs: none.
     gone: Arc<Newest>,
+    /// The changes of loads that it has heard of.
+    load_changes: u64,
 }
 
 enum ToMatchmaker {
@@ -268,11 +274,14 @@ impl<H: Handler> Cluster<H> {
                 matchmaker,
                 models: Vec::new(),
                 gone: Arc::new(Newest::new(kinds as usize)),
+                load_changes: 0,
             }),
             alarm: Alarm::new(shards + 1),
             expected_free_ns: AtomicU64::new(expected_free.as_nanos()),
             demands: (0..shards).map(|_| PublishedDemand::default()).collect(),
             demand_changes: AtomicU64::new(0),
+            loads: RwLock::new(devices.iter().map(|_| AtomicU64::new(0)).collect()),
+            load_changes: AtomicU64::new(0),
             kinds,
             planned,
             members: Mutex::new(Members {
@@ -366,6 +375,7 @@ impl<H: Handler> Cluster<H> {
             let mut members = self.members.lock();
             device = DeviceId(members.devices.len() as u32);
             members.devices.push(Some(kind));
+            self.loads.write().push(AtomicU64::new(0));
             self.matchmaker.put(ToMatchmaker::AddDevice(kind));
             self.tell_devices(&members, kind);
         }
@@ -383,6 +393,18 @@ impl<H: Handler> Cluster<H> {
             self.tell_devices(&members, kind);
         }
         self.work(Round::everywhere(self.shards.len()));
+    }
+
+    /// When a device will probably be done with what others than the scheduler run there; [`Time::ZERO`]: there is nothing, as at first. Of the devices
+    /// that could take a batch the one that is done first gets it; none waits for that ([`Matchmaker::set_load`]). So nobody is woken up: the matchmaker
+    /// finds it when it next grants something. Of one device this is to be said by one thread at a time. Unknown: nothing happens.
+    pub fn set_load(&self, device: DeviceId, until: Time) {
+        let loads = self.loads.read();
+        let Some(load) = loads.get(device.0 as usize) else { return };
+        if load.load(Ordering::Relaxed) != until.as_nanos() {
+            load.store(until.as_nanos(), Ordering::Relaxed);
+            self.load_changes.fetch_add(1, Ordering::Release);
+        }
     }
 
     fn tell_devices(&self, members: &Members, kind: DeviceKind) {
@@ -575,8 +597,17 @@ impl<H: Handler> Cluster<H> {
             desk.handle(message, || self.handler.now());
             messages += 1;
         }
-        let matchmaker = &mut desk.matchmaker;
         let now = self.handler.now();
+        let changes = self.load_changes.load(Ordering::Acquire);
+        let matchmaker = &mut desk.matchmaker;
+        if changes != std::mem::replace(&mut desk.load_changes, changes) {
+            for (device, load) in (0..).map(DeviceId).zip(self.loads.read().iter()) {
+                let until = Time::from_nanos(load.load(Ordering::Relaxed));
+                if matchmaker.machine().load(device) != until {
+                    matchmaker.apply(now, Input::SetLoad(device, until));
+                }
+            }
+        }
         matchmaker.handle_timeout(now);
         while let Some(grant) = matchmaker.poll_grant() {
             let shard = desk.models[grant.model.0 as usize].0 as usize;

@@ -84,6 +84,10 @@ pub enum Answer {
 /// and can be released (§3.2). A device is busy from its grant to its completion event. When it was expected to be free is kept
 /// for planning only: a device that is overdue is still busy, and gets nothing until it is done.
 ///
+/// **Load.** A device may run what others than the scheduler send there: [`Matchmaker::set_load`] says when that will probably be done. It is a
+/// preference among devices that could take a batch, the earliest first and those that have none before all, and never a reason to wait: a device without
+/// a batch takes one whatever else it runs.
+///
 /// **Sending ahead.** A batch whose way to the device takes `delay` may be sent `delay` before the device is expected to be free, so
 /// that the device does not wait for it. So a device may hold two batches, one that it runs (or that is on its way to it) and one behind
 /// that, and never more. Among the devices that a candidate can have as soon as it gets there, the one with the smallest id is taken, idle
@@ -92,14 +96,15 @@ pub enum Answer {
 /// way early rather than late.
 ///
 /// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's batch now, those of the kind fastest
-/// for the model are taken, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
+/// for the model are taken, of these the least loaded, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
 /// one, though the slower kind's window (which opens earlier) is open: the faster device will take it, and
 /// more of it. Kinds equally fast for a model are one kind to it.
 ///
 /// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate that finds its limit reached is *parked*
 /// until a batch of one of these models is done.
 ///
-/// `O(K (K + log M + log D))` an event with K kinds, and once for each that was parked; nothing is allocated but when a model, a kind or a
+/// `O(K (K + log M + log D))` an event with K kinds, and once for each that was parked; `D` more where the first device that could take a batch is
+/// loaded. Nothing is allocated but when a model, a kind or a
 /// device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
@@ -191,6 +196,8 @@ struct DeviceState {
     second: Option<Sent>,
     /// When `first` is expected to be done.
     free_at: Time,
+    /// When what others run there is expected to be done; `Time::ZERO`: there is nothing.
+    load: Time,
 }
 
 /// A batch that was sent to a device.
@@ -272,7 +279,8 @@ impl Matchmaker {
         self.free += 1;
         self.present += 1;
         let (granted, first, second) = (None, None, None);
-        self.devices.push(DeviceState { kind, place, present: true, granted, first, second, free_at: Time::ZERO });
+        let (free_at, load) = (Time::ZERO, Time::ZERO);
+        self.devices.push(DeviceState { kind, place, present: true, granted, first, second, free_at, load });
         id
     }
 
@@ -299,6 +307,19 @@ impl Matchmaker {
             self.landed(model);
         }
         Some(was.kind)
+    }
+
+    /// When a device will probably be done with what others than the scheduler run there; `Time::ZERO`: there is nothing, as at first. It
+    /// counts from the next grant on, and none is due for it. Unknown: nothing happens.
+    pub fn set_load(&mut self, device: DeviceId, until: Time) {
+        if let Some(state) = self.devices.get_mut(device.0 as usize) {
+            state.load = until;
+        }
+    }
+
+    /// What [`Matchmaker::set_load`] said of a device last; `Time::ZERO` for one that is unknown.
+    pub fn load(&self, device: DeviceId) -> Time {
+        self.devices.get(device.0 as usize).map_or(Time::ZERO, |state| state.load)
     }
 
     /// Devices present.
@@ -515,16 +536,15 @@ impl Matchmaker {
     /// The device (its place) of this kind that the model's candidate takes now, if there is one.
     fn device_for(&mut self, kind: usize, model: u32) -> Option<u32> {
         let candidate = self.candidate(kind, model)?;
-        let KindState { ready, devices, .. } = &self.kinds[kind];
-        let mut found = ready.first_by(self.now + candidate.delay);
+        let mut found = self.least_loaded(kind, self.now + candidate.delay);
         if found.is_none() && self.sends_ahead {
-            let earliest = ready.earliest();
+            let earliest = self.kinds[kind].ready.earliest();
             if earliest <= candidate.latest && earliest <= self.now + self.kinds[kind].reach() {
-                found = ready.first_by(earliest);
+                found = self.least_loaded(kind, earliest);
             }
         }
         let place = found?;
-        let device = &self.devices[devices[place as usize].0 as usize];
+        let device = &self.devices[self.kinds[kind].devices[place as usize].0 as usize];
         if device.first.is_some() && device.free_at <= self.now {
             // Overdue: nobody knows when it will be done.
             self.kinds[kind].ready.set(place, Time::MAX);
@@ -533,11 +553,23 @@ impl Matchmaker {
         Some(place)
     }
 
+    /// The device (its place) of this kind that is to take a batch, of those that can begin one by a time.
+    fn least_loaded(&self, kind: usize, by: Time) -> Option<u32> {
+        let KindState { ready, devices, .. } = &self.kinds[kind];
+        let load = |place: u32| self.load(devices[place as usize]);
+        let first = ready.first_by(by)?;
+        if load(first) == Time::ZERO {
+            return Some(first);
+        }
+        ready.all_by(by).min_by_key(|place| (load(*place), *place))
+    }
+
     /// The kind that takes the model's batch, with a device of it, when `kind` could. None if a faster device is free and waits for its
     /// window: then the candidate is put where it waits for that.
     fn fastest(&mut self, model: u32, kind: usize, place: u32) -> Option<(usize, u32)> {
         let rank = |s: &Self, kind: usize, place: u32| {
-            (s.candidate(kind, model).map(|candidate| candidate.pace), s.kinds[kind].devices[place as usize])
+            let device = s.kinds[kind].devices[place as usize];
+            (s.candidate(kind, model).map(|candidate| candidate.pace), s.load(device), device)
         };
         let mut best = (rank(self, kind, place), kind, place);
         for other in (0..self.kinds.len()).filter(|other| *other != kind) {

@@ -56,6 +56,12 @@ impl ReadyTree {
         Some((node - self.leaves) as u32)
     }
 
+    /// All ids whose instant is `limit` or before, in order. `O(n)`.
+    pub fn all_by(&self, limit: Time) -> impl Iterator<Item = u32> {
+        let all = (0..).zip(self.minima.get(self.leaves..).unwrap_or_default());
+        all.filter(move |(_, at)| **at <= limit && **at != Time::MAX).map(|(id, _)| id)
+    }
+
     fn grow(&mut self, id: usize) {
         let leaves = (id + 1).next_power_of_two();
         let mut minima = vec![Time::MAX; 2 * leaves];
@@ -86,6 +92,8 @@ mod tests {
                 table[id as usize] = at;
                 let found = table.iter().position(|t| *t <= limit && *t != Time::MAX).map(|id| id as u32);
                 prop_assert_eq!(tree.first_by(limit), found);
+                let all = (0..40).filter(|id| table[*id as usize] <= limit && table[*id as usize] != Time::MAX);
+                prop_assert!(tree.all_by(limit).eq(all));
                 prop_assert_eq!(tree.earliest(), *table.iter().min().unwrap());
             }
         }

@@ -307,6 +307,13 @@ impl Scheduler {
         }
     }
 
+    /// When a device will probably be done with what others than the scheduler run there; `Time::ZERO`: there is nothing, as at first. Of the devices
+    /// that could take a batch the one that is done first is taken; none waits for it ([`Matchmaker::set_load`]). Nothing is due for it, so it needs no
+    /// time. Unknown: nothing happens.
+    pub fn set_load(&mut self, device: DeviceId, until: Time) {
+        self.matchmaker.set_load(device, until);
+    }
+
     /// The next decision.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.shard.poll_output()

@@ -250,13 +250,24 @@ impl Device {
 
     /// What is left of all launches in a partition.
     pub fn left(&self, now: Time, partition: PartitionId) -> Duration {
+        self.lefts(now, partition).fold(Duration::ZERO, |sum, (_, left)| sum + left)
+    }
+
+    /// What is left of those on lanes of models; `None`: there are none.
+    pub fn own_left(&self, now: Time, partition: PartitionId) -> Option<Duration> {
+        let own = |lane: LaneId| self.lanes.get(lane.0 as usize).is_some_and(|lane| lane.owner != Some(Owner::All));
+        let lefts = self.lefts(now, partition).filter(|(lane, _)| own(*lane)).map(|(_, left)| left);
+        lefts.reduce(|sum, left| sum + left)
+    }
+
+    /// What is left of each launch in a partition, by its lane.
+    fn lefts(&self, now: Time, partition: PartitionId) -> impl Iterator<Item = (LaneId, Duration)> {
         let progress = self.progress(now, partition);
-        let mine = self.flights.iter().filter(|(_, flight)| self.partition(flight) == Some(partition));
-        mine.map(|(id, flight)| match self.runs(*id, flight) {
-            true => flight.left.saturating_sub(progress),
-            false => flight.left,
+        let mine = self.flights.iter().filter(move |(_, flight)| self.partition(flight) == Some(partition));
+        mine.map(move |(id, flight)| match self.runs(*id, flight) {
+            true => (flight.lane, flight.left.saturating_sub(progress)),
+            false => (flight.lane, flight.left),
         })
-        .fold(Duration::ZERO, |sum, left| sum + left)
     }
 
     /// Lanes of a policy in another partition, to be made. `false` if there is no such partition.

@@ -276,8 +276,24 @@ impl DeviceScheduler {
         let Some(partition) = self.of(model).next_back().map(|(_, (resident, _))| resident.partition) else {
             return now;
         };
+        now + self.device.left(now, partition) + self.backlog(partition)
+    }
+
+    /// The same of a partition, without the batches that were granted: when it will probably have done what models' own policies have launched there or
+    /// let wait. `Time::ZERO`: there is nothing of that kind, so that whoever grants batches knows what other work its lanes share the partition with.
+    pub fn load(&self, now: Time, partition: PartitionId) -> Time {
+        let (left, backlog) = (self.device.own_left(now, partition), self.backlog(partition));
+        match left {
+            None if backlog == Duration::ZERO => Time::ZERO,
+            // An instant ago at the latest, at the beginning of time: there is something.
+            left => (now + left.unwrap_or(Duration::ZERO) + backlog).max(Time::from_nanos(1)),
+        }
+    }
+
+    /// What all policies in a partition have taken in and not launched.
+    fn backlog(&self, partition: PartitionId) -> Duration {
         let there = self.residents.values().filter(|(resident, _)| resident.partition == partition);
-        there.fold(now + self.device.left(now, partition), |at, (_, policy)| at + policy.backlog())
+        there.fold(Duration::ZERO, |sum, (_, policy)| sum + policy.backlog())
     }
 
     /// The lanes that a model's policy launches on; none for a model that is not there, or that is launched on shared ones.

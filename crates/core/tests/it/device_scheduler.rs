@@ -438,6 +438,34 @@ fn a_forecast_has_the_work_of_all_models_in_the_partition() {
 }
 
 #[test]
+fn a_load_is_the_work_of_models_with_lanes_of_their_own() {
+    let mut scheduler = DeviceScheduler::new();
+    scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1, 1] }).unwrap();
+    let lane = scheduler.shared_lanes(P0)[0];
+    add(&mut scheduler, 0, Granted::new(1));
+    add(&mut scheduler, 1, windowed());
+    scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
+    scheduler.handle_batch(at(0), batch(1, 0, lane)).unwrap();
+    assert_eq!(scheduler.load(at(0), P0), Time::ZERO, "who granted these knows of them");
+    // One that runs, and two that wait for it and are a batch.
+    (2..5).for_each(|id| scheduler.handle_request(at(0), &request(id, 1)).unwrap());
+    assert_eq!(scheduler.load(at(0), P0), at(20));
+    assert_eq!(scheduler.load(at(0), P1), Time::ZERO, "another partition");
+    assert_eq!(scheduler.load(at(0), PartitionId(9)), Time::ZERO, "not there");
+    assert_eq!(scheduler.load(at(4), P0), at(22), "it shares the partition with the batch that runs");
+    let its: Vec<Launch> = launches(&mut scheduler).into_iter().filter(|launch| launch.model == model(1)).collect();
+    assert_eq!(scheduler.load(at(40), P0), at(50), "what is late is as good as done, and still there");
+    complete(&mut scheduler, &its[0], 0, 40);
+    let next = outputs(&mut scheduler).into_iter().find_map(|output| match output {
+        DeviceOutput::Launch(launch) => Some(launch),
+        _ => None,
+    });
+    assert_eq!(scheduler.load(at(50), P0), at(50));
+    complete(&mut scheduler, &next.unwrap(), 40, 50);
+    assert_eq!(scheduler.load(at(50), P0), Time::ZERO);
+}
+
+#[test]
 fn a_completion_corrects_the_forecast() {
     for end in [4, 10, 25] {
         let mut scheduler = DeviceScheduler::new();

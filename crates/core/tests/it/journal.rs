@@ -70,6 +70,7 @@ fn steps() -> impl Strategy<Value = Step> {
         (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
         (0..3u32).prop_map(|kind| Input::AddDevice(DeviceKind(kind))),
         (0..4u32).prop_map(|device| Input::RemoveDevice(DeviceId(device))),
+        (0..4u32, 0..3u64).prop_map(|(device, ms)| Input::SetLoad(DeviceId(device), at(ms * 1_000))),
     ];
     prop_oneof![
         12 => (0..200u64, any::<u64>(), 0..3u32, maybe(2_000), maybe(900), 0..3u32, size).prop_map(

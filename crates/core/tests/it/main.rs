@@ -9,6 +9,7 @@ mod device_scenario;
 mod device_scheduler;
 mod device_world;
 mod journal;
+mod load;
 mod outcomes;
 mod random_events;
 mod scenario;

@@ -184,6 +184,7 @@ fn operate(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>) {
             cluster.set_profile(old, profiles(9));
             cluster.remove_model(old);
         }
+        cluster.set_load(devices[step as usize % 2], Time::from_nanos(u64::from(step % 7)));
         if step % 15 == 14 {
             devices.push(cluster.add_device(DeviceKind(step % 2)));
             let leaving = devices.remove(rng.random_range(0..devices.len() - 1));

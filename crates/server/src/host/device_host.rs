@@ -61,6 +61,8 @@ struct Inner {
     lanes: Vec<Option<HostLane>>,
     /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
     slots: Vec<(DeviceId, LaneId)>,
+    /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
+    is_mixed: bool,
     /// When the alarm will look next by itself.
     alarm_at: Time,
     stopped: bool,
@@ -128,6 +130,7 @@ impl DeviceHost {
             table: RequestTable::default(),
             lanes: Vec::new(),
             slots: Vec::new(),
+            is_mixed: false,
             alarm_at: Time::MAX,
             stopped: false,
         };
@@ -201,6 +204,7 @@ impl DeviceHost {
         let lanes = inner.scheduler().lanes(model.id).to_vec();
         inner.put_lanes(&lanes, started);
         inner.models.insert(model.id, Resident { model, running: 0 });
+        inner.is_mixed = inner.has_both_kinds();
         Ok(())
     }
 
@@ -247,7 +251,11 @@ impl DeviceHost {
         let (_gone, actions) = self.decide(model, |inner, now| {
             let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
-            inner.models.remove(&model.id)
+            let gone = inner.models.remove(&model.id);
+            inner.is_mixed = inner.has_both_kinds();
+            // Once more, as it may be the last time.
+            self.tell_loads(inner, now);
+            gone
         });
         self.carry_out(actions, None);
     }
@@ -495,6 +503,9 @@ impl DeviceHost {
                 }
             }
         }
+        if inner.is_mixed {
+            self.tell_loads(inner, now);
+        }
         if let Some(log) = &self.log {
             log.append(&inner.journal.take_log());
         }
@@ -502,6 +513,16 @@ impl DeviceHost {
         if at < inner.alarm_at {
             inner.alarm_at = at;
             self.alarm.notify_one();
+        }
+    }
+
+    /// Tells the scheduler until when models with lanes of their own have work in the partitions of its slots.
+    fn tell_loads(&self, inner: &Inner, now: Time) {
+        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        let scheduler = inner.scheduler();
+        for (slot, lane) in &inner.slots {
+            let partition = scheduler.lane(*lane).filter(|_| inner.is_mixed).map(|lane| lane.partition);
+            cluster.set_load(*slot, partition.map_or(Time::ZERO, |partition| scheduler.load(now, partition)));
         }
     }
 
@@ -676,6 +697,12 @@ impl Inner {
         }
         let partition = self.scheduler().lane(lane).map_or(PartitionId::default(), |spec| spec.partition);
         self.lanes[place] = Some(HostLane { seat, index, partition, grant: None });
+    }
+
+    /// Whether there are models whose batches the scheduler makes, and others.
+    fn has_both_kinds(&self) -> bool {
+        let mut own = self.models.keys().map(|model| !self.scheduler().lanes(*model).is_empty());
+        own.next().is_some_and(|first| own.any(|other| other != first))
     }
 
     fn scheduler(&self) -> &DeviceScheduler {

@@ -3,7 +3,7 @@
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::device::journal::{self, DeviceEvent, DeviceInput, DeviceRecord};
 use downbeat_server::error::ServiceError;
-use downbeat_server::options::{DeviceGroup, ModelControl, PolicyName, ServerOptions};
+use downbeat_server::options::{AutoscaleOptions, DeviceGroup, ModelControl, PolicyName, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use serde_json::json;
@@ -323,6 +323,97 @@ async fn devices_share_what_there_is_to_do_of_all_models() {
     assert_eq!((on(0), on(1)), (3, 3), "{devices:?}");
     let routed = devices.iter().find(|its| its.model == "first" && its.device == 1).unwrap();
     assert!(!routed.launches.is_empty(), "the scheduler's batch is on device 0: {devices:?}");
+}
+
+/// When launches of a model on a device began and ended.
+fn spans(registry: &Registry, model: &str, device: usize) -> Vec<(u64, u64)> {
+    let devices = registry.timeline(ms(60_000)).unwrap().devices;
+    let its = devices.iter().filter(|its| its.device == device && its.model == model);
+    its.flat_map(|its| &its.launches).map(|launch| (launch.begin_ns, launch.end_ns)).collect()
+}
+
+#[tokio::test]
+async fn the_scheduler_prefers_a_device_that_runs_nothing_of_other_policies() {
+    let models = Models::new();
+    models.add("windowed", 1, (0.0, 200.0), 4, "max_batch_size: 1");
+    models.add("exclusive", 1, (0.0, 1.0), 4, "max_batch_size: 1");
+    let registry = models
+        .serve(|options| {
+            options.devices = 2;
+            options.device.groups =
+                vec![group(&["windowed"], "windowed", json!({})), group(&["exclusive"], "exclusive", json!({}))];
+        })
+        .await;
+    let mut late = 0;
+    loop {
+        let running = send(&registry, request("windowed", 1, 4)).await;
+        registry.infer(request("exclusive", 1, 4)).await.unwrap();
+        running.await.unwrap().unwrap();
+        if !spans(&registry, "exclusive", 1).is_empty() {
+            break;
+        }
+        // Only where the machine is so busy that the windowed model's batch was over before: then it is tried again.
+        let (_, end) = *spans(&registry, "windowed", 0).last().unwrap();
+        let (begin, _) = *spans(&registry, "exclusive", 0).last().unwrap();
+        assert!(begin >= end, "on the device that is busy");
+        late += 1;
+        assert!(late < 50, "never while the windowed model's batch ran");
+    }
+    registry.unload("windowed").await.unwrap();
+    registry.infer(request("exclusive", 1, 4)).await.unwrap();
+    assert_eq!(spans(&registry, "exclusive", 0).len(), late + 1, "the first device, where nothing else runs now");
+}
+
+/// Two windowed models and an exclusive one on two devices: a device is idle where nothing of any of them runs, once however many run at a time.
+#[tokio::test]
+async fn the_advice_counts_what_models_of_all_policies_run() {
+    let models = Models::new();
+    let names = ["exclusive", "first", "second"];
+    names.iter().for_each(|name| models.add(name, 1, (0.0, 30.0), 4, "max_batch_size: 1"));
+    let registry = models
+        .serve(|options| {
+            options.devices = 2;
+            options.device.groups =
+                vec![group(&["first"], "windowed", json!({})), group(&["second"], "windowed", json!({}))];
+            let window = downbeat_core::Duration::from_millis(1);
+            options.autoscale =
+                Some(AutoscaleOptions { grow_window: window, shrink_window: window, ..AutoscaleOptions::default() });
+        })
+        .await;
+    let clock = || registry.timeline(ms(1_000)).unwrap().now_ns;
+    let begin = clock();
+    registry.watch_load();
+    let begun = clock();
+    assert_eq!(registry.autoscale().unwrap().idle_fraction, None);
+    for _ in 0..4 {
+        let mut answers = Vec::new();
+        for name in names {
+            answers.push(send(&registry, request(name, 1, 4)).await);
+        }
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+    }
+    let end = clock();
+    registry.watch_load();
+    let ended = clock();
+    let mut busy = 0;
+    for device in [0, 1] {
+        let mut ran: Vec<(u64, u64)> = names.iter().flat_map(|name| spans(&registry, name, device)).collect();
+        ran.sort_unstable();
+        let mut until = 0;
+        for (begin, end) in ran {
+            busy += end.saturating_sub(begin.max(until));
+            until = until.max(end);
+        }
+    }
+    // The advisor looks at a time between two that are known.
+    let idle = |length: u64| 1.0 - busy as f64 / (2.0 * length as f64);
+    let told = registry.autoscale().unwrap();
+    let fraction = told.idle_fraction.unwrap();
+    let range = (idle(end - begun) - 1e-3)..=(idle(ended - begin) + 1e-3);
+    assert!(range.contains(&fraction), "{fraction} is not in {range:?}");
+    assert_eq!((told.devices, told.bad_rate), (2, Some(0.0)));
 }
 
 #[tokio::test]

@@ -368,6 +368,7 @@ impl<'c> World<'c> {
         let now = self.now;
         loop {
             let mut more = false;
+            self.tell_loads();
             self.cluster.work();
             while let Some(said) = self.cluster.hear() {
                 more = true;
@@ -394,6 +395,15 @@ impl<'c> World<'c> {
             if !more {
                 return;
             }
+        }
+    }
+
+    /// Tells the cluster's scheduler until when models with lanes of their own have work where its slots are.
+    fn tell_loads(&self) {
+        for (id, Slot { host, lane, .. }) in self.slots.iter().filter(|(_, slot)| slot.present) {
+            let scheduler = &self.hosts[*host].scheduler;
+            let load = scheduler.lane(*lane).map_or(Time::ZERO, |lane| scheduler.load(self.now, lane.partition));
+            self.cluster.tell(|cluster| cluster.set_load(*id, load));
         }
     }
 

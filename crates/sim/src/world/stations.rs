@@ -148,6 +148,11 @@ impl<'c> Stations<'c> {
         posted
     }
 
+    /// Says something that nobody works off: it is found with the next message.
+    pub fn tell(&self, tell: impl FnOnce(&Cluster<Virtual>)) {
+        tell(self.cluster);
+    }
+
     /// What was said next.
     pub fn hear(&mut self) -> Option<Said> {
         self.cluster.handler().said().pop_front()

@@ -122,8 +122,7 @@ fn two_windowed_models_and_two_clients_keep_two_devices_equally_busy() {
     assert!(report.models.iter().all(|model| model.latencies.iter().all(|took| *took == alone)), "nobody waits");
 }
 
-/// Two `windowed` models and an `exclusive` one, a client each, on two devices. The matchmaker takes the smallest slot without a batch and knows nothing of what
-/// windowed models run there: the exclusive model's batches are all on device 0 however that is loaded, and the others go where they are answered first.
+/// Two `windowed` models and an `exclusive` one, a client each, on two devices: whoever is told where to go last goes where less is.
 #[test]
 fn two_windowed_models_and_an_exclusive_one_keep_two_devices_equally_busy() {
     let both = || Serving::Devices(windowed(0, 1), vec![0, 1]);
@@ -135,6 +134,24 @@ fn two_windowed_models_and_an_exclusive_one_keep_two_devices_equally_busy() {
         assert!((first - second).abs() < 0.1 * first.max(second), "{first:.3} and {second:.3} s");
         assert!(report.models.iter().all(|model| model.good == model.offered && model.good > 240), "{report:?}");
     }
+}
+
+/// The cluster's scheduler hears what policies of devices run, and takes the slot where there is least of it, or none.
+#[test]
+fn an_exclusive_model_goes_where_no_windowed_one_is() {
+    let on = |devices| Serving::Devices(windowed(0, 1), devices);
+    let mut scenario = one_client_each(vec![on(vec![0]), eager()], u64::MAX);
+    scenario.clients.iter_mut().for_each(|client| client.until = at(1_000));
+    for shards in [1, 3] {
+        let report = run(&WorldScenario { shards, ..scenario.clone() });
+        assert!(report.models.iter().all(|model| model.latencies.iter().all(|took| *took == ms(5))), "each is alone");
+        assert_eq!(report.launches, [report.models[0].good, report.models[1].good], "with a device to itself");
+    }
+    // Where both are loaded it waits for neither.
+    let mut scenario = one_client_each(vec![on(vec![0]), on(vec![1]), eager()], 100);
+    scenario.clients[2].pattern = Pattern::Closed(ms(3));
+    let report = run(&scenario);
+    assert!(report.models[2].latencies.iter().all(|took| *took <= ms(10)), "{:?}", report.models[2].latencies);
 }
 
 /// Without other models, batches of the cluster's scheduler are spread over the slots as it decides, and partitions run side by side.

@@ -68,6 +68,8 @@ pub enum Input {
     AddSharedLimit(ModelId),
     /// What waits for a model waits for no others to join.
     Flush(ModelId),
+    /// When a device will be done with what others than the scheduler run there.
+    SetLoad(DeviceId, Time),
 }
 
 /// What a machine says to an input at once.
@@ -107,6 +109,7 @@ impl Machine for Scheduler {
             Input::SetNetwork(network) => self.set_network(now, network),
             Input::AddDevice(kind) => return Reply::Device(self.add_device(now, kind)),
             Input::RemoveDevice(device) => self.remove_device(now, device),
+            Input::SetLoad(device, until) => self.set_load(device, until),
             _ => return Reply::Foreign,
         }
         Reply::Done
@@ -175,6 +178,7 @@ impl Machine for Matchmaker {
             Input::RemoveDevice(device) => {
                 self.remove_device(device);
             }
+            Input::SetLoad(device, until) => self.set_load(device, until),
             Input::Candidate(model, kind, candidate) => self.inform_candidate(model, kind, candidate),
             Input::Answer(answer @ (Answer::Started { grant, .. } | Answer::Declined { grant })) => {
                 if !self.is_open(&grant) {

@@ -107,6 +107,8 @@ impl fmt::Display for InputAt<'_> {
             }
             Input::AddDevice(kind) => write!(f, "add a device of kind {kind}"),
             Input::RemoveDevice(device) => write!(f, "remove {device}"),
+            Input::SetLoad(device, Time::ZERO) => write!(f, "{device} runs nothing of others"),
+            Input::SetLoad(device, until) => write!(f, "{device} runs what others sent there, until {}", At(*until)),
             Input::SetDevices(kind, devices) => write!(f, "{devices} devices of kind {kind}"),
             Input::SetOtherDemand(demand) => write!(f, "the other shards' demand: {demand:?}"),
             Input::Grant(grant) => write!(f, "{} is granted to {}", grant.device, grant.model),

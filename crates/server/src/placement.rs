@@ -235,11 +235,12 @@ fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>
 
 /// By device, a number for what it is, from 0: that of those before it which are alike.
 fn alike(devices: usize, gpus: &[GpuInfo]) -> Vec<usize> {
-    let mut known: Vec<Option<(&str, u32, (u32, u32))>> = Vec::new();
+    let what = |device: usize| gpus.get(device).map(|gpu| (&*gpu.name, gpu.multiprocessors, gpu.capability));
+    // The first of each.
+    let mut known: Vec<usize> = Vec::new();
     let number = |device: usize| {
-        let what = gpus.get(device).map(|gpu| (&*gpu.name, gpu.multiprocessors, gpu.capability));
-        known.iter().position(|other| *other == what).unwrap_or_else(|| {
-            known.push(what);
+        known.iter().position(|other| what(*other) == what(device)).unwrap_or_else(|| {
+            known.push(device);
             known.len() - 1
         })
     };

@@ -7,21 +7,19 @@ use super::device_host::DeviceHost;
 use super::lane::{Guest, Seat, Work};
 
 thread_local! {
-    static OFFER: Cell<Offer> = const { Cell::new(Offer::None) };
+    /// Whether the thread takes a launch.
+    static OPEN: Cell<bool> = const { Cell::new(false) };
+    /// The one that it has taken.
+    static TAKEN: Cell<Option<Taken>> = const { Cell::new(None) };
     /// For the devices that the thread has run launches of.
     static GUESTS: RefCell<Vec<Arc<Guest>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether the thread takes a launch.
-#[derive(Default)]
-enum Offer {
-    /// It does not.
-    #[default]
-    None,
-    /// It takes one.
-    Open,
-    /// It has one of a lane of a device.
-    Taken(Arc<DeviceHost>, Arc<Seat>, Work),
+/// A launch of a lane of a device.
+struct Taken {
+    host: Arc<DeviceHost>,
+    seat: Arc<Seat>,
+    work: Work,
 }
 
 /// The thread takes no launch any more. One that it has and will not run, as it panics, is the lane's again.
@@ -29,7 +27,8 @@ struct Withdrawn;
 
 impl Drop for Withdrawn {
     fn drop(&mut self) {
-        if let Offer::Taken(_, seat, work) = OFFER.take() {
+        OPEN.set(false);
+        if let Some(Taken { seat, work, .. }) = TAKEN.take() {
             seat.put(work);
         }
     }
@@ -40,10 +39,11 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     if !may {
         return submit();
     }
-    OFFER.set(Offer::Open);
+    OPEN.set(true);
     let withdrawn = Withdrawn;
     let submitted = submit();
-    if let Offer::Taken(host, seat, work) = OFFER.take() {
+    OPEN.set(false);
+    if let Some(Taken { host, seat, work }) = TAKEN.take() {
         let known = GUESTS.with_borrow(|guests| guests.iter().find(|guest| guest.is_at(&host)).cloned());
         let guest = known.unwrap_or_else(|| {
             let guest = Guest::at(host);
@@ -63,14 +63,10 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
 
 /// Leaves a launch to the thread, or gives it back if the thread takes none.
 pub(super) fn leave(host: &Arc<DeviceHost>, seat: &Arc<Seat>, work: Work) -> Option<Work> {
-    match OFFER.take() {
-        Offer::Open if work.is_brief() => {
-            OFFER.set(Offer::Taken(host.clone(), seat.clone(), work));
-            None
-        }
-        offer => {
-            OFFER.set(offer);
-            Some(work)
-        }
+    if !OPEN.get() || !work.is_brief() {
+        return Some(work);
     }
+    OPEN.set(false);
+    TAKEN.set(Some(Taken { host: host.clone(), seat: seat.clone(), work }));
+    None
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use std::sync::Arc;
 
 use crate::lanes::{drained, encoder_request, group, no_lane_ran_two_launches_at_once};
-use crate::serving::{Models, metric, ms, request, send, with_timeout};
+use crate::serving::{Models, metric, ms, request, send, until, with_timeout};
 
 const POLICIES: [&str; 3] = ["windowed", "elastic", "staged"];
 
@@ -542,4 +542,44 @@ async fn a_request_of_more_items_than_may_wait_is_told_so() {
         );
         registry.infer(request("m", 2, 4)).await.unwrap();
     }
+}
+
+/// The version before answers what it has taken in, by its own policy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_policy_changes_by_a_reload_loses_no_request() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 5.0), 4, "");
+    let registry = models.serve(|_| {}).await;
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let client = || {
+        let (registry, stop) = (registry.clone(), stop.clone());
+        tokio::spawn(async move {
+            let mut answered = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                registry.infer(request("m", 1, 4)).await.expect("no request is lost");
+                answered += 1;
+            }
+            answered
+        })
+    };
+    let clients: Vec<_> = (0..8).map(|_| client()).collect();
+    for policy in ["windowed", "exclusive", "staged", "elastic", "windowed", "exclusive"] {
+        let before = metric(&registry, "nv_inference_request_success", "\"m\"");
+        models.add(
+            "m",
+            1,
+            (1.0, 5.0),
+            4,
+            &format!("parameters {{ key: \"device_policy\" value {{ string_value: \"{policy}\" }} }}"),
+        );
+        registry.load("m", LoadOverrides::default()).await.unwrap();
+        let timeline = registry.timeline(ms(60_000)).unwrap();
+        assert_eq!(timeline.devices.iter().map(|device| &*device.policy).collect::<Vec<_>>(), [policy]);
+        until(|| metric(&registry, "nv_inference_request_success", "\"m\"") > before + 32.0).await;
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    for client in clients {
+        assert!(client.await.unwrap() > 0);
+    }
+    assert_eq!(metric(&registry, "downbeat_requests_not_answered_total", "\"m\""), 0.0);
 }

@@ -81,6 +81,13 @@ def test_a_request_that_fails_costs_no_other_its_answer(server):
         list(pool.map(ask, range(32)))
 
 
+def test_a_model_says_which_policy_it_has_and_why(server):
+    report = requests.get(f"{server.url}/v2/models/digits/policy", timeout=30).json()
+    assert report["policy"] == report["asked"] and report["reason"]
+    assert requests.get(f"{server.url}/v2/models/digits/versions/1/policy", timeout=30).json() == report
+    assert requests.get(f"{server.url}/v2/models/nobody/policy", timeout=30).status_code == 404
+
+
 def test_the_timeline_shows_what_ran(server, binary, tmp_path):
     with httpclient.InferenceServerClient(server.http) as client:
         feed = random_inputs(onnxruntime.InferenceSession(MODELS / "digits/1/model.onnx"), 2, 1, seed=1)

@@ -88,7 +88,7 @@ impl DeviceLayer {
         }
         let shown = group.models.join("', '");
         let of_it = |error: BadSettings| anyhow!("[[device.groups]] of '{shown}': {error}");
-        match group.policy {
+        match group.policy.filter(|policy| *policy != PolicyName::AUTO) {
             Some(policy) => policy.read(&group.settings).map(drop).map_err(of_it)?,
             None => {
                 let mut policies = PolicyName::all();
@@ -116,7 +116,8 @@ fn read_group(table: &GroupTable) -> Result<DeviceGroup, Misplaced> {
         // What is no number there is none here either.
         let value = serde_json::to_value(spanned.get_ref()).unwrap_or(Value::Null);
         let key_name = key.get_ref();
-        let read = match group.policy {
+        // `auto` may come to be any.
+        let read = match group.policy.filter(|policy| *policy != PolicyName::AUTO) {
             Some(policy) => policy.read_one(key_name, &value),
             None => read_one_of_any(key_name, &value),
         };

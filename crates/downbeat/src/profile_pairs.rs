@@ -65,7 +65,7 @@ pub fn measure(
     bar.set_style(ProgressStyle::with_template("{pos:>4}/{len} pairs {bar:30} {msg}").map_err(anyhow::Error::msg)?);
     let clock = Clock::start();
     let subjects = [model.subject(length, clock), other.subject(length, clock)];
-    let found = pair_profiler::measure(subjects.each_ref(), &pairs, split.map(|units| units[0]), budget, |pair| {
+    let found = pair_profiler::measure(subjects.each_ref(), 0, &pairs, split.map(|units| units[0]), budget, |pair| {
         bar.set_message(format!("{} beside {}: {:.2}", pair.batches[0], pair.batches[1], pair.share_of_sequential));
         bar.inc(1);
     });

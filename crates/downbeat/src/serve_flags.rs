@@ -313,8 +313,8 @@ pub struct ModelSlo {
 }
 
 fn device_policy_help() -> String {
-    let policies =
-        PolicyName::all().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
+    let all = PolicyName::all().chain([PolicyName::AUTO]);
+    let policies = all.map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
     format!("What makes batches on a device: {policies} [default: {}]", PolicyName::EXCLUSIVE)
 }
 

@@ -62,7 +62,14 @@ impl ServerOptions {
     /// # Errors
     /// If they are none of this policy, and the group says that they are.
     pub fn chosen_policy(&self, model: &str, configured: Option<PolicyName>) -> Result<ChosenPolicy, BadSettings> {
-        let policy = self.device_policy(model, configured);
+        self.settings_of(model, self.device_policy(model, configured))
+    }
+
+    /// A policy for a model, with the settings of the group that names the model, else of the group of all others.
+    ///
+    /// # Errors
+    /// If they are none of this policy, and the group says that they are.
+    pub fn settings_of(&self, model: &str, policy: PolicyName) -> Result<ChosenPolicy, BadSettings> {
         match self.device.group(model).or(self.device.others()) {
             None => policy.read(&WrittenSettings::new()),
             Some(group) if group.policy == Some(policy) => policy.read(&group.settings),

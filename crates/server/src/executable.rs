@@ -19,6 +19,7 @@ use crate::metrics::{ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
 use crate::placement::Placed;
 use crate::plan::{Admitted, BatchPlan, ShapeKey};
+use crate::policy_report::PolicyReport;
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
 
@@ -46,6 +47,7 @@ pub struct Executable {
     probed_ns: AtomicU64,
     health: Arc<ModelHealth>,
     hosts: HostedVersion,
+    policy: PolicyReport,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
     _folder: Option<TempDir>,
 }
@@ -86,8 +88,8 @@ impl Queue {
 }
 
 impl Executable {
-    /// A version that is on these devices.
-    pub fn new(hosts: HostedVersion, metrics: ModelMetrics, queue_bound: u32) -> Self {
+    /// A version that is on these devices, by this policy.
+    pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
         let first = hosts.first();
         Executable {
             name: first.name.clone(),
@@ -103,6 +105,7 @@ impl Executable {
             waiting: AtomicU32::new(0),
             probed_ns: AtomicU64::new(0),
             hosts,
+            policy,
             _folder: None,
         }
     }
@@ -117,6 +120,12 @@ impl Executable {
     /// The devices that it is on.
     pub fn hosts(&self) -> &HostedVersion {
         &self.hosts
+    }
+
+    /// Which policy it has, and what became of it.
+    pub fn policy(&self) -> PolicyReport {
+        let guard = self.hosts.guard().map(|guard| guard.report());
+        PolicyReport { guard: guard.or_else(|| self.policy.guard.clone()), ..self.policy.clone() }
     }
 
     /// The engine's model.

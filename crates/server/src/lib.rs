@@ -1,5 +1,6 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
+mod auto_profiler;
 pub mod autoscale;
 pub mod budget;
 pub mod call;
@@ -34,6 +35,8 @@ pub mod pair_profiler;
 mod partitions;
 mod placement;
 pub mod plan;
+mod policy_choice;
+pub mod policy_report;
 pub mod profiler;
 pub mod refiner;
 pub mod registry;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
-use downbeat_core::device::{ChosenPolicy, SegmentProfile, WrittenSettings};
+use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, Overlap, SegmentProfile, WrittenSettings};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::Place;
 use downbeat_engine::{
@@ -21,12 +21,13 @@ use downbeat_repository::{ModelDefinition, ModelFormat, TimeoutAction};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
+use crate::auto_profiler::{self, StoredAuto};
 use crate::clock::Clock;
 use crate::device_budget::DeviceBudget;
 use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
 use crate::executable::{Executable, Queue};
-use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError, WarmUpLanes};
+use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError, PolicyGuard, WarmUpLanes};
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
@@ -35,6 +36,8 @@ use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::{Placed, Placement};
 use crate::plan::{BatchPlan, ShapeKey};
+use crate::policy_choice::{AutoSubject, Chosen};
+use crate::policy_report::{AskedFor, PolicyReport};
 use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, StoredProfile, Threads};
 use crate::refiner::ProfileRefiner;
 use crate::segment_profiler::SegmentSubject;
@@ -144,6 +147,40 @@ struct Profiled {
     settled: bool,
 }
 
+/// Why a version is loaded by its policy.
+enum Reason {
+    /// Somebody asked for it.
+    Asked(PolicyReport),
+    /// `auto` was asked for: it is `exclusive`, unless another suits it better.
+    Look(PolicyReport),
+    /// It was found to suit it.
+    Chosen(Box<Chosen>),
+}
+
+/// What came of loading a version.
+enum Loaded {
+    /// It can serve.
+    Ready(Arc<Executable>),
+    /// Another policy suits it better.
+    Better(Box<Chosen>),
+}
+
+impl Loaded {
+    fn ready(self) -> anyhow::Result<Arc<Executable>> {
+        match self {
+            Loaded::Ready(executable) => Ok(executable),
+            Loaded::Better(_) => anyhow::bail!("a policy that was asked for is not looked at: this is a defect"),
+        }
+    }
+}
+
+/// What [`Loader::look`] found.
+struct Looked {
+    report: PolicyReport,
+    /// What another policy than `exclusive` was chosen by.
+    better: Option<(AutoInputs, Overlap)>,
+}
+
 /// Loads model versions. Slow: never on a thread that serves requests.
 pub struct Loader {
     options: Arc<ServerOptions>,
@@ -163,6 +200,10 @@ pub struct Loader {
     placement: Placement,
     /// See [`Loader::unsettled`].
     unsettled: Mutex<BTreeSet<String>>,
+    /// What it takes to hand something over to another thread, once that is measured.
+    launch: Mutex<Option<Duration>>,
+    /// The versions whose policies have lost against `exclusive`.
+    losses: Mutex<BTreeMap<(String, u64), PolicyReport>>,
 }
 
 impl Loader {
@@ -183,7 +224,7 @@ impl Loader {
             Some(bytes) => Some(bytes as u64),
         };
         let memory = memory.map(MemoryBudget::new);
-        let (wishes, unsettled, gpu_turn) = Default::default();
+        let (wishes, unsettled, gpu_turn, launch, losses) = Default::default();
         let turns = LoadTurns::new(LONGEST_TURN);
         Loader {
             options,
@@ -195,6 +236,8 @@ impl Loader {
             clock,
             wishes,
             unsettled,
+            launch,
+            losses,
             memory,
             gpu_turn,
             turns,
@@ -211,24 +254,86 @@ impl Loader {
         definition: &mut ModelDefinition,
         version: u64,
         path: &Path,
+        may_come_again: bool,
         progress: &dyn LoadProgress,
     ) -> anyhow::Result<Arc<Executable>> {
+        let is_named = self.options.names_device_policy(&definition.name, definition.device);
+        let asked_for = if is_named { AskedFor::Model } else { AskedFor::All };
+        if self.options.device_policy(&definition.name, definition.device) == PolicyName::AUTO {
+            let asked = PolicyReport {
+                asked: PolicyName::AUTO.to_string(),
+                ..PolicyReport::asked(PolicyName::EXCLUSIVE.name(), asked_for)
+            };
+            return self.load_auto(asked, definition, version, path, may_come_again, progress);
+        }
         let chosen = self.options.chosen_policy(&definition.name, definition.device).map_err(|error| {
             let policy = self.options.device_policy(&definition.name, definition.device);
             PolicyError { policy, reason: error.to_string() }
         })?;
-        if self.options.names_device_policy(&definition.name, definition.device) {
-            return self.load_by(&chosen, definition, version, path, progress);
-        }
+        let asked = PolicyReport::asked(chosen.name.name(), asked_for);
         let as_written = definition.clone();
-        let refused = match self.load_by(&chosen, definition, version, path, progress) {
-            Err(error) if error.is::<PolicyError>() => error,
-            loaded => return loaded,
+        let refused = match self.load_by(&chosen, Reason::Asked(asked.clone()), definition, version, path, progress) {
+            Err(error) if error.is::<PolicyError>() && !is_named => error,
+            loaded => return loaded?.ready(),
         };
         *definition = as_written;
+        self.load_instead(asked, refused, definition, version, path, progress)
+    }
+
+    /// Loads a version by whichever policy suits it.
+    ///
+    /// # Errors
+    /// As [`Loader::load`].
+    fn load_auto(
+        &self,
+        asked: PolicyReport,
+        definition: &mut ModelDefinition,
+        version: u64,
+        path: &Path,
+        may_come_again: bool,
+        progress: &dyn LoadProgress,
+    ) -> anyhow::Result<Arc<Executable>> {
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
-        let loaded = self.load_by(&exclusive, definition, version, path, progress);
-        match loaded {
+        let as_written = definition.clone();
+        let lost = self.losses.lock().get(&(definition.name.clone(), version)).cloned();
+        let reason = match lost {
+            Some(lost) => Reason::Asked(lost),
+            None if !may_come_again => {
+                let reason =
+                    "its files came with a load request, so that it could not be loaded again if a policy lost";
+                Reason::Asked(PolicyReport { reason: reason.to_owned(), ..asked })
+            }
+            None => Reason::Look(asked),
+        };
+        let chosen = match self.load_by(&exclusive, reason, definition, version, path, progress)? {
+            Loaded::Ready(executable) => return Ok(executable),
+            Loaded::Better(chosen) => chosen,
+        };
+        *definition = as_written.clone();
+        let report = chosen.report.clone();
+        let policy = self.options.settings_of(&definition.name, report.policy.parse()?)?;
+        let refused = match self.load_by(&policy, Reason::Chosen(chosen), definition, version, path, progress) {
+            Err(error) if error.is::<PolicyError>() => error,
+            loaded => return loaded?.ready(),
+        };
+        *definition = as_written;
+        self.load_instead(report, refused, definition, version, path, progress)
+    }
+
+    /// Loads a version by the policy `exclusive`, as it was refused by the policy that it was to have.
+    fn load_instead(
+        &self,
+        report: PolicyReport,
+        refused: anyhow::Error,
+        definition: &mut ModelDefinition,
+        version: u64,
+        path: &Path,
+        progress: &dyn LoadProgress,
+    ) -> anyhow::Result<Arc<Executable>> {
+        let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
+        let report = PolicyReport { policy: exclusive.name.to_string(), reason: refused.to_string(), ..report };
+        let loaded = self.load_by(&exclusive, Reason::Asked(report), definition, version, path, progress);
+        match loaded.and_then(Loaded::ready) {
             // Nor can it be served without: then why it is not served as it was asked for.
             Err(error) if error.is::<PolicyError>() => Err(refused),
             Ok(executable) => {
@@ -246,11 +351,12 @@ impl Loader {
     fn load_by(
         &self,
         policy: &ChosenPolicy,
+        why: Reason,
         definition: &mut ModelDefinition,
         version: u64,
         path: &Path,
         progress: &dyn LoadProgress,
-    ) -> anyhow::Result<Arc<Executable>> {
+    ) -> anyhow::Result<Loaded> {
         let begin = self.clock.now();
         progress.step("reading", 0.0);
         let limit = self.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
@@ -269,6 +375,8 @@ impl Loader {
         let part = partition.map(|(_, part)| part);
         let most = part.map_or_else(|| most_threads(&self.options), |part| part.threads);
         let threads = match self.options.chosen_threads(&definition.name) {
+            // As it was looked at.
+            _ if let Reason::Chosen(chosen) = &why => Threads::Chosen(chosen.threads),
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
@@ -373,8 +481,18 @@ impl Loader {
             (wanted, run) = (warm_up.wanted, warm_up.run);
         }
         progress.step("measuring", 0.2);
-        let Profiled { profile, threads: on_threads, settled } =
-            self.profile(&mut model, &plan, &source, threads, progress, &mut first)?;
+        let Profiled { profile, threads: on_threads, settled } = match &why {
+            Reason::Chosen(chosen) => {
+                if chosen.threads > 1 {
+                    first = None;
+                    model = source.load(chosen.threads)?;
+                }
+                Profiled { profile: chosen.profile.clone(), threads: chosen.threads, settled: chosen.settled }
+            }
+            Reason::Asked(_) | Reason::Look(_) => {
+                self.profile(&mut model, &plan, &source, threads, progress, &mut first)?
+            }
+        };
         let profiles = self.by_hardware(&*model, &plan, &source, threads, (&placed, device), &profile);
         if settled {
             self.unsettled.lock().remove(&name);
@@ -390,6 +508,31 @@ impl Loader {
                 "a single request takes longer than the model's SLO: nearly all requests will be rejected"
             );
         }
+        let (mut report, mut chosen) = match why {
+            Reason::Asked(report) => (report, None),
+            Reason::Chosen(chosen) => (chosen.report.clone(), Some(chosen)),
+            Reason::Look(asked) => {
+                let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+                let runs_elsewhere = on_gpus || is_emulated(definition);
+                let auto = AutoSubject {
+                    options: &self.options,
+                    definition,
+                    plan: &plan,
+                    profile: &profile,
+                    cores: part.map_or_else(all_cores, |part| part.threads),
+                    threads: on_threads,
+                    runs_elsewhere,
+                    at_once: if runs_elsewhere { 1 } else { self.at_once(definition).min(devices.len() as u32) },
+                };
+                let subject = self.subject(&*model, &plan);
+                let Looked { report, better } = self.look(&auto, asked, &subject, device, &source, threads);
+                if let Some((inputs, overlap)) = better {
+                    let chosen = Chosen { report, inputs, overlap, profile, threads: on_threads, settled };
+                    return Ok(Loaded::Better(Box::new(chosen)));
+                }
+                (report, None)
+            }
+        };
         let metrics = self.metrics.model(&name, &version.to_string());
         let queue_bound = self.queue_bound(definition);
         let mut segments = None;
@@ -401,7 +544,14 @@ impl Loader {
                 clock: self.clock,
                 budget: self.options.profiling.budget,
             };
-            segments = Some(self.segments(&subject, &source, threads, &profile, first.take()));
+            let measured = self.segments(&subject, &source, threads, &profile, first.take());
+            if let Some(looked_at) = chosen.take() {
+                let is_cut = policy.settings.cut().0 != Cut::Whole;
+                let looked_at = if is_cut { looked_at.with_cut(&measured).map_err(refuses)? } else { *looked_at };
+                report = looked_at.report.clone();
+                chosen = Some(Box::new(looked_at));
+            }
+            segments = Some(measured);
             budget.begin_lanes(&*model);
         }
         let warm = first.is_some().then_some(device);
@@ -415,7 +565,13 @@ impl Loader {
         let samples: Arc<[Sample]> = self.samples(definition, &plan)?.into();
         let budget = &budget;
         let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget, wanted, run };
-        let chosen = self.options.dispatch_policy(&name, definition.dispatch);
+        let dispatch = self.options.dispatch_policy(&name, definition.dispatch);
+        let drop = self.options.drop_policy(&name, definition.drop, dispatch) != DropPolicy::None;
+        let guard = chosen.map(|chosen| {
+            let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs;
+            let at_once = self.at_once(definition).min(devices.len() as u32);
+            Arc::new(PolicyGuard::new(GuardOptions { profile, max_batch, launch, at_once, drop }, self.clock))
+        });
         let is_there = |host: &&Arc<DeviceHost>| devices.contains(&host.device());
         let on: Vec<_> = self.driver.hosts().iter().filter(is_there).cloned().collect();
         let setup = LaneSetup {
@@ -427,8 +583,9 @@ impl Loader {
             segments: segments.unwrap_or_else(|| SegmentProfile::even(&profile, model.segments())),
             profile: profile.clone(),
             policy,
+            guard,
             queue_delay: definition.batching.max_queue_delay,
-            drop: self.options.drop_policy(&name, definition.drop, chosen) != DropPolicy::None,
+            drop,
             queue_bound,
             metrics: self.metrics.lanes(),
             hosts: &on,
@@ -454,9 +611,9 @@ impl Loader {
             warm_up.say(count);
         }
         say_graphs(&name, version, &*model);
-        let executable = Executable::new(hosts, metrics, queue_bound).keeping(folder);
+        let executable = Executable::new(hosts, report, metrics, queue_bound).keeping(folder);
         if routed {
-            return Ok(Arc::new(self.ready(executable, engine.info().name, on_threads, begin)));
+            return Ok(Loaded::Ready(Arc::new(self.ready(executable, engine.info().name, on_threads, begin))));
         }
         let key = if executable.plan.has_varying_shapes() {
             executable.plan.shape_key_of(PROFILED_LENGTH)
@@ -468,7 +625,80 @@ impl Loader {
         let _ = executable.insert_queue(key, queue);
         let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
         self.grow(&executable, self.at_once(definition))?;
-        Ok(executable)
+        Ok(Loaded::Ready(executable))
+    }
+
+    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it.
+    fn look(
+        &self,
+        auto: &AutoSubject<'_>,
+        asked: PolicyReport,
+        subject: &profiler::Subject<'_>,
+        device: usize,
+        source: &Source<'_>,
+        threads: Threads,
+    ) -> Looked {
+        let key = source.batch_key(threads, auto.plan.max_batch()).map(|key| format!("{key}-together"));
+        let stored = key.as_ref().ok().and_then(|key| self.store.get::<StoredAuto>(key));
+        let known = stored.as_ref().map(|stored| stored.launch);
+        let launch = || known.or_else(|| self.launch_time(source.turn));
+        let overlap = |launch| {
+            if let Some(stored) = stored {
+                return Some(stored.overlap);
+            }
+            let measure = || auto_profiler::overlap(subject, device, auto.plan.max_batch());
+            let (overlap, was_alone) = source.turn.timed(measure);
+            let overlap = overlap?;
+            if was_alone {
+                let stored = StoredAuto { launch, overlap: overlap.clone() };
+                if let Err(error) = key.and_then(|key| self.store.put(&key, &stored).map_err(|error| error.to_string()))
+                {
+                    tracing::warn!(%error, "what two lanes do together cannot be stored; it will be measured again at the next start");
+                }
+            }
+            Some(overlap)
+        };
+        let (choice, measured, better) = auto.choose(launch, overlap);
+        let mut report = PolicyReport { measured, ..asked };
+        report.take_choice(&choice);
+        tracing::info!(model = %auto.definition.name, policy = %choice.policy, reason = %choice.reason, "the policy that suits it");
+        Looked { report, better: better.filter(|_| choice.policy != PolicyName::EXCLUSIVE) }
+    }
+
+    /// What it takes to hand something over to another thread, measured once.
+    fn launch_time(&self, turn: &LoadTurn<'_>) -> Option<Duration> {
+        let known = *self.launch.lock();
+        known.or_else(|| {
+            let measured = turn.timed(|| host::hand_over_time(self.clock)).0;
+            *self.launch.lock() = measured;
+            measured
+        })
+    }
+
+    /// Remembers that a version's policy has lost, so that it is loaded by `exclusive` until somebody asks for it; whether that is new.
+    pub fn remember_loss(&self, executable: &Executable) -> bool {
+        let Executable { name, version, .. } = executable;
+        let Ok(number) = version.parse() else { return false };
+        let mut losses = self.losses.lock();
+        if losses.contains_key(&(name.clone(), number)) {
+            return false;
+        }
+        let report = executable.policy();
+        let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
+        let reason = format!(
+            "{} lost against exclusive twice in a row; the last time {}",
+            report.policy,
+            last.unwrap_or_default()
+        );
+        tracing::warn!(model = %name, %version, %reason, "goes back to the policy exclusive");
+        let report = PolicyReport { policy: PolicyName::EXCLUSIVE.to_string(), reason, ..report };
+        losses.insert((name.clone(), number), report);
+        true
+    }
+
+    /// Forgets which policies of a model have lost: they are looked at afresh.
+    pub fn forget_losses(&self, model: &str) {
+        self.losses.lock().retain(|(name, _), _| name != model);
     }
 
     /// Runs lanes for the first time that are made beside those that serve: what they take is held to the same limit.

@@ -146,13 +146,14 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], budget: Duration) -> R
     })
 }
 
-/// Runs two models at the same time on the first device, for each pair of batch sizes, in about `budget` for all. `split`: the first model has so many compute
+/// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget` for all. `split`: the first model has so many compute
 /// units, the second the others; otherwise both have all. `progress` hears of each pair.
 ///
 /// # Errors
 /// If the device cannot be split so, or an engine cannot run such a batch.
 pub fn measure(
     subjects: [&Subject<'_>; 2],
+    device: usize,
     pairs: &[[u32; 2]],
     split: Option<u32>,
     budget: Duration,
@@ -161,7 +162,7 @@ pub fn measure(
     let side = |index: usize, share: Share| -> Result<Side<'_>, RunError> {
         let no_lane = |error: LoadError| RunError::new("pair profiler", error.to_string());
         let subject = subjects[index];
-        let lane = subject.model.lane_at(Place { device: 0, share }).map_err(no_lane)?;
+        let lane = subject.model.lane_at(Place { device, share }).map_err(no_lane)?;
         Ok(Side { subject, lane, item: subject.item()? })
     };
     let mut whole = [side(0, Share::Whole)?, side(1, Share::Whole)?];

@@ -439,7 +439,7 @@ mod tests {
             }),
             ("mixes", &mut || drop(mix_profiler::measure(&subject, &[2], 2, budget, |_, _| {}).unwrap())),
             ("pairs", &mut || {
-                drop(pair_profiler::measure([&subject, &subject], &[[1, 2]], None, budget, |_| {}).unwrap());
+                drop(pair_profiler::measure([&subject, &subject], 0, &[[1, 2]], None, budget, |_| {}).unwrap());
             }),
             ("segments", &mut || {
                 let segments = SegmentSubject { model: &model, plan: &plan, padding: None, clock, budget };

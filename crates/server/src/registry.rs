@@ -22,13 +22,14 @@ use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
-use crate::host::{REMEMBERED, Timeline};
+use crate::host::{PolicyGuard, REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
+use crate::policy_report::PolicyReport;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Served, Serving, statistics, unknown_model};
 use crate::watchdog::{Owner, Watchdog};
@@ -336,6 +337,35 @@ impl Registry {
         overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
+        // Whoever asks for it has it looked at afresh.
+        self.loader.forget_losses(name);
+        self.load_and_log(name, overrides, progress).await
+    }
+
+    /// Loads what is served anew beside itself, from the same files and with what is known of it. A failure is logged, and what is served goes on.
+    pub async fn load_again(&self, name: &str) {
+        // Logged.
+        let _ = self.load_and_log(name, LoadOverrides::default(), Arc::new(())).await;
+    }
+
+    /// Loads the versions anew by the policy `exclusive` whose own policy was chosen for them and has lost against it; what runs and waits meanwhile is answered by
+    /// the policy that it came to.
+    pub async fn give_up_losers(&self) {
+        for served in self.serving.all() {
+            let versions = served.versions.values();
+            let lost = versions.filter(|version| version.hosts().guard().is_some_and(PolicyGuard::has_lost));
+            if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
+                self.load_again(&served.definition.name).await;
+            }
+        }
+    }
+
+    async fn load_and_log(
+        &self,
+        name: &str,
+        overrides: LoadOverrides,
+        progress: Arc<dyn LoadProgress>,
+    ) -> Result<(), ServiceError> {
         let loaded = self.load_or_keep(name, overrides, progress).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
@@ -444,7 +474,7 @@ impl Registry {
         let mut versions = BTreeMap::new();
         let mut failures = BTreeMap::new();
         for (version, path) in definition.versions.clone() {
-            match self.loader.load(&mut definition, version, &path, progress) {
+            match self.loader.load(&mut definition, version, &path, overlay.is_none(), progress) {
                 Ok(executable) => {
                     versions.insert(version, executable);
                 }
@@ -797,6 +827,10 @@ impl Service for Registry {
         let served = self.served(name)?;
         served.version(version)?;
         Ok(served.definition.config.clone())
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        Ok(self.served(name)?.version(version)?.policy())
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {

@@ -98,6 +98,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
 
     tokio::spawn(watch_load(registry.clone()));
     tokio::spawn(measure_again(registry.clone()));
+    tokio::spawn(give_up_losers(registry.clone()));
 
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
@@ -299,6 +300,8 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
 
 /// So long a machine is idle before it is used to measure a model again.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+/// How often it is looked whether a policy has lost.
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often a model is measured again, at most.
 const TRIES: u32 = 5;
 
@@ -335,6 +338,14 @@ async fn watch_load(registry: Registry) {
     }
 }
 
+/// Has models whose policies lose go back to `exclusive`, until the process ends.
+async fn give_up_losers(registry: Registry) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        registry.give_up_losers().await;
+    }
+}
+
 /// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
 async fn measure_again(registry: Registry) {
     let mut tried = BTreeMap::<String, u32>::new();
@@ -350,8 +361,7 @@ async fn measure_again(registry: Registry) {
         if let Some(name) = next {
             *tried.entry(name.clone()).or_default() += 1;
             tracing::info!(model = %name, "the machine is idle: measuring it again");
-            // A failure is logged, and what is served goes on.
-            let _ = registry.load_model(&name, LoadOverrides::default(), Arc::new(())).await;
+            registry.load_again(&name).await;
         }
     }
 }

@@ -11,6 +11,7 @@ use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 use crate::autoscale::AutoscaleStatus;
 use crate::error::ServiceError;
 use crate::host::Timeline;
+use crate::policy_report::PolicyReport;
 
 /// The server as its frontends see it. One implementation serves models; tests of the
 /// frontends have their own.
@@ -59,6 +60,12 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`, `Unavailable`.
     fn model_config(&self, name: &str, version: &str) -> Result<ModelConfig, ServiceError>;
+
+    /// Which device policy a model has, and why.
+    ///
+    /// # Errors
+    /// `NotFound`, `Unavailable`.
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError>;
 
     /// Statistics of one model, or of all if `name` is empty.
     ///

@@ -19,8 +19,12 @@
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
 //!
+//! [`AutoInputs`] chooses between them for a model by what is measured, and an [`AutoGuard`] watches what was chosen.
+//!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
+mod auto;
+mod auto_guard;
 mod elastic;
 mod granted;
 mod input_ring;
@@ -40,6 +44,8 @@ mod table;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
+pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction};
+pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
 pub use elastic::{Elastic, ElasticOptions};
 pub use granted::{Granted, GrantedOptions};
 pub use input_ring::{InputRing, RingFull, SlotRun};

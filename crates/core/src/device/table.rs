@@ -75,13 +75,29 @@ fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
     Ok(options.build())
 }
 
-/// A policy by its name, which is in the table.
+/// A policy by its name, which is in the table, or [`PolicyName::AUTO`].
 #[derive(Clone, Copy)]
 pub struct PolicyName(pub(super) &'static PolicyEntry);
 
 impl PolicyName {
     /// The policy that every model can have: the scheduler makes its batches.
     pub const EXCLUSIVE: PolicyName = PolicyName(GrantedOptions::ENTRY);
+
+    /// E²bird's.
+    pub const ELASTIC: PolicyName = PolicyName(ElasticOptions::ENTRY);
+
+    /// DVABatch's.
+    pub const STAGED: PolicyName = PolicyName(StagedOptions::ENTRY);
+
+    /// Not one of the table, but whichever suits a model by what is measured of it where it is served ([`AutoInputs::choose`](super::AutoInputs::choose)).
+    pub const AUTO: PolicyName = PolicyName(&PolicyEntry {
+        name: "auto",
+        about: "whichever suits a model, as measured",
+        makes_batches: false,
+        build: |_| Err(NO_POLICY.to_owned()),
+        settings: |_| Err(NO_POLICY.to_owned()),
+        keys: || &[],
+    });
 
     /// All of the table.
     pub fn all() -> impl Iterator<Item = PolicyName> {
@@ -125,9 +141,13 @@ impl fmt::Display for PolicyName {
     }
 }
 
+/// Why there is no [`PolicyName::AUTO`] but where models are served.
+const NO_POLICY: &str =
+    "auto is a choice between policies, made for each model where it is served; name one of them here";
+
 /// A name that is not in the table.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown device policy '{found}'; expected one of: {}", POLICIES.map(|entry| entry.name).join(", "))]
+#[error("unknown device policy '{found}'; expected one of: {}, {}", POLICIES.map(|entry| entry.name).join(", "), PolicyName::AUTO)]
 pub struct UnknownPolicy {
     found: String,
 }
@@ -136,7 +156,7 @@ impl FromStr for PolicyName {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = PolicyName::all().find(|policy| policy.0.name == name);
+        let found = PolicyName::all().chain([PolicyName::AUTO]).find(|policy| policy.0.name == name);
         found.ok_or_else(|| UnknownPolicy { found: name.chars().take(64).collect() })
     }
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod allocations;
+mod auto;
 mod device_journal;
 mod device_models;
 mod device_random;

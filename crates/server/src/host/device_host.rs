@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneId, LaneSpec, Launch,
-    Layout, ModelSpec, Note, PartitionId, SlotRun, Span,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, GuardEnd, LaneId, LaneSpec,
+    Launch, Layout, ModelSpec, Note, PartitionId, SlotRun, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use downbeat_driver::Cluster;
@@ -318,7 +318,8 @@ impl DeviceHost {
             }
             match result {
                 Ok(()) => {
-                    inner.table.insert(id, Entry::new(call, length));
+                    let watched = model.guard.as_ref().map(|guard| guard.begin(now, id, size, request.deadline));
+                    inner.table.insert(id, Entry { watched, ..Entry::new(call, length) });
                     None
                 }
                 Err(reject) => Some((call, reject, now)),
@@ -540,9 +541,12 @@ impl DeviceHost {
             }
             prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
             self.reply(replies, rows.unwrap_or(0));
-            for (entry, reason) in drops {
+            for (mut entry, reason) in drops {
                 let reason = match reason {
-                    DeviceDrop::Hopeless => DropReason::Hopeless,
+                    DeviceDrop::Hopeless => {
+                        entry.watched.take().into_iter().for_each(|watched| watched.end(GuardEnd::Dropped));
+                        DropReason::Hopeless
+                    }
                     DeviceDrop::Removed => DropReason::ModelRemoved,
                 };
                 entry.call.drop_for(reason, self.clock.now());
@@ -590,6 +594,7 @@ impl DeviceHost {
         let taken = replies.iter().map(times).map(|(queued, took, _)| (queued, took));
         executable.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
         for entry in replies {
+            entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
             let Some(outputs) = entry.outputs else {
                 let model = &executable.name;
                 tracing::error!(%model, "a request was to be answered without outputs: this is a defect");

@@ -3,6 +3,11 @@
 use downbeat_core::Duration;
 use parking_lot::{Condvar, Mutex};
 
+use crate::clock::Clock;
+
+/// How often something is handed over to see what that takes.
+const ROUNDS: usize = 400;
+
 /// Where a thread that does one thing at a time is left the next.
 pub struct Handoff<T> {
     next: Mutex<Next<T>>,
@@ -64,4 +69,29 @@ impl<T> Handoff<T> {
         }
         next.work.take()
     }
+}
+
+/// What it takes to hand something over to a thread that waits for it, on this machine as it is now; `None` if there is no thread for it.
+pub(crate) fn hand_over_time(clock: Clock) -> Option<Duration> {
+    let (there, back) = (Handoff::default(), Handoff::default());
+    std::thread::scope(|scope| {
+        let echo = || {
+            while there.take().is_some() {
+                back.put(());
+            }
+        };
+        std::thread::Builder::new().name("hand-over".to_owned()).spawn_scoped(scope, echo).ok()?;
+        let mut times: Vec<Duration> = (0..ROUNDS)
+            .map(|_| {
+                let begin = clock.now();
+                there.put(());
+                back.take();
+                clock.now().since(begin)
+            })
+            .collect();
+        there.stop();
+        times.sort_unstable();
+        // There and back.
+        Some(Duration::from_nanos(times[ROUNDS / 2].as_nanos() / 2))
+    })
 }

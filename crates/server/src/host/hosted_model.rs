@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::exits::Exit;
 use super::metrics::LaneMetrics;
+use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use crate::model_health::ModelHealth;
 
@@ -36,6 +37,8 @@ pub struct HostedModel {
     pub exits: Arc<[Exit]>,
     /// Where to count.
     pub metrics: LaneMetrics,
+    /// Watches its policy, where that was chosen for it.
+    pub guard: Option<Arc<PolicyGuard>>,
     /// What becomes of its runs.
     pub health: Arc<ModelHealth>,
     /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.

@@ -9,6 +9,7 @@ use super::device_host::DeviceHost;
 use super::history::PastLaunch;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
+use super::policy_guard::PolicyGuard;
 use crate::call::Call;
 use crate::error::ServiceError;
 use crate::plan::{Admitted, BatchPlan};
@@ -69,6 +70,11 @@ impl HostedVersion {
     /// The version on the first of them.
     pub fn first(&self) -> &HostedModel {
         &self.devices[0].1
+    }
+
+    /// What watches its policy, where that was chosen for it.
+    pub fn guard(&self) -> Option<&PolicyGuard> {
+        self.first().guard.as_deref()
     }
 
     /// Whether its batches are made on the devices; else the scheduler makes them.

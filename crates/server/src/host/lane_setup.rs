@@ -18,6 +18,7 @@ use super::metrics::LaneMetricsFamily;
 use super::padding::Padding;
 use super::padding_check;
 use super::padding_watch::{self, Looker, PaddingWatch};
+use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
@@ -56,6 +57,8 @@ pub struct LaneSetup<'a> {
     pub segments: SegmentProfile,
     /// Which policy, and how.
     pub policy: &'a ChosenPolicy,
+    /// What watches it, where it was chosen for the model.
+    pub guard: Option<Arc<PolicyGuard>>,
     /// The configuration's `max_queue_delay_microseconds`.
     pub queue_delay: Duration,
     /// Whether requests that cannot make their deadline are given up.
@@ -166,6 +169,7 @@ impl<'a> Started<'a> {
             tensors,
             profile: setup.profile.clone(),
             exits,
+            guard: setup.guard.clone(),
             metrics: setup.metrics.lanes(setup.name, setup.version, device),
             health: self.health.clone(),
             engines,

@@ -33,6 +33,7 @@ mod own_launch;
 mod padding;
 mod padding_check;
 mod padding_watch;
+mod policy_guard;
 mod preparation;
 mod request_table;
 #[cfg(test)]
@@ -40,6 +41,7 @@ mod served;
 mod tensors;
 
 pub use device_host::DeviceHost;
+pub(crate) use handoff::hand_over_time;
 pub use history::{PastLaunch, REMEMBERED};
 pub use hosted_model::{HostedModel, WarmUpLanes};
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};
@@ -47,3 +49,4 @@ pub use lane_setup::{LaneSetup, LanesWanted, PolicyError, check_padding, padding
 pub use metrics::{LaneMetrics, LaneMetricsFamily};
 pub use own_launch::run_own;
 pub use padding::Padding;
+pub use policy_guard::PolicyGuard;

@@ -8,6 +8,7 @@ use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
 use super::lane::{Body, Member, Source};
+use super::policy_guard::Watched;
 use crate::call::Call;
 use crate::driver::CounterHasher;
 use crate::plan::{Admitted, Outputs};
@@ -31,6 +32,8 @@ pub struct Entry {
     pub phases: Phases,
     /// Its answer.
     pub outputs: Option<Outputs>,
+    /// Where its model's policy is watched.
+    pub watched: Option<Watched>,
 }
 
 impl Entry {
@@ -46,6 +49,7 @@ impl Entry {
             begin: None,
             phases: Phases::default(),
             outputs: None,
+            watched: None,
         }
     }
 

@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
 use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
@@ -84,6 +85,7 @@ impl Served {
             brief_rows: brief_rows(&*model, &plan, &profile),
             profile,
             exits: [].into(),
+            guard: None,
             metrics: metrics.lanes().lanes("m", "1", 0),
             engines: Arc::default(),
             warm_up,
@@ -91,7 +93,7 @@ impl Served {
         });
         host.add_model(model.clone(), policy, engines).unwrap();
         let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
-        let executable = Arc::new(Executable::new(hosts, its, 100));
+        let executable = Arc::new(Executable::new(hosts, PolicyReport::asked("at_once", AskedFor::All), its, 100));
         Served { host, model, executable, metrics, sent: AtomicU64::new(0) }
     }
 

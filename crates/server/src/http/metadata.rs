@@ -1,4 +1,4 @@
-//! What the server and its models are and what they have done: metadata, configuration, statistics.
+//! What the server and its models are and what they have done: metadata, configuration, policies, statistics.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -43,6 +43,10 @@ pub(super) async fn model<S: Service>(State(state): State<HttpState<S>>, path: M
 pub(super) async fn config<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
     let config = state.service().model_config(&path.model, &path.version)?;
     Ok(json_text(StatusCode::OK, config_to_json(&config)).map(Body::from))
+}
+
+pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    ok(&state.service().policy(&path.model, &path.version)?)
 }
 
 pub(super) async fn statistics<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {

@@ -8,6 +8,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{DeviceGroup, DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
+use downbeat_server::policy_report::AskedFor;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use rand::{RngExt, SeedableRng};
@@ -66,6 +67,12 @@ async fn what_a_policy_for_all_models_cannot_have_is_served_by_exclusive() {
         }
         assert_eq!(metric(&registry, "downbeat_lanes", "encoder"), 0.0, "{policy}");
         assert_eq!(metric(&registry, "downbeat_lanes", "digits"), digits, "{policy}");
+        let report = registry.policy("encoder", "").unwrap();
+        assert_eq!((&*report.policy, &*report.asked, report.asked_for), ("exclusive", policy, AskedFor::All));
+        assert!(
+            report.reason.starts_with(&format!("the device policy '{policy}' cannot have this model")),
+            "{report:?}"
+        );
     }
     let mut options = options(&["encoder"], "elastic", json!({}));
     options.device.groups.clear();

@@ -82,6 +82,20 @@ async fn the_configuration_is_json_as_triton_writes_it() {
 }
 
 #[tokio::test]
+async fn a_model_and_its_versions_say_which_policy_they_have() {
+    let server = Server::start().await;
+    for path in ["/v2/models/simple/policy", "/v2/models/simple/versions/1/policy"] {
+        let body = server.get(path).await.json();
+        assert_eq!(
+            (&body["policy"], &body["asked"], &body["asked_for"]),
+            (&json!("exclusive"), &json!("exclusive"), &json!("all"))
+        );
+        assert_eq!((&body["candidates"], &body["measured"], &body["guard"]), (&json!([]), &json!(null), &json!(null)));
+    }
+    server.get("/v2/models/nobody/policy").await.error(404);
+}
+
+#[tokio::test]
 async fn statistics_can_be_read_back() {
     let server = Server::start().await;
     server.post("/v2/models/simple/infer", json_request().to_string()).await;

@@ -8,6 +8,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
 use downbeat_server::error::ServiceError;
+use downbeat_server::policy_report::{AskedFor, PolicyReport};
 use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -202,6 +203,11 @@ impl Service for EchoService {
         self.check(name, version)?;
         let max_batch_size = if name == "echo" { 0 } else { 8 };
         Ok(ModelConfig { name: name.into(), platform: "echo".into(), max_batch_size, ..Default::default() })
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        self.check(name, version)?;
+        Ok(PolicyReport::asked("exclusive", AskedFor::All))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, ServiceError> {

@@ -18,6 +18,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{self, ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse};
 use downbeat_server::error::ServiceError;
+use downbeat_server::policy_report::{AskedFor, PolicyReport};
 use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use tokio::sync::Semaphore;
 
@@ -200,6 +201,11 @@ impl Service for MemoryService {
             output: model.signature.outputs.iter().map(output).collect(),
             ..Default::default()
         })
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        self.model(name, version)?;
+        Ok(PolicyReport::asked("exclusive", AskedFor::All))
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<ModelStatistics>, ServiceError> {

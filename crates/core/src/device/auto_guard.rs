@@ -1,0 +1,303 @@
+//! Whether a policy that `auto` chose is better than `exclusive` would have been for the same requests.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::auto::MARGIN;
+use super::segment_profile::SegmentProfile;
+use crate::ids::RequestId;
+use crate::time::{Duration, Time};
+
+/// Requests that are compared at a time.
+const WINDOW: usize = 256;
+/// So many losses in a row end it.
+const LOSSES: u32 = 2;
+
+/// What `exclusive` would do with the requests.
+#[derive(Clone, Debug)]
+pub struct GuardOptions {
+    /// What its batches take.
+    pub profile: SegmentProfile,
+    /// The largest of them.
+    pub max_batch: u32,
+    /// What it takes to hand something over to another thread: a batch to its lane, an answer to who waits for it.
+    pub launch: Duration,
+    /// Batches that run at once on all devices of the model.
+    pub at_once: u32,
+    /// Whether requests that cannot make their deadline are given up.
+    pub drop: bool,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GuardEnd {
+    /// It was answered.
+    Answered,
+    /// It was given up, as it could not make its deadline.
+    Dropped,
+    /// It is not compared: its client left, or its run failed.
+    Gone,
+}
+
+/// The requests of a window, under the policy and as they would have been under `exclusive`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct GuardWindow {
+    /// Requests that are compared.
+    pub requests: u32,
+    /// Of these, answered by their deadline.
+    pub in_time: u32,
+    /// The same under `exclusive`.
+    pub exclusive_in_time: u32,
+    /// Mean latency of those that both answered in time.
+    #[serde(rename = "latency_ns")]
+    pub latency: Duration,
+    /// The same under `exclusive`.
+    #[serde(rename = "exclusive_latency_ns")]
+    pub exclusive_latency: Duration,
+}
+
+impl GuardWindow {
+    /// Whether the policy was worse by more than [`MARGIN`]: answered fewer in time, or took longer for them.
+    pub fn is_lost(&self) -> bool {
+        let least = f64::from(self.exclusive_in_time) * (1.0 - MARGIN);
+        let most = self.exclusive_latency.as_secs_f64() * (1.0 + MARGIN);
+        f64::from(self.in_time) < least || self.latency.as_secs_f64() > most
+    }
+}
+
+impl std::fmt::Display for GuardWindow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "of {} requests {} in time, {:.3} ms on average; exclusive: {}, {:.3} ms",
+            self.requests,
+            self.in_time,
+            self.latency.as_millis_f64(),
+            self.exclusive_in_time,
+            self.exclusive_latency.as_millis_f64()
+        )
+    }
+}
+
+/// Where a guard stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuardState {
+    /// The policy stays as long as it does not lose.
+    Watching,
+    /// It has lost: back to `exclusive`.
+    Back,
+}
+
+/// What a guard has seen.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuardReport {
+    /// Where it stands.
+    pub state: GuardState,
+    /// Windows that were compared.
+    pub windows: u64,
+    /// Of these, the last that were lost one after the other.
+    pub losses: u32,
+    /// The last of them.
+    pub last: Option<GuardWindow>,
+}
+
+/// Compares what becomes of requests with what would have become of them under `exclusive`, window by window.
+///
+/// `exclusive` runs here as a shadow: the requests of a window come to it when they really came, and it makes a batch of all that wait whenever it has nothing to run, which takes
+/// what its profile says. That holds whatever the load is: where the policy is slower, clients that wait for answers send less, with which the shadow is done early; where it is
+/// faster, they send more than the shadow can answer, whose queue grows. What was there when a window began is there for the shadow, too. Contention for the cores slows real runs down and the shadow not, so
+/// that in doubt the policy loses.
+///
+/// After [`LOSSES`] windows in a row that were lost it says [`GuardState::Back`], and nothing else ever again.
+#[derive(Debug)]
+pub struct AutoGuard {
+    options: GuardOptions,
+    /// Requests that have not ended.
+    open: BTreeMap<RequestId, Open>,
+    window: Option<Window>,
+    report: GuardReport,
+}
+
+#[derive(Debug)]
+struct Open {
+    arrival: Time,
+    deadline: Time,
+    rows: u32,
+    /// Whether it belongs to the window.
+    counts: bool,
+}
+
+#[derive(Debug)]
+struct Window {
+    shadow: Shadow,
+    /// Requests that came.
+    came: usize,
+    /// Of these, those that have not ended.
+    open: usize,
+    /// Latencies of those that have, by request; `None`: not in time.
+    ended: BTreeMap<RequestId, Option<Duration>>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    /// `None`: it does not belong to the window.
+    request: Option<RequestId>,
+    arrival: Time,
+    deadline: Time,
+    rows: u32,
+}
+
+/// `exclusive`, with the requests of a window.
+#[derive(Debug)]
+struct Shadow {
+    waiting: VecDeque<Waiting>,
+    /// When each of what it runs on is free.
+    free_at: Vec<Time>,
+    /// Latencies by request; `None`: not in time.
+    ended: BTreeMap<RequestId, Option<Duration>>,
+}
+
+impl AutoGuard {
+    /// Has seen nothing.
+    pub fn new(options: GuardOptions) -> Self {
+        let report = GuardReport { state: GuardState::Watching, windows: 0, losses: 0, last: None };
+        AutoGuard { options, open: BTreeMap::new(), window: None, report }
+    }
+
+    /// What it has seen.
+    pub fn report(&self) -> &GuardReport {
+        &self.report
+    }
+
+    /// A request comes, of so many items.
+    pub fn handle_request(&mut self, now: Time, request: RequestId, rows: u32, deadline: Time) {
+        if self.report.state == GuardState::Back {
+            return;
+        }
+        let window = self.window.get_or_insert_with(|| {
+            let before = self.open.values().fold(0u32, |sum, open| sum.saturating_add(open.rows));
+            Window::new(now, before, &self.options)
+        });
+        let counts = window.came < WINDOW;
+        if counts {
+            (window.came, window.open) = (window.came + 1, window.open + 1);
+        }
+        // What comes after the last of the window is still in the way of those before it.
+        let its = counts.then_some(request);
+        window.shadow.waiting.push_back(Waiting { request: its, arrival: now, deadline, rows });
+        window.shadow.run(now, &self.options);
+        self.open.insert(request, Open { arrival: now, deadline, rows, counts });
+    }
+
+    /// A request has ended; says whether the policy has just lost for good. A request that is not known is nothing new.
+    pub fn handle_end(&mut self, now: Time, request: RequestId, end: GuardEnd) -> bool {
+        let Some(Open { arrival, deadline, counts, .. }) = self.open.remove(&request) else { return false };
+        let Some(window) = self.window.as_mut().filter(|_| counts) else { return false };
+        window.open -= 1;
+        match end {
+            GuardEnd::Answered => {
+                window.ended.insert(request, (now <= deadline).then(|| now.since(arrival)));
+            }
+            GuardEnd::Dropped => {
+                window.ended.insert(request, None);
+            }
+            GuardEnd::Gone => {}
+        }
+        if window.came < WINDOW || window.open > 0 {
+            return false;
+        }
+        let Some(mut window) = self.window.take() else { return false };
+        window.shadow.run(Time::MAX, &self.options);
+        self.judge(window.compare())
+    }
+
+    fn judge(&mut self, window: GuardWindow) -> bool {
+        // Of requests that nearly all went away nothing is learnt.
+        if (window.requests as usize) < WINDOW / 2 {
+            return false;
+        }
+        let report = &mut self.report;
+        report.windows += 1;
+        report.losses = if window.is_lost() { report.losses + 1 } else { 0 };
+        report.last = Some(window);
+        if report.losses < LOSSES {
+            return false;
+        }
+        report.state = GuardState::Back;
+        self.open.clear();
+        true
+    }
+}
+
+impl Window {
+    fn new(now: Time, before: u32, options: &GuardOptions) -> Self {
+        let max_batch = options.max_batch.max(1);
+        let there = |rows| Waiting { request: None, arrival: now, deadline: Time::MAX, rows };
+        let full = (0..before / max_batch).map(|_| there(max_batch));
+        let waiting = full.chain((!before.is_multiple_of(max_batch)).then(|| there(before % max_batch))).collect();
+        let free_at = vec![now; options.at_once.max(1) as usize];
+        let shadow = Shadow { waiting, free_at, ended: BTreeMap::new() };
+        Window { shadow, came: 0, open: 0, ended: BTreeMap::new() }
+    }
+
+    fn compare(&self) -> GuardWindow {
+        let mut found = GuardWindow::default();
+        let (mut sum, mut exclusive_sum, mut both) = (0u128, 0u128, 0u128);
+        for (request, latency) in &self.ended {
+            let shadow = self.shadow.ended.get(request).copied().flatten();
+            found.requests += 1;
+            found.in_time += u32::from(latency.is_some());
+            found.exclusive_in_time += u32::from(shadow.is_some());
+            if let (Some(latency), Some(shadow)) = (latency, shadow) {
+                both += 1;
+                sum += u128::from(latency.as_nanos());
+                exclusive_sum += u128::from(shadow.as_nanos());
+            }
+        }
+        let mean = |sum: u128| Duration::from_nanos(u64::try_from(sum / both.max(1)).unwrap_or(u64::MAX));
+        (found.latency, found.exclusive_latency) = (mean(sum), mean(exclusive_sum));
+        found
+    }
+}
+
+impl Shadow {
+    /// Begins all batches that begin before `now`.
+    fn run(&mut self, now: Time, options: &GuardOptions) {
+        let takes = |rows| options.profile.total(rows, 0) + options.launch;
+        while let Some(first) = self.waiting.front() {
+            let Some(free) = self.free_at.iter_mut().min() else { return };
+            let begin = (*free).max(first.arrival);
+            // Those that come at the same time share it.
+            if begin >= now {
+                return;
+            }
+            let (mut rows, mut members) = (0u32, Vec::new());
+            while let Some(next) = self.waiting.front() {
+                let is_hopeless = options.drop && begin + takes(next.rows) > next.deadline;
+                let is_full = rows > 0 && rows.saturating_add(next.rows) > options.max_batch;
+                if next.arrival > begin || is_full && !is_hopeless {
+                    break;
+                }
+                let Some(next) = self.waiting.pop_front() else { break };
+                if is_hopeless {
+                    self.ended.extend(next.request.map(|request| (request, None)));
+                    continue;
+                }
+                rows = rows.saturating_add(next.rows);
+                members.push(next);
+            }
+            if rows == 0 {
+                continue;
+            }
+            let end = begin + takes(rows);
+            *free = end;
+            let answered = end + options.launch;
+            for Waiting { request, arrival, deadline, .. } in members {
+                let latency = (answered <= deadline).then(|| answered.since(arrival));
+                self.ended.extend(request.map(|request| (request, latency)));
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What `auto` chooses, and when it goes back.
+
+use downbeat_core::device::{
+    AutoGuard, AutoInputs, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint, PolicyName,
+    SegmentProfile,
+};
+use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
+use proptest::prelude::*;
+
+fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+/// `T(b) = alpha b + beta`, microseconds.
+fn linear(alpha: u64, beta: u64, max_batch: u32) -> SegmentProfile {
+    SegmentProfile::whole(&LatencyProfile::linear(us(alpha), us(beta), max_batch).unwrap())
+}
+
+/// A model on two cores, which each run of it keeps one of busy.
+fn inputs(profile: SegmentProfile) -> AutoInputs {
+    AutoInputs {
+        max_batch: profile.max_rows(),
+        lanes: LaneMix::naive(2 << profile.max_rows().ilog2()).sizes().collect(),
+        profile,
+        cut: None,
+        is_batched: true,
+        varies: false,
+        launch: us(8),
+        cores: 2,
+        threads: 1,
+        at_once: 1,
+        stages: 4,
+        stages_at_once: 2,
+    }
+}
+
+/// Two lanes that do so many thousandths of what one does.
+fn overlap(permille: u64) -> Overlap {
+    let point =
+        |batch| OverlapPoint { batch, alone: Duration::from_nanos(permille), together: Duration::from_nanos(2000) };
+    Overlap::new(vec![point(1), point(64)])
+}
+
+fn gain(inputs: &AutoInputs, permille: u64, policy: &str) -> f64 {
+    let choice = inputs.choose(&overlap(permille));
+    choice.candidates.iter().find(|candidate| candidate.policy.name() == policy).unwrap().gain
+}
+
+proptest! {
+    /// Whatever a model takes: where two lanes do no more than one, there is nothing to gain by several batches, smaller ones and more launches.
+    #[test]
+    fn without_overlap_it_is_exclusive(
+        times in prop::collection::vec(1u64..100_000, 1..48),
+        (launch, threads, cores, stages, permille) in (1u64..2_000, 0u32..4, 1u32..4, 1u16..8, 0u64..=1000),
+    ) {
+        let table = times.iter().scan(0, |sum, time| { *sum += time; Some(us(*sum)) }).collect();
+        let profile = SegmentProfile::whole(&LatencyProfile::from_table(table).unwrap());
+        let threads = threads.min(cores);
+        let inputs = AutoInputs { launch: us(launch), cores, threads, stages, ..inputs(profile) };
+        let choice = inputs.choose(&overlap(permille));
+        prop_assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);
+    }
+
+    /// Better lanes never make `exclusive` the better choice.
+    #[test]
+    fn more_overlap_never_gains_less(alpha in 1u64..500, beta in 0u64..5000, launch in 1u64..100, less in 0u64..2000) {
+        let inputs = AutoInputs { launch: us(launch), ..inputs(linear(alpha, beta, 32)) };
+        for policy in ["windowed", "elastic", "staged"] {
+            prop_assert!(gain(&inputs, less, policy) <= gain(&inputs, 2000, policy) * 1.000_001);
+        }
+    }
+}
+
+#[test]
+fn small_batches_that_do_not_disturb_each_other_are_run_together() {
+    let model = inputs(linear(1000, 100, 16));
+    let choice = model.choose(&overlap(1900));
+    assert_eq!(choice.policy.name(), "elastic", "{}", choice.reason);
+    assert!(choice.reason.starts_with("elastic is predicted to answer 1.87 times"), "{}", choice.reason);
+    assert!(choice.reason.contains("1.90 times what one does"), "{}", choice.reason);
+}
+
+#[test]
+fn where_only_large_batches_are_worth_it_these_are_cut_not_made_smaller() {
+    // A launch of one item takes nearly as long as one of 16.
+    let choice = inputs(linear(50, 10_000, 16)).choose(&overlap(1900));
+    assert_eq!(choice.policy.name(), "staged", "{}", choice.reason);
+    assert!(gain(&inputs(linear(50, 10_000, 16)), 1900, "elastic") < 1.0);
+}
+
+#[test]
+fn a_gain_up_to_the_margin_is_none() {
+    let model = AutoInputs { launch: Duration::ZERO, stages: 1, lanes: vec![1, 1], ..inputs(linear(1000, 0, 1)) };
+    assert_eq!(gain(&model, 1100, "elastic"), 1.0 + MARGIN);
+    assert_eq!(model.choose(&overlap(1100)).policy, PolicyName::EXCLUSIVE);
+    assert_eq!(model.choose(&overlap(1110)).policy.name(), "elastic");
+}
+
+#[test]
+fn a_model_of_microseconds_is_left_to_exclusive_as_its_launches_take_the_cores_of_its_frontends() {
+    // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as long as a launch.
+    let model = inputs(linear(1, 5, 32));
+    let choice = model.choose(&overlap(2000));
+    assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);
+    assert!(!model.could_gain(), "so that nothing has to be measured");
+    let reason = model.choose_at_best().reason;
+    assert!(reason.ends_with("even if lanes did not disturb each other at all; a launch costs 8 us"), "{reason}");
+    assert!(inputs(linear(1000, 100, 16)).could_gain());
+}
+
+#[test]
+fn windowed_is_never_better_than_exclusive() {
+    for model in
+        [inputs(linear(100, 1000, 32)), inputs(linear(1, 1, 1)), AutoInputs { at_once: 2, ..inputs(linear(9, 9, 9)) }]
+    {
+        assert!(gain(&model, 2000, "windowed") <= 1.0);
+    }
+}
+
+#[test]
+fn what_exclusive_runs_at_once_by_itself_is_not_gained_again() {
+    let model = AutoInputs { at_once: 2, ..inputs(linear(1000, 100, 16)) };
+    let choice = model.choose(&overlap(1900));
+    assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);
+}
+
+#[test]
+fn what_cutting_costs_counts_once_it_is_known() {
+    let model = inputs(linear(50, 10_000, 16));
+    let half = LatencyProfile::linear(us(50), us(10_000), 16).unwrap();
+    // Each of two segments takes as long as the whole does.
+    let cut = SegmentProfile::new(vec![0], &[vec![half.clone()], vec![half]]).unwrap();
+    assert!(gain(&model, 1900, "staged") > 1.5);
+    assert!(gain(&AutoInputs { cut: Some(cut), ..model }, 1900, "staged") < 1.0);
+}
+
+#[test]
+fn a_model_without_batches_or_whose_requests_vary_is_left_to_exclusive() {
+    let choice = AutoInputs { is_batched: false, ..inputs(linear(1000, 100, 16)) }.choose(&overlap(2000));
+    assert_eq!((choice.policy, choice.candidates.len()), (PolicyName::EXCLUSIVE, 0));
+    assert!(choice.reason.contains("no batch dimension"), "{}", choice.reason);
+    let choice = AutoInputs { varies: true, ..inputs(linear(1000, 100, 16)) }.choose(&overlap(2000));
+    assert_eq!(choice.policy, PolicyName::EXCLUSIVE);
+    assert!(choice.reason.contains("vary in shape"), "{}", choice.reason);
+}
+
+#[test]
+fn lanes_that_would_refuse_the_largest_requests_are_no_choice() {
+    // Lanes are of powers of two.
+    let choice = AutoInputs { stages: 1, ..inputs(linear(1000, 100, 12)) }.choose(&overlap(2000));
+    assert_eq!(choice.policy, PolicyName::EXCLUSIVE);
+    let names: Vec<_> = choice.candidates.iter().map(|candidate| candidate.policy.name()).collect();
+    assert_eq!(names, ["exclusive", "windowed"]);
+}
+
+#[test]
+fn auto_is_a_name_but_no_policy_of_the_table() {
+    assert_eq!("auto".parse(), Ok(PolicyName::AUTO));
+    assert!(PolicyName::all().all(|policy| policy != PolicyName::AUTO));
+    let error = PolicyName::AUTO.read(&Default::default()).unwrap_err().to_string();
+    assert!(error.contains("name one of them here"), "{error}");
+    let error = "best".parse::<PolicyName>().unwrap_err().to_string();
+    assert!(error.ends_with("exclusive, windowed, elastic, staged, auto"), "{error}");
+}
+
+#[test]
+fn between_two_sizes_the_overlap_is_the_lesser_one() {
+    let point = |batch, together| OverlapPoint { batch, alone: us(100), together: us(together) };
+    let overlap = Overlap::new(vec![point(8, 200), point(1, 125)]);
+    assert_eq!([1, 2, 8, 9].map(|rows| overlap.factor(rows)), [1.6, 1.0, 1.0, 1.0]);
+    assert_eq!(Overlap::default().factor(4), 1.0);
+    assert_eq!(Overlap::new(vec![point(1, 50)]).factor(1), 2.0, "two lanes do no more than twice");
+}
+
+/// Requests of one item, `every` microseconds one, that each take `took`; gives after how many the policy went back.
+struct Requests {
+    guard: AutoGuard,
+    sent: u64,
+}
+
+impl Requests {
+    fn new(drop: bool) -> Self {
+        let profile = linear(100, 900, 8);
+        let options = GuardOptions { profile, max_batch: 8, launch: us(0), at_once: 1, drop };
+        Requests { guard: AutoGuard::new(options), sent: 0 }
+    }
+
+    /// A window of them, each `allowed` microseconds long, that end so; says whether the policy lost for good.
+    fn window(&mut self, every: u64, took: u64, allowed: u64, end: GuardEnd) -> bool {
+        (0..256).any(|_| {
+            self.sent += 1;
+            let (id, arrival) = (RequestId(self.sent), Time::from_nanos(self.sent * every * 1000));
+            let deadline = arrival + us(allowed);
+            self.guard.handle_request(arrival, id, 1, deadline);
+            self.guard.handle_end(arrival + us(took), id, end)
+        })
+    }
+
+    fn report(&self) -> (GuardState, u64, u32) {
+        let report = self.guard.report();
+        (report.state, report.windows, report.losses)
+    }
+}
+
+const LONG: u64 = 1_000_000;
+
+#[test]
+fn two_windows_lost_in_a_row_end_a_policy_and_no_fewer() {
+    let mut requests = Requests::new(false);
+    use GuardEnd::Answered;
+    // Alone, a request takes 1,000 us with exclusive.
+    assert!(!requests.window(5000, 1200, LONG, Answered));
+    assert_eq!(requests.report(), (GuardState::Watching, 1, 1));
+    assert!(!requests.window(5000, 1050, LONG, Answered), "within the margin");
+    assert_eq!(requests.report(), (GuardState::Watching, 2, 0));
+    assert!(!requests.window(5000, 1200, LONG, Answered));
+    assert!(requests.window(5000, 1200, LONG, Answered));
+    assert_eq!(requests.report(), (GuardState::Back, 4, 2));
+    let last = requests.guard.report().last.unwrap();
+    assert_eq!((last.latency, last.exclusive_latency), (us(1200), us(1000)));
+    assert_eq!(last.to_string(), "of 256 requests 256 in time, 1.200 ms on average; exclusive: 256, 1.000 ms");
+    assert!(!requests.window(5000, 1, LONG, Answered), "it is said once");
+    assert_eq!(requests.report(), (GuardState::Back, 4, 2));
+}
+
+#[test]
+fn a_load_that_exclusive_could_not_answer_is_won() {
+    let mut requests = Requests::new(false);
+    for windows in 1..4 {
+        // 10,000 a second, of which batches of 8 can answer 4,700.
+        assert!(!requests.window(100, 5000, LONG, GuardEnd::Answered));
+        assert_eq!(requests.report(), (GuardState::Watching, windows, 0));
+    }
+    let last = requests.guard.report().last.unwrap();
+    assert!(last.exclusive_latency > us(10_000), "{last}");
+}
+
+#[test]
+fn answers_in_time_count_before_latencies() {
+    let mut requests = Requests::new(true);
+    assert!(!requests.window(5000, 500, 1100, GuardEnd::Dropped));
+    assert!(requests.window(5000, 1105, 1100, GuardEnd::Answered), "late");
+    let last = requests.guard.report().last.unwrap();
+    assert_eq!((last.in_time, last.exclusive_in_time), (0, 256));
+}
+
+#[test]
+fn exclusive_gives_up_what_cannot_be_in_time_and_answers_more_of_the_others() {
+    let deadlines = |drop: bool| {
+        let mut requests = Requests::new(drop);
+        requests.window(100, 1000, 5000, GuardEnd::Answered);
+        requests.guard.report().last.unwrap().exclusive_in_time
+    };
+    assert!(deadlines(true) > deadlines(false) && deadlines(true) < 256, "{} {}", deadlines(true), deadlines(false));
+}
+
+#[test]
+fn requests_whose_clients_left_say_nothing() {
+    let mut requests = Requests::new(false);
+    for _ in 0..4 {
+        assert!(!requests.window(5000, 9000, LONG, GuardEnd::Gone));
+    }
+    assert_eq!(requests.report(), (GuardState::Watching, 0, 0));
+    let arrival = Time::from_nanos(1);
+    let nobody = RequestId(u64::MAX);
+    assert!(!requests.guard.handle_end(arrival, nobody, GuardEnd::Answered));
+}
+
+#[test]
+fn what_waits_when_a_window_begins_is_in_the_way_of_exclusive_too() {
+    let mut requests = Requests::new(false);
+    let mut at_once = |ids: std::ops::Range<u64>| {
+        ids.for_each(|id| requests.guard.handle_request(Time::ZERO, RequestId(1_000_000 + id), 1, Time::MAX));
+    };
+    // 80 that come after the last of the first window, and stay.
+    at_once(0..256 + 80);
+    for id in 0..256 {
+        requests.guard.handle_end(Time::ZERO, RequestId(1_000_000 + id), GuardEnd::Answered);
+    }
+    requests.window(5000, 1000, LONG, GuardEnd::Answered);
+    let last = requests.guard.report().last.unwrap();
+    assert!(requests.guard.report().windows == 2 && last.exclusive_latency > us(1000), "{last}");
+}

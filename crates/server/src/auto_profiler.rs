@@ -1,0 +1,39 @@
+//! Measures what `auto` decides by, and remembers it for the next start.
+
+use downbeat_core::Duration;
+use downbeat_core::device::{Overlap, OverlapPoint};
+use serde::{Deserialize, Serialize};
+
+use crate::pair_profiler;
+use crate::profiler::Subject;
+
+/// About how long two lanes are tried together.
+const BUDGET: Duration = Duration::from_millis(200);
+
+/// What is stored of a model file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoredAuto {
+    /// What it took to hand something over to another thread.
+    #[serde(rename = "launch_ns")]
+    pub launch: Duration,
+    /// Two lanes together.
+    pub overlap: Overlap,
+}
+
+/// What two lanes of a model do together of what one does, with batches of one item and the largest; `None` if they cannot be measured.
+pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<Overlap> {
+    let mut sizes = subject.timed(&[1, max_batch.max(1)]);
+    sizes.dedup();
+    let pairs: Vec<[u32; 2]> = sizes.iter().map(|size| [*size; 2]).collect();
+    let found = pair_profiler::measure([subject, subject], device, &pairs, None, BUDGET, |_| {}).ok()?;
+    let mean = |latencies: [pair_profiler::Latencies; 2]| {
+        let [a, b] = latencies.map(|latencies| latencies.median_ns);
+        Duration::from_nanos(a.midpoint(b))
+    };
+    let points = found.iter().map(|pair| OverlapPoint {
+        batch: pair.batches[0],
+        alone: mean(pair.alone),
+        together: mean(pair.together),
+    });
+    Some(Overlap::new(points.collect())).filter(|overlap| !overlap.points().is_empty())
+}

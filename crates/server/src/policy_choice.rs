@@ -1,0 +1,159 @@
+//! Chooses a device policy for a model that is being loaded, where `auto` was asked for.
+
+use downbeat_core::device::{
+    AutoChoice, AutoInputs, Cut, Overlap, PartitionId, PolicyModel, PolicyName, SegmentProfile,
+};
+use downbeat_core::{Duration, LatencyProfile};
+use downbeat_repository::ModelDefinition;
+
+use crate::options::ServerOptions;
+use crate::plan::BatchPlan;
+use crate::policy_report::{AutoMeasured, PolicyReport};
+
+/// A model that is loaded as `exclusive` runs it.
+pub struct AutoSubject<'a> {
+    /// What the server was told.
+    pub options: &'a ServerOptions,
+    /// What the model's configuration says.
+    pub definition: &'a ModelDefinition,
+    /// How its batches are made.
+    pub plan: &'a BatchPlan,
+    /// What they take.
+    pub profile: &'a LatencyProfile,
+    /// Cores that lanes and frontends share.
+    pub cores: usize,
+    /// The threads of a run.
+    pub threads: usize,
+    /// Whether these are on no cores of the frontends.
+    pub runs_elsewhere: bool,
+    /// Batches that `exclusive` runs at once on the same cores or compute units.
+    pub at_once: u32,
+}
+
+/// A policy that is predicted to be better than `exclusive`, and what has to be known to bring it into service.
+pub struct Chosen {
+    /// The policy, and why.
+    pub report: PolicyReport,
+    /// What that rests on.
+    pub inputs: AutoInputs,
+    /// What that rests on, too.
+    pub overlap: Overlap,
+    /// What the model's batches take.
+    pub profile: LatencyProfile,
+    /// The threads of a run that it was measured with.
+    pub threads: usize,
+    /// There is no reason to measure it again.
+    pub settled: bool,
+}
+
+impl AutoSubject<'_> {
+    /// Chooses; `launch` and `overlap` measure what is needed for it, if it is.
+    pub fn choose(
+        &self,
+        launch: impl FnOnce() -> Option<Duration>,
+        overlap: impl FnOnce(Duration) -> Option<Overlap>,
+    ) -> (AutoChoice, Option<AutoMeasured>, Option<(AutoInputs, Overlap)>) {
+        if let Some(reason) = self.left_to_exclusive() {
+            return (AutoChoice::exclusive(reason), None, None);
+        }
+        let Some(launch) = launch() else {
+            return (AutoChoice::exclusive("there is no thread left to measure what a launch costs"), None, None);
+        };
+        let inputs = self.inputs(launch);
+        let mut measured = AutoMeasured { launch, overlap: Vec::new() };
+        if !inputs.could_gain() {
+            return (inputs.choose_at_best(), Some(measured), None);
+        }
+        let Some(overlap) = overlap(launch) else {
+            let reason = "two lanes cannot be measured together with requests of our own making";
+            return (AutoChoice::exclusive(reason), Some(measured), None);
+        };
+        measured.overlap = overlap.points().iter().map(Into::into).collect();
+        (inputs.choose(&overlap), Some(measured), Some((inputs, overlap)))
+    }
+
+    /// Why nothing else comes into question, if that is so.
+    fn left_to_exclusive(&self) -> Option<String> {
+        let batching = &self.definition.batching;
+        let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch);
+        let has_levels =
+            batching.levels.len() > 1 || batching.levels.iter().any(|l| l.default_timeout > Duration::ZERO);
+        let reason = match () {
+            () if !self.options.profiling.enabled => "nothing is measured here ([profiling] enabled = false)",
+            () if own.or(self.definition.dispatch).is_some() => "its scheduler is named, which makes its batches",
+            () if has_levels => {
+                "its configuration has priority levels or queue timeouts, which other policies do not know"
+            }
+            () if batching.preserve_ordering => "its configuration wants one batch at a time (preserve_ordering)",
+            () if batching.max_queue_delay > Duration::ZERO || !batching.preferred.is_empty() => {
+                "its configuration says how batches are made (max_queue_delay_microseconds, preferred_batch_size)"
+            }
+            () => return None,
+        };
+        Some(reason.to_owned())
+    }
+
+    fn inputs(&self, launch: Duration) -> AutoInputs {
+        let (stages, stages_at_once) = self.stages().unwrap_or((1, 1));
+        AutoInputs {
+            profile: SegmentProfile::whole(self.profile),
+            cut: None,
+            is_batched: self.plan.is_batched(),
+            varies: self.plan.has_varying_shapes(),
+            max_batch: self.plan.max_batch(),
+            launch,
+            cores: u32::try_from(self.cores).unwrap_or(u32::MAX),
+            threads: if self.runs_elsewhere { 0 } else { u32::try_from(self.threads).unwrap_or(u32::MAX) },
+            at_once: self.at_once,
+            lanes: self.lanes().unwrap_or_default(),
+            stages,
+            stages_at_once,
+        }
+    }
+
+    /// The batch sizes of the lanes of `elastic`, if it can have the model.
+    fn lanes(&self) -> Option<Vec<u32>> {
+        let settings = self.options.settings_of(&self.definition.name, PolicyName::ELASTIC).ok()?.settings;
+        let max_batch = self.plan.max_batch();
+        let ring = settings.ring(max_batch, false).ok()?;
+        let model = PolicyModel {
+            partition: PartitionId::default(),
+            profile: SegmentProfile::whole(self.profile),
+            max_batch,
+            padded: false,
+            queue_delay: Duration::ZERO,
+            drop: false,
+            queue_bound: 1,
+            ring_slots: ring.map_or(0, |ring| ring.least),
+        };
+        let lanes = settings.spec(model).ok()?.build().ok()?.policy.lanes(PartitionId::default());
+        Some(lanes.iter().map(|lane| lane.max_rows).collect())
+    }
+
+    /// Into how many segments `staged` would cut the model, and how many of these run at once.
+    fn stages(&self) -> Option<(u16, u32)> {
+        let settings = self.options.settings_of(&self.definition.name, PolicyName::STAGED).ok()?.settings;
+        let stages = match settings.cut().0 {
+            Cut::Whole => 1,
+            Cut::Stages(stages) => stages,
+            Cut::At(values) => values.len() + 1,
+        };
+        Some((u16::try_from(stages).ok()?, settings.at_once()))
+    }
+}
+
+impl Chosen {
+    /// Looks at it again now that the model is cut and its segments are measured.
+    ///
+    /// # Errors
+    /// Why the policy is not the one that suits it.
+    pub fn with_cut(mut self, cut: &SegmentProfile) -> Result<Self, String> {
+        self.inputs.cut = Some(cut.clone());
+        let choice = self.inputs.choose(&self.overlap);
+        if choice.policy.name() != self.report.policy {
+            return Err(format!("once it is cut, {}", choice.reason));
+        }
+        self.report.take_choice(&choice);
+        Ok(self)
+    }
+}

@@ -68,6 +68,8 @@ pub struct Layer {
     pub shared_memory: Option<bool>,
     #[serde(default, deserialize_with = "bytes_or_zero")]
     pub run_memory_bytes: Option<usize>,
+    #[serde(default, deserialize_with = "bytes_or_zero")]
+    pub model_memory_bytes: Option<usize>,
     pub max_connections: Option<usize>,
     #[serde(default, rename = "idle_timeout_s", deserialize_with = "seconds")]
     pub idle_timeout: Option<Duration>,

@@ -136,6 +136,7 @@ pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
         options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
         over(&mut options.shared_memory, &layer.shared_memory);
         options.run_memory_bytes = layer.run_memory_bytes.or(options.run_memory_bytes);
+        options.model_memory_bytes = layer.model_memory_bytes.or(options.model_memory_bytes);
         over(&mut options.max_connections, &layer.max_connections);
         over(&mut options.idle_timeout, &layer.idle_timeout);
         over(&mut options.transfer_timeout, &layer.transfer_timeout);
@@ -301,6 +302,7 @@ mod tests {
             max_grpc_message_bytes = "3M"
             max_in_flight_bytes = "1G"
             run_memory_bytes = "2G"
+            model_memory_bytes = "3G"
             shared_memory = true
             max_connections = 50
             idle_timeout_s = 0
@@ -408,7 +410,8 @@ mod tests {
         assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
         assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
         assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
-        assert_eq!(options.run_memory_bytes, Some(2 << 30));
+        assert_eq!((options.run_memory_bytes, options.model_memory_bytes), (Some(2 << 30), Some(3 << 30)));
+        assert_eq!(merged(file, &["--model-memory-bytes=0"]).model_memory_bytes, Some(0));
         assert_eq!(merged("run_memory_bytes = 0", &["models"]).run_memory_bytes, Some(0));
         assert_eq!(merged("", &["--run-memory-bytes=0", "models"]).run_memory_bytes, Some(0));
         assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
@@ -701,6 +704,8 @@ mod tests {
         assert!(error("[models.m]\ngpu_memory_mb = 0").contains("0 MiB: must be at least 1"));
         assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
         assert!(error("max_body_bytes = '1T'").contains("is not a size"));
+        assert!(error("model_memory_bytes = 'all'").contains("'all' is not a size"));
+        assert!(error("model_memory_bytes = -1").contains("a size is a number of bytes"));
         assert!(error("a = [").starts_with("1:"));
     }
 

@@ -75,6 +75,9 @@ pub struct ServeFlags {
     /// What runs of models on the CPU may take together, such as 4G, as estimated before each; 0: no limit [default: a quarter of the memory]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes_or_zero, env = "DOWNBEAT_RUN_MEMORY_BYTES", help_heading = "Engine")]
     pub run_memory_bytes: Option<usize>,
+    /// What models on the CPU may hold of its memory together, such as 8G; 0: no limit [default: the memory, less --max-in-flight-bytes]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes_or_zero, env = "DOWNBEAT_MODEL_MEMORY_BYTES", help_heading = "Engine")]
+    pub model_memory_bytes: Option<usize>,
 
     /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", help_heading = "Engine")]
@@ -355,6 +358,7 @@ impl ServeFlags {
             max_in_flight_bytes: self.max_in_flight_bytes,
             shared_memory: self.shared_memory,
             run_memory_bytes: self.run_memory_bytes,
+            model_memory_bytes: self.model_memory_bytes,
             max_connections: self.max_connections,
             idle_timeout: self.idle_timeout,
             transfer_timeout: self.transfer_timeout,

@@ -38,7 +38,7 @@ pub use division::{Division, DivisionError, Part};
 pub use emulated::Emulated;
 pub use fill::Fill;
 pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
-pub use onnx::{Declared, DefaultValue, inspect};
+pub use onnx::{Declared, DefaultValue, file_bytes, inspect};
 pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
 pub use operator_profile::OperatorProfile;
 pub use rten::Rten;

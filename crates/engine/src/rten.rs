@@ -70,6 +70,11 @@ impl Engine for Rten {
         EngineInfo { name: NAME, version: VERSION.into(), device: "cpu".into(), library: None }
     }
 
+    fn weight_copies(&self) -> u64 {
+        // Weights that `MatMul` reads are prepacked, and stay beside that as they were.
+        2
+    }
+
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
         let path = &options.path;
         let file = onnx::check(path)?;

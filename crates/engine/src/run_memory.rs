@@ -125,6 +125,11 @@ impl RunMemory {
         self.with_need(inputs, |need| self.judge(need))
     }
 
+    /// What a run with inputs of these shapes takes, in the signature's order, whatever they hold: bytes.
+    pub fn estimate<'a>(&self, shapes: impl Iterator<Item = &'a [usize]>) -> u64 {
+        self.sizes.need(shapes.map(|dims| Some(Input { dims, data: &[] }))).bytes
+    }
+
     /// Waits for the memory of a run.
     ///
     /// # Errors

@@ -46,6 +46,11 @@ pub trait Engine: Send + Sync {
         cores::divide(parts, &Topology::here())
     }
 
+    /// How many times it holds weights at most, on the CPU, once it has loaded a model.
+    fn weight_copies(&self) -> u64 {
+        1
+    }
+
     /// The memory of a device, where it has memory of its own and works.
     fn device_memory(&self, _device: usize) -> Option<DeviceMemory> {
         None

@@ -15,8 +15,9 @@ use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::host::HostedVersion;
-use crate::metrics::{ModelMetrics, Reason};
+use crate::metrics::{Metrics, ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
+use crate::model_memory::HeldMemory;
 use crate::placement::Placed;
 use crate::plan::{Admitted, BatchPlan, ShapeKey};
 use crate::policy_report::PolicyReport;
@@ -48,6 +49,8 @@ pub struct Executable {
     health: Arc<ModelHealth>,
     hosts: HostedVersion,
     policy: PolicyReport,
+    /// What it holds of the CPU's memory, where it is on the CPU.
+    held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
     _folder: Option<TempDir>,
 }
@@ -106,6 +109,7 @@ impl Executable {
             probed_ns: AtomicU64::new(0),
             hosts,
             policy,
+            held: None,
             _folder: None,
         }
     }
@@ -115,6 +119,20 @@ impl Executable {
     pub fn keeping(mut self, folder: Option<TempDir>) -> Self {
         self._folder = folder;
         self
+    }
+
+    /// The same version, which holds `held` as long as it lives.
+    #[must_use]
+    pub fn holding(mut self, held: Option<HeldMemory>) -> Self {
+        self.held = held;
+        self
+    }
+
+    /// Says what it holds of the CPU's memory, in the log and in metrics.
+    pub fn say_memory(&self, metrics: &Metrics) {
+        if let Some(held) = &self.held {
+            held.say(metrics, &self.name, &self.version);
+        }
     }
 
     /// The devices that it is on.

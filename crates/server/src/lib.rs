@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod metrics_port;
 pub mod mix_profiler;
 mod model_health;
+mod model_memory;
 mod offload;
 pub mod options;
 pub mod pair_profiler;

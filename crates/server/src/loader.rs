@@ -32,6 +32,7 @@ use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
+use crate::model_memory::{ModelMemory, Part as MemoryPart};
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::{Placed, Placement};
@@ -194,6 +195,8 @@ pub struct Loader {
     wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
     /// What the runs of all models may take; `None`: nobody limits them.
     memory: Option<Arc<MemoryBudget>>,
+    /// What the versions on the CPU hold.
+    model_memory: Arc<ModelMemory>,
     /// The turn of loading a model onto GPUs.
     gpu_turn: Mutex<()>,
     turns: LoadTurns,
@@ -215,15 +218,11 @@ impl Loader {
         driver: Arc<Driver>,
         placement: Placement,
         metrics: Arc<Metrics>,
+        model_memory: Arc<ModelMemory>,
     ) -> Self {
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
         let clock = driver.clock();
-        let memory = match options.run_memory_bytes {
-            None => Some(memory::default_budget()),
-            Some(0) => None,
-            Some(bytes) => Some(bytes as u64),
-        };
-        let memory = memory.map(MemoryBudget::new);
+        let memory = memory::run_budget(&options).map(MemoryBudget::new);
         let (wishes, unsettled, gpu_turn, launch, losses) = Default::default();
         let turns = LoadTurns::new(LONGEST_TURN);
         Loader {
@@ -239,6 +238,7 @@ impl Loader {
             launch,
             losses,
             memory,
+            model_memory,
             gpu_turn,
             turns,
             placement,
@@ -402,9 +402,16 @@ impl Loader {
                 engine.info().name
             );
         }
+        let held = (!on_gpus).then(|| self.model_memory.begin(&definition.name));
         if !is_emulated(definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
             downbeat_engine::inspect(path)?;
+            if let Some(held) = &held {
+                held.hold(
+                    MemoryPart::Weights,
+                    engine.weight_copies().saturating_mul(downbeat_engine::file_bytes(path)?),
+                )?;
+            }
         }
         let mut model = match source.load(1) {
             Err(error) if source.cut != Cut::Whole => {
@@ -459,6 +466,9 @@ impl Loader {
                 .map_err(|error| refuses(error.to_string()))?;
         }
         model.set_batched(plan.is_batched());
+        if let Some(held) = &held {
+            held.hold(MemoryPart::Run, largest_run(&*model, &plan))?;
+        }
         let name = definition.name.clone();
         let mut first = None;
         budget.begin_lanes(&*model);
@@ -588,6 +598,7 @@ impl Loader {
             drop,
             queue_bound,
             metrics: self.metrics.lanes(),
+            memory: held.as_ref(),
             hosts: &on,
             partition: placed.partition(),
             warm_up: self.warm_up_later(is_emulated(definition), &name, &model, &plan, &samples, limit),
@@ -611,7 +622,7 @@ impl Loader {
             warm_up.say(count);
         }
         say_graphs(&name, version, &*model);
-        let executable = Executable::new(hosts, report, metrics, queue_bound).keeping(folder);
+        let executable = Executable::new(hosts, report, metrics, queue_bound).keeping(folder).holding(held);
         if routed {
             return Ok(Loaded::Ready(Arc::new(self.ready(executable, engine.info().name, on_threads, begin))));
         }
@@ -762,6 +773,7 @@ impl Loader {
         let took = self.clock.now().since(begin);
         let Executable { name, version, .. } = &executable;
         self.metrics.set_load_duration(name, version, took);
+        executable.say_memory(&self.metrics);
         tracing::info!(model = %name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
         executable
     }
@@ -1052,6 +1064,18 @@ impl Loader {
         }
         Ok(samples)
     }
+}
+
+/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
+fn largest_run(model: &dyn Model, plan: &BatchPlan) -> u64 {
+    let Some(memory) = model.run_memory().filter(|_| !plan.has_varying_shapes()) else { return 0 };
+    let Ok(trial) = plan.trial(PROFILED_LENGTH) else { return 0 };
+    let shape = |(index, item): (usize, &[i64])| {
+        let item: Vec<usize> = item.iter().map(|dim| (*dim).max(0) as usize).collect();
+        plan.engine_shape(index, plan.max_batch() as usize, &item)
+    };
+    let shapes: Vec<Vec<usize>> = plan.item_shapes(&trial).enumerate().map(shape).collect();
+    memory.estimate(shapes.iter().map(|shape| &shape[..]))
 }
 
 /// Says what of a model that is warmed up runs as CUDA graphs.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::options::ServerOptions;
+
 /// Where the kernel tells of the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
 /// Where the kernel tells which control groups this process is in.
@@ -17,14 +19,32 @@ const LEAST_BUDGET: u64 = 128 << 20;
 /// The default budget of bytes in flight: a quarter of the memory this process may have (the machine's or, if that is
 /// less, what its control groups allow), and at most half of what is free at the start. Models have the rest.
 pub fn default_budget() -> u64 {
-    let read = |path: &Path| std::fs::read_to_string(path).ok();
     let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
-    let groups = read(Path::new(CGROUPS)).unwrap_or_default();
-    budget_of(kilobytes(&meminfo, "MemTotal"), kilobytes(&meminfo, "MemAvailable"), group_limit(&groups, read))
+    budget_of(allowed(), kilobytes(&meminfo, "MemAvailable"))
 }
 
-fn budget_of(total: Option<u64>, free: Option<u64>, group: Option<u64>) -> u64 {
-    let allowed = total.into_iter().chain(group).min();
+/// What this process may have, by the machine or, if that is less, its control groups, bytes; `None` where the system does not tell.
+pub fn allowed() -> Option<u64> {
+    let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
+    let groups = read(Path::new(CGROUPS)).unwrap_or_default();
+    least(kilobytes(&meminfo, "MemTotal"), group_limit(&groups, read))
+}
+
+fn least(total: Option<u64>, group: Option<u64>) -> Option<u64> {
+    total.into_iter().chain(group).min()
+}
+
+/// What the runs of all models may take together, bytes; `None`: nobody limits them.
+pub fn run_budget(options: &ServerOptions) -> Option<u64> {
+    let budget = options.run_memory_bytes.map_or_else(default_budget, |bytes| bytes as u64);
+    Some(budget).filter(|bytes| *bytes > 0)
+}
+
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+fn budget_of(allowed: Option<u64>, free: Option<u64>) -> u64 {
     let shares = allowed.map(|bytes| bytes / 4).into_iter().chain(free.map(|bytes| bytes / 2));
     shares.min().map_or(FALLBACK_BUDGET, |bytes| bytes.max(LEAST_BUDGET))
 }
@@ -66,11 +86,13 @@ mod tests {
     #[test]
     fn the_least_of_machine_and_groups_counts() {
         const GIB: u64 = 1 << 30;
-        assert_eq!(budget_of(Some(64 * GIB), Some(60 * GIB), None), 16 * GIB);
-        assert_eq!(budget_of(Some(64 * GIB), Some(60 * GIB), Some(8 * GIB)), 2 * GIB);
-        assert_eq!(budget_of(Some(64 * GIB), Some(4 * GIB), None), 2 * GIB);
-        assert_eq!(budget_of(None, None, Some(4096)), LEAST_BUDGET);
-        assert_eq!(budget_of(None, None, None), FALLBACK_BUDGET);
+        assert_eq!(least(Some(64 * GIB), Some(8 * GIB)), Some(8 * GIB));
+        assert_eq!(least(None, Some(4096)), Some(4096));
+        assert_eq!(budget_of(Some(64 * GIB), Some(60 * GIB)), 16 * GIB);
+        assert_eq!(budget_of(Some(8 * GIB), Some(60 * GIB)), 2 * GIB);
+        assert_eq!(budget_of(Some(64 * GIB), Some(4 * GIB)), 2 * GIB);
+        assert_eq!(budget_of(Some(4096), None), LEAST_BUDGET);
+        assert_eq!(budget_of(None, None), FALLBACK_BUDGET);
     }
 
     #[test]

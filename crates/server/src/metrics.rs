@@ -15,6 +15,7 @@ use prometheus::{
 use crate::budget::ByteBudget;
 use crate::engine_run::RunFailure;
 use crate::host::LaneMetricsFamily;
+use crate::model_memory::Part;
 use crate::statistics::Phases;
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
@@ -140,6 +141,9 @@ pub struct Metrics {
     autoscale_idle_fraction: Gauge,
     decision_log_bytes: IntCounterVec,
     decision_log_ended: IntCounterVec,
+    model_memory: GaugeVec,
+    models_memory: Gauge,
+    models_memory_limit: Gauge,
     in_flight_bytes: Gauge,
     in_flight_bytes_limit: Gauge,
     in_flight_bytes_refused: IntCounterVec,
@@ -200,6 +204,14 @@ impl Metrics {
             &MODEL,
         )?;
         registry.register(Box::new(load_seconds.clone()))?;
+        let model_memory = GaugeVec::new(
+            Opts::new(
+                "downbeat_model_memory_bytes",
+                "What the model version holds of the CPU's memory: weights, input rings, its largest run by estimate",
+            ),
+            &["model", "version", "part"],
+        )?;
+        registry.register(Box::new(model_memory.clone()))?;
         Ok(Metrics {
             success: counter(
                 "nv_inference_request_success",
@@ -285,6 +297,15 @@ impl Metrics {
                 "Files of the decision log that ended before the server did, because the disk was too slow or full",
                 &["file"],
             )?,
+            model_memory,
+            models_memory: single(
+                "downbeat_models_memory_bytes",
+                "What all models hold of the CPU's memory together; runs count as far as they may run at once",
+            )?,
+            models_memory_limit: single(
+                "downbeat_models_memory_bytes_limit",
+                "What all models may hold of the CPU's memory (--model-memory-bytes)",
+            )?,
             in_flight_bytes: single(
                 "downbeat_in_flight_bytes",
                 "Bytes that requests in flight hold, from their first byte to their answer's last",
@@ -337,6 +358,9 @@ impl Metrics {
         // An error means that there was no such gauge, which is what is wanted.
         let _ = self.pending.remove_label_values(&[name, version]);
         let _ = self.load_seconds.remove_label_values(&[name, version]);
+        for part in Part::ALL {
+            let _ = self.model_memory.remove_label_values(&[name, version, part.label()]);
+        }
         self.lanes.forget(name, version);
     }
 
@@ -348,6 +372,17 @@ impl Metrics {
     /// Sets how long a version took to load.
     pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
         self.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
+    }
+
+    /// Sets what a version holds of the CPU's memory for a part, bytes.
+    pub fn set_model_memory(&self, name: &str, version: &str, part: Part, bytes: u64) {
+        self.model_memory.with_label_values(&[name, version, part.label()]).set(bytes as f64);
+    }
+
+    /// Sets what all models hold of the CPU's memory, and may hold, bytes; `None`: there is no limit.
+    pub fn set_models_memory(&self, held: u64, limit: Option<u64>) {
+        self.models_memory.set(held as f64);
+        self.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
     /// The metrics of device policies.

@@ -95,6 +95,8 @@ pub struct ServerOptions {
     /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
     /// at the start. 0: no limit.
     pub run_memory_bytes: Option<usize>,
+    /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
+    pub model_memory_bytes: Option<usize>,
     /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
     pub max_connections: usize,
     /// How long a connection may be without a request; zero: for ever.
@@ -169,6 +171,7 @@ impl ServerOptions {
             max_in_flight_bytes: None,
             shared_memory: false,
             run_memory_bytes: None,
+            model_memory_bytes: None,
             max_connections: 0,
             idle_timeout: Duration::from_millis(600_000),
             transfer_timeout: Duration::from_millis(30_000),

@@ -26,6 +26,7 @@ use crate::host::{PolicyGuard, REMEMBERED, Timeline};
 use crate::loader::{LoadProgress, Loader};
 use crate::memory;
 use crate::metrics::Metrics;
+use crate::model_memory::ModelMemory;
 use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
@@ -132,6 +133,7 @@ pub struct Registry {
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
     budget: Arc<ByteBudget>,
+    model_memory: Arc<ModelMemory>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
     gpus: Arc<[GpuInfo]>,
@@ -223,9 +225,11 @@ impl Registry {
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
         let driver = Driver::start(clock, partitions.parts(), placement.kinds(), shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
-        let loader = Loader::new(options.clone(), engines, partitions, driver.clone(), placement, metrics.clone());
-        let loader = Arc::new(loader);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
+        let model_memory = ModelMemory::new(&options, limit);
+        let (on, said) = (driver.clone(), metrics.clone());
+        let loader = Loader::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
+        let loader = Arc::new(loader);
         let budget = ByteBudget::new(limit);
         let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);
         let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
@@ -240,6 +244,7 @@ impl Registry {
             loader,
             metrics,
             budget,
+            model_memory,
             autoscale,
             watchdog,
             gpus,
@@ -671,6 +676,7 @@ impl Registry {
             }
         }
         self.metrics.set_budget(&self.budget);
+        self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()
     }
 

@@ -8,9 +8,10 @@ pub(crate) mod proto;
 pub(crate) mod sizes;
 mod wire;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
@@ -29,6 +30,18 @@ pub const FILE_LIMIT: u64 = (1 << 31) - 1;
 /// outside of its folder, or has an input or output that is not a tensor of a datatype and rank known from the file.
 pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
     check(path)?.signature(|_| None)
+}
+
+/// Bytes of the model file and the files of its external data: its weights, and little else.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn file_bytes(path: &Path) -> Result<u64, LoadError> {
+    let checked = walk(path)?;
+    let beside = checked.external_locations().collect::<BTreeSet<_>>().into_iter().map(|it| path.with_file_name(it));
+    let bytes = |file: PathBuf| Ok(std::fs::metadata(file)?.len());
+    let sum = std::iter::once(path.to_owned()).chain(beside).map(bytes).sum::<std::io::Result<u64>>();
+    sum.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("its files cannot be read: {e}") })
 }
 
 /// A model file that was walked and found sound.

@@ -84,6 +84,11 @@ impl InputRings {
         self.slots
     }
 
+    /// Bytes of all rings.
+    pub fn bytes(&self) -> u64 {
+        self.rings.iter().map(|ring| ring.memory.slot_bytes() as u64 * u64::from(self.slots)).sum()
+    }
+
     /// What every request is padded to; 0 where nothing varies.
     pub fn length(&self) -> u32 {
         self.length

@@ -22,6 +22,7 @@ use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
+use crate::model_memory::{HeldMemory, Part};
 use crate::plan::BatchPlan;
 
 /// About how long requests of ever greater lengths are tried padded, at load.
@@ -67,6 +68,8 @@ pub struct LaneSetup<'a> {
     pub queue_bound: u32,
     /// Where to count.
     pub metrics: &'a LaneMetricsFamily,
+    /// What it holds of the CPU's memory, where it is on the CPU.
+    pub memory: Option<&'a HeldMemory>,
     /// The devices that it is to be on.
     pub hosts: &'a [Arc<DeviceHost>],
     /// Which partition of each.
@@ -268,6 +271,10 @@ pub fn start(
     for host in started.setup.hosts.iter().filter(|host| model.lost(host.device()).is_none()) {
         let (setup, device) = (&started.setup, host.device());
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
+        if let (Some(memory), Some(rings)) = (setup.memory, &rings) {
+            // Before anything is written there: until then a ring takes no memory.
+            memory.hold(Part::Rings, rings.bytes())?;
+        }
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;
         let lanes = built.policy.lanes(setup.partition);
         let place = Place { device, share: Share::Whole };

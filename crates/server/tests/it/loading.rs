@@ -16,6 +16,7 @@ use crate::model::{
     AttributeProto, FLOAT, ModelProto, TensorProto, ValueInfoProto, floats, folder, identity, ints, model, node, value,
     write,
 };
+use crate::serving::metric;
 
 const INT64: i32 = 7;
 
@@ -330,4 +331,53 @@ async fn a_cut_is_kept_and_found_again() {
     assert_eq!(std::fs::read(&file).unwrap(), marked, "it was measured again");
     assert!(store.clear().unwrap() >= 1);
     assert_eq!(store.list::<StoredOperators>().unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_model_that_has_no_room_beside_the_others_is_refused_with_the_numbers_until_there_is() {
+    for engine in engines() {
+        let folder = folder();
+        ["a", "b"].iter().for_each(|name| add(folder.path(), name, &identity(FLOAT, &[-1, 4])));
+        let weights = vec![floats("w", &[4096], &[1.0; 4096])];
+        let nodes = vec![node("ReduceSum", &["w"], &["s"]), node("Add", &["x", "s"], &["y"])];
+        let (input, output) = (value("x", FLOAT, &[-1, 1]), value("y", FLOAT, &[-1, 1]));
+        add(folder.path(), "large", &model(nodes, weights, vec![input], vec![output]));
+        let mut options = options(folder.path(), engine);
+        // Two small ones have room together, the large one in no case.
+        options.model_memory_bytes = Some(8192);
+        let registry = open(options);
+        let held = |model: &str| metric(&registry, "downbeat_model_memory_bytes{", &format!("model=\"{model}\""));
+        load(&registry, "a").await.unwrap();
+        assert!(held("a") > 0.0 && held("a") < 8192.0);
+        let error = load(&registry, "large").await.unwrap_err();
+        let others = held("a");
+        assert!(
+            error.contains(&format!("others hold {others} of the 8192 that models may (model_memory_bytes)")),
+            "{error}"
+        );
+        assert!(error.contains("(weights 1") || error.contains("(weights 3"), "{error}");
+        assert_eq!(held("large"), 0.0);
+        registry.infer(request("a", DataType::Fp32, &[1, 4], vec![0; 16])).await.unwrap();
+        load(&registry, "b").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_an_unloaded_model_held_is_there_for_others() {
+    let folder = folder();
+    ["a", "b"].iter().for_each(|name| add(folder.path(), name, &identity(FLOAT, &[-1, 4])));
+    let serve = |bytes: Option<usize>| {
+        let mut options = options(folder.path(), EngineChoice::Rten);
+        options.model_memory_bytes = bytes;
+        open(options)
+    };
+    let registry = serve(Some(0));
+    load(&registry, "a").await.unwrap();
+    let one = metric(&registry, "downbeat_models_memory_bytes ", "");
+    let registry = serve(Some(one as usize));
+    load(&registry, "a").await.unwrap();
+    let error = load(&registry, "b").await.unwrap_err();
+    assert!(error.contains(&format!("others hold {one} of the {one}")), "{error}");
+    registry.unload_model("a").await.unwrap();
+    load(&registry, "b").await.unwrap();
 }

@@ -1,0 +1,213 @@
+//! What models hold of the memory of the CPU: known before they are loaded, or before they serve, held to a limit, and said.
+//!
+//! Models are loaded side by side there, so that what the process grows by is no model's own: nothing is measured, as it is on GPUs (`device_budget.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::memory;
+use crate::metrics::Metrics;
+use crate::options::ServerOptions;
+
+/// What a version holds memory for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Its weights, as the engine holds them.
+    Weights,
+    /// The input rings of its device policy, on all devices.
+    Rings,
+    /// Its largest run, by estimate.
+    Run,
+}
+
+impl Part {
+    /// All of them, in the order of [`ModelMemory`]'s numbers.
+    pub const ALL: [Part; 3] = [Part::Weights, Part::Rings, Part::Run];
+
+    /// The label's value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Part::Weights => "weights",
+            Part::Rings => "rings",
+            Part::Run => "run",
+        }
+    }
+}
+
+/// What the versions on the CPU hold together.
+pub struct ModelMemory {
+    /// Bytes; `None`: no limit.
+    limit: Option<u64>,
+    /// What runs take together at most, bytes: they wait for each other. `None`: no limit.
+    runs: Option<u64>,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    next: u64,
+    versions: BTreeMap<u64, Version>,
+}
+
+struct Version {
+    model: String,
+    /// By [`Part`].
+    bytes: [u64; 3],
+}
+
+/// What a version holds of it, until it is dropped.
+pub struct HeldMemory {
+    memory: Arc<ModelMemory>,
+    id: u64,
+}
+
+/// A version for which there is no room.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "it takes {takes} bytes of the CPU's memory (weights {}, input rings {}, its largest run {}), and others hold {others} of the {limit} that models may (model_memory_bytes){}. \
+     Unload others, serve it with a smaller max_batch_size, or raise it",
+    parts[0], parts[1], parts[2],
+    if *own > 0 { format!(", of which {own} are held by versions of this model until they are replaced") } else { String::new() }
+)]
+pub struct NoRoom {
+    takes: u64,
+    parts: [u64; 3],
+    others: u64,
+    own: u64,
+    limit: u64,
+}
+
+impl ModelMemory {
+    /// What `options` say, beside `in_flight` bytes of requests.
+    pub fn new(options: &ServerOptions, in_flight: u64) -> Arc<Self> {
+        let limit = match options.model_memory_bytes {
+            None => memory::allowed().map(|allowed| allowed.saturating_sub(in_flight).max(allowed / 2)),
+            Some(bytes) => Some(bytes as u64).filter(|bytes| *bytes > 0),
+        };
+        ModelMemory::limited(limit, memory::run_budget(options))
+    }
+
+    fn limited(limit: Option<u64>, runs: Option<u64>) -> Arc<Self> {
+        Arc::new(ModelMemory { limit, runs, held: Mutex::default() })
+    }
+
+    /// Begins to hold memory for a version of a model, of which nothing is known yet.
+    pub fn begin(self: &Arc<Self>, model: &str) -> HeldMemory {
+        let mut held = self.held.lock();
+        let id = held.next;
+        held.next += 1;
+        held.versions.insert(id, Version { model: model.to_owned(), bytes: [0; 3] });
+        HeldMemory { memory: self.clone(), id }
+    }
+
+    /// What versions hold together, bytes.
+    fn together<'a>(&self, versions: impl Iterator<Item = &'a Version>) -> u64 {
+        let add = |[weights, rings, runs]: [u64; 3], version: &Version| {
+            let [more_weights, more_rings, run] = version.bytes;
+            [weights.saturating_add(more_weights), rings.saturating_add(more_rings), runs.saturating_add(run)]
+        };
+        let [weights, rings, runs] = versions.fold([0; 3], add);
+        weights.saturating_add(rings).saturating_add(runs.min(self.runs.unwrap_or(u64::MAX)))
+    }
+
+    /// Says in metrics what all hold, and what they may.
+    pub fn update_metrics(&self, metrics: &Metrics) {
+        metrics.set_models_memory(self.together(self.held.lock().versions.values()), self.limit);
+    }
+}
+
+impl HeldMemory {
+    /// Holds so much more for a part.
+    ///
+    /// # Errors
+    /// [`NoRoom`], with the numbers; then nothing more is held.
+    pub fn hold(&self, part: Part, bytes: u64) -> Result<(), NoRoom> {
+        let mut held = self.memory.held.lock();
+        let others =
+            |held: &Held| self.memory.together(held.versions.iter().filter(|of| *of.0 != self.id).map(|of| of.1));
+        let others = others(&held);
+        let Some(version) = held.versions.get_mut(&self.id) else { return Ok(()) };
+        let before = version.bytes;
+        let [weights, rings, run] = &mut version.bytes;
+        let of = match part {
+            Part::Weights => weights,
+            Part::Rings => rings,
+            Part::Run => run,
+        };
+        *of = of.saturating_add(bytes);
+        let (parts, model) = (version.bytes, version.model.clone());
+        let together = self.memory.together(held.versions.values());
+        let Some(limit) = self.memory.limit.filter(|limit| together > *limit) else { return Ok(()) };
+        if let Some(version) = held.versions.get_mut(&self.id) {
+            version.bytes = before;
+        }
+        let own = held.versions.iter().filter(|(id, version)| **id != self.id && version.model == model);
+        let own = self.memory.together(own.map(|(_, version)| version));
+        Err(NoRoom { takes: together - others, parts, others, own, limit })
+    }
+
+    /// Says what it holds, in the log and in metrics.
+    pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
+        let held = self.memory.held.lock();
+        let bytes = held.versions.get(&self.id).map_or([0; 3], |version| version.bytes);
+        for (part, bytes) in Part::ALL.into_iter().zip(bytes) {
+            metrics.set_model_memory(name, version, part, bytes);
+        }
+        let [weights, rings, run] = bytes;
+        let (models, limit) = (self.memory.together(held.versions.values()), self.memory.limit);
+        let of = limit.map(|limit| format!(" of the {limit} that they may")).unwrap_or_default();
+        tracing::info!(
+            model = name,
+            version,
+            "bytes of the CPU's memory: weights {weights}, input rings {rings}, its largest run {run}; all models hold {models}{of}"
+        );
+    }
+}
+
+impl Drop for HeldMemory {
+    fn drop(&mut self) {
+        self.memory.held.lock().versions.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_counts_until_it_is_dropped() {
+        let memory = ModelMemory::limited(Some(100), None);
+        let (one, other) = (memory.begin("one"), memory.begin("other"));
+        one.hold(Part::Weights, 50).unwrap();
+        one.hold(Part::Run, 10).unwrap();
+        let error = other.hold(Part::Weights, 41).unwrap_err();
+        assert_eq!(error, NoRoom { takes: 41, parts: [41, 0, 0], others: 60, own: 0, limit: 100 });
+        other.hold(Part::Rings, 40).unwrap();
+        assert!(other.hold(Part::Weights, 1).unwrap_err().to_string().contains("takes 41 bytes"));
+        drop(one);
+        other.hold(Part::Weights, 60).unwrap();
+        ModelMemory::limited(None, None).begin("any").hold(Part::Weights, u64::MAX).unwrap();
+    }
+
+    #[test]
+    fn runs_take_together_what_runs_may_take() {
+        let memory = ModelMemory::limited(Some(100), Some(30));
+        let versions = ["a", "b", "c"].map(|name| memory.begin(name));
+        versions.iter().for_each(|version| version.hold(Part::Run, 20).unwrap());
+        versions[0].hold(Part::Weights, 70).unwrap();
+        assert!(versions[1].hold(Part::Weights, 1).is_err());
+    }
+
+    #[test]
+    fn a_version_that_is_to_be_replaced_counts_and_is_named() {
+        let memory = ModelMemory::limited(Some(100), None);
+        let (before, now) = (memory.begin("model"), memory.begin("model"));
+        before.hold(Part::Weights, 60).unwrap();
+        let error = now.hold(Part::Weights, 60).unwrap_err().to_string();
+        assert!(error.contains("60 are held by versions of this model until they are replaced"), "{error}");
+        drop(before);
+        now.hold(Part::Weights, 60).unwrap();
+    }
+}

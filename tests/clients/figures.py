@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Figures of a server under attack and beside others, of two builds in turns: `figures.py BEFORE AFTER [FIGURE ...]`.
+"""Figures of a server at work, under attack and beside others, of two builds in turns: `figures.py BEFORE AFTER [FIGURE ...]`.
 
     pip install -r tests/clients/requirements.txt && python tests/clients/figures.py before/downbeat target/release/downbeat
 
 Both serve the same models with the same flags, one after the other in each round, and the later build's `bench` is the client of both.
-Prints a table in Markdown: medians over the rounds, and all values. Takes about 20 minutes; it is no test, and nothing calls it.
+Prints a table in Markdown: medians over the rounds, all values, and the median of the rounds' ratios. `widemlp`, `resnet50` and isolation want `tools/zoo.py`'s models in target/zoo.
+Takes about an hour; it is no test, and nothing calls it.
 """
 import concurrent.futures
 import contextlib
 import json
+import os
 import pathlib
 import random
 import resource
@@ -56,12 +58,52 @@ def running(binary, repository, *flags, engine="onnxruntime"):
             server.process.wait()
 
 
-def closed_loop(protocol):
-    def figure(binary, bench, _folder):
-        with running(binary, EXAMPLES / "models") as server:
-            report = bench.run(server, "-m", "mlp", "--closed", "-c", "32", "-d", "4", protocol=protocol)
-            return {"requests/s": rate(report)}
+def cpu_s(server):
+    """User and system time of the process so far."""
+    fields = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(model, *arguments, seconds=4, protocol="http", repository=EXAMPLES / "models", config="", shown=("requests/s", "p50 us", "CPU us a request")):
+    """What `bench` says of one model under a load, and the server's CPU time."""
+    def figure(binary, bench, folder):
+        (folder / "figure.toml").write_text(config)
+        flags = ["--config", str(folder / "figure.toml"), "--model-control-mode", "explicit", "--load-model", model]
+        with running(binary, repository, *flags) as server:
+            begin = cpu_s(server)
+            report = bench.run(server, "-m", model, "-d", str(seconds), *arguments, protocol=protocol)
+            took = cpu_s(server) - begin
+            answered = requests.get(f"{server.url}/v2/models/{model}/stats", timeout=10).json()["model_stats"][0]["inference_count"]
+            every = {
+                "requests/s": rate(report), "p50 us": 1e3 * p50_ms(report), "p99 ms": p99_ms(report), "bad %": report["total"]["bad_percent"],
+                "CPU us a request": 1e6 * took / max(answered, 1),
+            }
+            return {name: every[name] for name in shown}
     return figure
+
+
+def isolation(binary, bench, folder):
+    """`mlp` at 2,000/s alone, beside `resnet50` at full load, and with a core each."""
+    mixed = folder / "mixed"
+    if not mixed.exists():
+        shutil.copytree(EXAMPLES / "models" / "mlp", mixed / "mlp")
+        shutil.copytree(ZOO / "resnet50", mixed / "resnet50")
+    found = {}
+    parts = '[device]\npartitions = ["0", "1"]\n[models.mlp]\npartition = 0\n[models.resnet50]\npartition = 1\n'
+    for name, beside, config in [("alone", False, ""), ("beside", True, ""), ("a core each", True, parts)]:
+        (folder / "isolation.toml").write_text(config)
+        with running(binary, mixed, "--config", str(folder / "isolation.toml")) as server:
+            with tempfile.NamedTemporaryFile(suffix=".json") as report:
+                full = ["-m", "resnet50", "--closed", "-c", "16", "-d", "12"]
+                command = [bench.binary, "bench", "-u", server.http, "-p", "http", "--json", report.name, *full]
+                other = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) if beside else None
+                time.sleep(3 if beside else 0)
+                alone = bench.run(server, "-m", "mlp", "--rate", "2000", "-d", "6")
+                found[f"{name}: p50 us"], found[f"{name}: p99 ms"] = 1e3 * p50_ms(alone), p99_ms(alone)
+                if other:
+                    other.wait(120)
+                    found[f"{name}: resnet50/s"] = rate(json.load(open(report.name)))
+    return found
 
 
 def rate(report):
@@ -262,9 +304,35 @@ def terminations(binary, _bench, _folder):
     return {"requests lost": lost, "clients refused a connection at the end": refused, "slowest end s": slowest}
 
 
+def policy(name, more=""):
+    return f'[device]\npolicy = "{name}"\n{more}'
+
+
+ZOO = EXAMPLES.parent / "target" / "zoo"
+MANY, LONE, DIGITS = ("--closed", "-c", "32"), ("--closed", "-c", "1"), ("--closed", "-c", "64")
+# Lengths as RTE has them.
+RTE = ("--closed", "-c", "32", "--shape-lognormal", "*:4.11,0.52,256", "--range", "input_ids:0,999", "--range", "attention_mask:1,1")
+TAILS = ("requests/s", "p50 us", "p99 ms")
+SLO = ("requests/s", "p99 ms", "bad %")
+
 FIGURES = {
-    "closed loop HTTP": (closed_loop("http"), 5),
-    "closed loop gRPC": (closed_loop("grpc"), 5),
+    "mlp, 32 connections, HTTP": (load("mlp", *MANY), 5),
+    "mlp, 32 connections, gRPC": (load("mlp", *MANY, protocol="grpc"), 5),
+    "mlp, one connection, HTTP": (load("mlp", *LONE), 5),
+    "mlp, one connection, gRPC": (load("mlp", *LONE, protocol="grpc"), 5),
+    "digits, 64 connections, exclusive": (load("digits", *DIGITS), 5),
+    "digits, 64 connections, staged": (load("digits", *DIGITS, config=policy("staged", "stages = 2\n")), 5),
+    "digits, 64 connections, elastic": (load("digits", *DIGITS, config=policy("elastic")), 5),
+    "encoder, 32 connections, exclusive": (load("encoder", *RTE, shown=TAILS), 5),
+    "encoder, 32 connections, staged": (load("encoder", *RTE, config=policy("staged", "stages = 2\npad = true\n"), shown=TAILS), 5),
+    "widemlp, 32 connections, gRPC": (load("widemlp", *MANY, protocol="grpc", repository=ZOO, shown=TAILS), 5),
+    "widemlp, Poisson 3,400/s, SLO 50 ms": (
+        load("widemlp", "--rate", "3400", "--slo-ms", "50", protocol="grpc", repository=ZOO, config="[models.widemlp]\nslo_ms = 50\n", shown=SLO), 5),
+    "widemlp, Poisson 3,800/s, SLO 50 ms": (
+        load("widemlp", "--rate", "3800", "--slo-ms", "50", protocol="grpc", repository=ZOO, config="[models.widemlp]\nslo_ms = 50\n", shown=SLO), 5),
+    "resnet50, Poisson 34/s, SLO 500 ms": (
+        load("resnet50", "--rate", "34", "--slo-ms", "500", seconds=15, repository=ZOO, config="[models.resnet50]\nslo_ms = 500\n", shown=SLO), 3),
+    "isolation": (isolation, 3),
     "10,000 connections": (connections, 1),
     "pipelined, unread": (pipelined, 1),
     "HTTP half bodies": (half_bodies, 1),
@@ -281,21 +349,23 @@ def main():
     before, after = (str(pathlib.Path(binary).resolve()) for binary in sys.argv[1:3])
     wanted = sys.argv[3:] or list(FIGURES)
     bench = Bench(after)
-    print("| figure | | before | after |\n|---|---|---|---|", flush=True)
+    print("| figure | | before | after | ratio |\n|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
             measure, rounds = FIGURES[name]
             values = {before: [], after: []}
-            for _ in range(rounds):
-                for binary in (before, after):
+            for round_ in range(rounds):
+                for binary in (before, after) if round_ % 2 == 0 else (after, before):
                     values[binary].append(measure(binary, bench, pathlib.Path(folder)))
-            for key in values[before][0]:
+            for key in values[after][0]:
                 cells = []
                 for binary in (before, after):
                     found = [run[key] for run in values[binary]]
                     all_of = f" ({', '.join(f'{value:,.4g}' for value in found)})" if len(found) > 1 else ""
                     cells.append(f"{statistics.median(found):,.5g}{all_of}")
-                print(f"| {name} | {key} | {cells[0]} | {cells[1]} |", flush=True)
+                ratios = [y[key] / x[key] for x, y in zip(values[before], values[after]) if x[key]]
+                ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+                print(f"| {name} | {key} | {cells[0]} | {cells[1]} | {ratio} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ pub struct Queue {
     pub gathers: bool,
     /// The devices that its batches run on.
     pub placed: Placed,
-    /// By hardware ([`Placed::hardware`]): learns the latency of its batches from what they take there.
+    /// By hardware, as `placed` numbers it: learns the latency of its batches from what they take there.
     pub refiners: Box<[Mutex<ProfileRefiner>]>,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,

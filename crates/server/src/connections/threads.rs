@@ -28,7 +28,7 @@ pub struct FrontendThreads {
 }
 
 impl FrontendThreads {
-    /// Starts so many, at least one; from a runtime, which does [for them](beside) what may take its time. They end when this is dropped, and with them what is on them.
+    /// Starts so many, at least one; from a runtime, which does for them what may take its time. They end when this is dropped, and with them what is on them.
     ///
     /// # Errors
     /// If the operating system has no thread or no file descriptor left.

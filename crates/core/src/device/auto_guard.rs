@@ -110,7 +110,7 @@ pub struct GuardReport {
 /// faster, they send more than the shadow can answer, whose queue grows. What was there when a window began is there for the shadow, too. Contention for the cores slows real runs down and the shadow not, so
 /// that in doubt the policy loses.
 ///
-/// After [`LOSSES`] windows in a row that were lost it says [`GuardState::Back`], and nothing else ever again.
+/// After two windows in a row that were lost it says [`GuardState::Back`], and nothing else ever again.
 #[derive(Debug)]
 pub struct AutoGuard {
     options: GuardOptions,

@@ -54,8 +54,8 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 /// Ends the process itself where something goes on that would have to be waited for.
 async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let connection_options = connection_options(&options);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let connection_options = connection_options(&options, cores);
     let connections = Connections::on(connection_options.clone(), FrontendThreads::start(cores)?);
     // The ports first: a port in use should be said at once, not after the models are loaded.
     let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
@@ -210,17 +210,17 @@ async fn loads_end(registry: &Registry) -> bool {
     tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
 }
 
-fn connection_options(options: &ServerOptions) -> ConnectionOptions {
+fn connection_options(options: &ServerOptions, event_loops: usize) -> ConnectionOptions {
     let limit = |duration: downbeat_core::Duration| {
         let duration = Duration::from(duration);
         (!duration.is_zero()).then_some(duration)
     };
     let files = connections::raise_file_limit();
-    let suited = connections::default_max_connections(files);
+    let suited = connections::default_max_connections(files, event_loops);
     let max = match options.max_connections {
         0 => suited,
         asked => {
-            let room = connections::room_for_connections(files);
+            let room = connections::room_for_connections(files, event_loops);
             if asked > room {
                 tracing::warn!(
                     asked,

@@ -5,6 +5,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Files that are not connections of the frontends: ports, logs, model files, libraries, the metrics port's connections,
 /// and clients that are being refused.
 const RESERVE: u64 = 40;
+/// Files of an event loop that connections are on: what it waits at, and what wakes it.
+const OF_EVENT_LOOP: u64 = 4;
 /// Fewest connections, however few files there may be.
 const LEAST: u64 = 8;
 /// Most connections unless more are asked for: each takes some 20 KiB once it was used.
@@ -25,15 +27,16 @@ pub fn raise_file_limit() -> Option<u64> {
     }
 }
 
-/// How many connections a process has room for that may have `files` files open.
-pub fn room_for_connections(files: Option<u64>) -> usize {
-    let room = files.unwrap_or(u64::MAX).saturating_sub(RESERVE).max(LEAST);
+/// How many connections a process has room for that may have `files` files open, where they are on so many event loops.
+pub fn room_for_connections(files: Option<u64>, event_loops: usize) -> usize {
+    let reserve = RESERVE.saturating_add(OF_EVENT_LOOP.saturating_mul(event_loops as u64));
+    let room = files.unwrap_or(u64::MAX).saturating_sub(reserve).max(LEAST);
     usize::try_from(room).unwrap_or(usize::MAX)
 }
 
 /// How many connections suit such a process.
-pub fn default_max_connections(files: Option<u64>) -> usize {
-    room_for_connections(files).min(MOST)
+pub fn default_max_connections(files: Option<u64>, event_loops: usize) -> usize {
+    room_for_connections(files, event_loops).min(MOST)
 }
 
 #[cfg(test)]
@@ -42,9 +45,10 @@ mod tests {
 
     #[test]
     fn connections_leave_room_for_other_files() {
-        assert_eq!(default_max_connections(Some(64)), 24);
-        assert_eq!(default_max_connections(Some(10)), 8);
-        assert_eq!(default_max_connections(Some(1 << 20)), 32_768);
-        assert_eq!(default_max_connections(None), 32_768);
+        assert_eq!(default_max_connections(Some(64), 0), 24);
+        assert_eq!(default_max_connections(Some(64), 2), 16);
+        assert_eq!(default_max_connections(Some(10), 2), 8);
+        assert_eq!(default_max_connections(Some(1 << 20), 64), 32_768);
+        assert_eq!(default_max_connections(None, 2), 32_768);
     }
 }

@@ -7,10 +7,10 @@ use anyhow::bail;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_engine::{Cut, Engine, LoadOptions, Model};
 use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
 use downbeat_server::find_answer;
 use downbeat_server::loader::stream_priority;
-use downbeat_server::plan::BatchPlan;
 use downbeat_server::profiler::Subject;
 
 use crate::units;
@@ -44,7 +44,7 @@ pub struct ProfiledModel {
     /// Loaded.
     pub model: Arc<dyn Model>,
     /// How its batches are made.
-    pub plan: BatchPlan,
+    pub plan: BatchCodec,
     /// The largest batch; 0: it has no batch dimension.
     pub max_batch: u32,
     /// Threads inside one run.
@@ -77,7 +77,7 @@ impl ProfiledModel {
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
         let mut plan =
-            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
+            BatchCodec::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
         let may_refuse = |input: &TensorSpec| {
             !matches!(input.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
         };

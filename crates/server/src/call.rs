@@ -5,10 +5,10 @@ use std::sync::Arc;
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::{Duration, LatencyProfile, Time};
 
+use crate::batch_codec::Admitted;
 use crate::error::ServiceError;
-use crate::executable::Executable;
+use crate::loaded_version::LoadedVersion;
 use crate::metrics::Reason;
-use crate::plan::Admitted;
 use crate::reply::Reply;
 
 /// A request that waits for its answer.
@@ -16,7 +16,7 @@ pub struct Call {
     /// Its tensors.
     pub admitted: Admitted,
     /// The model version that answers it.
-    pub executable: Arc<Executable>,
+    pub loaded: Arc<LoadedVersion>,
     /// When it came.
     pub arrival: Time,
     /// When it has to be finished; [`Time::MAX`] if it may take any time.
@@ -34,12 +34,12 @@ const PROBE_EVERY: Duration = Duration::from_millis(1_000);
 impl Call {
     /// Whether a request whose deadline is impossible by the model's profile is let through without one.
     pub(crate) fn may_probe(&self, now: Time) -> bool {
-        self.deadline_is_slo && self.executable.may_probe(now, PROBE_EVERY)
+        self.deadline_is_slo && self.loaded.may_probe(now, PROBE_EVERY)
     }
 
     /// Answers a request that was not admitted. `profile` is that of its batches.
     pub(crate) fn reject(self, reject: &Reject, profile: &LatencyProfile, now: Time) {
-        let model = &self.executable.name;
+        let model = &self.loaded.name;
         let (reason, error) = match reject {
             Reject::QueueFull { bound } => {
                 let batches = u64::from(bound.div_ceil(profile.max_batch()));
@@ -83,7 +83,7 @@ impl Call {
     pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
         let message = format!(
             "Exceeds maximum queue size: a request of {rows} items can never wait for model '{}', whose queue holds at most {bound}",
-            self.executable.name
+            self.loaded.name
         );
         self.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
     }
@@ -93,14 +93,14 @@ impl Call {
         let message = format!(
             "model '{}' could not finish this request in less than {needed}, as all devices are busy, and its deadline \
              allows {allowed}",
-            self.executable.name
+            self.loaded.name
         );
         self.fail(Reason::Impossible, ServiceError::DeadlineExceeded(message), now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.
     pub(crate) fn drop_for(self, reason: DropReason, now: Time) {
-        let model = &self.executable.name;
+        let model = &self.loaded.name;
         let waited = now.since(self.arrival);
         let (reason, error) = match reason {
             DropReason::QueueTimeout => (
@@ -142,7 +142,7 @@ impl Call {
 
     /// Answers with an error, and counts it.
     pub(crate) fn fail(self, reason: Reason, error: ServiceError, now: Time) {
-        self.executable.record_not_answered(reason, now.since(self.arrival));
+        self.loaded.record_not_answered(reason, now.since(self.arrival));
         // A receiver that is gone was counted all the same: the request was not answered.
         self.reply.send(Err(error));
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use downbeat_core::Duration;
 use downbeat_engine::{Lane, Pending, RunError, State};
 
+use crate::batch_codec::{BatchCodec, Outputs};
 use crate::model_health::{ModelHealth, RunCount};
-use crate::plan::{BatchPlan, Outputs};
 use crate::watchdog::Post;
 
 /// Why a run gave nothing.
@@ -142,7 +142,7 @@ pub fn run_alone(
     watch: &Watch<'_>,
     engine: &mut dyn Lane,
     segments: usize,
-    plan: &BatchPlan,
+    plan: &BatchCodec,
     state: State,
     rows: u32,
 ) -> Result<Outputs, RunFailure> {

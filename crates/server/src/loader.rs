@@ -22,13 +22,14 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use crate::auto_profiler::{self, StoredAuto};
+use crate::batch_codec::{BatchCodec, ShapeKey};
 use crate::clock::Clock;
 use crate::device_budget::DeviceBudget;
 use crate::driver::Driver;
 use crate::engines::{Engines, MOST_EXECUTORS, executors, most_threads};
-use crate::executable::{Executable, Queue};
 use crate::host::{self, DeviceHost, LaneSetup, LanesWanted, Padding, PolicyError, PolicyGuard, WarmUpLanes};
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
+use crate::loaded_version::{LoadedVersion, Queue};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
@@ -36,7 +37,6 @@ use crate::model_memory::{ModelMemory, Part as MemoryPart};
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::{Placed, Placement};
-use crate::plan::{BatchPlan, ShapeKey};
 use crate::policy_choice::{AutoSubject, Chosen};
 use crate::policy_report::{AskedFor, PolicyReport};
 use crate::profiler::{self, Measurement, NOISE, ProfileStore, StoredOperators, StoredProfile, Threads};
@@ -161,15 +161,15 @@ enum Reason {
 /// What came of loading a version.
 enum Loaded {
     /// It can serve.
-    Ready(Arc<Executable>),
+    Ready(Arc<LoadedVersion>),
     /// Another policy suits it better.
     Better(Box<Chosen>),
 }
 
 impl Loaded {
-    fn ready(self) -> anyhow::Result<Arc<Executable>> {
+    fn ready(self) -> anyhow::Result<Arc<LoadedVersion>> {
         match self {
-            Loaded::Ready(executable) => Ok(executable),
+            Loaded::Ready(loaded) => Ok(loaded),
             Loaded::Better(_) => anyhow::bail!("a policy that was asked for is not looked at: this is a defect"),
         }
     }
@@ -192,7 +192,7 @@ pub struct Loader {
     metrics: Arc<Metrics>,
     clock: Clock,
     /// The versions in service with how many of their batches may run at once.
-    wishes: Mutex<Vec<(Weak<Executable>, u32)>>,
+    wishes: Mutex<Vec<(Weak<LoadedVersion>, u32)>>,
     /// What the runs of all models may take; `None`: nobody limits them.
     memory: Option<Arc<MemoryBudget>>,
     /// What the versions on the CPU hold.
@@ -256,7 +256,7 @@ impl Loader {
         path: &Path,
         may_come_again: bool,
         progress: &dyn LoadProgress,
-    ) -> anyhow::Result<Arc<Executable>> {
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
         let is_named = self.options.names_device_policy(&definition.name, definition.device);
         let asked_for = if is_named { AskedFor::Model } else { AskedFor::All };
         if self.options.device_policy(&definition.name, definition.device) == PolicyName::AUTO {
@@ -292,7 +292,7 @@ impl Loader {
         path: &Path,
         may_come_again: bool,
         progress: &dyn LoadProgress,
-    ) -> anyhow::Result<Arc<Executable>> {
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
         let as_written = definition.clone();
         let lost = self.losses.lock().get(&(definition.name.clone(), version)).cloned();
@@ -306,7 +306,7 @@ impl Loader {
             None => Reason::Look(asked),
         };
         let chosen = match self.load_by(&exclusive, reason, definition, version, path, progress)? {
-            Loaded::Ready(executable) => return Ok(executable),
+            Loaded::Ready(loaded) => return Ok(loaded),
             Loaded::Better(chosen) => chosen,
         };
         *definition = as_written.clone();
@@ -329,16 +329,16 @@ impl Loader {
         version: u64,
         path: &Path,
         progress: &dyn LoadProgress,
-    ) -> anyhow::Result<Arc<Executable>> {
+    ) -> anyhow::Result<Arc<LoadedVersion>> {
         let exclusive = PolicyName::EXCLUSIVE.read(&WrittenSettings::new())?;
         let report = PolicyReport { policy: exclusive.name.to_string(), reason: refused.to_string(), ..report };
         let loaded = self.load_by(&exclusive, Reason::Asked(report), definition, version, path, progress);
         match loaded.and_then(Loaded::ready) {
             // Nor can it be served without: then why it is not served as it was asked for.
             Err(error) if error.is::<PolicyError>() => Err(refused),
-            Ok(executable) => {
+            Ok(loaded) => {
                 tracing::warn!(model = %definition.name, version, reason = %refused, "served by the policy exclusive instead");
-                Ok(executable)
+                Ok(loaded)
             }
             failed => failed,
         }
@@ -441,7 +441,7 @@ impl Loader {
             );
         }
         let plan_of = |definition: &ModelDefinition, max_batch_size| {
-            BatchPlan::new(definition.inputs.clone(), definition.outputs.clone(), max_batch_size)
+            BatchCodec::new(definition.inputs.clone(), definition.outputs.clone(), max_batch_size)
                 .with_defaults(&defaults)
                 .map_err(anyhow::Error::msg)
         };
@@ -622,21 +622,18 @@ impl Loader {
             warm_up.say(count);
         }
         say_graphs(&name, version, &*model);
-        let executable = Executable::new(hosts, report, metrics, queue_bound).keeping(folder).holding(held);
+        let loaded = LoadedVersion::new(hosts, report, metrics, queue_bound).keeping(folder).holding(held);
         if routed {
-            return Ok(Loaded::Ready(Arc::new(self.ready(executable, engine.info().name, on_threads, begin))));
+            return Ok(Loaded::Ready(Arc::new(self.ready(loaded, engine.info().name, on_threads, begin))));
         }
-        let key = if executable.plan.has_varying_shapes() {
-            executable.plan.shape_key_of(PROFILED_LENGTH)
-        } else {
-            ShapeKey::new()
-        };
+        let key =
+            if loaded.plan.has_varying_shapes() { loaded.plan.shape_key_of(PROFILED_LENGTH) } else { ShapeKey::new() };
         let queue = self.queue(definition, &placed, profiles, None);
-        // Nobody else knows of this executable yet, so there cannot be another queue.
-        let _ = executable.insert_queue(key, queue);
-        let executable = Arc::new(self.ready(executable, engine.info().name, on_threads, begin));
-        self.grow(&executable, self.at_once(definition))?;
-        Ok(Loaded::Ready(executable))
+        // Nobody else knows of this loaded yet, so there cannot be another queue.
+        let _ = loaded.insert_queue(key, queue);
+        let loaded = Arc::new(self.ready(loaded, engine.info().name, on_threads, begin));
+        self.grow(&loaded, self.at_once(definition))?;
+        Ok(Loaded::Ready(loaded))
     }
 
     /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it.
@@ -687,14 +684,14 @@ impl Loader {
     }
 
     /// Remembers that a version's policy has lost, so that it is loaded by `exclusive` until somebody asks for it; whether that is new.
-    pub fn remember_loss(&self, executable: &Executable) -> bool {
-        let Executable { name, version, .. } = executable;
+    pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
+        let LoadedVersion { name, version, .. } = loaded;
         let Ok(number) = version.parse() else { return false };
         let mut losses = self.losses.lock();
         if losses.contains_key(&(name.clone(), number)) {
             return false;
         }
-        let report = executable.policy();
+        let report = loaded.policy();
         let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
         let reason = format!(
             "{} lost against exclusive twice in a row; the last time {}",
@@ -718,7 +715,7 @@ impl Loader {
         is_emulated: bool,
         name: &str,
         model: &Arc<dyn Model>,
-        plan: &Arc<BatchPlan>,
+        plan: &Arc<BatchCodec>,
         samples: &Arc<[Sample]>,
         limit: Option<u64>,
     ) -> WarmUpLanes {
@@ -754,28 +751,28 @@ impl Loader {
     }
 
     /// Adds the executors that a version wants, where nobody chose their number ([`executors`]).
-    fn grow(&self, executable: &Arc<Executable>, at_once: u32) -> anyhow::Result<()> {
+    fn grow(&self, loaded: &Arc<LoadedVersion>, at_once: u32) -> anyhow::Result<()> {
         if !self.executors_grow() {
             return Ok(());
         }
         let mut wishes = self.wishes.lock();
-        let same = |other: &Executable| (&other.name, &other.version) == (&executable.name, &executable.version);
+        let same = |other: &LoadedVersion| (&other.name, &other.version) == (&loaded.name, &loaded.version);
         // One that is replaced gives its place up.
         wishes.retain(|(other, _)| other.upgrade().is_some_and(|other| !same(&other)));
-        wishes.push((Arc::downgrade(executable), at_once));
+        wishes.push((Arc::downgrade(loaded), at_once));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let executors = executors(wishes.iter().map(|(_, at_once)| *at_once), cores);
         self.driver.grow_to(executors).context("no thread for another executor")
     }
 
     /// Says that a version is loaded.
-    fn ready(&self, executable: Executable, engine: &str, threads: usize, begin: Time) -> Executable {
+    fn ready(&self, loaded: LoadedVersion, engine: &str, threads: usize, begin: Time) -> LoadedVersion {
         let took = self.clock.now().since(begin);
-        let Executable { name, version, .. } = &executable;
+        let LoadedVersion { name, version, .. } = &loaded;
         self.metrics.set_load_duration(name, version, took);
-        executable.say_memory(&self.metrics);
+        loaded.say_memory(&self.metrics);
         tracing::info!(model = %name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
-        executable
+        loaded
     }
 
     /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
@@ -891,7 +888,7 @@ impl Loader {
     fn profile(
         &self,
         model: &mut Arc<dyn Model>,
-        plan: &BatchPlan,
+        plan: &BatchCodec,
         source: &Source<'_>,
         threads: Threads,
         progress: &dyn LoadProgress,
@@ -1001,7 +998,7 @@ impl Loader {
     fn by_hardware(
         &self,
         model: &dyn Model,
-        plan: &BatchPlan,
+        plan: &BatchCodec,
         source: &Source<'_>,
         threads: Threads,
         (placed, device): (&Placed, usize),
@@ -1039,7 +1036,7 @@ impl Loader {
     }
 
     /// A model to be timed.
-    fn subject<'a>(&self, model: &'a dyn Model, plan: &'a BatchPlan) -> profiler::Subject<'a> {
+    fn subject<'a>(&self, model: &'a dyn Model, plan: &'a BatchCodec) -> profiler::Subject<'a> {
         profiler::Subject { model, plan, varying: PROFILED_LENGTH, clock: self.clock }
     }
 
@@ -1049,7 +1046,7 @@ impl Loader {
     }
 
     /// The configured warm-up samples, or a request of our own making if there are none.
-    fn samples(&self, definition: &ModelDefinition, plan: &BatchPlan) -> anyhow::Result<Vec<Sample>> {
+    fn samples(&self, definition: &ModelDefinition, plan: &BatchCodec) -> anyhow::Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for sample in &definition.warmups {
             let mut request = sample.request(&definition.name).map_err(anyhow::Error::msg)?;
@@ -1067,7 +1064,7 @@ impl Loader {
 }
 
 /// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
-fn largest_run(model: &dyn Model, plan: &BatchPlan) -> u64 {
+fn largest_run(model: &dyn Model, plan: &BatchCodec) -> u64 {
     let Some(memory) = model.run_memory().filter(|_| !plan.has_varying_shapes()) else { return 0 };
     let Ok(trial) = plan.trial(PROFILED_LENGTH) else { return 0 };
     let shape = |(index, item): (usize, &[i64])| {

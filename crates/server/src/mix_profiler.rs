@@ -7,7 +7,7 @@ use downbeat_core::device::LaneMix;
 use downbeat_engine::{Lane, RunError};
 use serde::Serialize;
 
-use crate::plan::Admitted;
+use crate::batch_codec::Admitted;
 use crate::profiler::Subject;
 
 /// Rounds in which the slower half of the mixes of a load is left out.

@@ -7,7 +7,7 @@ use downbeat_core::Duration;
 use downbeat_engine::{Lane, LoadError, Place, RunError, Share};
 use serde::Serialize;
 
-use crate::plan::Admitted;
+use crate::batch_codec::Admitted;
 use crate::profiler::Subject;
 use crate::share_profiler::quantile;
 

@@ -6,8 +6,8 @@ use downbeat_core::device::{
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_repository::ModelDefinition;
 
+use crate::batch_codec::BatchCodec;
 use crate::options::ServerOptions;
-use crate::plan::BatchPlan;
 use crate::policy_report::{AutoMeasured, PolicyReport};
 
 /// A model that is loaded as `exclusive` runs it.
@@ -17,7 +17,7 @@ pub struct AutoSubject<'a> {
     /// What the model's configuration says.
     pub definition: &'a ModelDefinition,
     /// How its batches are made.
-    pub plan: &'a BatchPlan,
+    pub plan: &'a BatchCodec,
     /// What they take.
     pub profile: &'a LatencyProfile,
     /// Cores that lanes and frontends share.

@@ -8,9 +8,9 @@ use downbeat_engine::{EngineInfo, Lane, Model, OperatorProfile, RunError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
 use crate::clock::Clock;
 use crate::machine_load::processor;
-use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// Most runs that are timed for one batch size.
 const MOST_RUNS: usize = 200;
@@ -127,7 +127,7 @@ pub struct Subject<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// How its batches are made.
-    pub plan: &'a BatchPlan,
+    pub plan: &'a BatchCodec,
     /// The length of dimensions that vary.
     pub varying: i64,
     /// What times it.
@@ -425,7 +425,7 @@ mod tests {
         let client = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.clone() };
         let (labels, batched, optional) = ([].into(), true, false);
         let binding = TensorBinding { client, model_index: 0, model_dims: dims, labels, batched, optional };
-        let plan = BatchPlan::new(vec![binding], vec![], 2);
+        let plan = BatchCodec::new(vec![binding], vec![], 2);
         let clock = Clock::start();
         let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
         let budget = Duration::from_millis(1);

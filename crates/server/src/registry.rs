@@ -480,8 +480,8 @@ impl Registry {
         let mut failures = BTreeMap::new();
         for (version, path) in definition.versions.clone() {
             match self.loader.load(&mut definition, version, &path, overlay.is_none(), progress) {
-                Ok(executable) => {
-                    versions.insert(version, executable);
+                Ok(loaded) => {
+                    versions.insert(version, loaded);
                 }
                 Err(error) => {
                     failures.insert(version, format!("{error:#}"));
@@ -670,9 +670,9 @@ impl Registry {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         for served in self.serving.all() {
-            for executable in served.versions.values() {
-                self.metrics.set_pending(&executable.name, &executable.version, u64::from(executable.waiting()));
-                executable.hosts().update_metrics();
+            for loaded in served.versions.values() {
+                self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
+                loaded.hosts().update_metrics();
             }
         }
         self.metrics.set_budget(&self.budget);
@@ -873,8 +873,8 @@ impl Service for Registry {
             }
             let served = self.serving.get(&name);
             for (version, (mut phase, mut reason)) in phases {
-                let executable = served.as_ref().and_then(|served| served.versions.get(&version));
-                if let (Phase::Ready, Some(why_not)) = (phase, executable.and_then(|e| e.not_ready(now))) {
+                let loaded = served.as_ref().and_then(|served| served.versions.get(&version));
+                if let (Phase::Ready, Some(why_not)) = (phase, loaded.and_then(|e| e.not_ready(now))) {
                     (phase, reason) = (Phase::Unavailable, why_not);
                 }
                 if ready_only && phase != Phase::Ready {
@@ -916,8 +916,8 @@ impl Service for Registry {
         let from = Time::from_nanos(now.as_nanos().saturating_sub(last.as_nanos()));
         let mut devices = Vec::new();
         for served in self.serving.all() {
-            for executable in served.versions.values() {
-                devices.extend(executable.hosts().past(from));
+            for loaded in served.versions.values() {
+                devices.extend(loaded.hosts().past(from));
             }
         }
         Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::batch_codec::Outputs;
 use crate::error::ServiceError;
-use crate::plan::Outputs;
 
 /// What a request is answered with.
 pub type Answer = Result<Outputs, ServiceError>;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     fn answer(byte: u8) -> Answer {
-        Ok([crate::plan::OutputPart { shape: vec![1], data: vec![byte].into() }].into_iter().collect())
+        Ok([crate::batch_codec::OutputPart { shape: vec![1], data: vec![byte].into() }].into_iter().collect())
     }
 
     #[test]

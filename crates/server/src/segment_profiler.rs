@@ -5,9 +5,9 @@ use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model};
 use serde::{Deserialize, Serialize};
 
+use crate::batch_codec::{BatchCodec, LARGEST_TRIAL};
 use crate::clock::Clock;
 use crate::host::Padding;
-use crate::plan::{BatchPlan, LARGEST_TRIAL};
 use crate::profiler::{ProfileStore, WARM_UP, settled};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
@@ -20,7 +20,7 @@ pub struct SegmentSubject<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// How its batches are made.
-    pub plan: &'a BatchPlan,
+    pub plan: &'a BatchCodec,
     /// How requests are padded, if they vary.
     pub padding: Option<&'a Padding>,
     /// What times it.

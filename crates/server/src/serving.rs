@@ -13,17 +13,17 @@ use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
+use crate::batch_codec::{Admitted, Outputs, ShapeKey};
 use crate::budget::ByteBudget;
 use crate::call::Call;
-use crate::driver::{Driver, Job, Waiting};
+use crate::driver::{Driver, QueuedCall, Waiting};
 use crate::error::ServiceError;
-use crate::executable::{Executable, Queue};
 use crate::host::run_own;
+use crate::loaded_version::{LoadedVersion, Queue};
 use crate::loader::Loader;
 use crate::metrics::Reason;
 use crate::offload;
 use crate::options::ServerOptions;
-use crate::plan::{Admitted, Outputs, ShapeKey};
 use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
@@ -41,7 +41,7 @@ pub struct Served {
     /// Configuration, completed.
     pub definition: ModelDefinition,
     /// Ready versions, ascending.
-    pub versions: BTreeMap<u64, Arc<Executable>>,
+    pub versions: BTreeMap<u64, Arc<LoadedVersion>>,
     in_flight: AtomicU64,
     /// Bytes of the inputs of requests in flight.
     input_bytes: AtomicU64,
@@ -50,7 +50,7 @@ pub struct Served {
 
 impl Served {
     /// A model with these versions.
-    pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<Executable>>) -> Self {
+    pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
         Served {
             definition,
             versions,
@@ -87,7 +87,7 @@ impl Served {
     ///
     /// # Errors
     /// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
-    pub fn version(&self, version: &str) -> Result<&Arc<Executable>, ServiceError> {
+    pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
         let name = &self.definition.name;
         let found = if version.is_empty() {
             self.versions.values().next_back()
@@ -212,8 +212,8 @@ impl Serving {
     }
 
     /// Gives up the queues of versions that answer no request (any more).
-    pub fn forget_queues<'a>(&self, executables: impl Iterator<Item = &'a Arc<Executable>>) {
-        for (_, queue) in executables.flat_map(|executable| executable.queues()) {
+    pub fn forget_queues<'a>(&self, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
+        for (_, queue) in versions.flat_map(|loaded| loaded.queues()) {
             self.driver.remove_queue(queue.place);
         }
     }
@@ -238,11 +238,11 @@ impl Serving {
     ///
     /// # Errors
     /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`Served::version`].
-    pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<Executable>, ServiceError> {
-        let executable = served.version(version)?;
-        match executable.hosts().lost().or_else(|| executable.health().refuses()) {
-            Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", executable.name))),
-            None => Ok(executable),
+    pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
+        let loaded = served.version(version)?;
+        match loaded.hosts().lost().or_else(|| loaded.health().refuses()) {
+            Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
+            None => Ok(loaded),
         }
     }
 
@@ -252,38 +252,38 @@ impl Serving {
     /// Any [`ServiceError`].
     pub async fn infer(&self, served: &Served, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
-        let executable = self.check(served, &request.model_version)?;
-        let wanted = wanted_outputs(executable, &request)?;
+        let loaded = self.check(served, &request.model_version)?;
+        let wanted = wanted_outputs(loaded, &request)?;
         // The elements of BYTES are counted one by one.
         let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
         let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
         let (admitted, request) = if heavy {
-            let executable = Arc::clone(executable);
-            offload::run(move || executable.plan.admit(&mut request).map(|admitted| (admitted, request))).await??
+            let loaded = Arc::clone(loaded);
+            offload::run(move || loaded.plan.admit(&mut request).map(|admitted| (admitted, request))).await??
         } else {
-            (executable.plan.admit(&mut request)?, request)
+            (loaded.plan.admit(&mut request)?, request)
         };
-        let _input_bytes = self.hold_inputs(served, executable, admitted.bytes())?;
-        executable.check_memory(&admitted)?;
+        let _input_bytes = self.hold_inputs(served, loaded, admitted.bytes())?;
+        loaded.check_memory(&admitted)?;
         let (waiting, limits) = self.limits(served, &request, arrival)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
-            executable: executable.clone(),
+            loaded: loaded.clone(),
             arrival,
             deadline: limits.deadline,
             deadline_is_slo: limits.deadline_is_slo,
             reply,
         };
-        let hosts = executable.hosts();
+        let hosts = loaded.hosts();
         // One of several would hold up others of its thread, and have them wait for batches of their own.
         let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
         let ticket = if hosts.is_routed() {
-            let length = hosts.length(&executable.plan, &admitted)?;
+            let length = hosts.length(&loaded.plan, &admitted)?;
             run_own(is_alone, || hosts.submit(self.driver.next_request(), call(admitted), length))
         } else {
-            let queue = self.queue(&served.definition, executable, &admitted, arrival)?;
-            run_own(is_alone, || self.driver.submit(waiting, Job { call: call(admitted), queue }))
+            let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
+            run_own(is_alone, || self.driver.submit(waiting, QueuedCall { call: call(admitted), queue }))
         };
         let outputs = match limits.timeout {
             None => answer.await,
@@ -302,7 +302,7 @@ impl Serving {
         ticket.close();
         let outputs =
             outputs.map_err(|_| ServiceError::Internal("the request was lost: this is a defect".to_owned()))??;
-        Ok(response(request, executable, wanted.as_deref(), outputs))
+        Ok(response(request, loaded, wanted.as_deref(), outputs))
     }
 
     /// Bounds the queue of a model by bytes: its requests in flight hold at most half of the budget, so that the other
@@ -310,7 +310,7 @@ impl Serving {
     fn hold_inputs<'a>(
         &self,
         served: &'a Served,
-        executable: &Executable,
+        loaded: &LoadedVersion,
         bytes: u64,
     ) -> Result<InputBytes<'a>, ServiceError> {
         let share = self.budget.limit() / 2;
@@ -319,12 +319,12 @@ impl Serving {
         if held == 0 || held.saturating_add(bytes) <= share {
             return Ok(inputs);
         }
-        executable.record_not_answered(Reason::QueueFull, Duration::ZERO);
+        loaded.record_not_answered(Reason::QueueFull, Duration::ZERO);
         Err(ServiceError::QueueFull {
             message: format!(
                 "Exceeds maximum queue size: the inputs of the requests of model '{}' in flight are {held} bytes, and it may \
                  have {share}, half of --max-in-flight-bytes; try again later",
-                executable.name
+                loaded.name
             ),
             retry_after: RETRY_AFTER,
         })
@@ -370,17 +370,16 @@ impl Serving {
     fn queue(
         &self,
         definition: &ModelDefinition,
-        executable: &Executable,
+        loaded: &LoadedVersion,
         admitted: &Admitted,
         now: Time,
     ) -> Result<Arc<Queue>, ServiceError> {
-        let key =
-            if executable.plan.has_varying_shapes() { executable.plan.shape_key(admitted) } else { ShapeKey::new() };
-        if let Some(queue) = executable.queue(&key) {
+        let key = if loaded.plan.has_varying_shapes() { loaded.plan.shape_key(admitted) } else { ShapeKey::new() };
+        if let Some(queue) = loaded.queue(&key) {
             queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
             return Ok(queue);
         }
-        let known = executable.queues();
+        let known = loaded.queues();
         if known.len() >= MOST_SHAPES {
             let mut oldest: Vec<_> =
                 known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
@@ -388,26 +387,26 @@ impl Serving {
             // Out of the map first, so that no new request finds it; unused for a minute, so that none is on its way to it.
             let forgotten = oldest.into_iter().any(|(used, key, queue)| {
                 now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
-                    && executable.remove_queue(key, queue)
+                    && loaded.remove_queue(key, queue)
                     && (self.driver.remove_empty_queue(queue.place)
-                        || executable.insert_queue(key.clone(), queue.clone()).is_err())
+                        || loaded.insert_queue(key.clone(), queue.clone()).is_err())
             });
             if !forgotten {
                 return Err(ServiceError::Unavailable(format!(
                     "model '{}' has had requests of {MOST_SHAPES} different shapes within {SHAPE_FORGOTTEN_AFTER}, the \
                      most that are kept apart; pad requests to fewer shapes",
-                    executable.name
+                    loaded.name
                 )));
             }
         }
         let slo = self.options.slo(&definition.name, definition.slo);
         let Some((_, first)) = known.first() else {
-            return Err(ServiceError::Internal(format!("model '{}' has no queue", executable.name)));
+            return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
         let queue = self.loader.queue(definition, &first.placed, profile, Some(first.place));
-        match executable.insert_queue(key, queue.clone()) {
+        match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {
                 self.driver.remove_queue(queue.place);
@@ -459,11 +458,11 @@ fn guessed_profile(
 }
 
 /// Positions of the outputs that a request asks for, in its order; `None`: all.
-fn wanted_outputs(executable: &Executable, request: &InferRequest) -> Result<Option<Vec<usize>>, ServiceError> {
+fn wanted_outputs(loaded: &LoadedVersion, request: &InferRequest) -> Result<Option<Vec<usize>>, ServiceError> {
     if request.outputs.is_empty() {
         return Ok(None);
     }
-    let outputs = executable.plan.outputs();
+    let outputs = loaded.plan.outputs();
     let mut wanted = Vec::with_capacity(request.outputs.len());
     for output in &request.outputs {
         let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
@@ -506,11 +505,11 @@ fn unsigned(request: &InferRequest, name: &str) -> Result<Option<u64>, ServiceEr
 
 fn response(
     request: InferRequest,
-    executable: &Executable,
+    loaded: &LoadedVersion,
     wanted: Option<&[usize]>,
     outputs: Outputs,
 ) -> InferResponse {
-    let plans = executable.plan.outputs();
+    let plans = loaded.plan.outputs();
     let mut outputs: Vec<Option<InferOutput>> = outputs
         .into_iter()
         .zip(plans)
@@ -530,7 +529,7 @@ fn response(
     };
     InferResponse {
         model_name: request.model_name,
-        model_version: executable.version.clone(),
+        model_version: loaded.version.clone(),
         id: request.id,
         parameters: Default::default(),
         outputs,
@@ -538,6 +537,6 @@ fn response(
 }
 
 /// The protocol's statistics of some versions.
-pub fn statistics<'a>(executables: impl Iterator<Item = &'a Arc<Executable>>) -> Vec<pb::ModelStatistics> {
-    executables.map(|e| e.statistics.lock().to_proto(&e.name, &e.version)).collect()
+pub fn statistics<'a>(versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) -> Vec<pb::ModelStatistics> {
+    versions.map(|e| e.statistics.lock().to_proto(&e.name, &e.version)).collect()
 }

@@ -4,7 +4,7 @@ use downbeat_core::Duration;
 use downbeat_engine::{Lane, Place, RunError, Share};
 use serde::Serialize;
 
-use crate::plan::Admitted;
+use crate::batch_codec::Admitted;
 use crate::profiler::Subject;
 
 /// Most runs that are timed for one batch size on one share, and the fewest, however little time there is.

@@ -6,8 +6,8 @@ use downbeat_core::{RequestId, Time};
 use downbeat_driver::{Cluster, Place};
 
 use crate::driver::{DevicePool, Event};
-use crate::executable::Executable;
 use crate::host::{DeviceHost, HostedModel};
+use crate::loaded_version::LoadedVersion;
 use crate::metrics::Reason;
 
 /// Who decides about a request.
@@ -21,7 +21,7 @@ pub(crate) enum Decider {
 /// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
 pub struct Ticket {
     decider: Decider,
-    executable: Arc<Executable>,
+    loaded: Arc<LoadedVersion>,
     request: RequestId,
     arrival: Time,
     /// What to count it as; `None`: it is answered.
@@ -30,8 +30,8 @@ pub struct Ticket {
 
 impl Ticket {
     /// For a request that was handed over.
-    pub(crate) fn new(decider: Decider, executable: Arc<Executable>, request: RequestId, arrival: Time) -> Self {
-        Ticket { decider, executable, request, arrival, end: Some(Reason::Cancelled) }
+    pub(crate) fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
+        Ticket { decider, loaded, request, arrival, end: Some(Reason::Cancelled) }
     }
 
     /// The request is answered: there is nothing left to cancel.
@@ -52,7 +52,7 @@ impl Drop for Ticket {
             Decider::Scheduler(cluster, _) => cluster.handler().clock.now(),
             Decider::Device(host, _) => host.clock().now(),
         };
-        self.executable.record_not_answered(reason, now.since(self.arrival));
+        self.loaded.record_not_answered(reason, now.since(self.arrival));
         match &self.decider {
             Decider::Scheduler(cluster, queue) => cluster.post(*queue, Event::Cancel(queue.model, self.request)),
             Decider::Device(host, model) => host.cancel(model, self.request),

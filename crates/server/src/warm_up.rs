@@ -3,9 +3,9 @@
 use downbeat_core::device::LaneSpec;
 use downbeat_engine::{Fill, Lane, Model, RunError, State};
 
+use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
 use crate::device_budget::DeviceBudget;
 use crate::loader::PROFILED_LENGTH;
-use crate::plan::{Admitted, BatchPlan, LARGEST_TRIAL};
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
@@ -24,7 +24,7 @@ pub struct WarmUp<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// How its batches are made.
-    pub plan: &'a BatchPlan,
+    pub plan: &'a BatchCodec,
     /// What it may take.
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
@@ -184,7 +184,7 @@ const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 ///
 /// # Errors
 /// What it says to the first, if it answers none; if the device is lost or out of memory.
-pub fn find_answer(plan: &BatchPlan, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Fill> {
+pub fn find_answer(plan: &BatchCodec, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Fill> {
     let mut first = None;
     let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {

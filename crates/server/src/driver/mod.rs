@@ -8,7 +8,7 @@
 //! `waiting_table.rs` has the only calls of a shard's `handle_request` and `handle_cancel`, and each gets the time of this moment.
 
 mod device_pool;
-mod job;
+mod queued_call;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::ticket::{self, Ticket};
 use crate::watchdog::Watchdog;
 pub(crate) use device_pool::DevicePool;
-pub use job::{Job, Waiting};
+pub use queued_call::{QueuedCall, Waiting};
 use waiting_table::WaitingTable;
 pub(crate) use waiting_table::{CounterHasher, Event};
 
@@ -177,16 +177,16 @@ impl Driver {
     }
 
     /// Hands a request over. The answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
-    pub fn submit(&self, waiting: Waiting, job: Job) -> Ticket {
+    pub fn submit(&self, waiting: Waiting, queued: QueuedCall) -> Ticket {
         let id = self.next_request();
-        let queue = job.queue.place;
+        let queue = queued.queue.place;
         let decider = ticket::Decider::Scheduler(self.cluster.clone(), queue);
-        let executable = job.call.executable.clone();
-        let ticket = Ticket::new(decider, executable.clone(), id, job.call.arrival);
-        let gathers = job.queue.gathers;
-        self.cluster.post(queue, Event::Submit(id, waiting, job));
+        let loaded = queued.call.loaded.clone();
+        let ticket = Ticket::new(decider, loaded.clone(), id, queued.call.arrival);
+        let gathers = queued.queue.gathers;
+        self.cluster.post(queue, Event::Submit(id, waiting, queued));
         // Afterwards, so that of two requests that come at the same time the later finds the earlier.
-        if gathers && let Some(other) = executable.gathers_in(queue) {
+        if gathers && let Some(other) = loaded.gathers_in(queue) {
             self.cluster.flush_model(other);
         }
         ticket

@@ -9,20 +9,20 @@ use downbeat_core::{ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
 
 use super::device_pool::DevicePool;
-use super::job::{Job, Waiting};
+use super::queued_call::{QueuedCall, Waiting};
 
 /// What comes to a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
 pub enum Event {
     /// A request.
-    Submit(RequestId, Waiting, Job),
+    Submit(RequestId, Waiting, QueuedCall),
     /// Its client has gone.
     Cancel(ModelId, RequestId),
 }
 
 /// The requests that wait in one shard: everything in its queues, and nothing else.
 #[derive(Default)]
-pub struct WaitingTable(HashMap<RequestId, (Job, Ticket), BuildHasherDefault<CounterHasher>>);
+pub struct WaitingTable(HashMap<RequestId, (QueuedCall, Ticket), BuildHasherDefault<CounterHasher>>);
 
 /// Hashes a request id, which is a counter: spreading it is enough.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Handler for DevicePool {
 
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
-            Event::Submit(id, waiting, job) => table.submit(moment, shard, id, waiting, job),
+            Event::Submit(id, waiting, queued) => table.submit(moment, shard, id, waiting, queued),
             Event::Cancel(model, request) => {
                 // Counted by whoever dropped the ticket.
                 if let Some((_, ticket)) = table.0.get(&request)
@@ -67,14 +67,14 @@ impl Handler for DevicePool {
     fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, output: Output) {
         match output {
             Output::Dispatch { batch, device, mut members, .. } => {
-                let jobs = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
+                let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
                 shard.recycle(members);
                 let (host, slot) = self.slot(device);
-                host.grant(slot, batch, jobs, self.clock.now());
+                host.grant(slot, batch, calls, self.clock.now());
             }
             Output::Drop { request, reason, .. } => {
-                if let Some(job) = table.take(request) {
-                    job.call.drop_for(reason, self.clock.now());
+                if let Some(queued) = table.take(request) {
+                    queued.call.drop_for(reason, self.clock.now());
                 }
             }
         }
@@ -82,56 +82,63 @@ impl Handler for DevicePool {
 }
 
 impl WaitingTable {
-    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, waiting: Waiting, job: Job) {
+    fn submit(
+        &mut self,
+        moment: Moment,
+        shard: &mut Journal<Shard>,
+        id: RequestId,
+        waiting: Waiting,
+        queued: QueuedCall,
+    ) {
         let Moment { now, expected_free } = moment;
-        let model = job.queue.place.model;
+        let model = queued.queue.place.model;
         let mut request = Request {
             id,
             model,
-            deadline: job.call.deadline,
+            deadline: queued.call.deadline,
             queue_expiry: waiting.queue_expiry,
             level: waiting.level,
-            size: job.call.admitted.rows,
+            size: queued.call.admitted.rows,
         };
-        let bound = job.call.executable.queue_bound;
+        let bound = queued.call.loaded.queue_bound;
         if request.size > bound {
-            return job.call.never_fits(request.size, bound, now);
+            return queued.call.never_fits(request.size, bound, now);
         }
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);
-        if job.queue.drops && start > now && start != Time::MAX && request.deadline != Time::MAX {
-            let needed = job.queue.least(request.size);
+        if queued.queue.drops && start > now && start != Time::MAX && request.deadline != Time::MAX {
+            let needed = queued.queue.least(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
-                return job.call.reject_busy(needed, allowed, now);
+                return queued.call.reject_busy(needed, allowed, now);
             }
         }
         // The version's own bound, whatever the number of shapes and levels its requests are spread over.
-        if !job.call.executable.begin_waiting(request.size) {
-            return job.reject(&Reject::QueueFull { bound }, now);
+        if !queued.call.loaded.begin_waiting(request.size) {
+            return queued.reject(&Reject::QueueFull { bound }, now);
         }
         let mut result = shard.handle_request(now, &request);
         if let Err(Reject::DeadlineImpossible { .. }) = result
-            && job.call.may_probe(now)
+            && queued.call.may_probe(now)
         {
             request.deadline = Time::MAX;
             result = shard.handle_request(now, &request);
         }
         match result {
             Ok(ticket) => {
-                self.0.insert(id, (job, ticket));
+                self.0.insert(id, (queued, ticket));
             }
             Err(reject) => {
-                job.call.executable.end_waiting(job.call.admitted.rows);
-                job.reject(&reject, now);
+                queued.call.loaded.end_waiting(queued.call.admitted.rows);
+                queued.reject(&reject, now);
             }
         }
     }
 
     /// Takes out a request that waits no more.
-    fn take(&mut self, request: RequestId) -> Option<Job> {
-        let (job, _) = self.0.remove(&request)?;
-        job.call.executable.end_waiting(job.call.admitted.rows);
-        Some(job)
+    fn take(&mut self, request: RequestId) -> Option<QueuedCall> {
+        let (queued, _) = self.0.remove(&request)?;
+        queued.call.loaded.end_waiting(queued.call.admitted.rows);
+        Some(queued)
     }
 }

@@ -22,14 +22,14 @@ use super::occupancy::Occupancy;
 use super::own_launch;
 use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
+use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::decision_log::DeviceFile;
-use crate::driver::{DevicePool, Job};
+use crate::driver::{DevicePool, QueuedCall};
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::metrics::{DeviceMetrics, Reason};
-use crate::plan::{Admitted, Outputs};
 use crate::watchdog::Watchdog;
 
 /// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
@@ -270,9 +270,8 @@ impl DeviceHost {
     }
 
     /// A batch that the scheduler made comes to a slot, dispatched at `dispatched`.
-    pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, Job)>, dispatched: Time) {
-        let first =
-            jobs.first().map(|(_, job)| (job.queue.clone(), job.call.executable.hosts().on_device(self.device)));
+    pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
+        let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts().on_device(self.device)));
         let Some((queue, Some(model))) = first else {
             panic!("a batch has requests, and comes to a device that their model is on");
         };
@@ -425,14 +424,14 @@ impl DeviceHost {
     /// Answers the members of a launch that failed as a whole.
     fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
         for (entry, outputs) in answered {
-            entry.call.executable.record_alone(entry.rows, now.since(entry.call.arrival));
+            entry.call.loaded.record_alone(entry.rows, now.since(entry.call.arrival));
             // A client that is gone has nobody to tell.
             entry.call.reply.send(Ok(outputs));
         }
         for (entry, reason) in failed {
             // A client that left was counted by its ticket.
             if !entry.call.reply.is_closed() {
-                let failure = entry.call.executable.failure(self.device, &reason);
+                let failure = entry.call.loaded.failure(self.device, &reason);
                 entry.call.fail(Reason::of(&reason), failure, now);
             }
         }
@@ -585,7 +584,7 @@ impl DeviceHost {
         replies.retain(|entry| !entry.call.reply.is_closed());
         let now = self.clock.now();
         let Some(first) = replies.first() else { return };
-        let (executable, phases) = (first.call.executable.clone(), first.phases);
+        let (executable, phases) = (first.call.loaded.clone(), first.phases);
         let times = |entry: &Entry| {
             let call = &entry.call;
             (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)

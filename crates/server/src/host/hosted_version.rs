@@ -10,9 +10,9 @@ use super::history::PastLaunch;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
 use super::policy_guard::PolicyGuard;
+use crate::batch_codec::{Admitted, BatchCodec};
 use crate::call::Call;
 use crate::error::ServiceError;
-use crate::plan::{Admitted, BatchPlan};
 use crate::ticket::{Decider, Ticket};
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
@@ -86,7 +86,7 @@ impl HostedVersion {
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot be padded.
-    pub fn length(&self, plan: &BatchPlan, request: &Admitted) -> Result<u32, ServiceError> {
+    pub fn length(&self, plan: &BatchCodec, request: &Admitted) -> Result<u32, ServiceError> {
         let Some(padding) = &self.padding else { return Ok(0) };
         padding.length(plan, request).map_err(ServiceError::InvalidArgument)
     }
@@ -94,7 +94,7 @@ impl HostedVersion {
     /// Hands a request of `length` to the device that will probably be done first with all that it has, of whatever models, of those that work, the first of those. The
     /// answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
     pub fn submit(&self, request: RequestId, call: Call, length: u32) -> Ticket {
-        let (executable, arrival) = (call.executable.clone(), call.arrival);
+        let (loaded, arrival) = (call.loaded.clone(), call.arrival);
         let working = self.devices.iter().filter(|(_, model)| model.lost().is_none());
         let soonest = || working.min_by_key(|(host, model)| host.free_in(model));
         let (host, model) = match &self.devices[..] {
@@ -102,7 +102,7 @@ impl HostedVersion {
             _ => soonest().unwrap_or(&self.devices[0]),
         };
         host.submit(model, request, call, length);
-        Ticket::new(Decider::Device(host.clone(), model.clone()), executable, request, arrival)
+        Ticket::new(Decider::Device(host.clone(), model.clone()), loaded, request, arrival)
     }
 
     /// The version on a device.

@@ -8,7 +8,7 @@ use downbeat_engine::ring_memory::{self, RingMemory};
 use downbeat_engine::{Model, State, Tensor};
 
 use super::padding::Padding;
-use crate::plan::{Admitted, BatchPlan};
+use crate::batch_codec::{Admitted, BatchCodec};
 
 /// The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor, all with the same slots.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl InputRings {
     pub fn new(
         model: &dyn Model,
         device: usize,
-        plan: &BatchPlan,
+        plan: &BatchCodec,
         padding: Option<&Padding>,
         least: u32,
     ) -> Result<Self, String> {
@@ -96,7 +96,7 @@ impl InputRings {
 
     /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
     /// with the host.
-    pub fn write(&self, plan: &BatchPlan, padding: Option<&Padding>, request: &Admitted, run: SlotRun) -> bool {
+    pub fn write(&self, plan: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: SlotRun) -> bool {
         self.rings.iter().enumerate().all(|(index, ring)| {
             let Some(mut slots) = ring.memory.write(run) else { return false };
             match padding {
@@ -120,7 +120,7 @@ impl InputRings {
     }
 
     /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being written.
-    pub fn read(&self, plan: &BatchPlan, run: SlotRun) -> Option<State> {
+    pub fn read(&self, plan: &BatchCodec, run: SlotRun) -> Option<State> {
         let tensors = self.rings.iter().enumerate().map(|(index, ring)| {
             let data = ring.memory.read(run)?;
             let shape = plan.engine_shape(index, run.count as usize, &ring.item);

@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use super::device_host::DeviceHost;
 use super::handoff::Handoff;
 use super::hosted_model::{EngineLane, HostedModel};
+use crate::batch_codec::{Admitted, Outputs};
 use crate::engine_run::{self, RunFailure, Running, Watch};
-use crate::executable::Queue;
-use crate::plan::{Admitted, Outputs};
+use crate::loaded_version::Queue;
 use crate::statistics::Phases;
 use crate::watchdog::{Owner, Post};
 

@@ -20,10 +20,10 @@ use super::padding_check;
 use super::padding_watch::{self, Looker, PaddingWatch};
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
+use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
 use crate::model_memory::{HeldMemory, Part};
-use crate::plan::BatchPlan;
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
@@ -51,7 +51,7 @@ pub struct LaneSetup<'a> {
     /// The model.
     pub model: &'a Arc<dyn Model>,
     /// How its batches are made.
-    pub plan: Arc<BatchPlan>,
+    pub plan: Arc<BatchCodec>,
     /// What its batches take, of the length that it was measured with where requests vary.
     pub profile: LatencyProfile,
     /// What the policies decide by.
@@ -82,7 +82,7 @@ pub struct LaneSetup<'a> {
 ///
 /// # Errors
 /// Why a model cannot have a device policy, in words with what to do.
-pub fn padding(plan: &BatchPlan, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
+pub fn padding(plan: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
     let ChosenPolicy { name: policy, padding: PaddingSettings { pad, max_length, .. }, .. } = policy;
     ensure!(
         plan.is_batched(),
@@ -105,7 +105,7 @@ pub fn padding(plan: &BatchPlan, policy: &ChosenPolicy) -> anyhow::Result<Option
 /// # Errors
 /// If they do, or the model cannot run what it is asked with.
 pub fn check_padding(
-    plan: &BatchPlan,
+    plan: &BatchCodec,
     padding: &Padding,
     model: &dyn Model,
     device: usize,
@@ -131,7 +131,7 @@ pub enum LanesWanted {
 }
 
 /// The most rows of a launch that a frontend's thread may run; 0: none.
-pub(super) fn brief_rows(model: &dyn Model, plan: &BatchPlan, profile: &LatencyProfile) -> u32 {
+pub(super) fn brief_rows(model: &dyn Model, plan: &BatchCodec, profile: &LatencyProfile) -> u32 {
     // Where shapes vary, others than those that were measured may take longer.
     let may_be_brief = model.is_bounded() && !plan.has_varying_shapes();
     (1..=profile.max_batch()).take_while(|rows| may_be_brief && profile.latency(*rows) <= BRIEF).last().unwrap_or(0)

@@ -4,7 +4,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_engine::{Buffer, OutOfMemory, State, Tensor};
 use smallvec::SmallVec;
 
-use crate::plan::{Admitted, BatchPlan, OutputPart, Outputs};
+use crate::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
 
 /// The longest request that is taken where nobody says.
 pub const LARGEST_LENGTH: u32 = 4096;
@@ -26,7 +26,7 @@ impl Padding {
     ///
     /// # Errors
     /// Why they cannot be, and what to do.
-    pub fn new(plan: &BatchPlan, max_length: Option<u32>) -> Result<Self, String> {
+    pub fn new(plan: &BatchCodec, max_length: Option<u32>) -> Result<Self, String> {
         let varying = |dims: &[i64]| -> Vec<usize> {
             dims.iter().skip(1).enumerate().filter(|(_, d)| **d < 0).map(|(axis, _)| axis).collect()
         };
@@ -73,7 +73,7 @@ impl Padding {
     ///
     /// # Errors
     /// If its inputs differ in length, or are empty or too long.
-    pub fn length(&self, plan: &BatchPlan, request: &Admitted) -> Result<u32, String> {
+    pub fn length(&self, plan: &BatchCodec, request: &Admitted) -> Result<u32, String> {
         let mut found: Option<(i64, &str)> = None;
         let items = plan.item_shapes(request);
         for ((axis, shape), binding) in self.inputs.iter().zip(items).zip(plan.inputs()) {
@@ -108,7 +108,7 @@ impl Padding {
 
     /// What a request of `length` is padded to if it meets none that is longer: some more, where the model is faster for it. Only where it is known up to what length the model
     /// takes requests.
-    pub fn filled_length(&self, plan: &BatchPlan, length: u32) -> u32 {
+    pub fn filled_length(&self, plan: &BatchCodec, length: u32) -> u32 {
         self.max_length.map_or(length, |most| plan.filled_length(length).min(most).max(length))
     }
 
@@ -118,7 +118,7 @@ impl Padding {
     /// In words, if there is no memory for it.
     pub fn assemble<'a>(
         &self,
-        plan: &BatchPlan,
+        plan: &BatchCodec,
         members: impl Iterator<Item = &'a Admitted> + Clone,
         length: u32,
         fill: u32,
@@ -168,7 +168,7 @@ impl Padding {
     }
 
     /// Writes input `index` of a request to `slots`, which have room for `length` in each row.
-    pub fn write(&self, plan: &BatchPlan, index: usize, request: &Admitted, length: u32, slots: &mut [u8]) {
+    pub fn write(&self, plan: &BatchCodec, index: usize, request: &Admitted, length: u32, slots: &mut [u8]) {
         let (Some(binding), Some(axis)) = (plan.inputs().get(index), self.inputs.get(index)) else { return };
         let item = padded_item(&binding.client.dims, *axis, length);
         let bytes = request.input(index);
@@ -181,13 +181,13 @@ impl Padding {
     }
 
     /// The shape of an item of input `index` of `length`, for its slot of a ring.
-    pub fn item(&self, plan: &BatchPlan, index: usize, length: u32) -> Vec<usize> {
+    pub fn item(&self, plan: &BatchCodec, index: usize, length: u32) -> Vec<usize> {
         let axis = self.inputs.get(index).copied().flatten();
         plan.inputs().get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
     }
 
     /// A batch whose items are padded, without their zeros: all are `length` long. `None` if there is no memory for it.
-    pub fn bare(&self, plan: &BatchPlan, state: &State, length: u32) -> Option<State> {
+    pub fn bare(&self, plan: &BatchCodec, state: &State, length: u32) -> Option<State> {
         let mut tensors = Vec::with_capacity(state.tensors.len());
         for (index, (tensor, binding)) in state.tensors.iter().zip(plan.inputs()).enumerate() {
             let rows = *tensor.shape.first()?;
@@ -218,7 +218,7 @@ impl Padding {
     ///
     /// # Errors
     /// In words, if an output that varies is not as long as the inputs.
-    pub fn cut(&self, plan: &BatchPlan, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
+    pub fn cut(&self, plan: &BatchCodec, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         let cut = |((part, axes), binding): ((OutputPart, &Vec<usize>), &downbeat_repository::TensorBinding)| {
             let mut want = part.shape.clone();
             for axis in axes {

@@ -8,7 +8,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
 
 use super::padding::{LARGEST_LENGTH, Padding};
-use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
 /// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
 const FIRST: (u32, u32) = (5, 12);
@@ -22,7 +22,7 @@ const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::R
 /// # Errors
 /// If they differ, or the model cannot run the first.
 pub fn check(
-    plan: &BatchPlan,
+    plan: &BatchCodec,
     padding: &Padding,
     is_time: &dyn Fn() -> bool,
     run: &mut dyn FnMut(State) -> Result<State, String>,
@@ -74,7 +74,7 @@ fn lengths(longest: u32) -> Vec<u32> {
 
 /// Says that answers differ.
 fn compare(
-    plan: &BatchPlan,
+    plan: &BatchCodec,
     (length, alone): (u32, &Outputs),
     (padded, beside): (u32, &Outputs),
 ) -> Result<(), String> {
@@ -89,7 +89,7 @@ fn compare(
 
 /// A model that is tried.
 struct Trial<'a> {
-    plan: &'a BatchPlan,
+    plan: &'a BatchCodec,
     padding: &'a Padding,
     run: &'a mut dyn FnMut(State) -> Result<State, String>,
 }
@@ -118,7 +118,7 @@ impl Trial<'_> {
 }
 
 /// The first output, and the numbers, in which two answers differ.
-pub fn difference(plan: &BatchPlan, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
+pub fn difference(plan: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
     for ((a, b), binding) in a.iter().zip(b).zip(plan.outputs()) {
         let (datatype, name) = (binding.datatype(), binding.client.name.clone());
         let Some(size) = datatype.size() else {

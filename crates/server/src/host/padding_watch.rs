@@ -10,7 +10,7 @@ use prometheus::IntCounter;
 
 use super::padding::Padding;
 use super::padding_check;
-use crate::plan::{BatchPlan, Outputs};
+use crate::batch_codec::{BatchCodec, Outputs};
 
 /// One in so many padded requests is looked at, where nobody says.
 pub const EVERY: u32 = 256;
@@ -42,7 +42,7 @@ pub struct Looker {
     /// Its version.
     pub version: String,
     /// How its batches are made.
-    pub plan: Arc<BatchPlan>,
+    pub plan: Arc<BatchCodec>,
     /// How its requests are padded.
     pub padding: Arc<Padding>,
     /// Answers that were as they would have been alone, and others.

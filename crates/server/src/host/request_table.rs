@@ -9,9 +9,9 @@ use downbeat_engine::State;
 
 use super::lane::{Body, Member, Source};
 use super::policy_guard::Watched;
+use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;
 use crate::driver::CounterHasher;
-use crate::plan::{Admitted, Outputs};
 use crate::statistics::Phases;
 
 /// A request that is not answered.

@@ -15,14 +15,14 @@ use super::hosted_model::{HostedModel, WarmUpLanes};
 use super::hosted_version::HostedVersion;
 use super::lane_setup::brief_rows;
 use super::tensors::BatchTensors;
+use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::error::ServiceError;
-use crate::executable::Executable;
+use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
-use crate::plan::{Admitted, BatchPlan, Outputs};
 use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
 use crate::watchdog::Watchdog;
@@ -34,7 +34,7 @@ pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 pub struct Served {
     pub host: Arc<DeviceHost>,
     pub model: Arc<HostedModel>,
-    pub executable: Arc<Executable>,
+    pub loaded: Arc<LoadedVersion>,
     pub metrics: Metrics,
     sent: AtomicU64,
 }
@@ -63,7 +63,7 @@ impl Served {
             batched: true,
             optional: false,
         };
-        let plan = BatchPlan::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
+        let plan = BatchCodec::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
         let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
         let its = metrics.model(&name, &version);
         let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
@@ -93,8 +93,8 @@ impl Served {
         });
         host.add_model(model.clone(), policy, engines).unwrap();
         let hosts = HostedVersion::new(vec![(host.clone(), model.clone())], true, None);
-        let executable = Arc::new(Executable::new(hosts, PolicyReport::asked("at_once", AskedFor::All), its, 100));
-        Served { host, model, executable, metrics, sent: AtomicU64::new(0) }
+        let loaded = Arc::new(LoadedVersion::new(hosts, PolicyReport::asked("at_once", AskedFor::All), its, 100));
+        Served { host, model, loaded, metrics, sent: AtomicU64::new(0) }
     }
 
     /// Sends a request of one item, which is its answer too.
@@ -103,7 +103,7 @@ impl Served {
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
             admitted,
-            executable: self.executable.clone(),
+            loaded: self.loaded.clone(),
             arrival: self.host.clock().now(),
             deadline: Time::MAX,
             deadline_is_slo: false,
@@ -116,7 +116,7 @@ impl Served {
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, label: &str) -> f64 {
-        self.executable.hosts().update_metrics();
+        self.loaded.hosts().update_metrics();
         let text = self.metrics.render().unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#') && line.contains(label));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

@@ -9,12 +9,12 @@ use super::input_rings::InputRings;
 use super::lane::Member;
 use super::padding::Padding;
 use super::padding_watch::PaddingWatch;
-use crate::plan::{Admitted, BatchPlan, Outputs};
+use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
 pub struct BatchTensors {
     /// How requests become batches.
-    pub plan: Arc<BatchPlan>,
+    pub plan: Arc<BatchCodec>,
     /// The ring that requests enter on arrival.
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use tempfile::TempDir;
 
+use crate::batch_codec::{Admitted, BatchCodec, ShapeKey};
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
@@ -19,19 +20,18 @@ use crate::metrics::{Metrics, ModelMetrics, Reason};
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
 use crate::placement::Placed;
-use crate::plan::{Admitted, BatchPlan, ShapeKey};
 use crate::policy_report::PolicyReport;
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
 
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
-pub struct Executable {
+pub struct LoadedVersion {
     /// Model name.
     pub name: String,
     /// Version, as its folder is called.
     pub version: String,
     /// How requests become batches and batches become answers.
-    pub plan: Arc<BatchPlan>,
+    pub plan: Arc<BatchCodec>,
     /// Prometheus metrics of this version.
     pub metrics: ModelMetrics,
     /// The protocol's statistics of this version; one lock a batch.
@@ -90,11 +90,11 @@ impl Queue {
     }
 }
 
-impl Executable {
+impl LoadedVersion {
     /// A version that is on these devices, by this policy.
     pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
         let first = hosts.first();
-        Executable {
+        LoadedVersion {
             name: first.name.clone(),
             version: first.version.clone(),
             plan: first.tensors.plan.clone(),

@@ -6,10 +6,10 @@ use downbeat_core::Time;
 use downbeat_core::cluster::Reject;
 
 use crate::call::Call;
-use crate::executable::Queue;
+use crate::loaded_version::Queue;
 
 /// A request in one of the scheduler's queues.
-pub struct Job {
+pub struct QueuedCall {
     /// The request.
     pub call: Call,
     /// The scheduler's queue for its shape.
@@ -25,7 +25,7 @@ pub struct Waiting {
     pub level: u32,
 }
 
-impl Job {
+impl QueuedCall {
     /// Answers a request that was not admitted.
     pub(super) fn reject(self, reject: &Reject, now: Time) {
         let profile = self.queue.refiner(0).lock().profile().clone();

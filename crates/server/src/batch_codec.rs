@@ -21,7 +21,7 @@ pub const LARGEST_TRIAL: usize = 1 << 30;
 
 /// What the requests of a model version look like on the wire, and what its engine wants instead.
 #[derive(Debug)]
-pub struct BatchPlan {
+pub struct BatchCodec {
     /// In the engine's order.
     inputs: Vec<TensorBinding>,
     /// In the configuration's order.
@@ -100,12 +100,12 @@ pub struct OutputPart {
 /// The outputs of one request, in signature order.
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
-impl BatchPlan {
+impl BatchCodec {
     /// A plan for a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
     /// alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
-        BatchPlan {
+        BatchCodec {
             defaults: inputs.iter().map(|_| None).collect(),
             inputs,
             outputs,
@@ -119,7 +119,7 @@ impl BatchPlan {
     /// The same, for a model that answers requests that hold this ([`crate::warm_up::find_answer`]).
     #[must_use]
     pub fn with_fill(self, fill: Fill) -> Self {
-        BatchPlan { fill, ..self }
+        BatchCodec { fill, ..self }
     }
 
     /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
@@ -148,7 +148,7 @@ impl BatchPlan {
     /// The same, with batches in memory that suits the lanes of `model`.
     #[must_use]
     pub fn for_model(self, model: Arc<dyn Model>) -> Self {
-        BatchPlan { input_memory: InputMemory(Some(model)), ..self }
+        BatchCodec { input_memory: InputMemory(Some(model)), ..self }
     }
 
     /// An empty buffer with room for `bytes` bytes of an input.
@@ -237,7 +237,7 @@ impl BatchPlan {
     /// elsewhere still.
     ///
     /// # Errors
-    /// As [`BatchPlan::admit`].
+    /// As [`BatchCodec::admit`].
     pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let model = &request.model_name;
         for input in &request.inputs {
@@ -433,7 +433,7 @@ impl BatchPlan {
         key
     }
 
-    /// Whether requests of one model can differ in [`BatchPlan::shape_key`].
+    /// Whether requests of one model can differ in [`BatchCodec::shape_key`].
     pub fn has_varying_shapes(&self) -> bool {
         self.inputs.iter().any(|input| self.item_dims(&input.client.dims).iter().any(|d| *d < 0))
     }
@@ -465,7 +465,7 @@ impl BatchPlan {
     /// A request of one item that holds `fill`, every varying dimension `varying` long.
     ///
     /// # Errors
-    /// As [`BatchPlan::trial`].
+    /// As [`BatchCodec::trial`].
     pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
         self.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
         let mut inputs = SmallVec::new();
@@ -631,11 +631,11 @@ mod tests {
         }
     }
 
-    fn plan() -> BatchPlan {
+    fn plan() -> BatchCodec {
         let mut text = binding("text", DataType::Bytes, &[-1, -1]);
         text.model_index = 1;
         // The configuration's order is not the engine's.
-        BatchPlan::new(vec![text, binding("x", DataType::Int16, &[-1, 2])], vec![], 8)
+        BatchCodec::new(vec![text, binding("x", DataType::Int16, &[-1, 2])], vec![], 8)
     }
 
     fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
@@ -669,7 +669,7 @@ mod tests {
         let (mut table, image) =
             (binding("table", DataType::Fp32, &[-1]), binding("image", DataType::Fp32, &[-1, 3, 64, 64]));
         table.batched = false;
-        let plan = BatchPlan::new(vec![binding("ids", DataType::Int64, &[-1, -1]), image, table], vec![], 8);
+        let plan = BatchCodec::new(vec![binding("ids", DataType::Int64, &[-1, -1]), image, table], vec![], 8);
         let range = |name: &str, least: &[usize], most: &[Option<usize>]| ShapeRange {
             name: name.to_owned(),
             least: least.into(),
@@ -744,7 +744,7 @@ mod tests {
             let value = DefaultValue { shape: shape.to_vec(), data: vec![1, 0, 2, 0].into() };
             BTreeMap::from([("x".to_owned(), value)])
         };
-        let plan = || BatchPlan::new(vec![x.clone(), text.clone()], vec![], 8);
+        let plan = || BatchCodec::new(vec![x.clone(), text.clone()], vec![], 8);
         assert!(plan().with_defaults(&value(&[2, 2])).unwrap_err().contains("set max_batch_size: 0"));
         assert!(plan().with_defaults(&value(&[1, 3])).unwrap_err().contains("'x' should have shape [-1,2]"));
         let plan = plan().with_defaults(&value(&[1, 2])).unwrap();
@@ -779,7 +779,7 @@ mod tests {
             let mut text = binding("text", DataType::Bytes, &[-1, 1]);
             text.model_index = 1;
             let both = vec![binding("x", DataType::Int16, &[-1, 2]), text];
-            let plan = BatchPlan::new(both.clone(), both, 64);
+            let plan = BatchCodec::new(both.clone(), both, 64);
             let admitted: Vec<Admitted> = members
                 .iter()
                 .map(|rows| {

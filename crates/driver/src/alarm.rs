@@ -1,15 +1,15 @@
-//! One alarm clock for all stations.
+//! One alarm clock for all mailboxes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::Time;
 use parking_lot::{Condvar, Mutex};
 
-/// When each station wants to be woken, for the one thread that does it.
+/// When each mailbox wants to be woken, for the one thread that does it.
 ///
 /// Setting an alarm takes no lock unless it becomes the earliest of all.
 pub struct Alarm {
-    /// By station.
+    /// By mailbox.
     due_ns: Box<[AtomicU64]>,
     /// The thread wakes up by then on its own.
     armed_ns: AtomicU64,
@@ -18,19 +18,19 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    pub fn new(stations: usize) -> Self {
+    pub fn new(mailboxes: usize) -> Self {
         Alarm {
-            due_ns: (0..stations).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            due_ns: (0..mailboxes).map(|_| AtomicU64::new(u64::MAX)).collect(),
             armed_ns: AtomicU64::new(u64::MAX),
             stopped: Mutex::new(false),
             changed: Condvar::new(),
         }
     }
 
-    /// Sets a station's alarm, in place of its former one; [`Time::MAX`]: none. Called by whoever is in the station.
-    pub fn set(&self, station: usize, due: Time) {
+    /// Sets a mailbox's alarm, in place of its former one; [`Time::MAX`]: none. Called by whoever is in the mailbox.
+    pub fn set(&self, mailbox: usize, due: Time) {
         let due = due.as_nanos();
-        let own = &self.due_ns[station];
+        let own = &self.due_ns[mailbox];
         if own.load(Ordering::Relaxed) == due {
             return;
         }
@@ -51,7 +51,7 @@ impl Alarm {
         self.changed.notify_all();
     }
 
-    /// Waits until an alarm goes off, which clears it: its station; `None` when stopped.
+    /// Waits until an alarm goes off, which clears it: its mailbox; `None` when stopped.
     pub fn wait(&self, now: impl Fn() -> Time) -> Option<usize> {
         let mut stopped = self.stopped.lock();
         while !*stopped {
@@ -59,15 +59,15 @@ impl Alarm {
             self.armed_ns.store(u64::MAX, Ordering::SeqCst);
             let first =
                 self.due_ns.iter().map(|due| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
-            let Some((station, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
+            let Some((mailbox, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
                 self.changed.wait(&mut stopped);
                 continue;
             };
             let time = now();
             if due <= time.as_nanos() {
                 // Unless it was set anew this moment.
-                if self.due_ns[station].compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                    return Some(station);
+                if self.due_ns[mailbox].compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    return Some(mailbox);
                 }
                 continue;
             }
@@ -109,8 +109,8 @@ mod tests {
         let waiting = std::thread::spawn({
             let (alarm, time) = (alarm.clone(), time.clone());
             move || {
-                while let Some(station) = alarm.wait(|| Time::from_nanos(time.load(Ordering::SeqCst))) {
-                    send.send(station).unwrap();
+                while let Some(mailbox) = alarm.wait(|| Time::from_nanos(time.load(Ordering::SeqCst))) {
+                    send.send(mailbox).unwrap();
                 }
             }
         });

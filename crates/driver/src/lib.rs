@@ -1,10 +1,10 @@
 //! Runs Downbeat's scheduler on threads (Symphony §4.2, *scalability of the centralized scheduler*).
 //!
 //! The parts are those of `downbeat-core`: a [`Shard`] for some of the models each, and one [`Matchmaker`]. They know nothing of
-//! threads, and talk in messages. Here each is a *station*: the state, with a mailbox. A [`Cluster`] has all of them; a
+//! threads, and talk in messages. Here each is the state of a `Mailbox`, which messages are put into. A [`Cluster`] has all of them; a
 //! [`Handler`] brings the clock and the payloads.
 //!
-//! **Two ways to run a station**, with the same code:
+//! **Two ways to run a mailbox**, with the same code:
 //!
 //! - *Whoever posts works* ([`Cluster::post`], [`Cluster::complete`]): who has put a message in tries to become the one who
 //!   works the mailbox off; if somebody is at it already, that one will find the message, and nobody waits. So an event costs no
@@ -21,7 +21,7 @@
 //! nothing ever scans the models. Grants, their answers and completions are messages of which none is lost or overtaken.
 //!
 //! **What waits.** No request and no completion waits for a lock: mailboxes and candidates are lock-free, the right to work on a
-//! station is only tried for. Where models and devices come and go there is a lock that gives out their names; and removing an idle
+//! mailbox is only tried for. Where models and devices come and go there is a lock that gives out their names; and removing an idle
 //! model waits for its shard, because it wants an answer.
 //!
 //! **Time.** A candidate's `exec` and the queues' deadlines have one alarm clock, whose thread sleeps until the earliest of all. It is told of
@@ -38,9 +38,20 @@
 #![forbid(unsafe_code)]
 
 mod alarm;
+mod candidate_slot;
 mod cluster;
-mod newest;
-mod station;
+mod handler;
+mod mailbox;
+mod matchmaker_state;
+mod owned;
+mod published_demand;
+mod round;
+mod setup;
+mod shard_state;
 mod sync;
 
-pub use cluster::{Cluster, Handler, LogSink, MAX_SHARDS, Moment, OwnMatchmaker, OwnShard, Place, Setup, TURN};
+pub use cluster::{Cluster, QueueHandle, TURN};
+pub use handler::{Handler, LogSink, Moment};
+pub use owned::{OwnMatchmaker, OwnShard};
+pub use round::MAX_SHARDS;
+pub use setup::Setup;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_driver::Place;
+use downbeat_driver::QueueHandle;
 use downbeat_engine::Model;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -42,7 +42,7 @@ pub struct LoadedVersion {
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
     model: Arc<dyn Model>,
     /// The queue that the last request joined, of those that gather.
-    last_gathered: Mutex<Option<Place>>,
+    last_gathered: Mutex<Option<QueueHandle>>,
     waiting: AtomicU32,
     /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
     probed_ns: AtomicU64,
@@ -58,7 +58,7 @@ pub struct LoadedVersion {
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {
     /// Where it is in the scheduler.
-    pub place: Place,
+    pub place: QueueHandle,
     /// Whether requests that cannot make their deadline are given up.
     pub drops: bool,
     /// Whether requests wait for others of their shape, for a time that is set.
@@ -198,7 +198,7 @@ impl LoadedVersion {
 
     /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests
     /// of another shape have begun to come.
-    pub fn gathers_in(&self, queue: Place) -> Option<Place> {
+    pub fn gathers_in(&self, queue: QueueHandle) -> Option<QueueHandle> {
         self.last_gathered.lock().replace(queue).filter(|before| *before != queue)
     }
 

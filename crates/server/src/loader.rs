@@ -9,10 +9,10 @@ use anyhow::Context;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, Overlap, SegmentProfile, WrittenSettings};
 use downbeat_core::{Duration, LatencyProfile, Time};
-use downbeat_driver::Place;
+use downbeat_driver::QueueHandle;
 use downbeat_engine::{
-    Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Part, Place as EnginePlace,
-    Share, StreamPriority, graph_report,
+    Cut, Declared, DefaultValue, Engine, Lane, LoadError, LoadOptions, MemoryBudget, Model, Part, Place, Share,
+    StreamPriority, graph_report,
 };
 use downbeat_protocol::inference::ModelOptimizationPolicy;
 use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
@@ -474,7 +474,7 @@ impl Loader {
         budget.begin_lanes(&*model);
         // An emulated model answers whatever fits its inputs.
         if model.profile().is_none() {
-            let mut lane = model.lane_at(EnginePlace { device, share: Share::Whole })?;
+            let mut lane = model.lane_at(Place { device, share: Share::Whole })?;
             if definition.warmups.is_empty() {
                 let fill = warm_up::find_answer(&plan, model.segments(), &mut *lane)?;
                 plan = plan.with_fill(fill);
@@ -808,7 +808,7 @@ impl Loader {
         definition: &ModelDefinition,
         placed: &Placed,
         profiles: Vec<LatencyProfile>,
-        other: Option<Place>,
+        other: Option<QueueHandle>,
     ) -> Arc<Queue> {
         let name = &definition.name;
         let batching = &definition.batching;
@@ -1018,7 +1018,7 @@ impl Loader {
             {
                 return profiler::profile(&stored.measurements).ok();
             }
-            let mut lane = model.lane_at(EnginePlace { device: other, share: Share::Whole }).ok()?;
+            let mut lane = model.lane_at(Place { device: other, share: Share::Whole }).ok()?;
             let sizes = profiler::default_sizes(plan.max_batch());
             let measure =
                 || self.subject(model, plan).measure(&mut *lane, &sizes, self.options.profiling.budget, |_| {});

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
-use downbeat_driver::{Cluster, Place};
+use downbeat_driver::{Cluster, QueueHandle};
 
 use crate::driver::{DevicePool, Event};
 use crate::host::{DeviceHost, HostedModel};
@@ -13,7 +13,7 @@ use crate::metrics::Reason;
 /// Who decides about a request.
 pub(crate) enum Decider {
     /// The scheduler: the request is in this queue.
-    Scheduler(Arc<Cluster<DevicePool>>, Place),
+    Scheduler(Arc<Cluster<DevicePool>>, QueueHandle),
     /// The policy that a model has on a device.
     Device(Arc<DeviceHost>, Arc<HostedModel>),
 }

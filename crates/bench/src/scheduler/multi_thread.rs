@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, ensure};
 use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Request, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
-use downbeat_driver::{Cluster, Handler, Moment, OwnShard, Place, Setup, TURN};
+use downbeat_driver::{Cluster, Handler, Moment, OwnShard, QueueHandle, Setup, TURN};
 use hdrhistogram::Histogram;
 
 use super::report::{Latency, Measurement};
@@ -41,7 +41,7 @@ struct Bench {
 }
 
 /// What a thread knows of its shard.
-struct Desk {
+struct RequestTable {
     counts: Counts,
     /// Batches of this thread that run: their ends.
     completions: BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>,
@@ -53,45 +53,51 @@ struct Desk {
 impl Handler for Bench {
     /// With when it was due.
     type Event = (Time, Request);
-    type Desk = Desk;
+    type RequestTable = RequestTable;
 
     fn now(&self) -> Time {
         if self.paced { self.clock.now() } else { NOW.get() }
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, (due, request): (Time, Request)) {
-        desk.counts.requests += 1;
-        desk.counts.events += 1;
-        desk.counts.rejected += u64::from(shard.handle_request(moment.now, &request).is_err());
-        desk.follow(shard, request.model, due);
+    fn handle(
+        &self,
+        moment: Moment,
+        shard: &mut Journal<Shard>,
+        table: &mut RequestTable,
+        (due, request): (Time, Request),
+    ) {
+        table.counts.requests += 1;
+        table.counts.events += 1;
+        table.counts.rejected += u64::from(shard.handle_request(moment.now, &request).is_err());
+        table.follow(shard, request.model, due);
     }
 
-    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Desk, output: Output) {
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut RequestTable, output: Output) {
         match output {
             Output::Dispatch { batch, device, model, members, expected, .. } => {
                 let now = self.now();
                 let freed = Time::from_nanos(self.freed_ns[device.0 as usize].load(Ordering::Relaxed));
-                let due = desk.open[model.0 as usize].min(now).max(freed);
-                desk.latency.saturating_record(now.since(due).as_nanos());
+                let due = table.open[model.0 as usize].min(now).max(freed);
+                table.latency.saturating_record(now.since(due).as_nanos());
                 let end = moment.now + expected;
                 // The ids are the deadlines.
                 let good = members.iter().filter(|id| id.0 >= end.as_nanos()).count();
-                desk.counts.good += good as u64;
-                desk.counts.late += (members.len() - good) as u64;
-                desk.counts.batches += 1;
+                table.counts.good += good as u64;
+                table.counts.late += (members.len() - good) as u64;
+                table.counts.batches += 1;
                 shard.recycle(members);
-                desk.completions.push(Reverse((end, device, batch)));
-                desk.open[model.0 as usize] = Time::MAX;
-                desk.follow(shard, model, now);
+                table.completions.push(Reverse((end, device, batch)));
+                table.open[model.0 as usize] = Time::MAX;
+                table.follow(shard, model, now);
             }
-            Output::Drop { .. } => desk.counts.dropped += 1,
+            Output::Drop { .. } => table.counts.dropped += 1,
         }
     }
 }
 
-impl Desk {
+impl RequestTable {
     fn new(workload: &Workload) -> Result<Self> {
-        Ok(Desk {
+        Ok(RequestTable {
             counts: Counts::default(),
             completions: BinaryHeap::with_capacity(workload.devices as usize),
             open: vec![Time::MAX; workload.models as usize],
@@ -127,7 +133,7 @@ struct Served {
 /// If a request is lost or answered twice, or there are more threads than models.
 pub fn run(workload: &Workload, threads: u32, length: Duration, paced: bool) -> Result<Measurement> {
     ensure!(threads <= workload.models, "--threads: at most one a model, of which there are {}", workload.models);
-    let desks = (0..threads).map(|_| Desk::new(workload)).collect::<Result<_>>()?;
+    let tables = (0..threads).map(|_| RequestTable::new(workload)).collect::<Result<_>>()?;
     let zeros = |n: u32| (0..n).map(|_| AtomicU64::new(0)).collect();
     let bench = Bench {
         clock: Clock::start(),
@@ -136,8 +142,8 @@ pub fn run(workload: &Workload, threads: u32, length: Duration, paced: bool) -> 
         matchmaker_ns: AtomicU64::new(0),
         freed_ns: zeros(workload.devices),
     };
-    let cluster = Cluster::new(bench, desks, Setup::new(workload.devices));
-    let places: Vec<Place> = (0..workload.models).map(|_| cluster.add_model(workload.options.clone())).collect();
+    let cluster = Cluster::new(bench, tables, Setup::new(workload.devices));
+    let places: Vec<QueueHandle> = (0..workload.models).map(|_| cluster.add_model(workload.options.clone())).collect();
     let (measuring, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
     let (shards, matchmaker) = std::thread::scope(|scope| {
         let matchmaker = scope.spawn(|| matchmake(&cluster, &measuring, &stopped));
@@ -296,7 +302,7 @@ impl Load {
                         stopped.store(true, Ordering::Relaxed);
                         let cpu = thread_cpu().saturating_sub(cpu);
                         self.check(&shard)?;
-                        let Desk { counts: all, latency, .. } = &*shard;
+                        let RequestTable { counts: all, latency, .. } = &*shard;
                         let latency = latency.clone();
                         return Ok(Served { counts: all.since(counts), wall: real.since(began), cpu, latency });
                     }

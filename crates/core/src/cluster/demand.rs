@@ -38,27 +38,30 @@ impl Demand {
         }
     }
 
+    /// Its numbers, in the order in which they stand above.
+    pub fn to_array(self) -> [f64; 5] {
+        [self.least, self.deferred, self.overhead, self.variance, self.even_variance]
+    }
+
+    /// From its numbers.
+    pub fn from_array([least, deferred, overhead, variance, even_variance]: [f64; 5]) -> Self {
+        Demand { least, deferred, overhead, variance, even_variance }
+    }
+
+    fn with(self, other: Demand, add: impl Fn(f64, f64) -> f64) -> Demand {
+        let (own, other) = (self.to_array(), other.to_array());
+        Demand::from_array(std::array::from_fn(|number| add(own[number], other[number])))
+    }
+
     /// The demand with `other` added.
     pub fn plus(self, other: Demand) -> Demand {
-        Demand {
-            least: self.least + other.least,
-            deferred: self.deferred + other.deferred,
-            overhead: self.overhead + other.overhead,
-            variance: self.variance + other.variance,
-            even_variance: self.even_variance + other.even_variance,
-        }
+        self.with(other, |own, other| own + other)
     }
 
     /// The demand without `other`, which it includes.
     pub fn minus(self, other: Demand) -> Demand {
         // Rounding errors of many sums may leave a little less than nothing.
-        Demand {
-            least: (self.least - other.least).max(0.0),
-            deferred: (self.deferred - other.deferred).max(0.0),
-            overhead: (self.overhead - other.overhead).max(0.0),
-            variance: (self.variance - other.variance).max(0.0),
-            even_variance: (self.even_variance - other.even_variance).max(0.0),
-        }
+        self.with(other, |own, other| (own - other).max(0.0))
     }
 }
 

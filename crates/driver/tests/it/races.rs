@@ -10,7 +10,7 @@ use downbeat_core::cluster::*;
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
-use downbeat_driver::{Cluster, Handler, LogSink, Moment, Place, Setup, TURN};
+use downbeat_driver::{Cluster, Handler, LogSink, Moment, QueueHandle, Setup, TURN};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -55,39 +55,39 @@ impl Outside {
 
 impl Handler for Outside {
     type Event = Event;
-    type Desk = BTreeMap<RequestId, (ModelId, Ticket)>;
+    type RequestTable = BTreeMap<RequestId, (ModelId, Ticket)>;
 
     #[expect(clippy::disallowed_methods, reason = "the test's clock")]
     fn now(&self) -> Time {
         Time::ZERO + std::time::Instant::now().duration_since(self.origin).into()
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, event: Event) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, event: Event) {
         match event {
             Event::Submit(request) => match shard.handle_request(moment.now, &request) {
-                Ok(ticket) => drop(desk.insert(request.id, (request.model, ticket))),
+                Ok(ticket) => drop(requests.insert(request.id, (request.model, ticket))),
                 Err(_) => self.answer(request.id),
             },
             Event::Cancel(model, request) => {
-                if let Some((_, ticket)) = desk.get(&request)
+                if let Some((_, ticket)) = requests.get(&request)
                     && shard.handle_cancel(moment.now, model, *ticket)
                 {
-                    desk.remove(&request);
+                    requests.remove(&request);
                     self.answer(request);
                 }
             }
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, output: Output) {
+    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output) {
         match output {
             Output::Drop { request, .. } => {
-                assert!(desk.remove(&request).is_some(), "seed {}: {request} does not wait", self.seed);
+                assert!(requests.remove(&request).is_some(), "seed {}: {request} does not wait", self.seed);
                 self.answer(request);
             }
             Output::Dispatch { batch, device, model, members, .. } => {
                 for member in &members {
-                    assert_eq!(desk.remove(member).map(|(model, _)| model), Some(model), "seed {}", self.seed);
+                    assert_eq!(requests.remove(member).map(|(model, _)| model), Some(model), "seed {}", self.seed);
                 }
                 let sent = self.sent[device.0 as usize].fetch_add(1, Ordering::SeqCst);
                 assert!(sent < self.most_sent, "seed {}: {device} is given {batch} beside {sent} others", self.seed);
@@ -137,14 +137,14 @@ fn device(cluster: &Cluster<Outside>, device: DeviceId, batches: &Receiver<Batch
 }
 
 /// Requests and cancellations.
-fn post(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>, poster: u64) {
+fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u64) {
     let outside = cluster.handler();
     let mut rng = Pcg64::seed_from_u64(outside.seed * 100 + poster);
     for n in 0..REQUESTS {
         let id = RequestId(poster * REQUESTS + n);
-        let place = {
-            let places = places.read().unwrap();
-            places[rng.random_range(0..places.len())]
+        let queue = {
+            let queues = queues.read().unwrap();
+            queues[rng.random_range(0..queues.len())]
         };
         let slo = Duration::from_micros(rng.random_range(10..outside.longest_slo_us));
         // Some can wait for as long as a busy machine takes.
@@ -152,10 +152,10 @@ fn post(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>, poster: u64) {
         let queue_expiry =
             if rng.random_range(0..8) == 0 { outside.now() + Duration::from_micros(50) } else { Time::MAX };
         let size = rng.random_range(1..4);
-        let request = Request { id, model: place.model, deadline, queue_expiry, level: 0, size };
-        cluster.post(place, Event::Submit(request));
+        let request = Request { id, model: queue.model, deadline, queue_expiry, level: 0, size };
+        cluster.post(queue, Event::Submit(request));
         if rng.random_range(0..6) == 0 {
-            cluster.post(place, Event::Cancel(place.model, id));
+            cluster.post(queue, Event::Cancel(queue.model, id));
         }
         // Now and then the queues run dry.
         if n % 16 == 0 {
@@ -171,14 +171,14 @@ fn pause(time: Duration) {
 }
 
 /// Models and devices that come and go.
-fn operate(cluster: &Cluster<Outside>, places: &RwLock<Vec<Place>>) {
+fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
     let mut rng = Pcg64::seed_from_u64(cluster.handler().seed * 100 + 99);
     let mut devices: Vec<DeviceId> = (0..2).map(DeviceId).collect();
     for step in 0..60 {
-        let place = cluster.add_model(options(&mut rng));
-        let mut changed = places.write().unwrap();
+        let queue = cluster.add_model(options(&mut rng));
+        let mut changed = queues.write().unwrap();
         let at = rng.random_range(0..changed.len());
-        let old = std::mem::replace(&mut changed[at], place);
+        let old = std::mem::replace(&mut changed[at], queue);
         drop(changed);
         if !rng.random::<bool>() || !cluster.remove_idle_model(old) {
             cluster.set_profile(old, profiles(9));
@@ -221,7 +221,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
         Setup { devices: vec![DeviceKind(0), DeviceKind(1)], planned: None, kinds: 2, network, wake_margin, log };
     let cluster = Arc::new(Cluster::new(outside, vec![BTreeMap::new(); shards], setup));
     let mut rng = Pcg64::seed_from_u64(seed);
-    let places = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
+    let queues = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
     let stopped = AtomicBool::new(false);
     for (index, batches) in batches.into_iter().enumerate() {
         // Its channel lives as long as the cluster, which it holds: it ends with the process.
@@ -253,13 +253,13 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
         }
         let posters: Vec<_> = (0..POSTERS)
             .map(|poster| {
-                let (cluster, places) = (&cluster, &places);
-                scope.spawn(move || post(cluster, places, poster))
+                let (cluster, queues) = (&cluster, &queues);
+                scope.spawn(move || post(cluster, queues, poster))
             })
             .collect();
         // A shard's own thread does not let go, which the removal of an idle model waits for.
         if !own_threads {
-            operate(&cluster, &places);
+            operate(&cluster, &queues);
         }
         for poster in posters {
             poster.join().unwrap();

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::cluster::ModelOptions;
 use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId};
-use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Place, Setup};
+use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
 
@@ -162,17 +162,17 @@ impl Driver {
     }
 
     /// Makes a queue in the scheduler.
-    pub fn add_queue(&self, options: ModelOptions) -> Place {
+    pub fn add_queue(&self, options: ModelOptions) -> QueueHandle {
         self.cluster.add_model(options)
     }
 
     /// Removes a queue if nothing waits in it; says whether nothing did.
-    pub fn remove_empty_queue(&self, queue: Place) -> bool {
+    pub fn remove_empty_queue(&self, queue: QueueHandle) -> bool {
         self.cluster.remove_idle_model(queue)
     }
 
     /// Removes a queue; what waits in it is dropped as unloaded.
-    pub fn remove_queue(&self, queue: Place) {
+    pub fn remove_queue(&self, queue: QueueHandle) {
         self.cluster.remove_model(queue);
     }
 

@@ -44,7 +44,7 @@ impl Hasher for CounterHasher {
 
 impl Handler for DevicePool {
     type Event = Event;
-    type Desk = WaitingTable;
+    type RequestTable = WaitingTable;
 
     fn now(&self) -> Time {
         self.clock.now()

@@ -15,9 +15,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
+use super::mailboxes::Order;
 use super::run::{Fault, Serving};
 use super::scenario::{Client, Pattern, WorldDevice, WorldModel, WorldScenario};
-use super::stations::Order;
 use crate::arrivals::Arrivals;
 use crate::device::{Calibration, DeviceLimits, EmulatedModel};
 use crate::network::{Delay, Network};

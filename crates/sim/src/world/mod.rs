@@ -1,7 +1,7 @@
 //! One world under virtual time: models of both kinds, the cluster scheduler, devices with partitions, clients, and what goes wrong.
 //!
 //! What runs in it is what the server runs: a [`Cluster`](downbeat_driver::Cluster) of one shard or several makes the batches of `exclusive` models and grants them the
-//! shared lanes of the devices, each a slot; one thread works its stations off, in an order and with delays that follow from the seed. Every device has a [`DeviceScheduler`](downbeat_core::device::DeviceScheduler) for all models on it, whoever makes their batches. Only
+//! shared lanes of the devices, each a slot; one thread works its mailboxes off, in an order and with delays that follow from the seed. Every device has a [`DeviceScheduler`](downbeat_core::device::DeviceScheduler) for all models on it, whoever makes their batches. Only
 //! what carries the decisions out is emulated: a [`ContendedDevice`](crate::device::ContendedDevice) for each partition.
 //!
 //! | file | what |
@@ -9,24 +9,24 @@
 //! | `scenario.rs` | [`WorldScenario`]: devices, models, clients, faults, and a report of what came of them |
 //! | `file.rs`, `results.rs` | a [`WorldScenario`] as a file, and the report as a table |
 //! | `run.rs` | the event loop, and what each [`Fault`] does |
-//! | `stations.rs` | the cluster's scheduler: its shards and matchmaker on one thread |
+//! | `mailboxes.rs` | the cluster's scheduler: its shards and matchmaker on one thread |
 //! | `host.rs` | one device: its scheduler, what runs on its lanes, copies |
 //! | `ledger.rs` | the outside checker of requests and grants; that of launches is [`LaunchChecker`](crate::device::LaunchChecker) |
 
 mod file;
 mod host;
 mod ledger;
+mod mailboxes;
 mod results;
 mod run;
 mod scenario;
-mod stations;
 
+pub(crate) use mailboxes::cluster;
 pub(crate) use run::{Ask, Outside, World};
-pub(crate) use stations::cluster;
 
 pub use file::{BadWorld, WorldFile};
 pub use ledger::{Ending, Failure, Ledger};
+pub use mailboxes::Order;
 pub use results::{DeviceRow, ModelRow, WorldResults, WorldRun};
 pub use run::{Fault, Serving};
 pub use scenario::{Client, ModelOutcome, Pattern, WorldDevice, WorldModel, WorldReport, WorldScenario};
-pub use stations::Order;

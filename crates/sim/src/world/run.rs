@@ -8,13 +8,13 @@ use downbeat_core::device::{
     PolicyOptions, SegmentRange,
 };
 use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
-use downbeat_driver::{Cluster, Place as QueuePlace};
+use downbeat_driver::{Cluster, QueueHandle};
 use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
 use super::host::{Done, Host};
 use super::ledger::{Ending, Failure, Ledger};
-use super::stations::{Event, Order, Said, Stations, Virtual};
+use super::mailboxes::{Event, Mailboxes, Order, Said, Virtual};
 use crate::arrivals::random;
 use crate::device::{DeviceLimits, Direction, EmulatedModel};
 use crate::network::Network;
@@ -107,7 +107,7 @@ const STUCK: u32 = 100_000;
 pub(crate) struct World<'c> {
     seed: u64,
     now: Time,
-    cluster: Stations<'c>,
+    cluster: Mailboxes<'c>,
     pub hosts: Vec<Host>,
     kinds: Vec<DeviceKind>,
     models: Vec<Model>,
@@ -135,7 +135,7 @@ struct Model {
     /// `None`: it is not there.
     serving: Option<Serving>,
     /// Where its queue is.
-    clustered: Option<QueuePlace>,
+    clustered: Option<QueueHandle>,
     /// Devices that have it.
     on: BTreeSet<usize>,
 }
@@ -149,7 +149,7 @@ struct Open {
 #[derive(Clone, Copy)]
 enum Place {
     /// In the queue of the cluster's scheduler, or on its way there.
-    Queue(QueuePlace),
+    Queue(QueueHandle),
     /// Its batch is on its way.
     Sent,
     Device(usize),
@@ -175,7 +175,7 @@ impl<'c> World<'c> {
         World {
             seed,
             now: Time::ZERO,
-            cluster: Stations::new(cluster, order, seed),
+            cluster: Mailboxes::new(cluster, order, seed),
             hosts: Vec::new(),
             kinds: Vec::new(),
             models: Vec::new(),

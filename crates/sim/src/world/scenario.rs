@@ -9,8 +9,8 @@ use rand_distr::{Distribution, StandardUniform};
 use rand_pcg::Pcg64;
 
 use super::ledger::Ending;
+use super::mailboxes::{self, Order};
 use super::run::{Ask, Fault, Outside, Serving, World};
-use super::stations::{self, Order};
 use crate::arrivals::{ArrivalStream, Arrivals, BadArrivals, random};
 use crate::device::{DeviceLimits, EmulatedModel};
 use crate::network::Network;
@@ -150,7 +150,7 @@ impl WorldScenario {
     pub fn run(&self) -> Result<WorldReport, BadArrivals> {
         let kinds = self.devices.iter().map(|device| device.kind.0 + 1).max().unwrap_or(1);
         let budget = NetworkBudget { reply: Duration::ZERO, ..self.network.budget };
-        let cluster = stations::cluster(self.shards, kinds, budget);
+        let cluster = mailboxes::cluster(self.shards, kinds, budget);
         let mut world = World::new(self.seed, self.network, &cluster, self.order);
         for (device, number) in self.devices.iter().zip(0..) {
             world.add_device(device.limits, device.kind, self.noise);

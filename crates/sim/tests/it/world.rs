@@ -289,7 +289,7 @@ fn messages_that_are_late_between_shards_and_matchmaker_lose_nothing() {
 
 /// In whatever order: one run, one report.
 #[test]
-fn the_order_of_the_stations_follows_from_the_seed() {
+fn the_order_of_the_mailboxes_follows_from_the_seed() {
     let report = |seed, order| run(&WorldScenario { seed, ..hectic(ms(1), order) });
     assert_eq!(report(1, Order::Seeded), report(1, Order::Seeded));
     assert_ne!(report(1, Order::Seeded), report(1, Order::InTurn));
@@ -383,8 +383,8 @@ fn scenario() -> impl Strategy<Value = WorldScenario> {
     let faults = prop::collection::vec(fault(), 0..12);
     let clients = prop::collection::vec(client(), 1..6);
     let delay = prop_oneof![Just(0), 1..20_000u64].prop_map(|us| (Time::ZERO, Fault::Delay(Duration::from_micros(us))));
-    let stations = (1..=4u32, prop::sample::select(vec![Order::InTurn, Order::Seeded]), delay);
-    (prop::collection::vec(layout(), 3), models, clients, faults, remote, noise, stations, any::<u64>()).prop_map(
+    let mailboxes = (1..=4u32, prop::sample::select(vec![Order::InTurn, Order::Seeded]), delay);
+    (prop::collection::vec(layout(), 3), models, clients, faults, remote, noise, mailboxes, any::<u64>()).prop_map(
         |(layouts, models, clients, mut faults, network, noise, (shards, order, delay), seed)| {
             faults.push(delay);
             // Each device is there at the end, with a slot, so that nobody waits for ever.

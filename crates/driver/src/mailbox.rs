@@ -1,39 +1,39 @@
-//! A state with its mailbox.
+//! A state with its messages.
 
 use crate::sync::{Mutex, MutexGuard, Ordering, SegQueue, fence};
 
-/// A state that one thread at a time works on, with the mailbox that it works off.
+/// A state that one thread at a time works on, with the messages that it works off.
 ///
 /// Anybody puts messages in, and then tries to become the one who works them off. If somebody is at it already, that one will
 /// find the message, and nobody waits: the mutex is only ever tried by those who have a message. (Rare commands that need an
-/// answer at once do wait for it, [`Station::enter`].) A thread that stays in is the state's own thread.
+/// answer at once do wait for it, [`Mailbox::enter`].) A thread that stays in is the state's own thread.
 ///
-/// **Bound.** The mailbox has none of its own: each message stands for a request that waits, whose number its queue bounds, for a batch
+/// **Bound.** It has none of its own: each message stands for a request that waits, whose number its queue bounds, for a batch
 /// that runs, for a grant or an announcement, of which a model has one, or for a command.
-pub struct Station<S, M> {
-    mailbox: SegQueue<M>,
+pub struct Mailbox<S, M> {
+    messages: SegQueue<M>,
     state: Mutex<S>,
 }
 
-impl<S, M> Station<S, M> {
+impl<S, M> Mailbox<S, M> {
     pub fn new(state: S) -> Self {
-        Station { mailbox: SegQueue::new(), state: Mutex::new(state) }
+        Mailbox { messages: SegQueue::new(), state: Mutex::new(state) }
     }
 
-    /// Leaves a message. Somebody has to look after it: [`Station::try_enter`].
+    /// Leaves a message. Somebody has to look after it: [`Mailbox::try_enter`].
     pub fn put(&self, message: M) {
-        self.mailbox.push(message);
+        self.messages.push(message);
     }
 
     /// The oldest message.
     pub fn pop(&self) -> Option<M> {
-        self.mailbox.pop()
+        self.messages.pop()
     }
 
-    /// The state, unless somebody is at it, who will look into the mailbox once more before long. Whoever gets it calls
-    /// [`Station::is_done`] after leaving.
+    /// The state, unless somebody is at it, who will look for messages once more before long. Whoever gets it calls
+    /// [`Mailbox::is_done`] after leaving.
     pub fn try_enter(&self) -> Option<MutexGuard<'_, S>> {
-        // The fences order "message put in, lock tried" here against "lock released, mailbox seen empty" there: one of
+        // The fences order "message put in, lock tried" here against "lock released, no message seen" there: one of
         // the two threads sees the other.
         fence(Ordering::SeqCst);
         self.state.try_lock()
@@ -47,7 +47,7 @@ impl<S, M> Station<S, M> {
     /// After leaving: whether nothing came in the meantime. If something did, it has to be tried again.
     pub fn is_done(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.mailbox.is_empty()
+        self.messages.is_empty()
     }
 }
 
@@ -57,14 +57,14 @@ mod modelled {
 
     use super::*;
 
-    fn post(station: &Station<Vec<u32>, u32>, message: u32) {
-        station.put(message);
-        while let Some(mut state) = station.try_enter() {
-            while let Some(message) = station.pop() {
+    fn post(mailbox: &Mailbox<Vec<u32>, u32>, message: u32) {
+        mailbox.put(message);
+        while let Some(mut state) = mailbox.try_enter() {
+            while let Some(message) = mailbox.pop() {
                 state.push(message);
             }
             drop(state);
-            if station.is_done() {
+            if mailbox.is_done() {
                 return;
             }
         }
@@ -74,14 +74,14 @@ mod modelled {
     #[test]
     fn no_message_is_left_behind() {
         loom::model(|| {
-            let station = Arc::new(Station::new(Vec::new()));
+            let mailbox = Arc::new(Mailbox::new(Vec::new()));
             let other = {
-                let station = station.clone();
-                loom::thread::spawn(move || post(&station, 1))
+                let mailbox = mailbox.clone();
+                loom::thread::spawn(move || post(&mailbox, 1))
             };
-            post(&station, 2);
+            post(&mailbox, 2);
             other.join().unwrap();
-            let mut seen = station.enter().clone();
+            let mut seen = mailbox.enter().clone();
             seen.sort_unstable();
             assert_eq!(seen, [1, 2]);
         });

@@ -55,39 +55,39 @@ impl Virtual {
 impl Handler for Virtual {
     type Event = Event;
     /// The tickets of what waits.
-    type Desk = BTreeMap<RequestId, Ticket>;
+    type RequestTable = BTreeMap<RequestId, Ticket>;
 
     fn now(&self) -> Time {
         Time::from_nanos(self.now_ns.load(Ordering::Relaxed))
     }
 
-    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, desk: &mut Self::Desk, event: Event) {
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, event: Event) {
         match event {
             Event::Submit(request) => {
                 let ticket = shard.handle_request(moment.now, &request).ok();
                 self.said().push_back(Said::Taken(request.id, ticket.is_some()));
-                desk.extend(ticket.map(|ticket| (request.id, ticket)));
+                requests.extend(ticket.map(|ticket| (request.id, ticket)));
             }
             Event::Cancel(model, request) => {
-                if let Some(ticket) = desk.get(&request)
+                if let Some(ticket) = requests.get(&request)
                     && shard.handle_cancel(moment.now, model, *ticket)
                 {
-                    desk.remove(&request);
+                    requests.remove(&request);
                     self.said().push_back(Said::Cancelled(request));
                 }
             }
         }
     }
 
-    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, desk: &mut Self::Desk, output: Output) {
+    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output) {
         match &output {
             Output::Dispatch { members, .. } => {
                 for member in members {
-                    desk.remove(member);
+                    requests.remove(member);
                 }
             }
             Output::Drop { request, .. } => {
-                desk.remove(request);
+                requests.remove(request);
             }
         }
         self.said().push_back(Said::Decided(output));
@@ -104,10 +104,10 @@ pub(crate) fn cluster(shards: u32, kinds: u32, network: NetworkBudget) -> Cluste
 /// The shards and the matchmaker of a cluster, in the hands of one thread: what is posted waits until they are worked off in an order that
 /// follows from the seed.
 ///
-/// A station that has something to do, a message or a timer, is worked off at once, or up to so much later as messages are delayed: the thread that
+/// A mailbox that has something to do, a message or a timer, is worked off at once, or up to so much later as messages are delayed: the thread that
 /// would do it is kept from it. A mailbox keeps its order, as it does on threads. What threads do within one message is not taken apart: that is for
 /// `just loom`.
-pub(crate) struct Stations<'c> {
+pub(crate) struct Mailboxes<'c> {
     cluster: &'c Cluster<Virtual>,
     shards: Vec<OwnShard<'c, Virtual>>,
     matchmaker: OwnMatchmaker<'c, Virtual>,
@@ -115,16 +115,16 @@ pub(crate) struct Stations<'c> {
     rng: Pcg64,
     /// The most that messages are delayed.
     pub delay: Duration,
-    /// By station, the matchmaker's being the last: when it is worked off, since it has something to do.
+    /// By mailbox, the matchmaker's being the last: when it is worked off, since it has something to do.
     due: Vec<Option<Time>>,
-    /// The station that was worked off last.
+    /// The mailbox that was worked off last.
     last: usize,
 }
 
-impl<'c> Stations<'c> {
-    /// All stations of a cluster.
+impl<'c> Mailboxes<'c> {
+    /// All mailboxes of a cluster.
     pub fn new(cluster: &'c Cluster<Virtual>, order: Order, seed: u64) -> Self {
-        Stations {
+        Mailboxes {
             cluster,
             shards: (0..cluster.shards()).map(|shard| cluster.own_shard(shard)).collect(),
             matchmaker: cluster.own_matchmaker(),
@@ -158,34 +158,34 @@ impl<'c> Stations<'c> {
         self.cluster.handler().said().pop_front()
     }
 
-    /// When a station is to be worked off next.
+    /// When a mailbox is to be worked off next.
     pub fn next_event(&self) -> Option<Time> {
-        (0..self.due.len()).filter_map(|station| self.due[station].or_else(|| self.timer(station))).min()
+        (0..self.due.len()).filter_map(|mailbox| self.due[mailbox].or_else(|| self.timer(mailbox))).min()
     }
 
-    /// Works stations off until none has anything to do that may be done by now.
+    /// Works mailboxes off until none has anything to do that may be done by now.
     pub fn work(&mut self) {
         let now = self.cluster.handler().now();
         loop {
-            let stations = self.due.len();
-            for station in 0..stations {
-                let has_work = !self.is_done(station) || self.timer(station).is_some_and(|at| at <= now);
-                if has_work && self.due[station].is_none() {
-                    self.due[station] = Some(now + self.draw_delay());
+            let mailboxes = self.due.len();
+            for mailbox in 0..mailboxes {
+                let has_work = !self.is_done(mailbox) || self.timer(mailbox).is_some_and(|at| at <= now);
+                if has_work && self.due[mailbox].is_none() {
+                    self.due[mailbox] = Some(now + self.draw_delay());
                 }
             }
-            let is_due = |station: &usize| self.due[*station].is_some_and(|due| due <= now);
-            let mut ready: Vec<usize> = (0..stations).filter(is_due).collect();
-            ready.sort_by_key(|station| (station + stations - self.last - 1) % stations);
+            let is_due = |mailbox: &usize| self.due[*mailbox].is_some_and(|due| due <= now);
+            let mut ready: Vec<usize> = (0..mailboxes).filter(is_due).collect();
+            ready.sort_by_key(|mailbox| (mailbox + mailboxes - self.last - 1) % mailboxes);
             let (next, most) = match self.order {
                 Order::InTurn => (0, TURN),
                 Order::Seeded if ready.is_empty() => return,
                 Order::Seeded => (self.below(ready.len()), 1 << self.below(1 + TURN.ilog2() as usize)),
             };
-            let Some(station) = ready.get(next).copied() else { return };
-            self.due[station] = None;
-            self.last = station;
-            match self.shards.get_mut(station) {
+            let Some(mailbox) = ready.get(next).copied() else { return };
+            self.due[mailbox] = None;
+            self.last = mailbox;
+            match self.shards.get_mut(mailbox) {
                 Some(shard) => shard.turn(most),
                 None => self.matchmaker.turn(most),
             };
@@ -204,13 +204,13 @@ impl<'c> Stations<'c> {
         (self.matchmaker.devices(), self.matchmaker.free_devices())
     }
 
-    fn is_done(&self, station: usize) -> bool {
-        self.shards.get(station).map_or_else(|| self.matchmaker.is_done(), OwnShard::is_done)
+    fn is_done(&self, mailbox: usize) -> bool {
+        self.shards.get(mailbox).map_or_else(|| self.matchmaker.is_done(), OwnShard::is_done)
     }
 
-    fn timer(&self, station: usize) -> Option<Time> {
+    fn timer(&self, mailbox: usize) -> Option<Time> {
         let of_matchmaker = || self.matchmaker.poll_timeout().map(|(at, _)| at);
-        self.shards.get(station).map_or_else(of_matchmaker, OwnShard::poll_timeout)
+        self.shards.get(mailbox).map_or_else(of_matchmaker, OwnShard::poll_timeout)
     }
 
     fn below(&mut self, count: usize) -> usize {

@@ -5,14 +5,14 @@ use downbeat_core::{DeviceKind, Duration, Time};
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// A mailbox that holds a model's newest candidate for each kind of device, and nothing older (Symphony §5.5: the matchmaker
+/// Holds a model's newest candidate for each kind of device, and nothing older (Symphony §5.5: the matchmaker
 /// "only needs to pick up the latest candidate").
 ///
 /// One thread at a time writes, one at a time reads, and neither ever waits. `told` keeps a model from being announced twice, so that
 /// there are at most as many announcements under way as there are models, however many requests come.
-pub struct Newest {
+pub struct CandidateSlot {
     /// By kind.
-    slots: Box<[Slot]>,
+    slots: Box<[Versioned]>,
     /// The matchmaker has been told, and has not looked yet.
     told: AtomicBool,
 }
@@ -23,16 +23,16 @@ const WORDS: usize = if cfg!(loom) { 4 } else { 6 };
 /// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
 /// the writer will say afterwards that there is something new.
 #[derive(Default)]
-struct Slot {
+struct Versioned {
     version: AtomicU64,
     /// See [`to_words`].
     words: [AtomicU64; WORDS],
 }
 
-impl Newest {
+impl CandidateSlot {
     /// Without candidates, for so many kinds of devices.
     pub fn new(kinds: usize) -> Self {
-        Newest { slots: (0..kinds).map(|_| Slot::default()).collect(), told: AtomicBool::new(false) }
+        CandidateSlot { slots: (0..kinds).map(|_| Versioned::default()).collect(), told: AtomicBool::new(false) }
     }
 
     /// Leaves a candidate in place of the former. `true`: the matchmaker has to be told to look.
@@ -52,7 +52,7 @@ impl Newest {
     }
 }
 
-impl Slot {
+impl Versioned {
     fn write(&self, candidate: Option<Candidate>) {
         // The writer is alone: nobody else changes the version.
         let version = self.version.load(Ordering::Relaxed);
@@ -109,22 +109,22 @@ mod tests {
 
     const KIND: DeviceKind = DeviceKind(0);
 
-    fn take(newest: &Newest) -> Vec<Result<Option<Candidate>, BeingWritten>> {
+    fn take(slot: &CandidateSlot) -> Vec<Result<Option<Candidate>, BeingWritten>> {
         let mut seen = Vec::new();
-        newest.take(|_, candidate| seen.push(candidate));
+        slot.take(|_, candidate| seen.push(candidate));
         seen
     }
 
     #[test]
     fn the_newest_is_told_once_until_it_is_taken() {
-        let newest = Newest::new(2);
-        assert_eq!(take(&newest), [Ok(None), Ok(None)]);
-        assert!(newest.put(KIND, candidate(1)));
-        assert!(!newest.put(KIND, candidate(2)), "the matchmaker has not looked yet");
-        assert!(!newest.put(DeviceKind(1), candidate(3)));
-        assert_eq!(take(&newest), [Ok(candidate(2)), Ok(candidate(3))]);
-        assert!(newest.put(KIND, None));
-        assert_eq!(take(&newest), [Ok(None), Ok(candidate(3))]);
+        let slot = CandidateSlot::new(2);
+        assert_eq!(take(&slot), [Ok(None), Ok(None)]);
+        assert!(slot.put(KIND, candidate(1)));
+        assert!(!slot.put(KIND, candidate(2)), "the matchmaker has not looked yet");
+        assert!(!slot.put(DeviceKind(1), candidate(3)));
+        assert_eq!(take(&slot), [Ok(candidate(2)), Ok(candidate(3))]);
+        assert!(slot.put(KIND, None));
+        assert_eq!(take(&slot), [Ok(None), Ok(candidate(3))]);
     }
 }
 
@@ -149,13 +149,13 @@ mod modelled {
     #[test]
     fn a_candidate_is_never_torn_and_the_last_is_never_lost() {
         loom::model(|| {
-            let newest = Arc::new(Newest::new(1));
+            let slot = Arc::new(CandidateSlot::new(1));
             let announcements = Arc::new(SegQueue::new());
             let writer = {
-                let (newest, announcements) = (newest.clone(), announcements.clone());
+                let (slot, announcements) = (slot.clone(), announcements.clone());
                 loom::thread::spawn(move || {
                     for size in [1, 2] {
-                        if newest.put(KIND, candidate(size)) {
+                        if slot.put(KIND, candidate(size)) {
                             announcements.push(());
                         }
                     }
@@ -164,7 +164,7 @@ mod modelled {
             let mut last = 0;
             let mut follow = || {
                 while announcements.pop().is_some() {
-                    newest.take(|_, seen| {
+                    slot.take(|_, seen| {
                         let Ok(seen) = seen else { return };
                         let size = seen.map_or(0, |candidate| candidate.size);
                         assert!(size == 0 || seen == candidate(size), "torn: {seen:?}");

@@ -1,0 +1,116 @@
+//! Parts of the scheduler that a thread has for itself.
+
+use std::ops::{Deref, DerefMut};
+
+use downbeat_core::cluster::{Matchmaker, ModelQueue};
+use downbeat_core::{BatchId, DeviceId, ModelId, Time};
+
+use crate::cluster::Cluster;
+use crate::handler::Handler;
+use crate::matchmaker_state::MatchmakerState;
+use crate::round::Round;
+use crate::shard_state::{ShardState, ToShard};
+use crate::sync::MutexGuard;
+
+impl<H: Handler> Cluster<H> {
+    /// Makes the calling thread the shard's own, after waiting for whoever is in it: nobody else works there until it leaves.
+    pub fn own_shard(&self, shard: usize) -> OwnShard<'_, H> {
+        OwnShard { cluster: self, index: shard, state: self.shards[shard].enter() }
+    }
+
+    /// Makes the calling thread the matchmaker's own, as [`Cluster::own_shard`].
+    pub fn own_matchmaker(&self) -> OwnMatchmaker<'_, H> {
+        OwnMatchmaker { cluster: self, state: self.matchmaker.enter() }
+    }
+}
+
+/// A shard that belongs to this thread. It has to take its turns: nobody else looks after the shard.
+pub struct OwnShard<'a, H: Handler> {
+    cluster: &'a Cluster<H>,
+    index: usize,
+    state: MutexGuard<'a, ShardState<H>>,
+}
+
+impl<'a, H: Handler> OwnShard<'a, H> {
+    /// Works off up to `most` messages, such as [`TURN`], and what is due; how many messages there were.
+    pub fn turn(&mut self, most: usize) -> usize {
+        let mut round = Round::default();
+        let messages = self.cluster.shard_turn(self.index, &mut self.state, most, &mut round);
+        let moment = self.cluster.moment();
+        if self.state.shard.machine().poll_timeout().is_some_and(|(at, _)| at <= moment.now) {
+            self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Alarm, &mut round);
+        }
+        messages
+    }
+
+    /// Whether nothing is in the mailbox.
+    pub fn is_done(&self) -> bool {
+        self.cluster.shards[self.index].is_done()
+    }
+
+    /// Handles an event of this thread's own as of `now`, past the mailbox.
+    pub fn handle(&mut self, now: Time, event: H::Event) {
+        let moment = self.cluster.moment_at(now);
+        self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Event(event), &mut Round::default());
+    }
+
+    /// What the events and decisions go through.
+    pub fn handler(&self) -> &'a H {
+        &self.cluster.handler
+    }
+
+    /// When the shard has something to do though nothing comes; its turn does it.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.state.shard.machine().poll_timeout().map(|(at, _)| at)
+    }
+
+    /// Items that wait for a model of the shard.
+    pub fn queued(&self, model: ModelId) -> u32 {
+        self.state.shard.machine().queue(model).map_or(0, ModelQueue::queued)
+    }
+
+    /// [`Cluster::complete`].
+    pub fn complete(&self, device: DeviceId, batch: BatchId) {
+        self.cluster.complete(device, batch);
+    }
+}
+
+impl<H: Handler> Deref for OwnShard<'_, H> {
+    type Target = H::RequestTable;
+
+    fn deref(&self) -> &H::RequestTable {
+        &self.state.requests
+    }
+}
+
+impl<H: Handler> DerefMut for OwnShard<'_, H> {
+    fn deref_mut(&mut self) -> &mut H::RequestTable {
+        &mut self.state.requests
+    }
+}
+
+/// The matchmaker, belonging to this thread. It has to take its turns: nobody else looks after it.
+pub struct OwnMatchmaker<'a, H: Handler> {
+    cluster: &'a Cluster<H>,
+    state: MutexGuard<'a, MatchmakerState>,
+}
+
+impl<H: Handler> OwnMatchmaker<'_, H> {
+    /// Works off up to `most` messages, such as [`TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
+    pub fn turn(&mut self, most: usize) -> usize {
+        self.cluster.matchmaker_turn(&mut self.state, most, &mut Round::default())
+    }
+
+    /// Whether nothing is in the mailbox.
+    pub fn is_done(&self) -> bool {
+        self.cluster.matchmaker.is_done()
+    }
+}
+
+impl<H: Handler> Deref for OwnMatchmaker<'_, H> {
+    type Target = Matchmaker;
+
+    fn deref(&self) -> &Matchmaker {
+        self.state.matchmaker.machine()
+    }
+}

@@ -1,0 +1,39 @@
+//! What a thread has to look after.
+
+/// The most shards there can be.
+pub const MAX_SHARDS: usize = 64;
+
+/// The mailboxes that a thread has to look after because it put something in.
+#[derive(Clone, Copy, Default)]
+pub struct Round {
+    pub shards: u64,
+    pub matchmaker: bool,
+    /// The shard after the last one visited.
+    next: u32,
+    /// The last mailbox visited was the matchmaker's.
+    pub matched: bool,
+}
+
+impl Round {
+    pub fn everywhere(shards: usize) -> Self {
+        Round { shards: u64::MAX >> (MAX_SHARDS - shards), matchmaker: true, ..Round::default() }
+    }
+
+    pub fn matchmaker(self) -> Self {
+        Round { matchmaker: true, ..self }
+    }
+
+    pub fn shard(self, index: usize) -> Self {
+        Round { shards: self.shards | 1 << index, ..self }
+    }
+
+    pub fn next_shard(&mut self) -> Option<usize> {
+        if self.shards == 0 {
+            return None;
+        }
+        let index = (self.next + self.shards.rotate_right(self.next).trailing_zeros()) % MAX_SHARDS as u32;
+        self.shards &= !(1 << index);
+        self.next = (index + 1) % MAX_SHARDS as u32;
+        Some(index as usize)
+    }
+}

@@ -1,0 +1,35 @@
+//! What a shard's mailbox is for: its messages, and the state that they are worked off on.
+
+use std::sync::Arc;
+
+use downbeat_core::ModelId;
+use downbeat_core::cluster::journal::{Input, Journal};
+use downbeat_core::cluster::{Demand, Grant, ModelOptions, Shard};
+
+use crate::candidate_slot::CandidateSlot;
+use crate::handler::Handler;
+
+pub struct ShardState<H: Handler> {
+    pub shard: Journal<Shard>,
+    pub requests: H::RequestTable,
+    /// By model, of whichever shard.
+    pub slots: Vec<Option<Arc<CandidateSlot>>>,
+    /// The demand that the other shards know.
+    pub demand: Demand,
+    /// The changes of demands that this shard has heard of.
+    pub demand_changes: u64,
+}
+
+pub enum ToShard<E> {
+    Event(E),
+    Grant(Grant),
+    AddModel {
+        model: ModelId,
+        options: Box<ModelOptions>,
+        slot: Arc<CandidateSlot>,
+    },
+    RemoveModel(ModelId),
+    /// What is for the shard alone.
+    Command(Box<Input>),
+    Alarm,
+}

@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 import models
-from serving import EXAMPLES, ROOT, environment, free_ports
+from serving import EXAMPLES, environment, free_ports
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}
 SLOW_BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
@@ -169,9 +169,12 @@ def test_an_unknown_flag_is_named(binary, tmp_path, repository):
     assert "--polite" in serve(binary, tmp_path, repository, "--polite")
 
 
-def test_the_options_file_in_the_documentation_is_accepted(start, tmp_path):
-    text = (ROOT / "docs" / "configuration.md").read_text().split("```toml\n")[1].split("```")[0]
-    (tmp_path / "downbeat.toml").write_text(text.replace("/var/cache/downbeat", "profiles"))
+def test_the_example_of_an_options_file_is_accepted(start, tmp_path):
+    text = (EXAMPLES / "downbeat.toml").read_text()
+    for commented, said in (('mode = "none"', 'mode = "explicit"'), ('# load = ["digits"]', 'load = ["digits"]'), ("# cache_dir", "cache_dir")):
+        assert commented in text
+        text = text.replace(commented, said)
+    (tmp_path / "downbeat.toml").write_text(text)
     shutil.copytree(EXAMPLES / "models", tmp_path / "models")
     server = start(tmp_path / "models")
     ready = [entry["name"] for entry in requests.post(f"{server.url}/v2/repository/index", json={"ready": True}).json()]

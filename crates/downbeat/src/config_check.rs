@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
@@ -11,7 +12,7 @@ use downbeat_server::registry::Registry;
 use downbeat_server::service::LoadOverrides;
 
 use crate::resolve::resolve;
-use crate::serve_flags::ServeFlags;
+use crate::serve_flags::{KeyFlags, ServeFlags};
 
 /// Look at configurations without serving them.
 #[derive(Subcommand, Debug)]
@@ -82,10 +83,11 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 
 /// Of a server that loads a model when it is told to, and measures none and writes nothing.
 fn options(args: &CheckArgs) -> anyhow::Result<ServerOptions> {
+    let repository = args.repository.to_str().context("the path of the repository is not UTF-8")?;
+    let keys = KeyFlags::default().with("model-repository", repository);
     let flags = ServeFlags {
-        repository: vec![args.repository.clone()],
+        keys: args.engine.into_iter().fold(keys, |keys, engine| keys.with("engine", engine.name())),
         config: args.config.clone(),
-        engine: args.engine,
         plan: args.plan.clone(),
         ..ServeFlags::default()
     };

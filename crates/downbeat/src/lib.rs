@@ -3,13 +3,17 @@
 mod calibration_file;
 mod client;
 mod config_check;
-mod cuda_layer;
-mod device_layer;
+mod device_groups;
+mod draft;
 mod engine_command;
+mod forms;
 mod infer;
-mod layer;
+mod key;
+mod keys;
 mod log_command;
+mod manual;
 mod mix_report;
+mod options_file;
 mod pair_report;
 mod picture;
 mod plan_command;
@@ -32,7 +36,7 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_bench::scheduler::SchedulerArgs;
 use downbeat_server::options::LogFormat;
 
@@ -63,6 +67,8 @@ enum Command {
     #[command(subcommand)]
     Log(log_command::LogCommand),
     Timeline(timeline_command::TimelineArgs),
+    Man(manual::ManArgs),
+    Completions(manual::CompletionsArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -130,6 +136,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Simulate(args) => Ok(simulate::run(*args).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Man(args) => Ok(manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
+        Command::Completions(args) => Ok(manual::print_completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
         Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -3,14 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use downbeat_core::Duration;
 use downbeat_core::cluster::Autoscale;
-use downbeat_server::options::{
-    AutoscaleOptions, DispatchPolicy, EngineChoice, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, ModelControl,
-    ServerOptions,
-};
+use downbeat_server::options::{DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
 
-use crate::layer::{ControlMode, Layer, Port};
+use crate::draft::Draft;
+use crate::options_file;
 use crate::plan_report;
 use crate::serve_flags::ServeFlags;
 
@@ -18,9 +15,6 @@ use crate::serve_flags::ServeFlags;
 const FILE_NAME: &str = "downbeat.toml";
 /// The repository of commands that serve nothing, where none is named.
 const EXAMPLES: &str = "examples/models";
-
-/// How often the disk is looked at in mode poll, as in Triton.
-const DEFAULT_POLL: Duration = Duration::from_millis(15_000);
 
 /// Options, and the file that some of them came from.
 #[derive(Debug)]
@@ -36,25 +30,31 @@ pub struct Resolved {
 /// # Errors
 /// If a file cannot be read or is wrong, or options contradict each other.
 pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
-    let given = flags.layer();
-    let file = match (&flags.config, &given.repository) {
-        (Some(file), _) => Some(folder.join(file)),
-        (None, repository) => std::iter::once(folder.to_owned())
-            .chain(repository.iter().flatten().map(|r| folder.join(r)))
+    let mut given = Draft::default();
+    flags.keys.apply(&mut given)?;
+    let given = given.options.repositories;
+    let file = match &flags.config {
+        Some(file) => Some(folder.join(file)),
+        None => std::iter::once(folder.to_owned())
+            .chain(given.iter().map(|repository| folder.join(repository)))
             .map(|folder| folder.join(FILE_NAME))
             .find(|file| file.is_file()),
     };
-    let from_file = file.as_deref().map(Layer::read).transpose()?.unwrap_or_default();
-    if let (Some(file), None) = (&file, &flags.config) {
-        let repositories = given.repository.as_ref().or(from_file.repository.as_ref()).into_iter().flatten();
-        if repositories.map(|path| folder.join(path)).any(|repository| lies_in(file, &repository)) {
-            Layer::check_of_models(file)?;
+    let mut draft = Draft::default();
+    if let Some(file) = &file {
+        options_file::apply(file, &mut draft)?;
+        let repositories = if given.is_empty() { &draft.options.repositories } else { &given };
+        let lies_there = repositories.iter().any(|repository| lies_in(file, &folder.join(repository)));
+        if flags.config.is_none() && lies_there {
+            options_file::check_of_models(file)?;
         }
     }
-    let mut options = merge(&[from_file, given])?;
+    flags.keys.apply(&mut draft)?;
+    let mut options = finish(draft)?;
     options.plan = flags.plan.as_ref().map(|file| plan_report::read_plan(&folder.join(file))).transpose()?;
-    options.notices.extend(flags.triton.notice()?);
-    if flags.poll.is_some() && !matches!(options.model_control, ModelControl::Poll { .. }) {
+    options.notices.extend(flags.others.notice(flags.keys.values("backend-config"), flags.strict_flags)?);
+    let is_polled = matches!(options.model_control, ModelControl::Poll { .. });
+    if !is_polled && !flags.keys.values("repository-poll-secs").is_empty() {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
     }
     Ok(Resolved { options, file })
@@ -73,9 +73,11 @@ pub fn repository_of(model: &str, given: Option<&Path>, folder: &Path) -> anyhow
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
-    let file = folder.join(FILE_NAME);
-    let from_file = if file.is_file() { Layer::read(&file)?.repository } else { None };
-    let repositories = from_file.unwrap_or_default();
+    let (file, mut draft) = (folder.join(FILE_NAME), Draft::default());
+    if file.is_file() {
+        options_file::apply(&file, &mut draft)?;
+    }
+    let repositories = draft.options.repositories;
     let has_it = repositories.iter().find(|repository| repository.join(model).is_dir());
     Ok(has_it.or(repositories.first()).cloned().unwrap_or_else(|| EXAMPLES.into()))
 }
@@ -85,117 +87,23 @@ pub fn repository_of(model: &str, given: Option<&Path>, folder: &Path) -> anyhow
 /// # Errors
 /// If it is wrong, names no repository or contradicts itself.
 pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
-    merge(&[Layer::parse(text).map_err(anyhow::Error::msg)?])
+    let mut draft = Draft::default();
+    options_file::apply_text(text, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
+    finish(draft)
 }
 
-/// The defaults with `layers` over them, the last on top.
-///
-/// # Errors
-/// If there is no repository, or options contradict each other.
-pub fn merge(layers: &[Layer]) -> anyhow::Result<ServerOptions> {
-    let repositories = layers.iter().rev().find_map(|l| l.repository.clone()).unwrap_or_default();
-    let Some(first) = repositories.first() else {
-        bail!(
-            "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
-        );
-    };
-    let mut options = ServerOptions { repositories: repositories.clone(), ..ServerOptions::new(first.clone()) };
-    let (mut mode, mut load, mut poll) = (None, None, None);
-    for layer in layers {
-        let set = |to: &mut Option<u16>, port: Option<Port>| {
-            if let Some(port) = port {
-                *to = port.number();
-            }
-        };
-        set(&mut options.http_port, layer.http_port);
-        set(&mut options.grpc_port, layer.grpc_port);
-        set(&mut options.metrics_port, layer.metrics_port);
-        fn over<T: Clone>(to: &mut T, given: &Option<T>) {
-            if let Some(given) = given {
-                to.clone_from(given);
-            }
-        }
-        over(&mut options.server_name, &layer.server_name);
-        over(&mut options.host, &layer.host);
-        options.http_address = layer.http_address.or(options.http_address);
-        options.grpc_address = layer.grpc_address.or(options.grpc_address);
-        options.metrics_address = layer.metrics_address.or(options.metrics_address);
-        over(&mut options.engine, &layer.engine);
-        over(&mut options.threads, &layer.threads);
-        over(&mut options.devices, &layer.devices);
-        over(&mut options.load_threads, &layer.load_threads);
-        over(&mut options.scheduler_shards, &layer.scheduler_shards);
-        over(&mut options.dispatch, &layer.scheduler);
-        options.drop = layer.drop.or(options.drop);
-        options.default_slo = layer.slo.or(options.default_slo);
-        over(&mut options.max_queue_size, &layer.max_queue_size);
-        over(&mut options.max_queue_wait, &layer.max_queue_wait);
-        over(&mut options.default_max_batch_size, &layer.default_max_batch_size);
-        over(&mut options.max_body_bytes, &layer.max_body_bytes);
-        over(&mut options.max_grpc_message_bytes, &layer.max_grpc_message_bytes);
-        options.max_in_flight_bytes = layer.max_in_flight_bytes.or(options.max_in_flight_bytes);
-        over(&mut options.shared_memory, &layer.shared_memory);
-        options.run_memory_bytes = layer.run_memory_bytes.or(options.run_memory_bytes);
-        options.model_memory_bytes = layer.model_memory_bytes.or(options.model_memory_bytes);
-        over(&mut options.max_connections, &layer.max_connections);
-        over(&mut options.idle_timeout, &layer.idle_timeout);
-        over(&mut options.transfer_timeout, &layer.transfer_timeout);
-        over(&mut options.min_rate, &layer.min_rate.map(|bytes| bytes as u64));
-        over(&mut options.shutdown_grace, &layer.shutdown_grace);
-        over(&mut options.drain_timeout, &layer.drain_timeout);
-        over(&mut options.run_limits.least, &layer.run_timeout);
-        over(&mut options.run_limits.factor, &layer.run_timeout_factor);
-        over(&mut options.run_limits.load, &layer.load_run_timeout);
-        if layer.decision_log.is_some() {
-            options.decision_log.clone_from(&layer.decision_log);
-        }
-        over(&mut options.strict_readiness, &layer.strict_readiness);
-        over(&mut options.allow_empty, &layer.allow_empty);
-        over(&mut options.auto_complete_config, &layer.auto_complete_config);
-        over(&mut options.exit_on_error, &layer.exit_on_error);
-        over(&mut options.exit_when_not_live, &layer.exit_when_not_live);
-        over(&mut options.profiling.enabled, &layer.profiling.enabled);
-        over(&mut options.profiling.budget, &layer.profiling.budget);
-        if layer.profiling.cache_dir.is_some() {
-            options.profiling.cache_dir.clone_from(&layer.profiling.cache_dir);
-        }
-        layer.cuda.apply(&mut options.cuda)?;
-        over(&mut options.gpu_metrics_every, &layer.cuda.metrics_every);
-        layer.device.apply(&mut options.device)?;
-        match (layer.autoscale.enabled, &mut options.autoscale) {
-            (Some(false), autoscale) => *autoscale = None,
-            (Some(true), autoscale @ None) => *autoscale = Some(AutoscaleOptions::default()),
-            _ => {}
-        }
-        if let Some(autoscale) = &mut options.autoscale {
-            layer.autoscale.apply(autoscale);
-        }
-        over(&mut options.log.format, &layer.log.format);
-        over(&mut options.log.level, &layer.log.level);
-        // As in Triton, naming models to load means that only named models are.
-        let implied = layer.model_control.load.is_some().then_some(ControlMode::Explicit);
-        mode = layer.model_control.mode.or(implied).or(mode);
-        load = layer.model_control.load.clone().or(load);
-        poll = layer.model_control.poll.or(poll);
-        options.placement.extend(layer.placement.clone());
-        for (name, model) in &layer.models {
-            model.apply(options.models.entry(name.clone()).or_default());
-        }
-    }
-    let mode = mode.unwrap_or(ControlMode::None);
-    options.model_control = match mode {
-        ControlMode::None => ModelControl::None,
-        ControlMode::Explicit => ModelControl::Explicit { load: load.clone().unwrap_or_default() },
-        ControlMode::Poll => ModelControl::Poll { every: poll.unwrap_or(DEFAULT_POLL) },
-    };
+fn finish(draft: Draft) -> anyhow::Result<ServerOptions> {
+    let options = draft.finish()?;
     check(&options)?;
-    if load.is_some() && mode != ControlMode::Explicit {
-        bail!("models to load (--load-model) are named only in mode explicit; the mode is {mode}");
-    }
     Ok(options)
 }
 
 fn check(options: &ServerOptions) -> anyhow::Result<()> {
+    if options.repositories.is_empty() {
+        bail!(
+            "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
+        );
+    }
     let ports = [("HTTP", options.http_port), ("gRPC", options.grpc_port), ("metrics", options.metrics_port)];
     for (i, (name, port)) in ports.iter().enumerate() {
         if let Some((other, _)) = ports.iter().take(i).find(|(_, p)| p == port && p.is_some_and(|p| p != 0)) {
@@ -205,22 +113,9 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if options.http_port.is_none() && options.grpc_port.is_none() {
         bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
     }
-    if options.devices > MOST_DEVICES {
-        bail!("devices is {}; at most {MOST_DEVICES} are supported, 0 chooses by the engine", options.devices);
-    }
     let on_gpus = matches!(options.engine, EngineChoice::Auto | EngineChoice::Cuda | EngineChoice::Tensorrt);
     if !options.cuda.devices.is_empty() && !on_gpus {
         bail!("GPUs are named (--gpus), and the engine '{}' runs on none; choose the engine cuda", options.engine);
-    }
-    if options.scheduler_shards > MAX_SHARDS {
-        let shards = options.scheduler_shards;
-        bail!("scheduler_shards is {shards}; at most {MAX_SHARDS} are supported, 0 chooses by the cores");
-    }
-    if !(1..=MOST_LOAD_THREADS).contains(&options.load_threads) {
-        bail!("load_threads is {}; it must be 1 to {MOST_LOAD_THREADS}", options.load_threads);
-    }
-    if options.threads > 1024 {
-        bail!("threads is {}; at most 1024 are supported, 0 chooses by the cores", options.threads);
     }
     options.check_partitions()?;
     let routes = options.device.policy.makes_batches() || !options.device.groups.is_empty();
@@ -239,19 +134,15 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
     if let Some(Err(error)) = options.autoscale.clone().map(Autoscale::new) {
         bail!("[autoscale]: {error}");
     }
-    if let ModelControl::Poll { every } = options.model_control
-        && every < Duration::from_millis(100)
-    {
-        bail!("the disk cannot be looked at every {every}; at least 0.1 s apart");
-    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use downbeat_server::options::{CudaMissing, CudaOptions, DropPolicy, LogFormat, RunLimits};
-
-    use downbeat_server::options::PolicyName;
+    use downbeat_core::Duration;
+    use downbeat_server::options::{
+        AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, PolicyName, RunLimits,
+    };
     use serde_json::json;
 
     use super::*;
@@ -262,12 +153,24 @@ mod tests {
         ServeFlags::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
     }
 
+    fn merge(file: &str, arguments: &[&str]) -> anyhow::Result<ServerOptions> {
+        let mut draft = Draft::default();
+        options_file::apply_text(file, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
+        flags(arguments).keys.apply(&mut draft)?;
+        finish(draft)
+    }
+
     fn merged(file: &str, arguments: &[&str]) -> ServerOptions {
-        merge(&[Layer::parse(file).unwrap(), flags(arguments).layer()]).unwrap()
+        merge(file, arguments).unwrap()
     }
 
     fn refused(file: &str, arguments: &[&str]) -> String {
-        merge(&[Layer::parse(file).unwrap(), flags(arguments).layer()]).unwrap_err().to_string()
+        merge(file, arguments).unwrap_err().to_string()
+    }
+
+    /// What is said of a file alone.
+    fn error(file: &str) -> String {
+        options_file::apply_text(file, Path::new(""), &mut Draft::default()).unwrap_err()
     }
 
     #[test]
@@ -480,10 +383,12 @@ mod tests {
             })
             .map(|line| format!("{line}\n"))
             .collect();
-        let layer = Layer::parse(&uncommented).unwrap();
-        assert!(layer.slo.is_some() && layer.model_control.load.is_some() && layer.profiling.cache_dir.is_some());
-        assert!(layer.decision_log.is_some());
-        assert_eq!(layer.models["digits"].max_queue_size, Some(100));
+        let options = merged(&uncommented.replace("mode = \"none\"", "mode = \"explicit\""), &[]);
+        assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["digits".into()] });
+        assert!(
+            options.default_slo.is_some() && options.profiling.cache_dir.is_some() && options.decision_log.is_some()
+        );
+        assert_eq!(options.models["digits"].max_queue_size, Some(100));
     }
 
     #[test]
@@ -627,13 +532,13 @@ mod tests {
         assert!(both.starts_with("model 'a': the device policy 'elastic' makes the model's batches"), "{both}");
         assert!(refused("scheduler = 'route'", &["m"]).contains("another device policy"));
         assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy.name(), "windowed");
-        let error = Layer::parse("[[device.groups]]\nmodels = ['a']\nload = 'yes'").unwrap_err();
+        let error = error("[[device.groups]]\nmodels = ['a']\nload = 'yes'");
         assert!(error.starts_with("3:8: 'yes' is not true, false or \"auto\""), "{error}");
     }
 
     #[test]
     fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place() {
-        let error = |text: &str| Layer::parse(&format!("[[device.groups]]\nmodels = ['a']\n{text}")).unwrap_err();
+        let error = |text: &str| error(&format!("[[device.groups]]\nmodels = ['a']\n{text}"));
         let other = error("stages = 2\npolicy = 'windowed'");
         assert!(
             other.starts_with("3:1: unknown setting 'stages': the policy windowed does not know it, only staged"),
@@ -667,7 +572,7 @@ mod tests {
             let text = format!("[[device.groups]]\nmodels = ['a']\npolicy = '{name}'");
             assert_eq!(merged(&text, &["m"]).chosen_policy("a", None).unwrap().name, policy);
             for key in policy.keys() {
-                let error = Layer::parse(&format!("{text}\n{key} = [[1]]")).unwrap_err();
+                let error = error(&format!("{text}\n{key} = [[1]]"));
                 assert!(error.starts_with("4:") && !error.contains("unknown"), "{name} {key}: {error}");
             }
             let help =
@@ -691,21 +596,22 @@ mod tests {
 
     #[test]
     fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
-        let error = |text: &str| Layer::parse(text).unwrap_err();
         assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
         assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
         assert!(error("[models.m]\nzzzz = 5").contains(
             "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, gpu_memory_mb, partition"
         ));
-        assert!(error("http_port = 99999").starts_with("1:13: a port is a number from 0 to 65535, or false"));
+        assert!(
+            error("http_port = 99999").starts_with("1:13: '99999' is not a port: 0 to 65535, or off (false in a file)")
+        );
         assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
         let undivided = refused("[models.m]\npartition = 0", &["models"]);
         assert!(undivided.starts_with("[models.m] partition is 0, and the devices are not divided"), "{undivided}");
-        assert!(error("[models.m]\ngpu_memory_mb = 0").contains("0 MiB: must be at least 1"));
+        assert!(error("[models.m]\ngpu_memory_mb = 0").starts_with("2:17: 0: must be at least 1"));
         assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
         assert!(error("max_body_bytes = '1T'").contains("is not a size"));
         assert!(error("model_memory_bytes = 'all'").contains("'all' is not a size"));
-        assert!(error("model_memory_bytes = -1").contains("a size is a number of bytes"));
+        assert!(error("model_memory_bytes = -1").contains("'-1' is not a size"));
         assert!(error("a = [").starts_with("1:"));
     }
 

@@ -22,175 +22,145 @@ pub const SERVER_NAME: &str = "downbeat";
 /// Most devices that can be asked for.
 pub const MOST_DEVICES: usize = 256;
 
+/// Most threads inside one run that can be asked for.
+pub const MOST_THREADS: usize = 1024;
+
 /// Most models that are loaded side by side.
 pub const MOST_LOAD_THREADS: usize = 64;
 
-/// Everything the server can be told.
-#[derive(Clone, PartialEq, Debug)]
-pub struct ServerOptions {
-    /// The folders of the model repositories: models of all of them are served.
-    pub repositories: Vec<PathBuf>,
-    /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
-    pub server_name: String,
-    /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
-    pub host: IpAddr,
-    /// Address of the HTTP port; `None`: `host`.
-    pub http_address: Option<IpAddr>,
-    /// Address of the gRPC port; `None`: `host`.
-    pub grpc_address: Option<IpAddr>,
-    /// Address of the metrics port; `None`: `host`.
-    pub metrics_address: Option<IpAddr>,
-    /// HTTP port; 0: chosen by the operating system; `None`: no HTTP.
-    pub http_port: Option<u16>,
-    /// gRPC port; 0: chosen by the operating system; `None`: no gRPC.
-    pub grpc_port: Option<u16>,
-    /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
-    pub metrics_port: Option<u16>,
-    /// Which engine runs ONNX models.
-    pub engine: EngineChoice,
-    /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
-    pub threads: usize,
-    /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
-    /// (docs/configuration.md, Threads and executors).
-    pub devices: usize,
-    /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
-    pub load_threads: usize,
-    /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
-    pub cuda: CudaOptions,
-    /// How often GPUs are measured for metrics; zero: not at all.
-    pub gpu_metrics_every: Duration,
-    /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
-    pub scheduler_shards: usize,
-    /// When a batch leaves.
-    pub dispatch: DispatchPolicy,
-    /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
-    /// (see [`ServerOptions::drop_policy`]).
-    pub drop: Option<DropPolicy>,
-    /// SLO of models without one of their own; `None`: no deadline unless the request has one.
-    pub default_slo: Option<Duration>,
-    /// What makes batches on a device, for which models.
-    pub device: DeviceOptions,
-    /// The devices of models that are not on all, by their numbers from 0. Wins over `instance_group`.
-    pub placement: BTreeMap<String, Vec<usize>>,
-    /// A plan of which models share devices. Wins over `placement`.
-    pub plan: Option<PlacementPlan>,
-    /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
-    pub models: BTreeMap<String, ModelOptions>,
-    /// Bound of a model's queue where its configuration has none; 0: unbounded.
-    pub max_queue_size: u32,
-    /// How long a request without a deadline may wait, or as long as ten of the model's largest batches take if that is longer; zero: as
-    /// long as it takes.
-    pub max_queue_wait: Duration,
-    /// Largest batch of a model without a configuration whose dimensions allow batches.
-    pub default_max_batch_size: u32,
-    /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
-    pub max_body_bytes: usize,
-    /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one byte, as Triton.
-    pub max_grpc_message_bytes: usize,
-    /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
-    /// the memory this process may have.
-    pub max_in_flight_bytes: Option<usize>,
-    /// Whether clients may register regions of this machine's shared memory.
-    pub shared_memory: bool,
-    /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
-    /// at the start. 0: no limit.
-    pub run_memory_bytes: Option<usize>,
-    /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
-    pub model_memory_bytes: Option<usize>,
-    /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
-    pub max_connections: usize,
-    /// How long a connection may be without a request; zero: for ever.
-    pub idle_timeout: Duration,
-    /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
-    pub transfer_timeout: Duration,
-    /// Least rate of a request's body that is waited for, and of an answer that waits to be read, bytes per second.
-    pub min_rate: u64,
-    /// How long a server that got SIGTERM goes on accepting, while it says that it is not ready: as long as it takes until
-    /// nobody sends to it any more. Part of `drain_timeout`.
-    pub shutdown_grace: Duration,
-    /// How long stopping may take in all. What is not finished then is broken off.
-    pub drain_timeout: Duration,
-    /// How long runs may take.
-    pub run_limits: RunLimits,
-    /// Which models are loaded, and when.
-    pub model_control: ModelControl,
-    /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
-    pub strict_readiness: bool,
-    /// Ready also while no model is served.
-    pub allow_empty: bool,
-    /// Whether a model's configuration is completed from its file.
-    pub auto_complete_config: bool,
-    /// Stop at start if a model does not load, instead of serving the others.
-    pub exit_on_error: bool,
-    /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
-    pub exit_when_not_live: bool,
-    /// Measuring latency profiles.
-    pub profiling: ProfilingOptions,
-    /// When devices are advised to be added or given back; `None`: no advice.
-    pub autoscale: Option<AutoscaleOptions>,
-    /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
-    pub decision_log: Option<PathBuf>,
-    /// What the server says about itself.
-    pub log: LogOptions,
-    /// What was given and has no effect: a line of the log each, at the start.
-    pub notices: Vec<String>,
+/// A struct, and the defaults of its fields.
+macro_rules! with_defaults {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$about:meta])* pub $field:ident: $type:ty = $default:expr,)+ }) => {
+        $(#[$meta])*
+        pub struct $name {
+            $($(#[$about])* pub $field: $type,)+
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($field: $default,)+ }
+            }
+        }
+    };
+}
+
+with_defaults! {
+    /// Everything the server can be told.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct ServerOptions {
+        /// The folders of the model repositories: models of all of them are served.
+        pub repositories: Vec<PathBuf> = Vec::new(),
+        /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
+        pub server_name: String = SERVER_NAME.to_owned(),
+        /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
+        pub host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        /// Address of the HTTP port; `None`: `host`.
+        pub http_address: Option<IpAddr> = None,
+        /// Address of the gRPC port; `None`: `host`.
+        pub grpc_address: Option<IpAddr> = None,
+        /// Address of the metrics port; `None`: `host`.
+        pub metrics_address: Option<IpAddr> = None,
+        /// HTTP port; 0: chosen by the operating system; `None`: no HTTP.
+        pub http_port: Option<u16> = Some(8000),
+        /// gRPC port; 0: chosen by the operating system; `None`: no gRPC.
+        pub grpc_port: Option<u16> = Some(8001),
+        /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
+        pub metrics_port: Option<u16> = Some(8002),
+        /// Which engine runs ONNX models.
+        pub engine: EngineChoice = EngineChoice::Auto,
+        /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
+        pub threads: usize = 0,
+        /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
+        /// (docs/configuration.md, Threads and executors).
+        pub devices: usize = 0,
+        /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
+        pub load_threads: usize = 3,
+        /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
+        pub cuda: CudaOptions = CudaOptions::default(),
+        /// How often GPUs are measured for metrics; zero: not at all.
+        pub gpu_metrics_every: Duration = Duration::from_millis(2_000),
+        /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
+        pub scheduler_shards: usize = 0,
+        /// When a batch leaves.
+        pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive,
+        /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
+        /// (see [`ServerOptions::drop_policy`]).
+        pub drop: Option<DropPolicy> = None,
+        /// SLO of models without one of their own; `None`: no deadline unless the request has one.
+        pub default_slo: Option<Duration> = None,
+        /// What makes batches on a device, for which models.
+        pub device: DeviceOptions = DeviceOptions::default(),
+        /// The devices of models that are not on all, by their numbers from 0. Wins over `instance_group`.
+        pub placement: BTreeMap<String, Vec<usize>> = BTreeMap::new(),
+        /// A plan of which models share devices. Wins over `placement`.
+        pub plan: Option<PlacementPlan> = None,
+        /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
+        pub models: BTreeMap<String, ModelOptions> = BTreeMap::new(),
+        /// Bound of a model's queue where its configuration has none; 0: unbounded.
+        pub max_queue_size: u32 = 4096,
+        /// How long a request without a deadline may wait, or as long as ten of the model's largest batches take if that is longer; zero: as
+        /// long as it takes.
+        pub max_queue_wait: Duration = Duration::from_millis(3_000),
+        /// Largest batch of a model without a configuration whose dimensions allow batches.
+        pub default_max_batch_size: u32 = 32,
+        /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
+        pub max_body_bytes: usize = 64 << 20,
+        /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one byte, as Triton.
+        pub max_grpc_message_bytes: usize = i32::MAX as usize,
+        /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
+        /// the memory this process may have.
+        pub max_in_flight_bytes: Option<usize> = None,
+        /// Whether clients may register regions of this machine's shared memory.
+        pub shared_memory: bool = false,
+        /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
+        /// at the start. 0: no limit.
+        pub run_memory_bytes: Option<usize> = None,
+        /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
+        pub model_memory_bytes: Option<usize> = None,
+        /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
+        pub max_connections: usize = 0,
+        /// How long a connection may be without a request; zero: for ever.
+        pub idle_timeout: Duration = Duration::from_millis(600_000),
+        /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
+        pub transfer_timeout: Duration = Duration::from_millis(30_000),
+        /// Least rate of a request's body that is waited for, and of an answer that waits to be read, bytes per second.
+        pub min_rate: u64 = 500,
+        /// How long a server that got SIGTERM goes on accepting, while it says that it is not ready: as long as it takes until
+        /// nobody sends to it any more. Part of `drain_timeout`.
+        pub shutdown_grace: Duration = Duration::from_millis(5_000),
+        /// How long stopping may take in all. What is not finished then is broken off.
+        pub drain_timeout: Duration = Duration::from_millis(30_000),
+        /// How long runs may take.
+        pub run_limits: RunLimits = RunLimits::default(),
+        /// Which models are loaded, and when.
+        pub model_control: ModelControl = ModelControl::None,
+        /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
+        pub strict_readiness: bool = true,
+        /// Ready also while no model is served.
+        pub allow_empty: bool = false,
+        /// Whether a model's configuration is completed from its file.
+        pub auto_complete_config: bool = true,
+        /// Stop at start if a model does not load, instead of serving the others.
+        pub exit_on_error: bool = false,
+        /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
+        pub exit_when_not_live: bool = false,
+        /// Measuring latency profiles.
+        pub profiling: ProfilingOptions = ProfilingOptions::default(),
+        /// When devices are advised to be added or given back; `None`: no advice.
+        pub autoscale: Option<AutoscaleOptions> = Some(AutoscaleOptions::default()),
+        /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
+        pub decision_log: Option<PathBuf> = None,
+        /// What the server says about itself.
+        pub log: LogOptions = LogOptions::default(),
+        /// What was given and has no effect: a line of the log each, at the start.
+        pub notices: Vec<String> = Vec::new(),
+    }
 }
 
 impl ServerOptions {
     /// The defaults, on a repository.
     pub fn new(repository: PathBuf) -> Self {
-        ServerOptions {
-            repositories: vec![repository],
-            server_name: SERVER_NAME.to_owned(),
-            host: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            http_address: None,
-            grpc_address: None,
-            metrics_address: None,
-            http_port: Some(8000),
-            grpc_port: Some(8001),
-            metrics_port: Some(8002),
-            engine: EngineChoice::Auto,
-            threads: 0,
-            devices: 0,
-            load_threads: 3,
-            cuda: CudaOptions::default(),
-            gpu_metrics_every: Duration::from_millis(2_000),
-            scheduler_shards: 0,
-            dispatch: DispatchPolicy::Adaptive,
-            drop: None,
-            default_slo: None,
-            device: DeviceOptions::default(),
-            placement: BTreeMap::new(),
-            plan: None,
-            models: BTreeMap::new(),
-            max_queue_size: 4096,
-            max_queue_wait: Duration::from_millis(3_000),
-            default_max_batch_size: 32,
-            max_body_bytes: 64 << 20,
-            max_grpc_message_bytes: i32::MAX as usize,
-            max_in_flight_bytes: None,
-            shared_memory: false,
-            run_memory_bytes: None,
-            model_memory_bytes: None,
-            max_connections: 0,
-            idle_timeout: Duration::from_millis(600_000),
-            transfer_timeout: Duration::from_millis(30_000),
-            min_rate: 500,
-            shutdown_grace: Duration::from_millis(5_000),
-            drain_timeout: Duration::from_millis(30_000),
-            run_limits: RunLimits::default(),
-            model_control: ModelControl::None,
-            strict_readiness: true,
-            allow_empty: false,
-            auto_complete_config: true,
-            exit_on_error: false,
-            exit_when_not_live: false,
-            profiling: ProfilingOptions::default(),
-            autoscale: Some(AutoscaleOptions::default()),
-            decision_log: None,
-            log: LogOptions::default(),
-            notices: Vec::new(),
-        }
+        ServerOptions { repositories: vec![repository], ..Default::default() }
     }
 
     /// How many parts the scheduler is in, by [`ServerOptions::scheduler_shards`] or by the cores.
@@ -282,52 +252,40 @@ pub struct PlannedSubCluster {
     pub devices_needed: f64,
 }
 
-/// How long a run may take before it is ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RunLimits {
-    /// In service: so many times what its profile says.
-    pub factor: u32,
-    /// In service: at least this; zero: no limit.
-    pub least: Duration,
-    /// A run while the model is loaded, when there is no profile yet; zero: no limit.
-    pub load: Duration,
-}
-
-impl Default for RunLimits {
-    fn default() -> Self {
-        RunLimits { factor: 50, least: Duration::from_millis(15_000), load: Duration::from_millis(120_000) }
+with_defaults! {
+    /// How long a run may take before it is ended.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct RunLimits {
+        /// In service: so many times what its profile says.
+        pub factor: u32 = 50,
+        /// In service: at least this; zero: no limit.
+        pub least: Duration = Duration::from_millis(15_000),
+        /// A run while the model is loaded, when there is no profile yet; zero: no limit.
+        pub load: Duration = Duration::from_millis(120_000),
     }
 }
 
-/// Latency profiles: whether and for how long they are measured, where they are kept.
-#[derive(Clone, PartialEq, Debug)]
-pub struct ProfilingOptions {
-    /// Measure a model at load if there is no stored profile.
-    pub enabled: bool,
-    /// Most time spent on measuring one model at load.
-    pub budget: Duration,
-    /// Folder of stored profiles; `None`: `downbeat/profiles` in the user's cache folder.
-    pub cache_dir: Option<PathBuf>,
-}
-
-impl Default for ProfilingOptions {
-    fn default() -> Self {
-        ProfilingOptions { enabled: true, budget: Duration::from_millis(3_000), cache_dir: None }
+with_defaults! {
+    /// Latency profiles: whether and for how long they are measured, where they are kept.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct ProfilingOptions {
+        /// Measure a model at load if there is no stored profile.
+        pub enabled: bool = true,
+        /// Most time spent on measuring one model at load.
+        pub budget: Duration = Duration::from_millis(3_000),
+        /// Folder of stored profiles; `None`: `downbeat/profiles` in the user's cache folder.
+        pub cache_dir: Option<PathBuf> = None,
     }
 }
 
-/// Log lines.
-#[derive(Clone, PartialEq, Debug)]
-pub struct LogOptions {
-    /// Their form.
-    pub format: LogFormat,
-    /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`.
-    pub level: String,
-}
-
-impl Default for LogOptions {
-    fn default() -> Self {
-        LogOptions { format: LogFormat::Text, level: "info".to_owned() }
+with_defaults! {
+    /// Log lines.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct LogOptions {
+        /// Their form.
+        pub format: LogFormat = LogFormat::Text,
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`.
+        pub level: String = "info".to_owned(),
     }
 }
 

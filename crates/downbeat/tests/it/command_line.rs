@@ -124,6 +124,20 @@ fn files_that_are_not_what_they_should_be_are_named() {
     refuses(&["infer", "m", "--json", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
 }
 
+#[test]
+fn manual_pages_and_completions_know_the_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    assert!(run(&["man", pages.to_str().unwrap()]).status.success());
+    let page = std::fs::read_to_string(pages.join("downbeat-serve.1")).unwrap();
+    assert!(page.contains("max\\-queue\\-wait") && !page.contains("sagemaker"), "{page}");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = stdout(&run(&["completions", shell]));
+        assert!(script.contains("max-queue-wait"), "{shell}: {script}");
+    }
+    refuses(&["completions", "dash"], 2, "invalid value 'dash'");
+}
+
 /// Streams that share a queue to the GPU wait for each other there.
 #[test]
 fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {

@@ -1,0 +1,365 @@
+//! Every option of `downbeat serve`, each once: its key in `downbeat.toml`, its flag, how it is written, where it goes, and what it is for. The
+//! command line, the reader of files, `docs/configuration.md` and `examples/downbeat.toml` are made of this.
+
+use std::sync::LazyLock;
+
+use downbeat_core::Duration;
+use downbeat_server::options::{
+    LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, PolicyName,
+};
+
+use crate::draft::{ControlMode, Draft};
+use crate::forms::{
+    address, bytes, bytes_or_zero, list, mebibytes, millis, name, number, parsed, path, port, seconds, seconds_from,
+    share, switch,
+};
+use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
+use crate::triton_flags::default_max_batch_size;
+use crate::units;
+
+/// The options of the server. What stands later wins over what stands before, of one source.
+pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
+    let groups: [(&str, fn() -> Vec<Key<Draft>>); 10] = [
+        ("", repositories),
+        ("Ports", ports),
+        ("Engine", engine),
+        ("GPUs", gpus),
+        ("Scheduling", scheduling),
+        ("Models", models),
+        ("Profiles", profiles),
+        ("Connections", connections),
+        ("Operation", operation),
+        ("Autoscaling", autoscaling),
+    ];
+    groups.into_iter().flat_map(|(heading, keys)| keys().into_iter().map(move |key| Key { heading, ..key })).collect()
+});
+
+fn repositories() -> Vec<Key<Draft>> {
+    vec![
+        key("repository", list(path("REPOSITORY")), |d| &mut d.options.repositories)
+            .flag("model-repository", "Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt. The models of several are served together")
+            .unless("none", "\"models\"")
+            .arity(Arity::Repeated),
+    ]
+}
+
+fn ports() -> Vec<Key<Draft>> {
+    vec![
+        key("server_name", name("NAME"), |d| &mut d.options.server_name)
+            .flag("server-name", "What the server is called in its metadata; clients of Triton may want triton")
+            .alias("id"),
+        key("host", address(), |d| &mut d.options.host).flag("host", "Address to listen on"),
+        optional("http_address", address(), |d| &mut d.options.http_address, "host", "\"127.0.0.1\"")
+            .help("Address of the HTTP port, where it is not that of all"),
+        // Triton's metrics are where its HTTP is.
+        triton("http-address", address(), |d, address| {
+            d.options.http_address = Some(address);
+            d.options.metrics_address = Some(address);
+        }),
+        optional("grpc_address", address(), |d| &mut d.options.grpc_address, "host", "\"127.0.0.1\"")
+            .help("Address of the gRPC port, where it is not that of all"),
+        triton("grpc-address", address(), |d, address| d.options.grpc_address = Some(address)),
+        optional("metrics_address", address(), |d| &mut d.options.metrics_address, "host", "\"127.0.0.1\"")
+            .help("Address of the metrics port, where it is not that of all"),
+        triton("metrics-address", address(), |d, address| d.options.metrics_address = Some(address)),
+        key("http_port", port(), |d| &mut d.options.http_port).flag("http-port", "HTTP port, or off; 0: any free one"),
+        triton("allow-http", switch(), |d, allow| d.options.http_port = d.options.http_port.filter(|_| allow)),
+        key("grpc_port", port(), |d| &mut d.options.grpc_port).flag("grpc-port", "gRPC port, or off"),
+        triton("allow-grpc", switch(), |d, allow| d.options.grpc_port = d.options.grpc_port.filter(|_| allow)),
+        key("metrics_port", port(), |d| &mut d.options.metrics_port).flag("metrics-port", "Port of /metrics, or off"),
+        triton("allow-metrics", switch(), |d, allow| d.options.metrics_port = d.options.metrics_port.filter(|_| allow)),
+        key("max_body_bytes", bytes(), |d| &mut d.options.max_body_bytes)
+            .flag("max-body-bytes", "Largest request body over HTTP, such as 64M")
+            .alias("http-max-input-size"),
+        key("max_grpc_message_bytes", bytes(), |d| &mut d.options.max_grpc_message_bytes)
+            .flag("max-grpc-message-bytes", "Largest message over gRPC, such as 64M"),
+        optional(
+            "max_in_flight_bytes",
+            bytes(),
+            |d| &mut d.options.max_in_flight_bytes,
+            "a quarter of the memory",
+            "\"4G\"",
+        )
+        .flag(
+            "max-in-flight-bytes",
+            "Most bytes that all requests in flight hold together, with their answers (see \"Memory of requests\")",
+        ),
+        key("shared_memory", switch(), |d| &mut d.options.shared_memory)
+            .flag(
+                "shared-memory",
+                "Let clients register regions of this machine's shared memory (see \"Shared memory\")",
+            )
+            .alias("allow-client-shm")
+            .arity(Arity::Optional),
+    ]
+}
+
+fn engine() -> Vec<Key<Draft>> {
+    vec![
+        key("engine", name("ENGINE"), |d| &mut d.options.engine)
+            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated"),
+        key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
+            .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
+        key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
+            .flag("devices", "Executors, each runs one batch at a time; 0: one for each GPU; on the CPU as many as the models ask for, at least two for two models"),
+        optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
+            .flag("run-memory-bytes", "What runs of models on the CPU may take together, as estimated before each; 0: no limit (see \"Memory of runs\")"),
+        optional("model_memory_bytes", bytes_or_zero(), |d| &mut d.options.model_memory_bytes, "the memory, less --max-in-flight-bytes", "\"8G\"")
+            .flag("model-memory-bytes", "What models on the CPU may hold of its memory together; 0: no limit (see \"Memory of models\")"),
+    ]
+}
+
+fn gpus() -> Vec<Key<Draft>> {
+    vec![
+        key("cuda.gpus", list(number(0..=u32::MAX.into())), |d| &mut d.options.cuda.devices)
+            .flag("gpus", "GPUs to use, by their numbers, such as 0,1")
+            .unless("all", ""),
+        key("cuda.missing", name("WHAT"), |d| &mut d.options.cuda.missing)
+            .flag("cuda-missing", "What to do if the engine is cuda or tensorrt and no GPU can be used: exit or cpu"),
+        optional("cuda.memory_limit_mb", mebibytes(), |d| &mut d.options.cuda.memory_limit, "no limit", "8192")
+            .flag("cuda-memory-limit-mb", "Most memory that one session may take of a GPU for tensors, MiB"),
+        key("cuda.tf32", switch(), |d| &mut d.options.cuda.tf32)
+            .help("Round FP32 products to TF32, as onnxruntime and PyTorch's convolutions do"),
+        bare("no-tf32", "Do not round FP32 products to TF32", |d| d.options.cuda.tf32 = false),
+        key("cuda.graphs", switch(), |d| &mut d.options.cuda.graphs)
+            .help("Record launches as CUDA graphs where that pays"),
+        key("cuda.metrics_every_s", seconds(), |d| &mut d.options.gpu_metrics_every)
+            .help("How often GPUs are measured for the metrics nv_gpu_*; 0: not at all"),
+        triton("metrics-interval-ms", millis(), |d, every| d.options.gpu_metrics_every = every),
+        triton("allow-gpu-metrics", switch(), |d, allow| {
+            d.options.gpu_metrics_every = if allow { d.options.gpu_metrics_every } else { Duration::ZERO };
+        }),
+        key("cuda.nhwc", switch(), |d| &mut d.options.cuda.nhwc)
+            .help("Channels last in convolutions, which cuDNN may have faster kernels for"),
+    ]
+}
+
+fn scheduling() -> Vec<Key<Draft>> {
+    vec![
+        key("scheduler", name("POLICY"), |d| &mut d.options.dispatch)
+            .flag("scheduler", "When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest; route: the device policy decides")
+            .of_models(),
+        optional("drop", name("POLICY"), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
+            .flag("drop", "Which requests are dropped when not all can make their deadlines: adaptive, window, head or none")
+            .of_models(),
+        Key { is_hidden: true, ..optional("default_slo_ms", millis(), |d| &mut d.options.default_slo, "", "") },
+        optional("slo_ms", millis(), |d| &mut d.options.default_slo, "their requests have no deadline", "100")
+            .flag("default-slo-ms", "SLO in milliseconds, from arrival to answer, of all models that have none of their own")
+            .of_models(),
+        flag("slo-ms", list(parsed("[MODEL=]MS", model_slo, |_| String::new())), set_slos)
+            .help("SLO in milliseconds of one model (without MODEL= as --default-slo-ms); repeatable"),
+        key("max_queue_size", number(0..=u32::MAX.into()), |d| &mut d.options.max_queue_size)
+            .flag("max-queue-size", "Most requests that wait for a model whose configuration has no bound; 0: unbounded")
+            .of_models(),
+        key("max_queue_wait_s", seconds(), |d| &mut d.options.max_queue_wait)
+            .flag("max-queue-wait", "How long a request without a deadline may wait, or ten full batches of its model if that is longer; 0: as long as it takes (see \"Without an SLO\")"),
+        triton("backend-config", list(name("SETTING")), |d, settings: Vec<String>| {
+            let given = settings.iter().filter_map(|setting| default_max_batch_size(setting)).next_back();
+            d.options.default_max_batch_size = given.unwrap_or(d.options.default_max_batch_size);
+        })
+        .arity(Arity::Repeated),
+        key("default_max_batch_size", number(0..=u32::MAX.into()), |d| &mut d.options.default_max_batch_size)
+            .flag("default-max-batch-size", "Largest batch of models that could be batched and do not say how far; 0: none")
+            .of_models(),
+        key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
+            .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
+        key("device.policy", name("POLICY"), |d| &mut d.options.device.policy)
+            .flag("device-policy", device_policy_help())
+            .of_models(),
+        key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
+            .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"); each model runs on one (see \"Partitions\")")
+            .unless("one part", "[\"0-3\", \"4-7\"]")
+            .of_models(),
+    ]
+}
+
+fn device_policy_help() -> String {
+    let all = PolicyName::all().chain([PolicyName::AUTO]);
+    let policies = all.map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
+    format!("What makes batches on a device: {policies}")
+}
+
+/// `--slo-ms`: of a model, or of all.
+#[derive(Clone, Debug)]
+struct ModelSlo {
+    model: Option<String>,
+    slo: Duration,
+}
+
+fn model_slo(text: &str) -> Result<ModelSlo, String> {
+    match text.rsplit_once('=') {
+        Some(("", _)) => Err("the name of the model is missing before '='".to_owned()),
+        Some((model, slo)) => Ok(ModelSlo { model: Some(model.to_owned()), slo: units::positive_millis(slo)? }),
+        None => Ok(ModelSlo { model: None, slo: units::positive_millis(text)? }),
+    }
+}
+
+fn set_slos(draft: &mut Draft, slos: Vec<ModelSlo>) {
+    for ModelSlo { model, slo } in slos {
+        match model {
+            None => draft.options.default_slo = Some(slo),
+            Some(model) => draft.options.models.entry(model).or_default().slo = Some(slo),
+        }
+    }
+}
+
+fn models() -> Vec<Key<Draft>> {
+    vec![
+        key("load_threads", number(1..=MOST_LOAD_THREADS as u64), |d| &mut d.options.load_threads)
+            .flag(
+                "load-threads",
+                "Models that are loaded side by side (Triton's --model-load-thread-count; see \"Loading\")",
+            )
+            .alias("model-load-thread-count"),
+        // As in Triton, naming models to load means that only named models are.
+        Key {
+            path: "model_control.load",
+            ..flag("load-model", list(name("MODEL")), |d: &mut Draft, load| {
+                (d.load, d.mode) = (Some(load), ControlMode::Explicit);
+            })
+        }
+        .help("A model to load at start in mode explicit, * for all; repeatable")
+        .unless("none", "[\"digits\"]"),
+        key("model_control.mode", name("MODE"), |d| &mut d.mode).flag(
+            "model-control-mode",
+            "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",
+        ),
+        key("model_control.poll_s", seconds_from(Duration::from_millis(100)), |d| &mut d.poll)
+            .flag("repository-poll-secs", "How often the disk is looked at in mode poll"),
+        triton("strict-model-config", switch(), |d, strict| d.options.auto_complete_config = !strict),
+        key("auto_complete_config", switch(), |d| &mut d.options.auto_complete_config)
+            .help("Complete configurations from the model files"),
+        bare("disable-auto-complete-config", "Do not complete configurations from the model files", |d| {
+            d.options.auto_complete_config = false;
+        }),
+        key("exit_on_error", switch(), |d| &mut d.options.exit_on_error)
+            .flag("exit-on-error", "End if a model does not load at start, instead of serving the others"),
+        key("strict_readiness", switch(), |d| &mut d.options.strict_readiness)
+            .flag("strict-readiness", "Be ready only once all models are (see \"Readiness\")"),
+        key("allow_empty", switch(), |d| &mut d.options.allow_empty)
+            .flag("allow-empty", "Be ready also while no model is served")
+            .arity(Arity::Optional),
+    ]
+}
+
+fn profiles() -> Vec<Key<Draft>> {
+    vec![
+        key("profiling.enabled", switch(), |d| &mut d.options.profiling.enabled)
+            .help("Measure latency profiles when a model is loaded"),
+        bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
+        key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
+            .flag("profiling-budget", "Most time spent on measuring one model"),
+        optional(
+            "profiling.cache_dir",
+            path("FOLDER"),
+            |d| &mut d.options.profiling.cache_dir,
+            "downbeat/profiles in the user's cache folder",
+            "\"profiles\"",
+        )
+        .flag("profile-cache", "Folder of stored profiles"),
+    ]
+}
+
+fn connections() -> Vec<Key<Draft>> {
+    vec![
+        key("max_connections", number(0..=u64::MAX), |d| &mut d.options.max_connections)
+            .flag("max-connections", "Most connections of HTTP and gRPC; 0: what the limit of open files allows, at most 32768 (see \"Connections\")"),
+        key("idle_timeout_s", seconds(), |d| &mut d.options.idle_timeout)
+            .flag("idle-timeout", "How long a connection may be without a request; 0: for ever"),
+        key("transfer_timeout_s", seconds(), |d| &mut d.options.transfer_timeout)
+            .flag("transfer-timeout", "How long the head of a request may take, and the time that --min-rate is measured in; 0: for ever"),
+        key("min_rate", bytes(), |d| &mut d.options.min_rate)
+            .flag("min-rate", "Least rate of bodies and of answers being read, bytes per second"),
+    ]
+}
+
+fn operation() -> Vec<Key<Draft>> {
+    vec![
+        key("shutdown_grace_s", seconds(), |d| &mut d.options.shutdown_grace)
+            .flag("shutdown-grace", "How long to go on accepting after SIGTERM, not ready, until nobody sends any more; part of --drain-timeout (see \"Stopping\")"),
+        key("drain_timeout_s", seconds(), |d| &mut d.options.drain_timeout)
+            .flag("drain-timeout", "How long stopping may take in all after SIGTERM")
+            .alias("exit-timeout-secs"),
+        key("run_timeout_s", seconds(), |d| &mut d.options.run_limits.least)
+            .flag("run-timeout", "A run that takes longer than this and than --run-timeout-factor times its profile is ended; 0: never (see \"Runs that do not end\")"),
+        key("run_timeout_factor", number(1..=u32::MAX.into()), |d| &mut d.options.run_limits.factor)
+            .flag("run-timeout-factor", "How many times its profile a run may take before it is ended"),
+        key("load_run_timeout_s", seconds(), |d| &mut d.options.run_limits.load)
+            .flag("load-run-timeout", "How long a run may take while its model is loaded, which fails then; 0: any time"),
+        key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
+            .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
+            .arity(Arity::Optional),
+        optional("decision_log", path("FOLDER"), |d| &mut d.options.decision_log, "nothing is written", "\"decisions\"")
+            .flag("decision-log", "Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE"),
+        key("log.format", parsed("FORMAT", log_format, LogFormat::to_string), |d| &mut d.options.log.format)
+            .flag("log-format", "Form of log lines: text or json"),
+        triton("log-info", switch(), |d, info| level(d, !info, "warn")),
+        triton("log-warning", switch(), |d, warning| level(d, !warning && d.options.log.level == "warn", "error")),
+        triton("log-error", switch(), |d, error| level(d, !error && d.options.log.level == "error", "off")),
+        triton("log-verbose", number(0..=u32::MAX.into()), |d, verbose: u32| level(d, verbose > 0, "debug")),
+        key("log.level", name("LEVEL"), |d| &mut d.options.log.level)
+            .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug"),
+    ]
+}
+
+/// The form of log lines, by our names or by Triton's, which are both for people.
+fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "default" | "ISO8601" => Ok(LogFormat::Text),
+        _ => text.parse().map_err(|error| format!("{error}")),
+    }
+}
+
+fn level(draft: &mut Draft, is_asked_for: bool, level: &str) {
+    if is_asked_for {
+        level.clone_into(&mut draft.options.log.level);
+    }
+}
+
+fn autoscaling() -> Vec<Key<Draft>> {
+    vec![
+        key("autoscale.enabled", switch(), |d| &mut d.autoscale_enabled)
+            .help("Advise how many devices there should be: GET /v2/autoscale, metrics downbeat_autoscale_*"),
+        key("autoscale.bad_threshold", share(), |d| &mut d.autoscale.bad_threshold)
+            .help("Share of requests rejected, dropped or late above which more are advised"),
+        key("autoscale.idle_threshold", share(), |d| &mut d.autoscale.idle_threshold)
+            .help("Share of idle device time above which fewer are advised"),
+        key("autoscale.spare", share(), |d| &mut d.autoscale.spare)
+            .help("Share that giving back leaves idle; at most idle_threshold"),
+        key("autoscale.grow_window_s", seconds(), |d| &mut d.autoscale.grow_window)
+            .help("How long the share of bad requests is looked at"),
+        key("autoscale.shrink_window_s", seconds(), |d| &mut d.autoscale.shrink_window)
+            .help("How long the share of idle time is looked at"),
+        key("autoscale.min_requests", number(0..=u64::MAX), |d| &mut d.autoscale.min_requests)
+            .help("Fewer requests in grow_window_s say nothing"),
+        key("autoscale.min_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.min_devices)
+            .help("Fewest devices that are advised"),
+        key("autoscale.max_devices", number(1..=u32::MAX.into()), |d| &mut d.autoscale.max_devices)
+            .help("Most devices that are advised")
+            .unless("no bound", "8"),
+    ]
+}
+
+/// The options of one model: `[models.NAME]`.
+pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
+    let (of_all, chosen) = ("as for all models", "what its config.pbtxt says, or as for all models");
+    vec![
+        of_model("slo_ms", millis(), |m| &mut m.slo, chosen, "50").help("SLO"),
+        of_model("scheduler", name("POLICY"), |m| &mut m.dispatch, chosen, "\"deferred\"")
+            .help("When its batches leave"),
+        of_model("drop", name("POLICY"), |m| &mut m.drop, chosen, "\"head\"").help("Which of its requests are dropped"),
+        of_model("max_queue_size", number(0..=u32::MAX.into()), |m| &mut m.max_queue_size, chosen, "100")
+            .help("Most requests that wait; 0: unbounded"),
+        of_model("max_queue_wait_s", seconds(), |m| &mut m.max_queue_wait, of_all, "1")
+            .help("How long a request without a deadline may wait; 0: as long as it takes"),
+        of_model("threads", number(0..=MOST_THREADS as u64), |m| &mut m.threads, of_all, "2")
+            .help("Threads inside one run; 0: as for all models"),
+        of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
+            .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
+        of_model("partition", number(0..=u32::MAX.into()), |m| &mut m.partition, "the one with the fewest models", "0")
+            .help("The partition that it runs on, from 0 (see \"Partitions\")"),
+    ]
+});
+
+#[cfg(test)]
+mod tests;

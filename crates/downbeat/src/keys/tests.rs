@@ -1,0 +1,201 @@
+//! The pages that are made of the keys are those that lie in the repository. `UPDATE_GOLDEN=1 cargo test -p downbeat keys` writes them anew; read
+//! the difference.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::*;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+const HEAD: &str = "\
+# Every option of `downbeat serve`, with its default; what is commented out has none. A file of this kind is used if it is named with
+# --config, or else lies in the current folder, or else in the model repository. The environment (DOWNBEAT_HTTP_PORT, ...) wins over it, and
+# flags (--http-port, ...) over both. Paths are relative to this file. What is named in quotation marks is a section of docs/configuration.md.
+#
+# This file is made of crates/downbeat/src/keys.rs.
+";
+
+/// Settings are those of the policies, which `docs/configuration.md` has a table of.
+const GROUPS: &str = r#"
+# Models with a policy and settings of their own (see "Device policies"); "*": all that no other group names.
+# [[device.groups]]
+#   models = ["encoder"]
+#   policy = "windowed"
+# All policies: requests of different lengths share batches, padded with zeros (checked at load: the answers must not change).
+#   pad = true
+#   max_length = 256
+# windowed: how long the oldest request waits for others; fill: every batch is filled up to the largest with dummies.
+#   window_ms = 2
+#   fill = false
+# elastic: the lanes ("naive", a table by load, or a file with one), the most items that run at once, and slots of the input ring.
+#   mixes = { 4 = "4", 16 = "4,4,8" }
+#   max_running = 16
+#   ring_slots = 64
+# staged: where the model is cut (stages of about equal time, or cut_at: names of tensors), pairs of buffers, how old a batch may be that
+# others join, and policies I, II and III: true, false or "auto".
+#   stages = 4
+#   buffer_pairs = 2
+#   comp_wait_ms = 5
+#   lengths = "auto"
+#   operators = "auto"
+#   load = "auto"
+# staged, for models with several exits: a request is answered after `output` if some value in each of its vectors is at least `confidence`;
+# the outputs in `answers`, which have no value then, are answered with it.
+#   exits = [{ output = "early", confidence = 0.9, answers = ["late"] }]
+
+# The devices of models that are not on all of them, by their numbers from 0 (see "Placement").
+[placement]
+# digits = [0, 1]
+
+# One model. This wins over its config.pbtxt.
+[models.digits]
+"#;
+
+/// Adds a comment in lines of at most 140 characters, and the key with its default, or with an example where it has none.
+fn example<D>(page: &mut String, key: &Key<D>) {
+    let without = if key.without.is_empty() { String::new() } else { format!(" Left out: {}.", key.without) };
+    let mut line = "#".to_owned();
+    for word in format!("{}.{without}", key.help).split(' ') {
+        if line.len() + word.len() > 139 {
+            writeln!(page, "{line}").unwrap();
+            "#".clone_into(&mut line);
+        }
+        write!(line, " {word}").unwrap();
+    }
+    writeln!(page, "{line}").unwrap();
+    let name = key.path.rsplit('.').next().unwrap();
+    match key.example {
+        example if key.path == "repository" => writeln!(page, "{name} = {example}").unwrap(),
+        "" => writeln!(page, "{name} = {}", key.default).unwrap(),
+        example => writeln!(page, "# {name} = {example}").unwrap(),
+    }
+}
+
+fn example_file() -> String {
+    let mut page = HEAD.to_owned();
+    let table = |key: &Key<Draft>| key.path.rsplit_once('.').map_or("", |(table, _)| table);
+    let mut keys: Vec<_> = KEYS.iter().filter(|key| !key.path.is_empty() && !key.is_hidden).collect();
+    // Keys of no table come before all tables; device groups, which are a table inside of one, at the end.
+    keys.sort_by_key(|key| (!table(key).is_empty(), table(key) == "device"));
+    let mut before = "";
+    for key in keys {
+        if table(key) == before {
+            page.push('\n');
+        } else {
+            before = table(key);
+            writeln!(page, "\n[{before}]").unwrap();
+        }
+        example(&mut page, key);
+    }
+    page.push_str(GROUPS);
+    MODEL_KEYS.iter().for_each(|key| example(&mut page, key));
+    page
+}
+
+fn row<D>(page: &mut String, prefix: &str, key: &Key<D>) {
+    let code = |text: String| if text.is_empty() { text } else { format!("`{text}`") };
+    let path = if key.path.is_empty() { String::new() } else { format!("{prefix}{}", key.path) };
+    let flag = if key.flag.is_empty() { String::new() } else { format!("--{}", key.flag) };
+    let values = if key.arity == Arity::Bare { "" } else { &key.values };
+    let default = if key.without.is_empty() { code(key.default.clone()) } else { key.without.to_owned() };
+    let mut what = key.help.clone();
+    while let Some((before, (section, after))) =
+        what.split_once("see \"").and_then(|(b, a)| Some((b, a.split_once('"')?)))
+    {
+        what = format!("{before}see [{section}](#{}){after}", section.to_lowercase().replace(' ', "-"));
+    }
+    writeln!(page, "| {} | {} | {values} | {default} | {what} |", code(path), code(flag)).unwrap();
+}
+
+const COLUMNS: &str = "\n| key | flag | values | default | what |\n|---|---|---|---|---|\n";
+
+fn tables() -> String {
+    let mut page = String::new();
+    let mut before = "none yet";
+    for key in KEYS.iter().filter(|key| !key.is_hidden) {
+        if key.heading != before {
+            before = key.heading;
+            let title = if before.is_empty() { "Repository" } else { before };
+            write!(page, "\n**{title}**\n{COLUMNS}").unwrap();
+        }
+        row(&mut page, "", key);
+    }
+    write!(page, "\n**One model** (wins over its `config.pbtxt`)\n{COLUMNS}").unwrap();
+    MODEL_KEYS.iter().for_each(|key| row(&mut page, "models.NAME.", key));
+    page.push('\n');
+    page
+}
+
+fn is_in_the_repository(file: &str, made: impl FnOnce(&str) -> String) {
+    let path = Path::new(ROOT).join(file);
+    let there = std::fs::read_to_string(&path).unwrap();
+    let made = made(&there);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(path, made).unwrap();
+    } else {
+        assert!(there == made, "{file} is not what the keys say: UPDATE_GOLDEN=1 cargo test -p downbeat keys");
+    }
+}
+
+#[test]
+fn the_example_file_is_made_of_the_keys() {
+    is_in_the_repository("examples/downbeat.toml", |_| example_file());
+}
+
+#[test]
+fn the_tables_of_the_documentation_are_made_of_the_keys() {
+    const BEGIN: &str = "<!-- made of crates/downbeat/src/keys.rs -->\n";
+    const END: &str = "<!-- end -->\n";
+    is_in_the_repository("docs/configuration.md", |there| {
+        let (before, rest) = there.split_once(BEGIN).unwrap();
+        let (_, after) = rest.split_once(END).unwrap();
+        format!("{before}{BEGIN}{}{END}{after}", tables())
+    });
+}
+
+#[test]
+fn the_documentation_names_every_flag_of_triton_and_every_setting_of_a_policy() {
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/configuration.md")).unwrap();
+    let flags = KEYS.iter().filter(|key| key.is_hidden && !key.flag.is_empty()).map(|key| key.flag);
+    for flag in flags.chain(KEYS.iter().map(|key| key.alias).filter(|alias| !alias.is_empty())) {
+        assert!(page.contains(&format!("`--{flag}")), "{flag}");
+    }
+    for key in KEYS.iter().map(|key| &key.help).chain(MODEL_KEYS.iter().map(|key| &key.help)) {
+        let section = key.split_once("see \"").and_then(|(_, rest)| rest.split_once('"'));
+        assert!(section.is_none_or(|(section, _)| page.contains(&format!("## {section}\n"))), "{key}");
+    }
+    for policy in PolicyName::all() {
+        for setting in policy.keys() {
+            let mut rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            let row = rows.find(|(names, _)| names.contains(&format!("`{setting}`"))).map(|(_, rest)| rest);
+            let policies = row.and_then(|rest| rest.split(" | ").next()).unwrap_or_default();
+            let is_said = match policies.strip_prefix("all but ") {
+                Some(others) => !others.contains(policy.name()),
+                None => policies.contains(policy.name()),
+            };
+            assert!(is_said, "{setting} of {policy}: '{policies}'");
+        }
+    }
+}
+
+#[test]
+fn no_two_options_have_one_name() {
+    // A key and its flag may be called alike, and so may the keys of different tables.
+    let names = KEYS.iter().flat_map(|key| [key.path, if key.path == key.flag { "" } else { key.flag }, key.alias]);
+    let mut names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+    assert!(twice.is_empty(), "{twice:?}");
+}
+
+#[test]
+fn an_example_is_a_value() {
+    let text: String = KEYS
+        .iter()
+        .filter(|key| !key.example.is_empty())
+        .map(|key| format!("{} = {}\n", key.path, key.example))
+        .collect();
+    let models: String = MODEL_KEYS.iter().map(|key| format!("models.m.{} = {}\n", key.path, key.example)).collect();
+    crate::options_file::apply_text(&(text + &models), Path::new(""), &mut Draft::default()).unwrap();
+}

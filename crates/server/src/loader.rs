@@ -597,6 +597,7 @@ impl Loader {
             queue_delay: definition.batching.max_queue_delay,
             drop,
             queue_bound,
+            cores: (!on_gpus && !is_emulated(definition)).then(|| u32::try_from(most).unwrap_or(u32::MAX)),
             metrics: self.metrics.lanes(),
             memory: held.as_ref(),
             hosts: &on,

@@ -125,6 +125,7 @@ impl AutoSubject<'_> {
             drop: false,
             queue_bound: 1,
             ring_slots: ring.map_or(0, |ring| ring.least),
+            cores: None,
         };
         let lanes = settings.spec(model).ok()?.build().ok()?.policy.lanes(PartitionId::default());
         Some(lanes.iter().map(|lane| lane.max_rows).collect())

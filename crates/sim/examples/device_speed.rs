@@ -103,6 +103,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ring_slots: 128,
         drop: true,
         queue_bound: QUEUE_BOUND,
+        cores: None,
     };
     let options = |by_length, by_operator, by_load| StagedOptions {
         profile: staged.clone(),

@@ -13,7 +13,7 @@ use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
-use super::settings::{self, PolicyModel, PolicySettings, RingNeed};
+use super::settings::{self, Cores, PolicyModel, PolicySettings, RingNeed};
 use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
@@ -37,6 +37,9 @@ pub struct ElasticOptions {
     pub drop: bool,
     /// The most items that wait.
     pub queue_bound: u32,
+    /// Cores that its lanes share; `None`: each runs as if alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Cores>,
 }
 
 /// E²bird's elastic batch scheduler (algorithms 1 and 2), driven by events instead of a loop.
@@ -44,6 +47,9 @@ pub struct ElasticOptions {
 /// Whenever an input has come or a launch is over, lanes are filled with what is ready, the largest first, each with a run of neighbouring
 /// slots of the ring that is exactly its size, as long as no more than [`ElasticOptions::max_running`] items run. Which lanes may be used
 /// follows from the load (E-Ebird): lanes of another mix that still run are waited for.
+///
+/// That is for GPUs, which run lanes beside one another. Where lanes share a few cores ([`ElasticOptions::cores`]) no more are begun than there are cores, brief ones one
+/// after another, and what is ready goes into one lane rather than, in parts, into several.
 #[derive(Debug)]
 pub struct Elastic {
     options: ElasticOptions,
@@ -63,6 +69,7 @@ pub struct Elastic {
 struct Running {
     lane: usize,
     size: u32,
+    rows: u32,
     slots: Option<SlotRun>,
     members: Vec<RequestId>,
 }
@@ -117,6 +124,9 @@ impl Elastic {
 
     /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
+        if self.options.cores.is_some_and(|cores| self.running.len() >= cores.count as usize) {
+            return None;
+        }
         let room = self.options.max_running - self.pool.running_rows();
         let (_, mix) = self.options.mixes.at(self.load);
         let may = |size: u32, count: u32| {
@@ -126,12 +136,23 @@ impl Elastic {
         let head = self.pool.ready().next()?.request.size;
         let (_, together, _) = self.pool.neighbours(room);
         let sizes = || mix.counts().filter(|(size, count)| may(*size, *count)).map(|(size, _)| size);
-        // Filled exactly; or, by a request of several items that no lane of the mix can take, the smallest idle lane there is for it.
-        let fitting = sizes().rev().find(|size| *size <= together && head <= *size);
+        // Filled exactly, or, where its parts would share cores, as full as what is ready fills one; or, by a request of several items that no lane of the mix can take,
+        // the smallest idle lane there is for it.
+        let fits = |size: &u32| head <= *size;
+        let whole = || sizes().find(|size| *size >= together).or_else(|| sizes().next_back()).filter(fits);
+        let exact = || sizes().rev().find(|size| *size <= together && fits(size));
+        let fitting = self.options.cores.and_then(|_| whole()).or_else(exact);
         let idle = || self.idle.iter().filter(|(_, lanes)| !lanes.is_empty()).map(|(size, _)| *size);
         let size = fitting.or_else(|| idle().find(|size| head > 1 && *size >= head && head <= room))?;
         let (members, rows, slots) = self.pool.neighbours(size.min(room));
-        (!members.is_empty()).then_some((size, members, rows, slots))
+        (!members.is_empty() && self.is_worth_a_core(rows)).then_some((size, members, rows, slots))
+    }
+
+    /// Whether a launch of so many items is worth to run beside those that do.
+    fn is_worth_a_core(&self, rows: u32) -> bool {
+        let Some(Cores { brief, .. }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
+        let is_brief = |size: u32| self.options.profile.total(size, 0) <= brief;
+        !(is_brief(rows) && self.running.values().all(|run| is_brief(run.rows)))
     }
 
     fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
@@ -154,7 +175,7 @@ impl Elastic {
             length,
             inputs: slots.map_or(InputSource::Device, InputSource::Ring),
         });
-        self.running.insert(id, Running { lane, size, slots, members });
+        self.running.insert(id, Running { lane, size, rows, slots, members });
     }
 }
 
@@ -263,9 +284,9 @@ impl PolicySettings for ElasticSettings {
     }
 
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
-        let PolicyModel { partition, profile, max_batch, drop, queue_bound, ring_slots, .. } = model;
+        let PolicyModel { partition, profile, max_batch, drop, queue_bound, ring_slots, cores, .. } = model;
         let (mixes, max_running) = self.mixes(max_batch)?;
-        let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
+        let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound, cores };
         Ok(ModelSpec::new(&options, partition))
     }
 }

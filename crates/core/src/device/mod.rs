@@ -58,8 +58,8 @@ pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
-    BadSettings, ChosenPolicy, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed, WrittenSettings,
-    read_one_of_any,
+    BadSettings, ChosenPolicy, Cores, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed,
+    WrittenSettings, read_one_of_any,
 };
 pub use staged::{Staged, StagedOptions};
 pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};

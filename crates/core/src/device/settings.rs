@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::de::value::{Error as ValueError, MapDeserializer};
 use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::segment_profile::SegmentProfile;
@@ -124,6 +124,18 @@ pub struct PolicyModel {
     pub queue_bound: u32,
     /// Slots of the input ring that there is; 0: none.
     pub ring_slots: u32,
+    /// Cores that run its launches; `None`: launches side by side do not take cores from one another, as on a GPU.
+    pub cores: Option<Cores>,
+}
+
+/// Cores that launches share with one another and with all else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cores {
+    /// How many: more launches at once would only take them from one another.
+    pub count: u32,
+    /// Launches that take no longer are cheaper together, one after another, than side by side.
+    pub brief: Duration,
 }
 
 /// How requests of different lengths share batches: settings of every policy that makes batches, which its host carries out.

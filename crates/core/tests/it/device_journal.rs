@@ -31,7 +31,15 @@ fn windowed() -> WindowedOptions {
 
 fn elastic() -> ElasticOptions {
     let mixes = MixTable::enhanced(vec![(4, "4".parse().unwrap()), (8, "4,4".parse().unwrap())]).unwrap();
-    ElasticOptions { profile: profile(), mixes, max_running: 8, ring_slots: 16, drop: false, queue_bound: 50 }
+    ElasticOptions {
+        profile: profile(),
+        mixes,
+        max_running: 8,
+        ring_slots: 16,
+        drop: false,
+        queue_bound: 50,
+        cores: None,
+    }
 }
 
 fn request(id: u64) -> DeviceInput {

@@ -37,7 +37,8 @@ impl Kind {
             }
             Kind::Elastic => {
                 let (mixes, max_running, ring_slots) = (MixTable::naive(MOST), MOST, 2 * MOST);
-                let options = ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound };
+                let options =
+                    ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound, cores: None };
                 ModelSpec::new(&options, PARTITION)
             }
             Kind::Staged { by_length, ring } => ModelSpec::new(

@@ -104,13 +104,14 @@ proptest! {
     #[test]
     fn elastic(
         arrivals in prop::collection::vec(arrival(), 1..60),
-        max in 4..16u32, ring in 16..40u32, enhanced in any::<bool>(), drop in any::<bool>(), (fixed, item) in (0..400u64, 0..60u64),
+        max in 4..16u32, ring in 16..40u32, (enhanced, drop) in any::<(bool, bool)>(), cores in prop::option::of((1..4u32, 0..400u64)), (fixed, item) in (0..400u64, 0..60u64),
     ) {
         let profile = profile(1, fixed, item, 1, false);
         let all = |load: u32| (load, LaneMix::all(load, 8)[load as usize % 3].clone());
         let mixes = if enhanced { MixTable::enhanced(vec![all(4), all(8), all(16)]).unwrap() } else { MixTable::naive(max) };
         let policy = Box::new(Elastic::new(ElasticOptions {
             profile: profile.clone(), mixes, max_running: max, ring_slots: ring, drop, queue_bound: 50,
+            cores: cores.map(|(count, brief)| Cores { count, brief: Duration::from_micros(brief) }),
         }));
         run(policy, profile, ring, false, &arrivals);
     }

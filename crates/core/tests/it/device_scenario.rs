@@ -8,7 +8,7 @@
 //! segment 0.25 0.5                    one line a segment: its time for 1, 2, ... items
 //! segment 1: 0.5 0.5; 2: 1 1          ... for lengths 1 and 2
 //! policy windowed max_batch=4 window=4 [fill]
-//! policy elastic mix=1,1,2,4 max=8 ring=16      or: mixes=4:4;8:8;16:4,4,8
+//! policy elastic mix=1,1,2,4 max=8 ring=16 [cores=2] [brief=1]      or: mixes=4:4;8:8;16:4,4,8
 //! policy staged pairs=2 max_batch=4 [length] [operator] [load] [window=0] [comp_wait=9] [ring=8]
 //! transfer 0.1                        what bringing one input takes
 //! drop                                give up what cannot be answered in time
@@ -130,6 +130,10 @@ impl<'a> Script<'a> {
                     ring_slots: ring,
                     drop,
                     queue_bound,
+                    cores: options.get("cores").map(|count| Cores {
+                        count: count.parse().unwrap(),
+                        brief: time("brief").unwrap_or(Duration::ZERO),
+                    }),
                 }))
             }
             "staged" => Box::new(Staged::new(StagedOptions {
@@ -227,6 +231,10 @@ scenarios! {
     elastic_figure_10
     /// E²bird algorithm 1: no more than MaxInf at once.
     elastic_is_bounded
+    /// Where launches share cores: what comes while they are taken is one larger batch, not many small ones.
+    elastic_on_two_cores
+    /// Nor are brief ones begun side by side.
+    elastic_with_brief_launches
     /// E²bird algorithm 2: lanes by load.
     elastic_switches_lanes
     /// E²bird §5.1: a run goes on across the end of the ring.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use downbeat_core::device::{
-    ChosenPolicy, LaneSpec, ModelSpec, PaddingSettings, PartitionId, PolicyModel, PolicyName, RingNeed, SegmentProfile,
+    ChosenPolicy, Cores, LaneSpec, ModelSpec, PaddingSettings, PartitionId, PolicyModel, PolicyName, RingNeed,
+    SegmentProfile,
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model, Place, Share, State};
@@ -66,6 +67,8 @@ pub struct LaneSetup<'a> {
     pub drop: bool,
     /// The most items that wait, each device.
     pub queue_bound: u32,
+    /// Cores that run its launches, where that is the CPU.
+    pub cores: Option<u32>,
     /// Where to count.
     pub metrics: &'a LaneMetricsFamily,
     /// What it holds of the CPU's memory, where it is on the CPU.
@@ -311,6 +314,7 @@ fn policy(
         drop: setup.drop,
         queue_bound: setup.queue_bound,
         ring_slots: rings.as_ref().map_or(0, InputRings::slots),
+        cores: setup.cores.map(|count| Cores { count, brief: BRIEF }),
     };
     Ok((settings.spec(model)?, rings))
 }

@@ -206,6 +206,7 @@ impl Tuning {
             queue_bound: QUEUE_BOUND,
             // No ring but where there must be one: copies take no time here.
             ring_slots: ring.filter(|ring| ring.must).map_or(0, |ring| ring.least),
+            cores: None,
         };
         settings.spec(model).map_err(|error| refused(&error))?.build().map_err(|error| refused(&error))
     }

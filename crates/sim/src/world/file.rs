@@ -524,6 +524,7 @@ impl ModelText {
             drop: self.drop,
             queue_bound: self.queue_bound.0,
             ring_slots: ring.filter(|ring| ring.must).map_or(0, |ring| ring.least),
+            cores: None,
         };
         settings.spec(model)
     }

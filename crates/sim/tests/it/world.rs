@@ -48,6 +48,7 @@ fn elastic(partition: u32, segments: usize) -> ModelSpec {
         ring_slots: 16,
         drop: true,
         queue_bound: 64,
+        cores: None,
     };
     ModelSpec::new(&options, PartitionId(partition))
 }

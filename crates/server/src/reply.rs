@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::batch_codec::Outputs;
@@ -12,13 +13,20 @@ pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
     /// How answers come to the requests of this thread, if it is one of an event loop that takes them together.
-    static WAY: RefCell<Option<mpsc::UnboundedSender<Delivery>>> = const { RefCell::new(None) };
+    static WAY: RefCell<Option<Way>> = const { RefCell::new(None) };
+    /// What this thread has answered and not yet sent, where it sends answers together.
+    static OUTBOX: RefCell<Option<Vec<(Way, Parcel)>>> = const { RefCell::new(None) };
 }
+
+/// Answers for one event loop.
+pub type Parcel = SmallVec<[Delivery; 1]>;
+
+type Way = mpsc::UnboundedSender<Parcel>;
 
 /// Where the answer of a request goes. An event loop is woken once for all answers of a batch, not for each.
 pub struct Reply {
     to: oneshot::Sender<Answer>,
-    way: Option<mpsc::UnboundedSender<Delivery>>,
+    way: Option<Way>,
 }
 
 /// An answer on its way.
@@ -42,15 +50,37 @@ impl Reply {
     /// Answers the request. A client that has gone has nobody to tell.
     pub fn send(self, answer: Answer) {
         let delivery = Delivery { to: self.to, answer };
-        let elsewhere = |way: &mpsc::UnboundedSender<_>| {
-            WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)))
-        };
-        match self.way.filter(elsewhere) {
-            None => delivery.deliver(),
-            // An event loop that has ended has no request that waits, and the answer is dropped there as here.
-            Some(way) => drop(way.send(delivery)),
-        }
+        let elsewhere = |way: &Way| WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)));
+        let Some(way) = self.way.filter(elsewhere) else { return delivery.deliver() };
+        let sent = OUTBOX.with_borrow_mut(|outbox| {
+            let Some(outbox) = outbox else { return Some((way, delivery)) };
+            match outbox.iter_mut().find(|(other, _)| other.same_channel(&way)) {
+                Some((_, parcel)) => parcel.push(delivery),
+                None => outbox.push((way, smallvec![delivery])),
+            }
+            None
+        });
+        // An event loop that has ended has no request that waits, and the answer is dropped there as here.
+        sent.into_iter().for_each(|(way, delivery)| drop(way.send(smallvec![delivery])));
     }
+}
+
+/// Sends what is in the outbox, also where a panic ends the answering.
+struct Outbox;
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let parcels = OUTBOX.take().into_iter().flatten();
+        parcels.for_each(|(way, parcel)| drop(way.send(parcel)));
+    }
+}
+
+/// Answers requests by `answer`, and sends the answers when all are there: an event loop that sleeps would else wake for the first, often in place of this thread, and for
+/// each of the others again.
+pub fn together<T>(answer: impl FnOnce() -> T) -> T {
+    OUTBOX.set(Some(Vec::new()));
+    let _sends = Outbox;
+    answer()
 }
 
 impl Delivery {
@@ -62,7 +92,7 @@ impl Delivery {
 }
 
 /// From now on answers to requests of this thread come here, for the thread to deliver.
-pub fn of_this_thread() -> mpsc::UnboundedReceiver<Delivery> {
+pub fn of_this_thread() -> mpsc::UnboundedReceiver<Parcel> {
     let (way, answers) = mpsc::unbounded_channel();
     WAY.set(Some(way));
     answers
@@ -85,15 +115,19 @@ mod tests {
         let mut way = of_this_thread();
         let (replies, mut waiting): (Vec<_>, Vec<_>) = (0..3).map(|_| Reply::channel()).unzip();
         let (own, mut mine) = Reply::channel();
-        std::thread::spawn(move || (1..).zip(replies).for_each(|(byte, reply)| reply.send(answer(byte))))
-            .join()
-            .unwrap();
+        let send = move || {
+            let mut replies = (1..).zip(replies);
+            together(|| replies.by_ref().take(2).for_each(|(byte, reply)| reply.send(answer(byte))));
+            replies.for_each(|(byte, reply)| reply.send(answer(byte)));
+        };
+        std::thread::spawn(send).join().unwrap();
         own.send(answer(9));
         assert_eq!(bytes(mine.try_recv().unwrap()), [9]);
         assert!(waiting.iter_mut().all(|answer| answer.try_recv().is_err()), "they are not delivered yet");
         let mut come = Vec::new();
-        assert_eq!(way.blocking_recv_many(&mut come, 10), 3);
-        come.into_iter().for_each(Delivery::deliver);
+        assert_eq!(way.blocking_recv_many(&mut come, 10), 2);
+        assert_eq!(come.iter().map(SmallVec::len).collect::<Vec<_>>(), [2, 1], "two were sent together");
+        come.into_iter().flatten().for_each(Delivery::deliver);
         let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
         assert_eq!(got, [[1], [2], [3]]);
     }

@@ -64,7 +64,7 @@ async fn deliver(mut ended: oneshot::Receiver<()>) {
     loop {
         tokio::select! {
             _ = &mut ended => return,
-            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => some.drain(..).for_each(reply::Delivery::deliver),
+            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => some.drain(..).flatten().for_each(reply::Delivery::deliver),
         }
     }
 }

@@ -187,6 +187,11 @@ impl RingMemory {
         self.slot_bytes
     }
 
+    /// Whether slots are copied to a device as they are written.
+    pub fn is_on_device(&self) -> bool {
+        self.copies.is_some()
+    }
+
     fn bytes(&self) -> usize {
         self.users.len() * self.slot_bytes
     }

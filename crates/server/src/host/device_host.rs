@@ -15,9 +15,10 @@ use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
+use super::crew::{Crew, Seat};
 use super::history::{History, PastLaunch};
 use super::hosted_model::HostedModel;
-use super::lane::{self, Grant, Head, Outcome, Seat, Work};
+use super::lane::{self, Grant, Head, Outcome, Work};
 use super::occupancy::Occupancy;
 use super::own_launch;
 use super::preparation::Preparation;
@@ -30,17 +31,20 @@ use crate::driver::{DevicePool, QueuedCall};
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::metrics::{DeviceMetrics, Reason};
+use crate::reply;
 use crate::watchdog::Watchdog;
 
 /// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
 ///
-/// One lock guards what decides and what is decided about. It is held for a decision, never while tensors are copied, an engine runs or a client is
-/// answered: what was decided is gathered under it and carried out after.
+/// One lock guards what decides and what is decided about. It is held for a decision, never while tensors are copied, but for inputs of a few KiB that go into a ring, nor
+/// while an engine runs or a client is answered: what was decided is gathered under it and carried out after.
 pub struct DeviceHost {
     me: Weak<DeviceHost>,
     device: usize,
     /// By partition, at least one: which part of the device it is.
     shares: Box<[Share]>,
+    /// By partition: the threads of its lanes.
+    crews: Box<[Arc<Crew>]>,
     clock: Clock,
     watchdog: Arc<Watchdog>,
     occupancy: Occupancy,
@@ -75,7 +79,7 @@ struct Resident {
     running: u32,
 }
 
-/// A lane with a thread.
+/// A lane for which there is a thread.
 #[derive(Clone)]
 struct HostLane {
     seat: Arc<Seat>,
@@ -91,7 +95,8 @@ struct HostLane {
 #[derive(Default)]
 struct Actions {
     writes: SmallVec<[Write; 1]>,
-    launches: SmallVec<[(Arc<Seat>, Work); 2]>,
+    /// Lanes that have a launch more.
+    launches: SmallVec<[Arc<Seat>; 2]>,
     prepares: Vec<Preparation>,
     /// Lanes that have gone.
     ends: Vec<HostLane>,
@@ -106,6 +111,13 @@ struct Write {
     slots: SlotRun,
     /// `None`: the client has gone.
     input: Option<Admitted>,
+}
+
+impl Write {
+    /// Copies the inputs into the slots; says whether they are there.
+    fn copy(&self) -> bool {
+        self.input.as_ref().is_some_and(|input| self.model.tensors.write(input, self.slots))
+    }
 }
 
 impl DeviceHost {
@@ -134,13 +146,14 @@ impl DeviceHost {
             alarm_at: Time::MAX,
             stopped: false,
         };
-        let shares = match parts {
+        let shares: Box<[Share]> = match parts {
             [] => [Share::Whole].into(),
             parts => parts.iter().map(|part| part.share).collect(),
         };
         let host = Arc::new_cyclic(|me| DeviceHost {
             me: me.clone(),
             device,
+            crews: shares.iter().map(|_| Arc::default()).collect(),
             shares,
             clock,
             watchdog,
@@ -171,8 +184,9 @@ impl DeviceHost {
         slot: DeviceId,
         partition: PartitionId,
     ) -> std::io::Result<(usize, std::thread::JoinHandle<()>)> {
-        let seat = Seat::new(None);
-        let thread = lane::start(self.clone(), seat.clone())?;
+        let crew = &self.crews[partition.0 as usize];
+        let seat = Seat::new(crew, None);
+        let thread = lane::start(self.clone(), crew.clone())?;
         let mut inner = self.inner.lock();
         let partitions = (0..self.shares.len() as u32).map(PartitionId);
         let mut shared_lanes: Vec<u32> =
@@ -197,7 +211,7 @@ impl DeviceHost {
         policy: ModelSpec,
         engines: Vec<Box<dyn Lane>>,
     ) -> std::io::Result<()> {
-        let started = self.start_lanes(engines)?;
+        let started = self.start_lanes(model.partition, engines)?;
         let mut inner = self.inner.lock();
         let taken = inner.journal.apply(self.clock.now(), DeviceInput::Model(model.id, Some(policy)));
         assert!(taken.is_ok(), "a policy that was checked can be had in a partition that there is");
@@ -212,11 +226,16 @@ impl DeviceHost {
     ///
     /// # Errors
     /// If the operating system has no thread left; then there are none.
-    pub(super) fn start_lanes(self: &Arc<Self>, engines: Vec<Box<dyn Lane>>) -> std::io::Result<Vec<Arc<Seat>>> {
+    pub(super) fn start_lanes(
+        self: &Arc<Self>,
+        partition: PartitionId,
+        engines: Vec<Box<dyn Lane>>,
+    ) -> std::io::Result<Vec<Arc<Seat>>> {
         let mut started: Vec<Arc<Seat>> = Vec::new();
+        let crew = &self.crews[partition.0 as usize];
         for engine in engines {
-            let seat = Seat::new(Some(engine));
-            let thread = lane::start(self.clone(), seat.clone());
+            let seat = Seat::new(crew, Some(engine));
+            let thread = lane::start(self.clone(), crew.clone());
             // Threads that have started end at once if another cannot.
             thread.inspect_err(|_| started.iter().for_each(|seat| seat.stop()))?;
             started.push(seat);
@@ -385,7 +404,7 @@ impl DeviceHost {
             inner.tell(now, DeviceInput::Completion { launch: launch.id, span, exits: leave });
             (answered, failures, now)
         });
-        self.answer_alone(answered, failed, now);
+        reply::together(|| self.answer_alone(answered, failed, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
             self.complete(&grant, (!alone).then_some((launch.rows, end)));
@@ -458,13 +477,21 @@ impl DeviceHost {
         while let Some(output) = inner.journal.poll_output() {
             match output {
                 DeviceOutput::Admit { model, request, slots } => {
-                    let Some(Resident { model, .. }) = inner.models.get(&model) else { continue };
+                    let Some(model) = inner.models.get(&model).map(|resident| resident.model.clone()) else { continue };
                     let input = inner.table.get(request).and_then(|entry| entry.input.take());
-                    actions.writes.push(Write { model: model.clone(), request, slots, input });
+                    let is_quick = model.tensors.writes_quickly(slots);
+                    let write = Write { model, request, slots, input };
+                    if is_quick {
+                        // The lock would have to be taken once more for it, which takes longer.
+                        let written = write.copy();
+                        inner.written(now, write, written);
+                    } else {
+                        actions.writes.push(write);
+                    }
                 }
-                DeviceOutput::Launch(launch) => actions.launches.extend(inner.work(launch)),
+                DeviceOutput::Launch(launch) => actions.launches.extend(inner.put_launch(launch)),
                 DeviceOutput::Group(launches) => {
-                    actions.launches.extend(launches.into_iter().filter_map(|launch| inner.work(launch)));
+                    actions.launches.extend(launches.into_iter().filter_map(|launch| inner.put_launch(launch)));
                 }
                 DeviceOutput::Free { lanes, .. } => {
                     let gone = lanes.iter().filter_map(|lane| inner.lanes.get_mut(lane.0 as usize)?.take());
@@ -531,52 +558,38 @@ impl DeviceHost {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops } = actions;
             ends.iter().for_each(|lane| lane.seat.stop());
-            for (seat, work) in launches {
-                let left = match self.me.upgrade() {
-                    Some(me) => own_launch::leave(&me, &seat, work),
-                    None => Some(work),
-                };
-                left.into_iter().for_each(|work| seat.put(work));
+            for seat in launches {
+                match self.me.upgrade() {
+                    Some(me) => own_launch::offer(&me, &seat),
+                    None => seat.call(),
+                }
             }
             prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
-            self.reply(replies, rows.unwrap_or(0));
-            for (mut entry, reason) in drops {
-                let reason = match reason {
-                    DeviceDrop::Hopeless => {
-                        entry.watched.take().into_iter().for_each(|watched| watched.end(GuardEnd::Dropped));
-                        DropReason::Hopeless
-                    }
-                    DeviceDrop::Removed => DropReason::ModelRemoved,
-                };
-                entry.call.drop_for(reason, self.clock.now());
-            }
+            reply::together(|| {
+                self.reply(replies, rows.unwrap_or(0));
+                drops.into_iter().for_each(|(entry, reason)| self.drop_entry(entry, reason));
+            });
             let Some(Write { model, .. }) = writes.first() else { return };
             let model = model.clone();
-            // Not written: their launch takes them from where they are.
-            let write = |write: Write| {
-                let Write { model, slots, input, .. } = &write;
-                let written = input.as_ref().is_some_and(|input| model.tensors.write(input, *slots));
-                (write, written)
-            };
-            let writes: SmallVec<[(Write, bool); 1]> = writes.into_iter().map(write).collect();
+            let copied = |write: Write| (write.copy(), write);
+            let writes: SmallVec<[(bool, Write); 1]> = writes.into_iter().map(copied).collect();
+            // What they held is freed after the lock.
             (_, actions) = self.decide(&model, |inner, now| {
-                let mut read = SmallVec::<[Write; 1]>::new();
-                for (mut write, written) in writes {
-                    let (model, request) = (write.model.clone(), write.request);
-                    if let Some(entry) = inner.table.get(request) {
-                        entry.slots = written.then_some(write.slots);
-                        // Later segments may fail when the slots have long been given to others.
-                        if !written || model.segments() > 1 {
-                            entry.input = write.input.take();
-                        }
-                    }
-                    inner.tell(now, DeviceInput::Input(model.id, request));
-                    read.push(write);
-                }
-                // Freed after the lock.
-                read
+                let read = writes.into_iter().map(|(written, write)| inner.written(now, write, written));
+                read.collect::<SmallVec<[Write; 1]>>()
             });
         }
+    }
+
+    fn drop_entry(&self, mut entry: Entry, reason: DeviceDrop) {
+        let reason = match reason {
+            DeviceDrop::Hopeless => {
+                entry.watched.take().into_iter().for_each(|watched| watched.end(GuardEnd::Dropped));
+                DropReason::Hopeless
+            }
+            DeviceDrop::Removed => DropReason::ModelRemoved,
+        };
+        entry.call.drop_for(reason, self.clock.now());
     }
 
     fn reply(&self, mut replies: Vec<Entry>, rows: u32) {
@@ -728,14 +741,28 @@ impl Inner {
         }
     }
 
-    /// A launch for the thread of its lane.
-    fn work(&mut self, launch: Launch) -> Option<(Arc<Seat>, Work)> {
+    /// The inputs of a request have been copied into its slots, or not: then their launch takes them from where they are. Gives back what is not needed any more.
+    fn written(&mut self, now: Time, mut write: Write, written: bool) -> Write {
+        if let Some(entry) = self.table.get(write.request) {
+            entry.slots = written.then_some(write.slots);
+            // Later segments may fail when the slots have long been given to others.
+            if !written || write.model.segments() > 1 {
+                entry.input = write.input.take();
+            }
+        }
+        self.tell(now, DeviceInput::Input(write.model.id, write.request));
+        write
+    }
+
+    /// Puts a launch on its lane, behind those that are there.
+    fn put_launch(&mut self, launch: Launch) -> Option<Arc<Seat>> {
         let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
         let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
         let resident = self.models.get_mut(&launch.model)?;
         resident.running += 1;
         let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
-        Some((seat, Work { head: Head { launch, lane: index, partition, model, grant }, body }))
+        seat.put(Work { head: Head { launch, lane: index, partition, model, grant }, body });
+        Some(seat)
     }
 }
 

@@ -89,6 +89,13 @@ impl InputRings {
         self.rings.iter().map(|ring| ring.memory.slot_bytes() as u64 * u64::from(self.slots)).sum()
     }
 
+    /// Bytes of a run of slots, where they are in the host's memory alone.
+    pub fn host_bytes(&self, run: SlotRun) -> Option<usize> {
+        let bytes =
+            |ring: &Tensors| (!ring.memory.is_on_device()).then(|| ring.memory.slot_bytes() * run.count as usize);
+        self.rings.iter().map(bytes).sum()
+    }
+
     /// What every request is padded to; 0 where nothing varies.
     pub fn length(&self) -> u32 {
         self.length

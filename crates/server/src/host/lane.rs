@@ -1,4 +1,5 @@
-//! A lane: a thread that runs one launch after another, of whatever models, of which it gives the next one to the device while the one before is under way.
+//! Launches on their way through a thread: it takes a lane that has some and runs them one after another, of whatever models; the next one is given to the device while the one
+//! before is under way.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -9,9 +10,10 @@ use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
 
+use super::crew::{Crew, Seat};
 use super::device_host::DeviceHost;
-use super::handoff::Handoff;
-use super::hosted_model::{EngineLane, HostedModel};
+use super::hosted_model::HostedModel;
+use super::own_launch;
 use crate::batch_codec::{Admitted, Outputs};
 use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::loaded_version::Queue;
@@ -103,6 +105,11 @@ impl Work {
     pub fn is_brief(&self) -> bool {
         self.head.launch.computed_rows <= self.head.model.brief_rows
     }
+
+    /// Whether it goes on with a batch that has run in part.
+    pub fn goes_on(&self) -> bool {
+        self.head.launch.segments.first > 0
+    }
 }
 
 impl Outcome {
@@ -113,36 +120,11 @@ impl Outcome {
     }
 }
 
-/// A lane of a device: its thread, and whoever else runs a launch there, has it one launch at a time.
-pub struct Seat {
-    /// Where the thread is left its work.
-    next: Handoff<Work>,
-    /// The engine's lane, of one that is for a single model.
-    engine: Option<EngineLane>,
-}
-
-impl Seat {
-    /// Of a single model, whose lane `engine` is, or of whatever models.
-    pub fn new(engine: Option<Box<dyn Lane>>) -> Arc<Self> {
-        Arc::new(Seat { next: Handoff::default(), engine: engine.map(Mutex::new) })
-    }
-
-    /// Leaves the thread a launch. Asserts that none is there.
-    pub fn put(&self, work: Work) {
-        self.next.put(work);
-    }
-
-    /// Ends the thread after its present launch.
-    pub fn stop(&self) {
-        self.next.stop();
-    }
-}
-
-/// A thread that runs launches. There is another for a lane where a run of the one before does not end.
+/// A thread that runs launches. There is another for the crew where a run of the one before does not end.
 struct Worker {
     host: Arc<DeviceHost>,
-    /// The lane whose thread it is; `None`: it is no lane's.
-    seat: Option<Arc<Seat>>,
+    /// Whose thread it is; `None`: it is a guest.
+    crew: Option<Arc<Crew>>,
     flights: Mutex<Flights>,
 }
 
@@ -157,7 +139,9 @@ pub struct Guest {
 struct Flights {
     /// With when they were begun, in their order.
     launches: VecDeque<(Head, Time)>,
-    /// Why the thread was left behind, if it was: its launches are seen to, and another has the lane.
+    /// The lane that they are on.
+    seat: Option<Arc<Seat>>,
+    /// Why the thread was left behind, if it was: its launches are seen to, and it has the lane no more.
     left_behind: Option<String>,
 }
 
@@ -196,20 +180,23 @@ enum Stage<'a> {
     Over(Outcome),
 }
 
-/// Starts the thread of a lane.
+/// A thread was left behind: others see to all that it had.
+struct LeftBehind;
+
+/// Starts a thread for the lanes of a partition.
 ///
 /// # Errors
 /// If the operating system has no thread left.
-pub fn start(host: Arc<DeviceHost>, seat: Arc<Seat>) -> std::io::Result<std::thread::JoinHandle<()>> {
+pub fn start(host: Arc<DeviceHost>, crew: Arc<Crew>) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("lane-{}", host.device());
-    let worker = Arc::new(Worker { host, seat: Some(seat.clone()), flights: Mutex::default() });
-    std::thread::Builder::new().name(name).spawn(move || worker.work(&seat))
+    let worker = Arc::new(Worker { host, crew: Some(crew.clone()), flights: Mutex::default() });
+    std::thread::Builder::new().name(name).spawn(move || worker.work(&crew))
 }
 
 impl Guest {
     /// The calling thread, on a device.
     pub fn at(host: Arc<DeviceHost>) -> Arc<Self> {
-        let worker = Arc::new(Worker { host, seat: None, flights: Mutex::default() });
+        let worker = Arc::new(Worker { host, crew: None, flights: Mutex::default() });
         let owner: Weak<Worker> = Arc::downgrade(&worker);
         let post = worker.host.watchdog().post(owner);
         Arc::new(Guest { worker, post })
@@ -225,64 +212,92 @@ impl Guest {
         Arc::strong_count(&self.worker.host) == 1
     }
 
-    /// Runs a launch of a lane and sees to what comes of it; false if somebody else did, as it took too long: this is no guest there any more.
-    pub fn run(&self, seat: &Arc<Seat>, work: Work) -> bool {
-        let Some(begun) = self.worker.begin(&self.post, seat, work) else { return false };
-        let (begin, outcome) = self.worker.end(begun, Time::ZERO);
-        self.worker.finish(begin, self.worker.host.clock().now(), outcome)
+    /// Runs a launch of a lane, which is held for it, and its batch's next segments, and sees to what comes of them; false if somebody else did, as it took too long: this is no guest there any more.
+    pub fn run(&self, seat: &Arc<Seat>) -> bool {
+        let mut follows = Some(seat.clone());
+        while let Some(seat) = follows.take() {
+            let Some(work) = seat.next_or_release() else { return true };
+            let Ok(begun) = self.worker.begin(&self.post, &seat, work) else { return false };
+            let (begin, outcome) = self.worker.end(begun, Time::ZERO);
+            let end = self.worker.host.clock().now();
+            let (finished, next) = own_launch::follow_briefly(|| self.worker.finish(begin, end, outcome));
+            if finished.is_err() {
+                return false;
+            }
+            seat.release();
+            follows = next;
+        }
+        true
     }
 }
 
 impl Worker {
-    /// The life of a lane's thread.
-    fn work(self: Arc<Self>, seat: &Arc<Seat>) {
+    /// The life of a thread.
+    fn work(self: Arc<Self>, crew: &Arc<Crew>) {
         Pinned::stay();
         let owner: Weak<Worker> = Arc::downgrade(&self);
+        let post = self.host.watchdog().post(owner);
+        let mut follows = None;
+        while let Some(seat) = follows.take().or_else(|| crew.take()) {
+            match self.serve(&post, &seat) {
+                Ok(next) => follows = next,
+                Err(LeftBehind) => return,
+            }
+        }
+    }
+
+    /// Runs what a lane has, until it has nothing more or another lane's launch follows from the one that has ended: then that lane is held for this thread.
+    fn serve(&self, post: &Post, seat: &Arc<Seat>) -> Result<Option<Arc<Seat>>, LeftBehind> {
         let host = &*self.host;
-        let post = host.watchdog().post(owner);
         let mut next: Option<Begun<'_>> = None;
         // When the lane was last done with a launch: the next one has not run before.
         let mut done = Time::ZERO;
         loop {
             let begun = match next.take() {
                 Some(begun) => begun,
-                None => {
-                    let Some(work) = seat.next.take() else { return };
-                    let Some(begun) = self.begin(&post, seat, work) else { return };
-                    begun
-                }
+                None => match seat.next_or_release() {
+                    Some(work) => self.begin(post, seat, work)?,
+                    None => return Ok(None),
+                },
             };
             // What comes while the device is at work is given to it at once.
             if let Some(spare) = begun.spare()
-                && let Some(work) = seat.next.take_within(spare)
+                && let Some(work) = seat.next_within(spare)
             {
-                let Some(begun) = self.begin(&post, seat, work) else { return };
-                next = Some(begun);
+                next = Some(self.begin(post, seat, work)?);
             }
             let (begin, outcome) = self.end(begun, done);
             done = host.clock().now();
-            if !self.finish(begin, done, outcome) {
-                return;
+            let (finished, follows) = match next {
+                Some(_) => (self.finish(begin, done, outcome), None),
+                None => own_launch::follow(seat.crew(), || self.finish(begin, done, outcome)),
+            };
+            finished?;
+            if follows.is_some() {
+                seat.release();
+                return Ok(follows);
             }
         }
     }
 
-    /// The first of its launches has ended; false if the thread was left behind, and the launch seen to.
-    fn finish(&self, begin: Time, end: Time, outcome: Outcome) -> bool {
+    /// The first of its launches has ended, and is seen to unless the thread was left behind.
+    fn finish(&self, begin: Time, end: Time, outcome: Outcome) -> Result<(), LeftBehind> {
         let mut flights = self.flights.lock();
         if flights.left_behind.is_some() {
-            return false;
+            return Err(LeftBehind);
         }
         let head = flights.launches.pop_front();
-        drop(flights);
+        // The lane may go before the thread has another.
+        let seat = if flights.launches.is_empty() { flights.seat.take() } else { None };
+        drop((flights, seat));
         if let Some((head, _)) = head {
             self.host.finish(head, begin, end, outcome);
         }
-        true
+        Ok(())
     }
 
-    /// Begins a launch of a lane; `None` if the thread was left behind.
-    fn begin<'a>(&'a self, post: &'a Post, seat: &Arc<Seat>, work: Work) -> Option<Begun<'a>> {
+    /// Begins a launch of a lane, unless the thread was left behind: then it is seen to.
+    fn begin<'a>(&'a self, post: &'a Post, seat: &Arc<Seat>, work: Work) -> Result<Begun<'a>, LeftBehind> {
         let Work { head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
         let expected = match &head.grant {
@@ -300,15 +315,16 @@ impl Worker {
             drop(flights);
             let outcome = failed(body, &RunFailure::Ended(reason));
             host.finish(head, begin, host.clock().now(), outcome);
-            return None;
+            return Err(LeftBehind);
         }
         flights.launches.push_back((head, begin));
+        flights.seat = Some(run.seat.clone());
         drop(flights);
         let mut assembled = begin;
         let stage = run.caught(|| begin_run(&run, &mut body, &mut assembled));
         let members = body.members.iter().map(|member| member.request);
         let stage = stage.unwrap_or_else(|failure| Stage::Over(Outcome::failed(members, &failure)));
-        Some(Begun { run, body, begin, assembled, stage })
+        Ok(Begun { run, body, begin, assembled, stage })
     }
 
     /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, and what came of it.
@@ -338,7 +354,7 @@ impl Run<'_> {
         if let Some(reason) = self.watch.health.refuses() {
             return Err(RunFailure::Refused(reason));
         }
-        let engine = self.seat.engine.as_ref().map(Mutex::lock).or_else(|| self.model.engines.lane(self.lane));
+        let engine = self.seat.engine().or_else(|| self.model.engines.lane(self.lane));
         match engine {
             Some(mut lane) => run(&mut **lane),
             None => Err(RunFailure::Engine(format!("the model has no lane on device {}", self.watch.device))),
@@ -377,21 +393,22 @@ impl Owner for Worker {
         flights.launches.is_empty() || self.host.is_awaited(members)
     }
 
-    /// Answers what runs on this thread, and gives the lane another one.
+    /// Answers what runs on this thread, and gives its crew another one.
     fn leave_behind(&self, reason: &str) {
-        let launches = {
+        let (launches, seat) = {
             let mut flights = self.flights.lock();
             if flights.launches.is_empty() {
                 return;
             }
             flights.left_behind = Some(reason.to_owned());
-            std::mem::take(&mut flights.launches)
+            (std::mem::take(&mut flights.launches), flights.seat.take())
         };
         let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
-        let started = self.seat.as_ref().map_or(Ok(()), |seat| start(host.clone(), seat.clone()).map(drop));
+        let started = self.crew.as_ref().map_or(Ok(()), |crew| start(host.clone(), crew.clone()).map(drop));
         if let Err(error) = started {
             host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", host.device()));
         }
+        seat.iter().for_each(Seat::release);
         for (head, begin) in launches {
             let outcome = Outcome::failed(head.launch.members.iter().copied(), &failure);
             host.finish(head, begin, host.clock().now(), outcome);

@@ -6,21 +6,22 @@
 //! ```text
 //! Driver ── batches ──────────────────┐
 //!                                     ▼
-//! Serving ──▶ HostedVersion ──▶ DeviceHost { lock { policies, RequestTable } } ──▶ Handoff ──▶ a lane's thread ──▶ Engine
+//! Serving ──▶ HostedVersion ──▶ DeviceHost { lock { policies, RequestTable } } ──▶ Seat, Crew ──▶ a thread ──▶ Engine
 //!              (route)            ▲        │ Admit: the inputs are copied into the ring, by whoever holds the decision
 //!                                 │        └ Reply, Drop: the client is answered, after the lock
 //!                                 └─ completion ◀───────────────────────────────────────────┘
 //! ```
 //!
 //! A policy may ask for lanes in another partition while those it has serve: `preparation.rs` makes them on a thread of their own, and the policy switches to them between two launches.
-//! The thread of a frontend whose request is launched at once runs the launch itself where that is brief (`own_launch.rs`).
+//! The thread of a frontend whose request is launched at once runs the launch itself where that is brief, and the one that has run a segment of a batch runs the next
+//! (`own_launch.rs`); lanes have no threads of their own, but each partition has as many as lanes (`crew.rs`).
 //!
 //! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
 //! lock, hears the decisions, and carries them out after it.
 
+mod crew;
 mod device_host;
 mod exits;
-mod handoff;
 mod history;
 mod hosted_model;
 mod hosted_version;
@@ -40,8 +41,8 @@ mod request_table;
 mod served;
 mod tensors;
 
+pub(crate) use crew::hand_over_time;
 pub use device_host::DeviceHost;
-pub(crate) use handoff::hand_over_time;
 pub use history::{PastLaunch, REMEMBERED};
 pub use hosted_model::{HostedModel, WarmUpLanes};
 pub use hosted_version::{HostedVersion, PastLaunches, Timeline};

@@ -1,35 +1,47 @@
-//! A launch that the thread which brought its request runs itself: where the device is free and the launch brief, a request is answered without a change of threads.
+//! A launch that the thread it follows from runs itself, without a change of threads: a frontend its request's, where the device is free and the launch brief; a thread of a
+//! lane the next segment of the batch that it has run, on another lane.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use super::crew::{Crew, Seat};
 use super::device_host::DeviceHost;
-use super::lane::{Guest, Seat, Work};
+use super::lane::{Guest, Work};
 
 thread_local! {
-    /// Whether the thread takes a launch.
-    static OPEN: Cell<bool> = const { Cell::new(false) };
-    /// The one that it has taken.
+    /// Which launch the thread takes.
+    static WANTED: RefCell<Wanted> = const { RefCell::new(Wanted::None) };
+    /// The lane that it holds for it.
     static TAKEN: Cell<Option<Taken>> = const { Cell::new(None) };
     /// For the devices that the thread has run launches of.
     static GUESTS: RefCell<Vec<Arc<Guest>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A launch of a lane of a device.
+/// Which launch a thread takes.
+enum Wanted {
+    None,
+    /// One that is over soon.
+    Brief,
+    /// One that is over soon, and goes on with a batch that has run in part.
+    BriefRest,
+    /// Any of this crew's lanes.
+    Of(Arc<Crew>),
+}
+
+/// A lane of a device, held for the thread.
 struct Taken {
     host: Arc<DeviceHost>,
     seat: Arc<Seat>,
-    work: Work,
 }
 
-/// The thread takes no launch any more. One that it has and will not run, as it panics, is the lane's again.
+/// The thread takes no launch any more. A lane that it holds and will not run, as it panics, is held no more.
 struct Withdrawn;
 
 impl Drop for Withdrawn {
     fn drop(&mut self) {
-        OPEN.set(false);
-        if let Some(Taken { seat, work, .. }) = TAKEN.take() {
-            seat.put(work);
+        WANTED.set(Wanted::None);
+        if let Some(Taken { seat, .. }) = TAKEN.take() {
+            seat.release();
         }
     }
 }
@@ -39,11 +51,8 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     if !may {
         return submit();
     }
-    OPEN.set(true);
-    let withdrawn = Withdrawn;
-    let submitted = submit();
-    OPEN.set(false);
-    if let Some(Taken { host, seat, work }) = TAKEN.take() {
+    let (submitted, taken) = taken(Wanted::Brief, submit);
+    if let Some(Taken { host, seat }) = taken {
         let known = GUESTS.with_borrow(|guests| guests.iter().find(|guest| guest.is_at(&host)).cloned());
         let guest = known.unwrap_or_else(|| {
             let guest = Guest::at(host);
@@ -53,20 +62,47 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
             });
             guest
         });
-        if !guest.run(&seat, work) {
+        if !guest.run(&seat) {
             GUESTS.with_borrow_mut(|guests| guests.retain(|other| !Arc::ptr_eq(other, &guest)));
         }
     }
-    drop(withdrawn);
     submitted
 }
 
-/// Leaves a launch to the thread, or gives it back if the thread takes none.
-pub(super) fn leave(host: &Arc<DeviceHost>, seat: &Arc<Seat>, work: Work) -> Option<Work> {
-    if !OPEN.get() || !work.is_brief() {
-        return Some(work);
+/// Sees to the end of a launch by `finish`, as a thread of `crew`; with the lane whose launch follows from it, held for the thread, if that is no lane that somebody has.
+pub(super) fn follow<T>(crew: &Arc<Crew>, finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
+    let (finished, taken) = taken(Wanted::Of(crew.clone()), finish);
+    (finished, taken.map(|taken| taken.seat))
+}
+
+/// The same as a guest, who takes what is left of a batch alone.
+pub(super) fn follow_briefly<T>(finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
+    let (finished, taken) = taken(Wanted::BriefRest, finish);
+    (finished, taken.map(|taken| taken.seat))
+}
+
+/// Does something, and gives the lane of the first launch that comes of it and is wanted.
+fn taken<T>(wanted: Wanted, act: impl FnOnce() -> T) -> (T, Option<Taken>) {
+    WANTED.set(wanted);
+    let withdrawn = Withdrawn;
+    let done = act();
+    let taken = TAKEN.take();
+    drop(withdrawn);
+    (done, taken)
+}
+
+/// A lane has a launch: the thread holds it, if it wants the launch, or somebody else sees to it.
+pub(super) fn offer(host: &Arc<DeviceHost>, seat: &Arc<Seat>) {
+    let takes = WANTED.with_borrow(|wanted| match wanted {
+        Wanted::None => false,
+        Wanted::Brief => seat.claim(Work::is_brief),
+        Wanted::BriefRest => seat.claim(|work| work.is_brief() && work.goes_on()),
+        Wanted::Of(crew) => Arc::ptr_eq(crew, seat.crew()) && seat.claim(|_| true),
+    });
+    if takes {
+        WANTED.set(Wanted::None);
+        TAKEN.set(Some(Taken { host: host.clone(), seat: seat.clone() }));
+    } else {
+        seat.call();
     }
-    OPEN.set(false);
-    TAKEN.set(Some(Taken { host: host.clone(), seat: seat.clone(), work }));
-    None
 }

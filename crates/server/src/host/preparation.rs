@@ -7,9 +7,9 @@ use downbeat_core::device::{LaneId, LaneSpec, PartitionId};
 use downbeat_engine::Place;
 use parking_lot::Mutex;
 
+use super::crew::Seat;
 use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
-use super::lane::Seat;
 use crate::watchdog::Owner;
 
 /// Lanes that a policy has asked for.
@@ -71,7 +71,7 @@ impl Preparing {
         let engines = specs.iter().map(|_| model.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
         let mut engines = engines.map_err(|error| error.to_string())?;
         (model.warm_up)(host.device(), specs, &mut engines).map_err(|error| format!("{error:#}"))?;
-        host.start_lanes(engines).map_err(|error| format!("there is no thread left for a lane: {error}"))
+        host.start_lanes(partition, engines).map_err(|error| format!("there is no thread left for a lane: {error}"))
     }
 
     fn tell(&self, made: Result<Made, String>) {

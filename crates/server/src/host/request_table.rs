@@ -68,7 +68,7 @@ pub struct RequestTable {
     /// What launches left, by a running number.
     batches: BTreeMap<u64, Batch>,
     /// The batch that has a request's rows.
-    places: BTreeMap<RequestId, u64>,
+    places: HashMap<RequestId, u64, BuildHasherDefault<CounterHasher>>,
     next: u64,
 }
 
@@ -177,12 +177,32 @@ impl RequestTable {
         Some(Member { request, rows, length, input: entry.input.take(), slots })
     }
 
+    /// Takes out what a launch left, if another goes on with just that.
+    fn take_if_whole(&mut self, batch: u64, launch: &Launch) -> Option<Batch> {
+        let its = self.batches.get(&batch)?.members.iter().map(|(member, _)| member);
+        if its.eq(&launch.members) { self.take(batch) } else { None }
+    }
+
+    /// A member of a launch of later segments, whose client may have gone.
+    fn resumed(&mut self, request: RequestId, rows: u32, launch: &Launch) -> Member {
+        let gone = Member { request, rows, length: launch.length, input: None, slots: None };
+        self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member })
+    }
+
     /// What a launch of later segments runs on: a batch as an earlier launch left it, or parts of some.
     fn resume(&mut self, launch: &Launch) -> Body {
         let mut touched: Vec<u64> =
             launch.members.iter().filter_map(|member| self.places.get(member).copied()).collect();
         touched.sort_unstable();
         touched.dedup();
+        if let [batch] = touched[..]
+            && let Some(batch) = self.take_if_whole(batch, launch)
+        {
+            let members = batch.members.into_iter().map(|(request, rows)| self.resumed(request, rows, launch));
+            return Body { members: members.collect(), source: Source::States(vec![batch.state]) };
+        }
+        let order: HashMap<RequestId, usize, BuildHasherDefault<CounterHasher>> =
+            launch.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
         let mut parts: Vec<(usize, Batch)> = Vec::new();
         // Rows that went lost when what a neighbour's launch found could not be parted.
         let lost = |request: &RequestId| self.entries.contains_key(request) && !self.places.contains_key(request);
@@ -190,8 +210,7 @@ impl RequestTable {
             launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());
         for batch in touched {
             let Some(Batch { members, state }) = self.take(batch) else { continue };
-            let places: Vec<Option<usize>> =
-                members.iter().map(|(member, _)| launch.members.iter().position(|other| other == member)).collect();
+            let places: Vec<Option<usize>> = members.iter().map(|(member, _)| order.get(member).copied()).collect();
             // What stays together: neighbours that are neighbours in the launch, or not in it.
             let follows = |index: usize| match (places[index - 1], places[index]) {
                 (Some(before), Some(after)) => before + 1 == after,
@@ -232,10 +251,7 @@ impl RequestTable {
         parts.sort_by_key(|(place, _)| *place);
         let (mut members, mut states) = (Vec::new(), Vec::new());
         for (_, Batch { members: its, state }) in parts {
-            for (request, rows) in its {
-                let gone = Member { request, rows, length: launch.length, input: None, slots: None };
-                members.push(self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member }));
-            }
+            members.extend(its.into_iter().map(|(request, rows)| self.resumed(request, rows, launch)));
             states.push(state);
         }
         Body { members, source: Source::States(states) }

@@ -11,6 +11,9 @@ use super::padding::Padding;
 use super::padding_watch::PaddingWatch;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
+/// A copy of so many bytes takes some 100 ns.
+const QUICK_BYTES: usize = 4 << 10;
+
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
 pub struct BatchTensors {
     /// How requests become batches.
@@ -31,6 +34,11 @@ impl BatchTensors {
         }
         let written = |rings: &InputRings| rings.write(&self.plan, self.padding.as_deref(), input, slots);
         self.rings.as_ref().is_some_and(written)
+    }
+
+    /// Whether that takes no longer than to take a lock for it.
+    pub fn writes_quickly(&self, slots: SlotRun) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.host_bytes(slots).is_some_and(|bytes| bytes <= QUICK_BYTES))
     }
 
     /// What a request of `length` is padded to before it meets others.

@@ -8,8 +8,8 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 use crate::batch_codec::Admitted;
 use crate::error::ServiceError;
 use crate::loaded_version::LoadedVersion;
-use crate::metrics::Reason;
 use crate::reply::Reply;
+use crate::unanswered::Unanswered;
 
 /// A request that waits for its answer.
 pub struct Call {
@@ -44,7 +44,7 @@ impl Call {
             Reject::QueueFull { bound } => {
                 let batches = u64::from(bound.div_ceil(profile.max_batch()));
                 (
-                    Reason::QueueFull,
+                    Unanswered::QueueFull,
                     ServiceError::QueueFull {
                         message: format!(
                             "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
@@ -54,7 +54,7 @@ impl Call {
                 )
             }
             Reject::WaitTooLong { wait, bound } => (
-                Reason::QueueFull,
+                Unanswered::QueueFull,
                 ServiceError::QueueFull {
                     message: format!(
                         "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait \
@@ -64,7 +64,7 @@ impl Call {
                 },
             ),
             Reject::DeadlineImpossible { needed, allowed } => (
-                Reason::Impossible,
+                Unanswered::Impossible,
                 ServiceError::DeadlineExceeded(format!(
                     "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows \
                      {allowed}; allow more time ({})",
@@ -72,9 +72,9 @@ impl Call {
                 )),
             ),
             Reject::UnknownModel => {
-                (Reason::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
+                (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
             }
-            other => (Reason::Engine, ServiceError::InvalidArgument(format!("model '{model}': {other}"))),
+            other => (Unanswered::Engine, ServiceError::InvalidArgument(format!("model '{model}': {other}"))),
         };
         self.fail(reason, error, now);
     }
@@ -85,7 +85,7 @@ impl Call {
             "Exceeds maximum queue size: a request of {rows} items can never wait for model '{}', whose queue holds at most {bound}",
             self.loaded.name
         );
-        self.fail(Reason::QueueFull, ServiceError::InvalidArgument(message), now);
+        self.fail(Unanswered::QueueFull, ServiceError::InvalidArgument(message), now);
     }
 
     /// Answers a request whose deadline is over before any device is expected to be done with it.
@@ -95,7 +95,7 @@ impl Call {
              allows {allowed}",
             self.loaded.name
         );
-        self.fail(Reason::Impossible, ServiceError::DeadlineExceeded(message), now);
+        self.fail(Unanswered::Impossible, ServiceError::DeadlineExceeded(message), now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.
@@ -104,13 +104,13 @@ impl Call {
         let waited = now.since(self.arrival);
         let (reason, error) = match reason {
             DropReason::QueueTimeout => (
-                Reason::QueueTimeout,
+                Unanswered::QueueTimeout,
                 ServiceError::DeadlineExceeded(format!(
                     "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
                 )),
             ),
             DropReason::WaitTooLong => (
-                Reason::QueueTimeout,
+                Unanswered::QueueTimeout,
                 ServiceError::QueueFull {
                     message: format!(
                         "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may \
@@ -121,17 +121,17 @@ impl Call {
                 },
             ),
             DropReason::ModelRemoved => {
-                (Reason::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
+                (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
             }
             DropReason::Sacrificed => (
-                Reason::Sacrificed,
+                Unanswered::Sacrificed,
                 ServiceError::DeadlineExceeded(format!(
                     "dropped after {waited} in the queue of model '{model}': under this load it would have missed its \
                      deadline or cost those behind it theirs"
                 )),
             ),
             DropReason::Hopeless => (
-                Reason::Hopeless,
+                Unanswered::Hopeless,
                 ServiceError::DeadlineExceeded(format!(
                     "dropped after {waited} in the queue of model '{model}': it could no longer finish by its deadline"
                 )),
@@ -141,7 +141,7 @@ impl Call {
     }
 
     /// Answers with an error, and counts it.
-    pub(crate) fn fail(self, reason: Reason, error: ServiceError, now: Time) {
+    pub(crate) fn fail(self, reason: Unanswered, error: ServiceError, now: Time) {
         self.loaded.record_not_answered(reason, now.since(self.arrival));
         // A receiver that is gone was counted all the same: the request was not answered.
         self.reply.send(Err(error));

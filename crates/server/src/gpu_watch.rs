@@ -10,7 +10,7 @@ use downbeat_engine::GpuInfo;
 use downbeat_engine::cuda::condemn;
 use downbeat_engine::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
 
-use crate::metrics::GpuMetrics;
+use crate::gpu_metrics::GpuMetrics;
 
 /// How often GPUs are looked at where no metrics are wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(5_000);

@@ -16,13 +16,14 @@ use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::host::HostedVersion;
-use crate::metrics::{Metrics, ModelMetrics, Reason};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
 use crate::placement::Placed;
 use crate::policy_report::PolicyReport;
 use crate::refiner::ProfileRefiner;
 use crate::statistics::{Phases, Statistics};
+use crate::unanswered::Unanswered;
 
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
 pub struct LoadedVersion {
@@ -264,7 +265,7 @@ impl LoadedVersion {
     }
 
     /// Counts a request that got no result, `after` its arrival.
-    pub fn record_not_answered(&self, reason: Reason, after: Duration) {
+    pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
         self.metrics.record_not_answered(reason);
         self.statistics.lock().record_failure(after);
     }

@@ -33,7 +33,7 @@ use crate::loaded_version::{LoadedVersion, Queue};
 use crate::machine_load::LoadWatch;
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::model_memory::{ModelMemory, Part as MemoryPart};
+use crate::model_memory::{MemoryPart, ModelMemory};
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::{Placed, Placement};

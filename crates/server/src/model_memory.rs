@@ -13,7 +13,7 @@ use crate::options::ServerOptions;
 
 /// What a version holds memory for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum MemoryPart {
     /// Its weights, as the engine holds them.
     Weights,
     /// The input rings of its device policy, on all devices.
@@ -22,38 +22,24 @@ pub enum Part {
     Run,
 }
 
-impl Part {
-    /// All of them, in the order of [`ModelMemory`]'s numbers.
-    pub const ALL: [Part; 3] = [Part::Weights, Part::Rings, Part::Run];
-
-    /// The label's value.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Part::Weights => "weights",
-            Part::Rings => "rings",
-            Part::Run => "run",
-        }
-    }
-}
-
 /// What the versions on the CPU hold together.
 pub struct ModelMemory {
     /// Bytes; `None`: no limit.
     limit: Option<u64>,
     /// What runs take together at most, bytes: they wait for each other. `None`: no limit.
     runs: Option<u64>,
-    held: Mutex<Held>,
+    held: Mutex<Holdings>,
 }
 
 #[derive(Default)]
-struct Held {
+struct Holdings {
     next: u64,
     versions: BTreeMap<u64, Version>,
 }
 
 struct Version {
     model: String,
-    /// By [`Part`].
+    /// By [`MemoryPart`].
     bytes: [u64; 3],
 }
 
@@ -123,19 +109,14 @@ impl HeldMemory {
     ///
     /// # Errors
     /// [`NoRoom`], with the numbers; then nothing more is held.
-    pub fn hold(&self, part: Part, bytes: u64) -> Result<(), NoRoom> {
+    pub fn hold(&self, part: MemoryPart, bytes: u64) -> Result<(), NoRoom> {
         let mut held = self.memory.held.lock();
         let others =
-            |held: &Held| self.memory.together(held.versions.iter().filter(|of| *of.0 != self.id).map(|of| of.1));
+            |held: &Holdings| self.memory.together(held.versions.iter().filter(|of| *of.0 != self.id).map(|of| of.1));
         let others = others(&held);
         let Some(version) = held.versions.get_mut(&self.id) else { return Ok(()) };
         let before = version.bytes;
-        let [weights, rings, run] = &mut version.bytes;
-        let of = match part {
-            Part::Weights => weights,
-            Part::Rings => rings,
-            Part::Run => run,
-        };
+        let of = &mut version.bytes[part as usize];
         *of = of.saturating_add(bytes);
         let (parts, model) = (version.bytes, version.model.clone());
         let together = self.memory.together(held.versions.values());
@@ -152,9 +133,7 @@ impl HeldMemory {
     pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
         let held = self.memory.held.lock();
         let bytes = held.versions.get(&self.id).map_or([0; 3], |version| version.bytes);
-        for (part, bytes) in Part::ALL.into_iter().zip(bytes) {
-            metrics.set_model_memory(name, version, part, bytes);
-        }
+        metrics.set_model_memory(name, version, bytes);
         let [weights, rings, run] = bytes;
         let (models, limit) = (self.memory.together(held.versions.values()), self.memory.limit);
         let of = limit.map(|limit| format!(" of the {limit} that they may")).unwrap_or_default();
@@ -180,34 +159,34 @@ mod tests {
     fn what_is_held_counts_until_it_is_dropped() {
         let memory = ModelMemory::limited(Some(100), None);
         let (one, other) = (memory.begin("one"), memory.begin("other"));
-        one.hold(Part::Weights, 50).unwrap();
-        one.hold(Part::Run, 10).unwrap();
-        let error = other.hold(Part::Weights, 41).unwrap_err();
+        one.hold(MemoryPart::Weights, 50).unwrap();
+        one.hold(MemoryPart::Run, 10).unwrap();
+        let error = other.hold(MemoryPart::Weights, 41).unwrap_err();
         assert_eq!(error, NoRoom { takes: 41, parts: [41, 0, 0], others: 60, own: 0, limit: 100 });
-        other.hold(Part::Rings, 40).unwrap();
-        assert!(other.hold(Part::Weights, 1).unwrap_err().to_string().contains("takes 41 bytes"));
+        other.hold(MemoryPart::Rings, 40).unwrap();
+        assert!(other.hold(MemoryPart::Weights, 1).unwrap_err().to_string().contains("takes 41 bytes"));
         drop(one);
-        other.hold(Part::Weights, 60).unwrap();
-        ModelMemory::limited(None, None).begin("any").hold(Part::Weights, u64::MAX).unwrap();
+        other.hold(MemoryPart::Weights, 60).unwrap();
+        ModelMemory::limited(None, None).begin("any").hold(MemoryPart::Weights, u64::MAX).unwrap();
     }
 
     #[test]
     fn runs_take_together_what_runs_may_take() {
         let memory = ModelMemory::limited(Some(100), Some(30));
         let versions = ["a", "b", "c"].map(|name| memory.begin(name));
-        versions.iter().for_each(|version| version.hold(Part::Run, 20).unwrap());
-        versions[0].hold(Part::Weights, 70).unwrap();
-        assert!(versions[1].hold(Part::Weights, 1).is_err());
+        versions.iter().for_each(|version| version.hold(MemoryPart::Run, 20).unwrap());
+        versions[0].hold(MemoryPart::Weights, 70).unwrap();
+        assert!(versions[1].hold(MemoryPart::Weights, 1).is_err());
     }
 
     #[test]
     fn a_version_that_is_to_be_replaced_counts_and_is_named() {
         let memory = ModelMemory::limited(Some(100), None);
         let (before, now) = (memory.begin("model"), memory.begin("model"));
-        before.hold(Part::Weights, 60).unwrap();
-        let error = now.hold(Part::Weights, 60).unwrap_err().to_string();
+        before.hold(MemoryPart::Weights, 60).unwrap();
+        let error = now.hold(MemoryPart::Weights, 60).unwrap_err().to_string();
         assert!(error.contains("60 are held by versions of this model until they are replaced"), "{error}");
         drop(before);
-        now.hold(Part::Weights, 60).unwrap();
+        now.hold(MemoryPart::Weights, 60).unwrap();
     }
 }

@@ -21,10 +21,10 @@ use crate::error::ServiceError;
 use crate::host::run_own;
 use crate::loaded_version::{LoadedVersion, Queue};
 use crate::loader::Loader;
-use crate::metrics::Reason;
 use crate::offload;
 use crate::options::ServerOptions;
 use crate::reply::Reply;
+use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
 
 /// When to try again where a model's share of the budget of bytes is used up.
@@ -319,7 +319,7 @@ impl Serving {
         if held == 0 || held.saturating_add(bytes) <= share {
             return Ok(inputs);
         }
-        loaded.record_not_answered(Reason::QueueFull, Duration::ZERO);
+        loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
         Err(ServiceError::QueueFull {
             message: format!(
                 "Exceeds maximum queue size: the inputs of the requests of model '{}' in flight are {held} bytes, and it may \

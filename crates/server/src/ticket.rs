@@ -8,7 +8,7 @@ use downbeat_driver::{Cluster, QueueHandle};
 use crate::driver::{DevicePool, Event};
 use crate::host::{DeviceHost, HostedModel};
 use crate::loaded_version::LoadedVersion;
-use crate::metrics::Reason;
+use crate::unanswered::Unanswered;
 
 /// Who decides about a request.
 pub(crate) enum Decider {
@@ -25,13 +25,13 @@ pub struct Ticket {
     request: RequestId,
     arrival: Time,
     /// What to count it as; `None`: it is answered.
-    end: Option<Reason>,
+    end: Option<Unanswered>,
 }
 
 impl Ticket {
     /// For a request that was handed over.
     pub(crate) fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
-        Ticket { decider, loaded, request, arrival, end: Some(Reason::Cancelled) }
+        Ticket { decider, loaded, request, arrival, end: Some(Unanswered::Cancelled) }
     }
 
     /// The request is answered: there is nothing left to cancel.
@@ -41,7 +41,7 @@ impl Ticket {
 
     /// The client's own time for the request is over.
     pub fn time_out(mut self) {
-        self.end = Some(Reason::Timeout);
+        self.end = Some(Unanswered::Timeout);
     }
 }
 

@@ -30,8 +30,9 @@ use crate::decision_log::DeviceFile;
 use crate::driver::{DevicePool, QueuedCall};
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
-use crate::metrics::{DeviceMetrics, Reason};
+use crate::metrics::DeviceMetrics;
 use crate::reply;
+use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
 
 /// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
@@ -451,7 +452,7 @@ impl DeviceHost {
             // A client that left was counted by its ticket.
             if !entry.call.reply.is_closed() {
                 let failure = entry.call.loaded.failure(self.device, &reason);
-                entry.call.fail(Reason::of(&reason), failure, now);
+                entry.call.fail(Unanswered::of(&reason), failure, now);
             }
         }
     }
@@ -775,7 +776,7 @@ fn reject_call(model: &HostedModel, call: Call, reject: DeviceReject, rows: u32,
         DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
         other => {
             let message = format!("model '{}': {other}", model.name);
-            return call.fail(Reason::Engine, ServiceError::InvalidArgument(message), now);
+            return call.fail(Unanswered::Engine, ServiceError::InvalidArgument(message), now);
         }
     };
     call.reject(&reject, &model.profile, now);

@@ -24,7 +24,7 @@ use super::tensors::BatchTensors;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
-use crate::model_memory::{HeldMemory, Part};
+use crate::model_memory::{HeldMemory, MemoryPart};
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
@@ -276,7 +276,7 @@ pub fn start(
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
         if let (Some(memory), Some(rings)) = (setup.memory, &rings) {
             // Before anything is written there: until then a ring takes no memory.
-            memory.hold(Part::Rings, rings.bytes())?;
+            memory.hold(MemoryPart::Rings, rings.bytes())?;
         }
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;
         let lanes = built.policy.lanes(setup.partition);

@@ -1,0 +1,81 @@
+//! Why requests got no result, by the names that metrics have for it.
+
+use crate::engine_run::RunFailure;
+
+/// Why a request of a model got no result.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Unanswered {
+    /// Rejected: the queue is at its bound, in items or in time.
+    QueueFull,
+    /// Rejected: even alone on an idle device it would end after its deadline.
+    Impossible,
+    /// Dropped from the queue: it cannot end by its deadline any more.
+    Hopeless,
+    /// Dropped from the queue's head for a larger batch behind it (window drop).
+    Sacrificed,
+    /// Dropped: longer in the queue than the queue policy allows, or than a request without a deadline may wait.
+    QueueTimeout,
+    /// The client's own `timeout` ended while it ran.
+    Timeout,
+    /// The client went away.
+    Cancelled,
+    /// Its model was unloaded.
+    Unloaded,
+    /// The engine failed.
+    Engine,
+    /// Its run took too long and was ended, or is out of service as one could not be ended.
+    RunEnded,
+}
+
+impl Unanswered {
+    /// For each, in the order of the enum: the `reason` of `downbeat_requests_not_answered_total`, Triton's of `nv_inference_request_failure`, and
+    /// whether it means that the request was not served in time, which a bad rate counts. The others are the client's or the model's doing, which
+    /// more devices would not mend.
+    const TABLE: [(Unanswered, &str, &str, bool); 10] = [
+        (Unanswered::QueueFull, "queue_full", "REJECTED", true),
+        (Unanswered::Impossible, "deadline_impossible", "REJECTED", true),
+        (Unanswered::Hopeless, "deadline_hopeless", "REJECTED", true),
+        (Unanswered::Sacrificed, "window_drop", "REJECTED", true),
+        (Unanswered::QueueTimeout, "queue_timeout", "REJECTED", true),
+        (Unanswered::Timeout, "timeout", "OTHER", true),
+        (Unanswered::Cancelled, "cancelled", "CANCELED", false),
+        (Unanswered::Unloaded, "unloaded", "OTHER", false),
+        (Unanswered::Engine, "engine_error", "BACKEND", false),
+        (Unanswered::RunEnded, "run_ended", "BACKEND", false),
+    ];
+
+    /// How many there are.
+    pub const COUNT: usize = Unanswered::TABLE.len();
+
+    /// That of a run that gave nothing.
+    pub fn of(failure: &RunFailure) -> Self {
+        match failure {
+            RunFailure::Engine(_) => Unanswered::Engine,
+            RunFailure::Ended(_) | RunFailure::Refused(_) => Unanswered::RunEnded,
+        }
+    }
+
+    /// The labels of `downbeat_requests_not_answered_total`, in the order of the enum.
+    pub fn labels() -> [&'static str; Unanswered::COUNT] {
+        Unanswered::TABLE.map(|(_, label, ..)| label)
+    }
+
+    /// Triton's labels of `nv_inference_request_failure`, in the order of the enum.
+    pub fn triton_labels() -> [&'static str; Unanswered::COUNT] {
+        Unanswered::TABLE.map(|(_, _, label, _)| label)
+    }
+
+    /// Whether what is counted under this label counts for a bad rate.
+    pub fn is_bad(label: &str) -> bool {
+        Unanswered::TABLE.iter().any(|(_, known, _, is_bad)| *known == label && *is_bad)
+    }
+}
+
+// What is counted is found by its place.
+const _: () = {
+    let mut place = 0;
+    while place < Unanswered::COUNT {
+        assert!(Unanswered::TABLE[place].0 as usize == place);
+        place += 1;
+    }
+};

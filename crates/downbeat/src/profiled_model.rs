@@ -10,7 +10,7 @@ use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
 use downbeat_server::find_answer;
-use downbeat_server::loader::stream_priority;
+use downbeat_server::model_source::stream_priority;
 use downbeat_server::profiler::Subject;
 
 use crate::units;

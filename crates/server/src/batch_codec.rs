@@ -19,6 +19,10 @@ pub type ShapeKey = SmallVec<[i64; 4]>;
 /// Largest inputs of a batch of our own making, bytes: for what is tried and measured, no request was paid for.
 pub const LARGEST_TRIAL: usize = 1 << 30;
 
+/// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
+/// scaled, and learn their own latency in service.
+pub const PROFILED_LENGTH: i64 = 32;
+
 /// What the requests of a model version look like on the wire, and what its engine wants instead.
 #[derive(Debug)]
 pub struct BatchCodec {
@@ -221,6 +225,14 @@ impl BatchCodec {
         let wire: SmallVec<[i64; 6]> = shape.iter().map(|d| *d as i64).collect();
         // Admission has checked the shape against the very dims that a reshape starts from.
         plan.model_shape(&wire).unwrap_or(shape)
+    }
+
+    /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's sizes.
+    pub fn engine_shapes<'a>(&'a self, request: &'a Admitted, rows: usize) -> impl Iterator<Item = Vec<usize>> + 'a {
+        self.item_shapes(request).enumerate().map(move |(index, item)| {
+            let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
+            self.engine_shape(index, rows, &item)
+        })
     }
 
     /// The outputs, in the configuration's order.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_core::{Duration, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_engine::Model;
 use parking_lot::{Mutex, RwLock};
@@ -19,9 +19,8 @@ use crate::host::HostedVersion;
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
-use crate::placement::Placed;
 use crate::policy_report::PolicyReport;
-use crate::refiner::ProfileRefiner;
+use crate::queue::Queue;
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
 
@@ -32,7 +31,7 @@ pub struct LoadedVersion {
     /// Version, as its folder is called.
     pub version: String,
     /// How requests become batches and batches become answers.
-    pub plan: Arc<BatchCodec>,
+    pub codec: Arc<BatchCodec>,
     /// Prometheus metrics of this version.
     pub metrics: ModelMetrics,
     /// The protocol's statistics of this version; one lock a batch.
@@ -56,41 +55,6 @@ pub struct LoadedVersion {
     _folder: Option<TempDir>,
 }
 
-/// The scheduler's queue for the requests of one shape.
-pub struct Queue {
-    /// Where it is in the scheduler.
-    pub place: QueueHandle,
-    /// Whether requests that cannot make their deadline are given up.
-    pub drops: bool,
-    /// Whether requests wait for others of their shape, for a time that is set.
-    pub gathers: bool,
-    /// The devices that its batches run on.
-    pub placed: Placed,
-    /// By hardware, as `placed` numbers it: learns the latency of its batches from what they take there.
-    pub refiners: Box<[Mutex<ProfileRefiner>]>,
-    /// When it was last used, nanoseconds of the server's clock.
-    pub last_used_ns: AtomicU64,
-}
-
-impl Queue {
-    /// Learns what its batches take on a device, and those like it.
-    pub fn refiner(&self, device: usize) -> &Mutex<ProfileRefiner> {
-        // There is one for each hardware.
-        &self.refiners[self.placed.hardware(device)]
-    }
-
-    /// What its batches take now, by hardware.
-    pub fn profiles(&self) -> Vec<LatencyProfile> {
-        self.refiners.iter().map(|refiner| refiner.lock().profile().clone()).collect()
-    }
-
-    /// The least that a batch takes, wherever it runs.
-    pub fn least(&self, rows: u32) -> Duration {
-        let each = self.refiners.iter().map(|refiner| refiner.lock().profile().latency(rows));
-        each.min().unwrap_or(Duration::ZERO)
-    }
-}
-
 impl LoadedVersion {
     /// A version that is on these devices, by this policy.
     pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
@@ -98,7 +62,7 @@ impl LoadedVersion {
         LoadedVersion {
             name: first.name.clone(),
             version: first.version.clone(),
-            plan: first.tensors.plan.clone(),
+            codec: first.tensors.plan.clone(),
             model: first.model.clone(),
             health: first.health.clone(),
             metrics,
@@ -158,11 +122,8 @@ impl LoadedVersion {
     /// `InvalidArgument`, with what it would take and what runs may.
     pub fn check_memory(&self, request: &Admitted) -> Result<(), ServiceError> {
         let Some(memory) = self.model.run_memory() else { return Ok(()) };
-        let shape = |(index, item): (usize, &[i64])| {
-            let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
-            (self.plan.engine_shape(index, request.rows as usize, &item), request.input(index))
-        };
-        let inputs: SmallVec<[_; 4]> = self.plan.item_shapes(request).enumerate().map(shape).collect();
+        let shapes = self.codec.engine_shapes(request, request.rows as usize).enumerate();
+        let inputs: SmallVec<[_; 4]> = shapes.map(|(index, shape)| (shape, request.input(index))).collect();
         memory
             .check(inputs.iter().map(|(shape, data)| (&shape[..], *data)))
             .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))

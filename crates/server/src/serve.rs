@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
 use crate::grpc::GrpcOptions;
 use crate::http::{HttpOptions, HttpState};
-use crate::loader::LoadProgress;
+use crate::load_context::LoadProgress;
 use crate::machine_load::LoadWatch;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use crate::profiler::NOISE;

@@ -123,7 +123,7 @@ pub struct ModelMetadata {
 }
 
 /// A line of the repository index.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ModelIndexEntry {
     /// Model name.
     pub name: String,

@@ -19,10 +19,10 @@ use crate::call::Call;
 use crate::driver::{Driver, QueuedCall, Waiting};
 use crate::error::ServiceError;
 use crate::host::run_own;
-use crate::loaded_version::{LoadedVersion, Queue};
-use crate::loader::Loader;
+use crate::loaded_version::LoadedVersion;
 use crate::offload;
 use crate::options::ServerOptions;
+use crate::queue::Queue;
 use crate::reply::Reply;
 use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
@@ -142,7 +142,6 @@ impl Drop for InputBytes<'_> {
 pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
-    loader: Arc<Loader>,
     budget: Arc<ByteBudget>,
     models: RwLock<BTreeMap<String, Arc<Served>>>,
     watchdog: Arc<Watchdog>,
@@ -154,12 +153,11 @@ impl Serving {
     pub fn new(
         options: Arc<ServerOptions>,
         driver: Arc<Driver>,
-        loader: Arc<Loader>,
         budget: Arc<ByteBudget>,
         watchdog: Arc<Watchdog>,
     ) -> Self {
         let (models, draining) = (RwLock::default(), AtomicBool::new(false));
-        Serving { options, driver, loader, budget, models, watchdog, draining }
+        Serving { options, driver, budget, models, watchdog, draining }
     }
 
     /// The model, if it is in service.
@@ -259,9 +257,9 @@ impl Serving {
         let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
         let (admitted, request) = if heavy {
             let loaded = Arc::clone(loaded);
-            offload::run(move || loaded.plan.admit(&mut request).map(|admitted| (admitted, request))).await??
+            offload::run(move || loaded.codec.admit(&mut request).map(|admitted| (admitted, request))).await??
         } else {
-            (loaded.plan.admit(&mut request)?, request)
+            (loaded.codec.admit(&mut request)?, request)
         };
         let _input_bytes = self.hold_inputs(served, loaded, admitted.bytes())?;
         loaded.check_memory(&admitted)?;
@@ -279,7 +277,7 @@ impl Serving {
         // One of several would hold up others of its thread, and have them wait for batches of their own.
         let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
         let ticket = if hosts.is_routed() {
-            let length = hosts.length(&loaded.plan, &admitted)?;
+            let length = hosts.length(&loaded.codec, &admitted)?;
             run_own(is_alone, || hosts.submit(self.driver.next_request(), call(admitted), length))
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
@@ -374,7 +372,7 @@ impl Serving {
         admitted: &Admitted,
         now: Time,
     ) -> Result<Arc<Queue>, ServiceError> {
-        let key = if loaded.plan.has_varying_shapes() { loaded.plan.shape_key(admitted) } else { ShapeKey::new() };
+        let key = if loaded.codec.has_varying_shapes() { loaded.codec.shape_key(admitted) } else { ShapeKey::new() };
         if let Some(queue) = loaded.queue(&key) {
             queue.last_used_ns.store(now.as_nanos(), Ordering::Relaxed);
             return Ok(queue);
@@ -405,7 +403,7 @@ impl Serving {
         };
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
-        let queue = self.loader.queue(definition, &first.placed, profile, Some(first.place));
+        let queue = first.add_beside(&self.driver, profile);
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {
@@ -462,7 +460,7 @@ fn wanted_outputs(loaded: &LoadedVersion, request: &InferRequest) -> Result<Opti
     if request.outputs.is_empty() {
         return Ok(None);
     }
-    let outputs = loaded.plan.outputs();
+    let outputs = loaded.codec.outputs();
     let mut wanted = Vec::with_capacity(request.outputs.len());
     for output in &request.outputs {
         let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
@@ -509,7 +507,7 @@ fn response(
     wanted: Option<&[usize]>,
     outputs: Outputs,
 ) -> InferResponse {
-    let plans = loaded.plan.outputs();
+    let plans = loaded.codec.outputs();
     let mut outputs: Vec<Option<InferOutput>> = outputs
         .into_iter()
         .zip(plans)

@@ -1,11 +1,14 @@
 //! The first runs of lanes, before they are in service: what an engine takes and plans then, no client waits for.
 
-use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Fill, Lane, Model, RunError, State};
+use std::sync::Arc;
 
-use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
+use downbeat_core::device::LaneSpec;
+use downbeat_engine::{Engine, Fill, Lane, Model, RunError, State};
+use downbeat_repository::{ModelDefinition, Warmup};
+
+use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH};
 use crate::device_budget::DeviceBudget;
-use crate::loader::PROFILED_LENGTH;
+use crate::host::WarmUpLanes;
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
@@ -15,6 +18,43 @@ pub struct Sample {
     pub count: u32,
     /// The request.
     pub request: Admitted,
+}
+
+/// The samples that a model's configuration has, or a request of our own making if there are none.
+///
+/// # Errors
+/// If one does not suit the model.
+pub fn samples(definition: &ModelDefinition, codec: &BatchCodec) -> anyhow::Result<Arc<[Sample]>> {
+    let of = |sample: &Warmup| {
+        let mut request = sample.request(&definition.name).map_err(anyhow::Error::msg)?;
+        let request = codec.admit(&mut request);
+        let request = request.map_err(|error| anyhow::anyhow!("model_warmup '{}': {error}", sample.name))?;
+        anyhow::Ok(Sample { name: Some(sample.name.clone()), count: sample.count, request })
+    };
+    if definition.warmups.is_empty() {
+        let request = codec.trial(PROFILED_LENGTH).ok();
+        return Ok(request.map(|request| Sample { name: None, count: 1, request }).into_iter().collect());
+    }
+    definition.warmups.iter().map(of).collect()
+}
+
+/// Runs lanes for the first time that are made beside those that serve: what they take is held to the same limit.
+pub fn later(
+    engine: Arc<dyn Engine>,
+    name: String,
+    model: &Arc<dyn Model>,
+    plan: &Arc<BatchCodec>,
+    samples: &Arc<[Sample]>,
+    limit: Option<u64>,
+) -> WarmUpLanes {
+    let (model, plan, samples) = (model.clone(), plan.clone(), samples.clone());
+    Arc::new(move |device, specs, lanes| {
+        let budget = DeviceBudget::before(&*engine, &[device], limit);
+        // Which sizes the model runs was settled when it was loaded.
+        let (wanted, run) = (Vec::new(), Some(Vec::new()));
+        let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget: &budget, wanted, run };
+        warm_up.lanes(&samples, device, specs, lanes)
+    })
 }
 
 /// Warms up the lanes of a model, within what it may take of its devices.

@@ -6,7 +6,7 @@ use downbeat_core::Time;
 use downbeat_core::cluster::Reject;
 
 use crate::call::Call;
-use crate::loaded_version::Queue;
+use crate::queue::Queue;
 
 /// A request in one of the scheduler's queues.
 pub struct QueuedCall {

@@ -106,7 +106,7 @@ impl WaitingTable {
         }
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);
-        if queued.queue.drops && start > now && start != Time::MAX && request.deadline != Time::MAX {
+        if queued.queue.drops() && start > now && start != Time::MAX && request.deadline != Time::MAX {
             let needed = queued.queue.least(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));

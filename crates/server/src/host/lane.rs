@@ -16,7 +16,7 @@ use super::hosted_model::HostedModel;
 use super::own_launch;
 use crate::batch_codec::{Admitted, Outputs};
 use crate::engine_run::{self, RunFailure, Running, Watch};
-use crate::loaded_version::Queue;
+use crate::queue::Queue;
 use crate::statistics::Phases;
 use crate::watchdog::{Owner, Post};
 

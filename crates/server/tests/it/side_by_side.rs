@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use downbeat_server::loader::LoadProgress;
+use downbeat_server::load_context::LoadProgress;
 use downbeat_server::options::ModelControl;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};

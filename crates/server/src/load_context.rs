@@ -1,0 +1,140 @@
+//! What all loads of a server share: its engines and devices, what it was told, and the turns of what goes on side by side.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_engine::MemoryBudget;
+use downbeat_repository::ModelDefinition;
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::engines::Engines;
+use crate::host;
+use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
+use crate::memory;
+use crate::metrics::Metrics;
+use crate::model_memory::ModelMemory;
+use crate::model_source::is_emulated;
+use crate::options::ServerOptions;
+use crate::partitions::Partitions;
+use crate::placement::Placement;
+use crate::profiler::ProfileStore;
+
+/// Who is told how a load goes on.
+pub trait LoadProgress: Send + Sync {
+    /// A step began, `fraction` (0 to 1) of the load is done.
+    fn step(&self, what: &str, fraction: f64);
+}
+
+impl LoadProgress for () {
+    fn step(&self, _what: &str, _fraction: f64) {}
+}
+
+/// What all loads of a server share.
+pub struct LoadContext {
+    /// What the server was told.
+    pub options: Arc<ServerOptions>,
+    /// What runs models.
+    pub engines: Engines,
+    /// What devices are divided into.
+    pub partitions: Partitions,
+    /// Which models are on which devices.
+    pub placement: Placement,
+    /// The devices, and the scheduler.
+    pub driver: Arc<Driver>,
+    /// Where to count.
+    pub metrics: Arc<Metrics>,
+    /// What the versions on the CPU hold.
+    pub model_memory: Arc<ModelMemory>,
+    /// What was measured at earlier starts.
+    pub store: ProfileStore,
+    /// The server's clock.
+    pub clock: Clock,
+    /// What the runs of all models may take; `None`: nobody limits them.
+    pub memory: Option<Arc<MemoryBudget>>,
+    /// The turn of loading a model onto GPUs.
+    pub gpu_turn: Mutex<()>,
+    /// The turns of what is timed.
+    pub turns: LoadTurns,
+    /// The models that were measured on a machine with other things to do, by name.
+    pub unsettled: Mutex<BTreeSet<String>>,
+    /// What it takes to hand something over to another thread, once that is measured.
+    launch: Mutex<Option<Duration>>,
+}
+
+impl LoadContext {
+    /// For loads onto the devices of `driver`.
+    pub fn new(
+        options: Arc<ServerOptions>,
+        engines: Engines,
+        partitions: Partitions,
+        driver: Arc<Driver>,
+        placement: Placement,
+        metrics: Arc<Metrics>,
+        model_memory: Arc<ModelMemory>,
+    ) -> Self {
+        LoadContext {
+            store: ProfileStore::new(options.profiling.cache_dir.clone()),
+            clock: driver.clock(),
+            memory: memory::run_budget(&options).map(MemoryBudget::new),
+            turns: LoadTurns::new(LONGEST_TURN),
+            gpu_turn: Mutex::default(),
+            unsettled: Mutex::default(),
+            launch: Mutex::default(),
+            options,
+            engines,
+            partitions,
+            placement,
+            driver,
+            metrics,
+            model_memory,
+        }
+    }
+
+    /// Whether there come to be as many executors as the models want.
+    pub fn executors_grow(&self) -> bool {
+        self.options.devices == 0 && self.engines.gpus.is_empty() && !self.partitions.are_there()
+    }
+
+    /// Whether a model is on GPUs.
+    pub fn is_on_gpus(&self, definition: &ModelDefinition) -> bool {
+        !is_emulated(definition) && !self.engines.gpus.is_empty()
+    }
+
+    /// The most batches of a version that run at once.
+    pub fn at_once(&self, definition: &ModelDefinition) -> u32 {
+        match definition.instances {
+            _ if definition.batching.preserve_ordering => 1,
+            // An instance group is for each of its GPUs, and each runs one batch at a time.
+            _ if self.is_on_gpus(definition) => u32::MAX,
+            // What every configuration says that does not care. Executors that share the cores would only slow each other down.
+            0 | 1 if self.executors_grow() => 1,
+            // As many as there are devices.
+            0 | 1 => u32::MAX,
+            instances => instances,
+        }
+    }
+
+    /// The most items of a model that wait.
+    pub fn queue_bound(&self, definition: &ModelDefinition) -> u32 {
+        let own = self.options.models.get(&definition.name).and_then(|model| model.max_queue_size);
+        let bound = own.or_else(|| {
+            // What config.pbtxt bounds on every level is bounded in all by the sum.
+            let levels = definition.batching.levels.iter().map(|level| level.max_queue_size);
+            levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
+        });
+        Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
+    }
+
+    /// What it takes to hand something over to another thread, measured once.
+    pub fn launch_time(&self, turn: &LoadTurn<'_>) -> Option<Duration> {
+        let known = *self.launch.lock();
+        known.or_else(|| {
+            let measured = turn.timed(|| host::hand_over_time(self.clock)).0;
+            *self.launch.lock() = measured;
+            measured
+        })
+    }
+}

@@ -1,0 +1,524 @@
+//! The way of one model version into service, by one policy, step by step.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, Overlap, SegmentProfile};
+use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_engine::{Cut, Lane, LoadOptions, Model, Part, Place, Share, graph_report};
+use downbeat_repository::ModelDefinition;
+use downbeat_repository::policy::DropPolicy;
+use parking_lot::MutexGuard;
+
+use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
+use crate::device_budget::DeviceBudget;
+use crate::engines::{MOST_EXECUTORS, most_threads};
+use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyError, PolicyGuard};
+use crate::load_context::{LoadContext, LoadProgress};
+use crate::load_turns::LONGEST_TURN;
+use crate::loaded_version::LoadedVersion;
+use crate::measuring::{Measuring, Profiled};
+use crate::model_memory::{HeldMemory, MemoryPart};
+use crate::model_source::{ModelSource, is_emulated};
+use crate::placement::Placed;
+use crate::policy_choice::{AutoSubject, Chosen};
+use crate::policy_report::PolicyReport;
+use crate::profiler::Threads;
+use crate::queue::Queue;
+use crate::segment_profiler::SegmentSubject;
+use crate::warm_up::{self, WarmUp};
+
+/// A version that is to be loaded.
+pub struct VersionFile<'a> {
+    /// Its number.
+    pub version: u64,
+    /// Its model file.
+    pub path: &'a Path,
+    /// Whether it could be loaded once more.
+    pub may_come_again: bool,
+    /// Who is told how it goes on.
+    pub progress: &'a dyn LoadProgress,
+}
+
+/// Why a version is loaded by its policy.
+pub enum Why {
+    /// Somebody asked for it.
+    Asked(PolicyReport),
+    /// `auto` was asked for: it is `exclusive`, unless another suits it better.
+    Look(PolicyReport),
+    /// It was found to suit it.
+    Chosen(Box<Chosen>),
+}
+
+/// What came of loading a version.
+pub enum LoadOutcome {
+    /// It can serve; its model's definition is complete.
+    Ready(LoadedVersion, Box<ModelDefinition>),
+    /// Another policy suits it better.
+    Better(Box<Chosen>),
+}
+
+/// A version on its way into service.
+pub struct Loading<'a> {
+    context: &'a LoadContext,
+    policy: &'a ChosenPolicy,
+    definition: ModelDefinition,
+    version: String,
+    progress: &'a dyn LoadProgress,
+    begin: Time,
+    on_gpus: bool,
+    /// Whether its batches are made on the device, to which its requests are routed.
+    routed: bool,
+    placed: Placed,
+    /// The part of a device that it is on; `None`: devices are not divided.
+    part: Option<&'a Part>,
+    /// On how many threads it may run.
+    threads: Threads,
+    source: ModelSource<'a>,
+    budget: DeviceBudget<'a>,
+    /// What it holds of the CPU's memory, where it is on the CPU.
+    held: Option<HeldMemory>,
+    /// The sizes that a lane of it was warmed up with: see [`WarmUp`].
+    warmed: (Vec<usize>, Option<Vec<usize>>),
+    /// What each takes of a GPU is seen where one is loaded after another.
+    _gpu_turn: Option<MutexGuard<'a, ()>>,
+}
+
+/// A model that an engine has loaded, and can run.
+struct Runnable {
+    model: Arc<dyn Model>,
+    codec: Arc<BatchCodec>,
+    padding: Option<Arc<Padding>>,
+    /// Where it is tried and measured.
+    device: usize,
+    /// The lane there, as long as nobody else has it.
+    lane: Option<Box<dyn Lane>>,
+}
+
+impl<'a> Loading<'a> {
+    /// Begins to load a version, once it is its turn.
+    ///
+    /// # Errors
+    /// If its configuration does not go with its devices, or its file cannot be read; a [`PolicyError`] if it is only this policy that cannot have the model.
+    pub fn begin(
+        context: &'a LoadContext,
+        policy: &'a ChosenPolicy,
+        why: &Why,
+        definition: ModelDefinition,
+        file: &VersionFile<'a>,
+    ) -> anyhow::Result<Self> {
+        let begin = context.clock.now();
+        file.progress.step("reading", 0.0);
+        let (options, name) = (&context.options, &definition.name);
+        let engine = if is_emulated(&definition) { &context.engines.emulated } else { &context.engines.onnx };
+        let on_gpus = context.is_on_gpus(&definition);
+        // A load that does not end holds up no other for good.
+        let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();
+        let turn = context.turns.begin();
+        let routed = policy.name.makes_batches();
+        let partition = context.partitions.of(name);
+        let (on, part) = (partition.map(|(index, _)| index), partition.map(|(_, part)| part));
+        let placed = context.placement.of(&definition, on, !routed, context.driver.devices())?;
+        let most = part.map_or_else(|| most_threads(options), |part| part.threads);
+        let threads = match options.chosen_threads(name) {
+            // As it was looked at.
+            _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.threads),
+            // What does not run on a GPU is not worth a second thread.
+            _ if on_gpus => Threads::Chosen(1),
+            Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
+            None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
+        };
+        let refuses = |reason| PolicyError { policy: policy.name, reason };
+        options.check_dispatch(name, policy.name, definition.dispatch).map_err(refuses)?;
+        let limit = options.models.get(name).and_then(|model| model.gpu_memory);
+        let budget = DeviceBudget::before(&**engine, if on_gpus { placed.devices() } else { &[] }, limit);
+        let load = LoadOptions {
+            memory: context.memory.clone(),
+            ..LoadOptions::new(file.path, 1).with_cut(policy.settings.cut().0)
+        };
+        let source = ModelSource::open(engine, turn, &context.store, part, &definition, load)?;
+        let held = (!on_gpus).then(|| context.model_memory.begin(name));
+        Ok(Loading {
+            version: file.version.to_string(),
+            progress: file.progress,
+            warmed: Default::default(),
+            _gpu_turn: gpu_turn,
+            context,
+            policy,
+            definition,
+            begin,
+            on_gpus,
+            routed,
+            placed,
+            part,
+            threads,
+            source,
+            budget,
+            held,
+        })
+    }
+
+    /// Brings it into service.
+    ///
+    /// # Errors
+    /// What is wrong with the file or its configuration, and what to do about it; a [`PolicyError`] if it is only this policy that cannot have the model.
+    pub fn run(mut self, why: Why) -> anyhow::Result<LoadOutcome> {
+        let model = self.open()?;
+        let (codec, padding) = self.codec(&*model)?;
+        let mut runnable = self.run_first(model, codec, padding)?;
+        self.progress.step("measuring", 0.2);
+        let profiled = self.profile(&why, &mut runnable)?;
+        let Runnable { model, codec, device, .. } = &runnable;
+        let profiles = self.measuring(codec).by_hardware(&**model, &self.placed, *device, &profiled.profile);
+        let (mut report, mut chosen) = match why {
+            Why::Asked(report) => (report, None),
+            Why::Chosen(chosen) => (chosen.report.clone(), Some(*chosen)),
+            Why::Look(asked) => match self.look(asked, &runnable, &profiled) {
+                (report, None) => (report, None),
+                (report, Some((inputs, overlap))) => {
+                    let Profiled { profile, threads, settled } = profiled;
+                    let chosen = Chosen { report, inputs, overlap, profile, threads, settled };
+                    return Ok(LoadOutcome::Better(Box::new(chosen)));
+                }
+            },
+        };
+        let mut segments = None;
+        if self.routed {
+            let measured = self.segments(&mut runnable, &profiled.profile);
+            if let Some(looked_at) = chosen.take_if(|_| self.policy.settings.cut().0 != Cut::Whole) {
+                let looked_at = looked_at.with_cut(&measured).map_err(|reason| self.refuses(reason))?;
+                report = looked_at.report.clone();
+                chosen = Some(looked_at);
+            }
+            segments = Some(measured);
+            self.budget.begin_lanes(&*runnable.model);
+        }
+        self.progress.step("warming up", 0.9);
+        let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
+        let model = runnable.model.clone();
+        let hosts = self.start(runnable, chosen, &profiled.profile, segments)?;
+        if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
+            tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
+        }
+        Ok(self.finish(hosts, report, profiles, profiled.threads))
+    }
+
+    fn refuses(&self, reason: impl ToString) -> PolicyError {
+        PolicyError { policy: self.policy.name, reason: reason.to_string() }
+    }
+
+    fn measuring<'b>(&'b self, codec: &'b BatchCodec) -> Measuring<'b> {
+        let Loading { context, source, threads, progress, .. } = self;
+        Measuring { context, source, codec, threads: *threads, progress: *progress }
+    }
+
+    /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
+    fn open(&mut self) -> anyhow::Result<Arc<dyn Model>> {
+        let (name, engine) = (&self.definition.name, self.source.engine);
+        if self.definition.tensorrt.is_some() && self.on_gpus && engine.info().name != "tensorrt" {
+            tracing::warn!(
+                model = %name,
+                "its configuration asks for TensorRT (optimization.execution_accelerators), and the engine is {}: --engine tensorrt compiles the models for it",
+                engine.info().name
+            );
+        }
+        if !is_emulated(&self.definition) {
+            // Refuses what is no model, or points outside its folder, before any engine sees it.
+            downbeat_engine::inspect(self.source.path())?;
+            if let Some(held) = &self.held {
+                let bytes = downbeat_engine::file_bytes(self.source.path())?;
+                held.hold(MemoryPart::Weights, engine.weight_copies().saturating_mul(bytes))?;
+            }
+        }
+        match self.source.load(1) {
+            Err(error) if self.source.options.cut != Cut::Whole => {
+                // What cannot be loaded whole either is for the engine to say.
+                self.source.options.cut = Cut::Whole;
+                let whole = self.source.load(1)?;
+                if self.policy.settings.cut().1 {
+                    return Err(self.refuses(error.into_reason()).into());
+                }
+                tracing::info!(model = %name, %error, "runs as one stage");
+                Ok(whole)
+            }
+            loaded => Ok(loaded?),
+        }
+    }
+
+    /// How requests become batches of the model, and whether they are padded for that. Completes the definition.
+    fn codec(&mut self, model: &dyn Model) -> anyhow::Result<(BatchCodec, Option<Arc<Padding>>)> {
+        self.definition.complete(model.signature())?;
+        if let Some(most) = model.profile().map(LatencyProfile::max_batch) {
+            limit_batches(&mut self.definition, most, "the model runs no larger batches");
+        }
+        let defaults = &self.source.defaults;
+        for input in self.definition.inputs.iter().filter(|i| i.optional && !defaults.contains_key(&i.client.name)) {
+            tracing::warn!(
+                model = %self.definition.name, input = %input.client.name,
+                "optional in the configuration, but the model file has no value for it: every request must have it"
+            );
+        }
+        let of = |definition: &ModelDefinition| {
+            let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
+            let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
+            codec.with_defaults(defaults).map_err(anyhow::Error::msg)
+        };
+        let codec = of(&self.definition)?;
+        if !self.routed {
+            return Ok((codec, None));
+        }
+        let padding = host::padding(&codec, self.policy).map_err(|error| self.refuses(error))?;
+        let largest = self.policy.settings.largest_request(codec.max_batch()).map_err(|error| self.refuses(error))?;
+        limit_batches(&mut self.definition, largest, "the device policy's lanes take no larger batches");
+        self.warn_of_levels();
+        Ok((of(&self.definition)?, padding))
+    }
+
+    /// Says what of the model's queue policies a device policy passes over.
+    fn warn_of_levels(&self) {
+        let (levels, policy) = (&self.definition.batching.levels, self.policy.name);
+        if levels.len() > 1 {
+            tracing::warn!(model = %self.definition.name, %policy, "the device policy knows no priority levels: all requests wait in one queue");
+        }
+        if levels.iter().any(|level| level.default_timeout > Duration::ZERO) {
+            tracing::warn!(model = %self.definition.name, %policy, "the device policy knows no queue timeouts: requests have deadlines by slo_ms and their own timeout");
+        }
+    }
+
+    /// Runs the model for the first time: whether it answers, padded too where that is asked for, and on a GPU what its batches take.
+    fn run_first(
+        &mut self,
+        model: Arc<dyn Model>,
+        mut codec: BatchCodec,
+        padding: Option<Arc<Padding>>,
+    ) -> anyhow::Result<Runnable> {
+        model.set_shapes(codec.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
+        let devices = self.placed.devices();
+        let works = |device: &usize| model.lost(*device).is_none();
+        let device = devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0);
+        if let Some(padding) = &padding {
+            host::check_padding(&codec, padding, &*model, device, self.context.clock)
+                .map_err(|error| self.refuses(error))?;
+        }
+        model.set_batched(codec.is_batched());
+        if let Some(held) = &self.held {
+            held.hold(MemoryPart::Run, largest_run(&*model, &codec))?;
+        }
+        self.budget.begin_lanes(&*model);
+        let mut lane = None;
+        // An emulated model answers whatever fits its inputs.
+        if model.profile().is_none() {
+            let mut first = model.lane_at(Place { device, share: Share::Whole })?;
+            if self.definition.warmups.is_empty() {
+                let fill = warm_up::find_answer(&codec, model.segments(), &mut *first)?;
+                codec = codec.with_fill(fill);
+            }
+            lane = Some(first);
+        }
+        let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });
+        if let Some(lane) = lane.as_mut().filter(|_| self.on_gpus) {
+            // Before it is measured, so that no more sizes are set up for that than there is memory for.
+            let mut warm_up = self.warm_up(&*model, &codec);
+            warm_up.whole(&[], device, &mut **lane)?;
+            self.warmed = (warm_up.wanted, warm_up.run);
+        }
+        Ok(Runnable { model, codec, padding, device, lane })
+    }
+
+    fn warm_up<'b>(&'b self, model: &'b dyn Model, plan: &'b BatchCodec) -> WarmUp<'b> {
+        let (wanted, run) = self.warmed.clone();
+        WarmUp { name: &self.definition.name, model, plan, budget: &self.budget, wanted, run }
+    }
+
+    /// What the model takes, and whether that is as much as its SLO.
+    fn profile(&self, why: &Why, Runnable { model, codec, lane, .. }: &mut Runnable) -> anyhow::Result<Profiled> {
+        let profiled = match why {
+            Why::Chosen(chosen) => {
+                if chosen.threads > 1 {
+                    *lane = None;
+                    *model = self.source.load(chosen.threads)?;
+                }
+                Profiled { profile: chosen.profile.clone(), threads: chosen.threads, settled: chosen.settled }
+            }
+            Why::Asked(_) | Why::Look(_) => self.measuring(codec).profile(model, lane)?,
+        };
+        let name = &self.definition.name;
+        let mut unsettled = self.context.unsettled.lock();
+        if profiled.settled {
+            unsettled.remove(name);
+        } else {
+            unsettled.insert(name.clone());
+        }
+        let needed = profiled.profile.latency(1);
+        if let Some(slo) = self.context.options.slo(name, self.definition.slo).filter(|slo| needed > *slo) {
+            tracing::warn!(
+                model = %name, version = self.version, %slo, %needed,
+                "a single request takes longer than the model's SLO: nearly all requests will be rejected"
+            );
+        }
+        Ok(profiled)
+    }
+
+    /// Looks whether another policy than `exclusive` suits it: what is said of it, and what another was chosen by.
+    fn look(
+        &self,
+        asked: PolicyReport,
+        runnable: &Runnable,
+        Profiled { profile, threads, .. }: &Profiled,
+    ) -> (PolicyReport, Option<(AutoInputs, Overlap)>) {
+        let Runnable { model, codec, device, .. } = runnable;
+        let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let runs_elsewhere = self.on_gpus || is_emulated(&self.definition);
+        let auto = AutoSubject {
+            options: &self.context.options,
+            definition: &self.definition,
+            plan: codec,
+            profile,
+            cores: self.part.map_or_else(all_cores, |part| part.threads),
+            threads: *threads,
+            runs_elsewhere,
+            at_once: if runs_elsewhere { 1 } else { self.at_once() },
+        };
+        self.measuring(codec).look(&auto, asked, &**model, *device)
+    }
+
+    /// The most of its batches that run at once on its devices.
+    fn at_once(&self) -> u32 {
+        self.context.at_once(&self.definition).min(self.placed.devices().len() as u32)
+    }
+
+    /// What its policy decides by.
+    fn segments(&self, runnable: &mut Runnable, profile: &LatencyProfile) -> SegmentProfile {
+        let lane = runnable.lane.take();
+        let subject = SegmentSubject {
+            model: &*runnable.model,
+            plan: &runnable.codec,
+            padding: runnable.padding.as_deref(),
+            clock: self.context.clock,
+            budget: self.context.options.profiling.budget,
+        };
+        self.measuring(&runnable.codec).segments(&subject, profile, lane)
+    }
+
+    /// Starts its lanes on its devices, and warms them up.
+    fn start(
+        &self,
+        Runnable { model, codec, padding, device: measured, lane }: Runnable,
+        chosen: Option<Chosen>,
+        profile: &LatencyProfile,
+        segments: SegmentProfile,
+    ) -> anyhow::Result<HostedVersion> {
+        let (context, definition) = (self.context, &self.definition);
+        let samples = warm_up::samples(definition, &codec)?;
+        let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
+        let dispatch = context.options.dispatch_policy(&definition.name, definition.dispatch);
+        let drop = context.options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None;
+        let guard = chosen.map(|chosen| {
+            let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs;
+            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
+            Arc::new(PolicyGuard::new(options, context.clock))
+        });
+        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices().contains(&host.device());
+        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
+        let setup = LaneSetup {
+            id: context.driver.next_model(),
+            name: &definition.name,
+            version: &self.version,
+            model: &model,
+            plan: codec.clone(),
+            segments,
+            profile: profile.clone(),
+            policy: self.policy,
+            guard,
+            queue_delay: definition.batching.max_queue_delay,
+            drop,
+            queue_bound: context.queue_bound(definition),
+            metrics: context.metrics.lanes(),
+            memory: self.held.as_ref(),
+            hosts: &hosts,
+            partition: self.placed.partition(),
+            warm_up: warm_up::later(
+                self.source.engine.clone(),
+                definition.name.clone(),
+                &model,
+                &codec,
+                &samples,
+                limit,
+            ),
+        };
+        let mut warm_up = self.warm_up(&*model, &codec);
+        let mut count = 1;
+        let hosted = if self.routed {
+            // There are more lanes than one now.
+            warm_up.run = None;
+            host::start(setup, padding, |device, specs, lanes| {
+                count = lanes.len();
+                warm_up.lanes(&samples, device, specs, lanes)
+            })?
+        } else {
+            let is_warm = self.on_gpus && lane.is_some();
+            host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
+                // The one that was measured has run all sizes before.
+                device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
+                _ => warm_up.whole(&samples, device, lane),
+            })?
+        };
+        if self.routed || self.on_gpus {
+            warm_up.say(count);
+        }
+        Ok(hosted)
+    }
+
+    /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.
+    fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
+        match self.context.at_once(&self.definition) as usize {
+            _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
+            // Nobody said how many devices there are to be: there come to be more.
+            at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
+            at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices().len())),
+        }
+    }
+
+    /// Gives it a queue, where the scheduler makes its batches, and says that it is loaded.
+    fn finish(
+        self,
+        hosts: HostedVersion,
+        report: PolicyReport,
+        profiles: Vec<LatencyProfile>,
+        threads: usize,
+    ) -> LoadOutcome {
+        let Loading { context, definition, version, placed, source, held, begin, routed, .. } = self;
+        let metrics = context.metrics.model(&definition.name, &version);
+        let queue_bound = context.queue_bound(&definition);
+        let loaded = LoadedVersion::new(hosts, report, metrics, queue_bound).keeping(source.folder).holding(held);
+        if !routed {
+            let at_once = context.at_once(&definition);
+            let queue = Queue::add(&context.driver, &context.options, &definition, &placed, profiles, at_once);
+            // Nobody else knows of this version yet, so there cannot be another queue.
+            let _ = loaded.insert_queue(loaded.codec.shape_key_of(PROFILED_LENGTH), queue);
+        }
+        let took = context.clock.now().since(begin);
+        context.metrics.set_load_duration(&definition.name, &version, took);
+        loaded.say_memory(&context.metrics);
+        let engine = source.engine.info().name;
+        tracing::info!(model = %definition.name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
+        LoadOutcome::Ready(loaded, Box::new(definition))
+    }
+}
+
+/// Keeps the batches of a model to so many items, and says why.
+fn limit_batches(definition: &mut ModelDefinition, most: u32, why: &str) {
+    if most < definition.batching.max_batch_size {
+        tracing::info!(model = %definition.name, max_batch_size = most, "{why}");
+        definition.batching.max_batch_size = most;
+        definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
+    }
+}
+
+/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
+fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
+    let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
+    let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
+    let shapes: Vec<Vec<usize>> = codec.engine_shapes(&trial, codec.max_batch() as usize).collect();
+    memory.estimate(shapes.iter().map(|shape| &shape[..]))
+}

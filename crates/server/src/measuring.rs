@@ -1,0 +1,265 @@
+//! What is measured of a model while it is loaded, or was stored of it before: its latency, by hardware and by segments, and what two lanes do together.
+
+use std::sync::Arc;
+
+use downbeat_core::device::{AutoInputs, Overlap, PolicyName, SegmentProfile};
+use downbeat_core::{Duration, LatencyProfile};
+use downbeat_engine::{Lane, Model, Place, Share};
+
+use crate::auto_profiler::{self, StoredAuto};
+use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
+use crate::load_context::{LoadContext, LoadProgress};
+use crate::machine_load::LoadWatch;
+use crate::model_source::ModelSource;
+use crate::placement::Placed;
+use crate::policy_choice::AutoSubject;
+use crate::policy_report::PolicyReport;
+use crate::profiler::{self, Measurement, NOISE, StoredProfile, Subject, Threads};
+use crate::segment_profiler::SegmentSubject;
+
+/// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
+const WORTH_THREADS: Duration = Duration::from_micros(500);
+/// The profile of a model that is not to be measured, until it has been observed.
+const UNKNOWN: Duration = Duration::from_millis(1);
+
+/// What a model takes.
+pub struct Profiled {
+    /// By batch size.
+    pub profile: LatencyProfile,
+    /// Of each run.
+    pub threads: usize,
+    /// There is no reason to measure it again.
+    pub settled: bool,
+}
+
+/// A model that is measured.
+pub struct Measuring<'a> {
+    /// What all loads share.
+    pub context: &'a LoadContext,
+    /// Where it is from.
+    pub source: &'a ModelSource<'a>,
+    /// How its batches are made.
+    pub codec: &'a BatchCodec,
+    /// On how many threads it may run.
+    pub threads: Threads,
+    /// Who is told.
+    pub progress: &'a dyn LoadProgress,
+}
+
+impl Measuring<'_> {
+    /// The latency profile, stored or measured, and the number of threads it was measured with, on which `model` is
+    /// loaded afterwards. `lane` is one of the model's, where there is one already.
+    ///
+    /// # Errors
+    /// If it cannot be loaded on those threads.
+    pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
+        let settled = |profile, threads| Ok(Profiled { profile, threads, settled: true });
+        if let Some(profile) = model.profile() {
+            return settled(profile.clone(), 1);
+        }
+        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch());
+        if !self.context.options.profiling.enabled {
+            self.reload(self.threads.most(), model, lane)?;
+            return settled(unknown()?, self.threads.most());
+        }
+        let key = self.source.batch_key(self.threads, self.codec.max_batch());
+        if let Some((profile, threads)) = self.stored(&key) {
+            self.reload(threads, model, lane)?;
+            return settled(profile, threads);
+        }
+        let mut threads = 1;
+        if let Threads::Chosen(chosen) = self.threads {
+            threads = chosen;
+            self.reload(threads, model, lane)?;
+        }
+        let metrics = &self.context.metrics;
+        let (timed, was_alone) = self.source.turn.timed(|| {
+            let (watch, busy_before) = (LoadWatch::start(), metrics.totals().busy);
+            let begin = self.context.clock.now();
+            let measurements = self.measure(model, lane, &mut threads)?;
+            // Neighbours, or this server's own models: either has had the cores that were counted on.
+            let took = self.context.clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
+            let served = metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
+            let is_quiet = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
+            anyhow::Ok((measurements, is_quiet))
+        });
+        let path = self.source.path().display();
+        let (measurements, is_quiet) = match timed {
+            Ok(measured) => measured,
+            // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
+            Err(error) => {
+                tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
+                return settled(unknown()?, threads);
+            }
+        };
+        let profile = profiler::profile(&measurements)?;
+        let settled = is_quiet && was_alone;
+        if !settled {
+            tracing::info!(
+                %path, threads,
+                "measured on a machine with other things to do; it is measured again when there are none, or at the next start"
+            );
+        }
+        self.keep(key, threads, settled, measurements);
+        Ok(Profiled { profile, threads, settled })
+    }
+
+    /// Loads the model for its profile's threads, where it is on one.
+    fn reload(
+        &self,
+        threads: usize,
+        model: &mut Arc<dyn Model>,
+        lane: &mut Option<Box<dyn Lane>>,
+    ) -> anyhow::Result<()> {
+        if threads > 1 {
+            *lane = None;
+            *model = self.source.load(threads)?;
+        }
+        Ok(())
+    }
+
+    /// A profile that is stored and need not be measured again, and the threads that it was measured with.
+    fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, usize)> {
+        let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(|stored| stored.settled)?;
+        Some((profiler::profile(&stored.measurements).ok()?, stored.threads))
+    }
+
+    fn keep(&self, key: Result<String, String>, threads: usize, settled: bool, measurements: Vec<Measurement>) {
+        let (model, engine) = self.source.names();
+        let stored = StoredProfile { model, engine, threads, settled, measurements };
+        self.source.keep(key, "the latency profile", &stored);
+    }
+
+    /// Measures the batches of all sizes, on one thread or, where that is faster, on as many as it may have.
+    fn measure(
+        &self,
+        model: &mut Arc<dyn Model>,
+        lane: &mut Option<Box<dyn Lane>>,
+        threads: &mut usize,
+    ) -> anyhow::Result<Vec<Measurement>> {
+        let largest = self.codec.max_batch();
+        let budget = self.context.options.profiling.budget;
+        let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
+        if let Threads::UpTo(most) = self.threads
+            && most > 1
+        {
+            let one = self.subject(&**model).measure(&mut *model.lane()?, &[largest], part(0.05), |_| {})?;
+            if one.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()) || one.is_empty() {
+                self.progress.step("choosing the threads", 0.25);
+                let wide = self.source.load(most)?;
+                if profiler::compare([self.subject(&**model), self.subject(&*wide)], largest, part(0.3))? {
+                    (*lane, *model, *threads) = (None, wide, most);
+                }
+            }
+        }
+        let mut done = 0;
+        let lane = match lane {
+            Some(lane) => lane,
+            None => lane.insert(model.lane()?),
+        };
+        let sizes = profiler::default_sizes(largest);
+        let measured = self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), |m| {
+            done += 1;
+            let fraction = 0.35 + 0.65 * f64::from(done) / sizes.len() as f64;
+            self.progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
+        });
+        Ok(measured?)
+    }
+
+    /// What a model takes on each hardware that it is on: `profile` on that of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
+    /// been observed.
+    pub fn by_hardware(
+        &self,
+        model: &dyn Model,
+        placed: &Placed,
+        device: usize,
+        profile: &LatencyProfile,
+    ) -> Vec<LatencyProfile> {
+        let measured = |hardware: usize| {
+            let is_there = |other: &&usize| placed.hardware(**other) == hardware && model.lost(**other).is_none();
+            let other = *placed.devices().iter().find(is_there).filter(|_| hardware != placed.hardware(device))?;
+            if model.profile().is_some() || !self.context.options.profiling.enabled {
+                return None;
+            }
+            let gpu = self.context.engines.gpus.get(other)?;
+            let key = self.source.batch_key(self.threads, self.codec.max_batch());
+            let key = key.map(|key| format!("{key}-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
+            if let Some((profile, _)) = self.stored(&key) {
+                return Some(profile);
+            }
+            let mut lane = model.lane_at(Place { device: other, share: Share::Whole }).ok()?;
+            let sizes = profiler::default_sizes(self.codec.max_batch());
+            let budget = self.context.options.profiling.budget;
+            let measure = || self.subject(model).measure(&mut *lane, &sizes, budget, |_| {});
+            let (measurements, settled) = self.source.turn.timed(measure);
+            let measurements = measurements.ok()?;
+            let profile = profiler::profile(&measurements).ok()?;
+            self.keep(key, 1, settled, measurements);
+            Some(profile)
+        };
+        (0..placed.hardwares()).map(|hardware| measured(hardware).unwrap_or_else(|| profile.clone())).collect()
+    }
+
+    /// A model to be timed.
+    fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
+        Subject { model, plan: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
+    }
+
+    /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
+    pub fn segments(
+        &self,
+        subject: &SegmentSubject<'_>,
+        profile: &LatencyProfile,
+        lane: Option<Box<dyn Lane>>,
+    ) -> SegmentProfile {
+        let SegmentSubject { model, padding, .. } = *subject;
+        let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
+        if is_known || !self.context.options.profiling.enabled {
+            return SegmentProfile::even(profile, model.segments());
+        }
+        let ModelSource { store, turn, .. } = self.source;
+        let key = self.source.batch_key(self.threads, self.codec.max_batch()).ok();
+        if let Some(stored) = key.as_ref().and_then(|key| subject.stored(store, key)) {
+            return stored;
+        }
+        let lane = lane.map_or_else(|| model.lane(), Ok).ok();
+        let measured = lane.and_then(|mut lane| turn.timed(|| subject.measured(&mut *lane, store, key.as_deref())).0);
+        measured.unwrap_or_else(|| {
+            tracing::warn!(path = %self.source.path().display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
+            SegmentProfile::even(profile, model.segments())
+        })
+    }
+
+    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it: what is said of it, and what another was chosen by.
+    pub fn look(
+        &self,
+        auto: &AutoSubject<'_>,
+        asked: PolicyReport,
+        model: &dyn Model,
+        device: usize,
+    ) -> (PolicyReport, Option<(AutoInputs, Overlap)>) {
+        let max_batch = self.codec.max_batch();
+        let key = self.source.batch_key(self.threads, max_batch).map(|key| format!("{key}-together"));
+        let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
+        let known = stored.as_ref().map(|stored| stored.launch);
+        let launch = || known.or_else(|| self.context.launch_time(&self.source.turn));
+        let overlap = |launch| {
+            if let Some(stored) = stored {
+                return Some(stored.overlap);
+            }
+            let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch);
+            let (overlap, was_alone) = self.source.turn.timed(measure);
+            let overlap = overlap?;
+            if was_alone {
+                let stored = StoredAuto { launch, overlap: overlap.clone() };
+                self.source.keep(key, "what two lanes do together", &stored);
+            }
+            Some(overlap)
+        };
+        let (choice, measured, better) = auto.choose(launch, overlap);
+        let mut report = PolicyReport { measured, ..asked };
+        report.take_choice(&choice);
+        tracing::info!(model = %auto.definition.name, policy = %choice.policy, reason = %choice.reason, "the policy that suits it");
+        (report, better.filter(|_| choice.policy != PolicyName::EXCLUSIVE))
+    }
+}

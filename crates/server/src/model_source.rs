@@ -1,0 +1,146 @@
+//! A model file with the engine that reads it, and where what is found out about it is kept.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use downbeat_engine::{
+    Cut, Declared, DefaultValue, Engine, LoadError, LoadOptions, Model, Part, Share, StreamPriority,
+};
+use downbeat_protocol::inference::ModelOptimizationPolicy;
+use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
+use downbeat_repository::{ModelDefinition, ModelFormat};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use crate::load_turns::LoadTurn;
+use crate::profiler::{ProfileStore, StoredOperators, Threads};
+
+/// A model file and the engine that reads it.
+pub struct ModelSource<'a> {
+    /// What loads it.
+    pub engine: &'a Arc<dyn Engine>,
+    /// What of it is timed has its turn.
+    pub turn: LoadTurn<'a>,
+    /// Where what is measured of it is kept.
+    pub store: &'a ProfileStore,
+    /// How it is loaded.
+    pub options: LoadOptions,
+    /// The values of inputs that requests may leave out.
+    pub defaults: BTreeMap<String, DefaultValue>,
+    /// The folder of its file, where that was made for the engine.
+    pub folder: Option<TempDir>,
+    /// The part of a device that it is on; `None`: devices are not divided.
+    part: Option<&'a Part>,
+    /// See [`ProfileStore::file_key`].
+    file: OnceCell<std::io::Result<String>>,
+}
+
+impl<'a> ModelSource<'a> {
+    /// The file that `options` name, with what its configuration says beyond it: if that is much, in a file of its own.
+    ///
+    /// # Errors
+    /// If it cannot be read, or does not suit its configuration.
+    pub fn open(
+        engine: &'a Arc<dyn Engine>,
+        turn: LoadTurn<'a>,
+        store: &'a ProfileStore,
+        part: Option<&'a Part>,
+        definition: &ModelDefinition,
+        mut options: LoadOptions,
+    ) -> anyhow::Result<Self> {
+        let (mut defaults, mut folder) = (BTreeMap::new(), None);
+        let mut declared = Declared::default();
+        for (name, shape, is_optional) in definition.declared_inputs() {
+            declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));
+            declared.optional.extend(is_optional.then(|| name.to_owned()));
+        }
+        if !is_emulated(definition)
+            && let Some(opened) = declared.open(&options.path)?
+        {
+            let own = downbeat_engine::scratch::folder()?;
+            options.path = own.path().join("model.onnx");
+            std::fs::write(&options.path, &opened.bytes)?;
+            (defaults, folder) = (opened.defaults, Some(own));
+        }
+        options.share = part.map_or(Share::Whole, |part| part.share);
+        options.cache = store.folder().map(Path::to_owned);
+        options.tensorrt = definition.tensorrt.clone().unwrap_or_default();
+        options.priority = stream_priority(definition);
+        Ok(ModelSource { engine, turn, store, options, defaults, folder, part, file: OnceCell::new() })
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.options.path
+    }
+
+    /// Loads it; where it is to be cut, by what is stored of its operators, which is measured and stored else.
+    ///
+    /// # Errors
+    /// What the engine says of it.
+    pub fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
+        let mut options = LoadOptions { threads, ..self.options.clone() };
+        if options.cut == Cut::Whole {
+            return self.engine.load(&options);
+        }
+        let key = self.key(Threads::Chosen(threads)).map(|key| format!("{key}-operators"));
+        let stored = key.as_ref().ok().and_then(|key| self.store.get::<StoredOperators>(key));
+        options.operators = stored.map(|stored| Arc::new(stored.operators));
+        // What is not known of the operators is timed.
+        let model = match &options.operators {
+            Some(_) => self.engine.load(&options)?,
+            None => self.turn.timed(|| self.engine.load(&options)).0?,
+        };
+        if let Some(operators) = model.operators()
+            && !options.operators.is_some_and(|known| Arc::ptr_eq(&known, operators))
+        {
+            let (model, engine) = self.names();
+            let stored = StoredOperators { model, engine, threads, operators: (**operators).clone() };
+            self.keep(key, "what its operators take", &stored);
+        }
+        Ok(model)
+    }
+
+    /// Its file, and its engine's name, for what is stored.
+    pub fn names(&self) -> (std::path::PathBuf, String) {
+        (self.options.path.clone(), self.engine.info().name.to_owned())
+    }
+
+    /// Stores what was measured of it, `what` in words.
+    pub fn keep(&self, key: Result<String, String>, what: &str, measured: &impl Serialize) {
+        if let Err(error) = key.and_then(|key| self.store.put(&key, measured).map_err(|error| error.to_string())) {
+            tracing::warn!(%error, "{what} cannot be stored; it will be measured again at the next start");
+        }
+    }
+
+    /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
+    fn key(&self, threads: Threads) -> Result<String, String> {
+        let file =
+            self.file.get_or_init(|| ProfileStore::file_key(self.path())).as_ref().map_err(ToString::to_string)?;
+        Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
+    }
+
+    /// What its profiles are stored under, measured with these threads and up to so many items.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn batch_key(&self, threads: Threads, max_batch: u32) -> Result<String, String> {
+        Ok(format!("{}-b{max_batch}", self.key(threads)?))
+    }
+}
+
+/// What a model's kernels have on a GPU, by its configuration (`optimization.priority`).
+pub fn stream_priority(definition: &ModelDefinition) -> StreamPriority {
+    match definition.config.optimization.as_ref().map(ModelOptimizationPolicy::priority) {
+        Some(ModelPriority::PriorityMax) => StreamPriority::Max,
+        Some(ModelPriority::PriorityMin) => StreamPriority::Min,
+        Some(ModelPriority::PriorityDefault) | None => StreamPriority::Default,
+    }
+}
+
+/// Whether no engine reads it: it spends a profile's latency.
+pub fn is_emulated(definition: &ModelDefinition) -> bool {
+    definition.format == ModelFormat::Emulated
+}

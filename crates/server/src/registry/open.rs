@@ -1,0 +1,156 @@
+//! Opens the registry: repositories, engines, devices, the scheduler.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use downbeat_engine::GpuInfo;
+use downbeat_repository::ModelRepositories;
+use parking_lot::Mutex;
+
+use super::model_entry::{ModelEntry, VersionState, WAITING};
+use super::{Registry, shown};
+use crate::autoscale::AutoscaleWatch;
+use crate::budget::ByteBudget;
+use crate::clock::Clock;
+use crate::decision_log::DecisionLog;
+use crate::driver::Driver;
+use crate::engines::Engines;
+use crate::gpu_watch::GpuWatch;
+use crate::load_context::LoadContext;
+use crate::loader::Loader;
+use crate::memory;
+use crate::metrics::Metrics;
+use crate::model_memory::ModelMemory;
+use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
+use crate::partitions::Partitions;
+use crate::placement::{self, Placement};
+use crate::serving::Serving;
+use crate::watchdog::Watchdog;
+
+impl Registry {
+    /// The registry of the repositories that the options name, with its engines and devices; nothing is loaded yet.
+    ///
+    /// # Errors
+    /// If a repository cannot be read, the engine is not there, or the decision log cannot be written.
+    pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
+        let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
+            repository
+                .with_auto_complete(options.auto_complete_config)
+                .with_default_max_batch_size(options.default_max_batch_size)
+        });
+        let scan = repository.scan()?;
+        for warning in &scan.warnings {
+            tracing::warn!("{warning}");
+        }
+        let wanted = wanted_at_start(&options, &scan.names)?;
+        let waiting = wanted
+            .iter()
+            .map(|name| {
+                let entry = ModelEntry::default();
+                entry.set(0, VersionState::Loading, WAITING.to_owned());
+                (name.clone(), Arc::new(entry))
+            })
+            .collect();
+        let engines = Engines::choose(&options)?;
+        let partitions = Partitions::divide(&options, &*engines.onnx)?;
+        let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
+        let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
+        let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
+        let on = |devices: &Vec<usize>| devices.iter().filter_map(|device| ordinals.get(*device).copied()).collect();
+        let places: BTreeMap<String, Vec<u32>> =
+            options.placement.iter().map(|(name, devices)| (name.clone(), on(devices))).collect();
+        let repository =
+            repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()));
+        // What is wrong with one is said when it is loaded.
+        let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
+        let placement =
+            Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts().len().max(1))?;
+        let metrics = Arc::new(Metrics::new()?);
+        let watched = u32::try_from(devices).unwrap_or(u32::MAX);
+        let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
+        let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
+        let log = options.decision_log.as_deref();
+        let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
+        let clock = Clock::start();
+        let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
+        let driver = Driver::start(clock, partitions.parts(), placement.kinds(), shards, &metrics, &watchdog, log)?;
+        let driver = Arc::new(driver);
+        let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
+        let model_memory = ModelMemory::new(&options, limit);
+        let (on, said) = (driver.clone(), metrics.clone());
+        let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
+        let loader = Arc::new(Loader::new(context));
+        let budget = ByteBudget::new(limit);
+        let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);
+        let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
+        let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
+        let serving = Arc::new(serving);
+        let loads = Arc::new(tokio::sync::Semaphore::new(options.load_threads.clamp(1, MOST_LOAD_THREADS)));
+        Ok(Registry {
+            options,
+            repository,
+            driver,
+            serving,
+            loader,
+            metrics,
+            budget,
+            model_memory,
+            autoscale,
+            watchdog,
+            gpus,
+            _gpu_watch: gpu_watch,
+            entries: Arc::new(Mutex::new(waiting)),
+            loads,
+            started: Arc::default(),
+            wanted: wanted.into(),
+        })
+    }
+}
+
+/// The models to load at start, by name, of those that the repositories have.
+fn wanted_at_start(options: &ServerOptions, names: &[String]) -> anyhow::Result<Vec<String>> {
+    let wanted = match &options.model_control {
+        ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
+        _ => names.to_vec(),
+    };
+    if let ModelControl::None = options.model_control {
+        let groups = options.device.named().map(|name| ("[[device.groups]]", name));
+        let placed = options.placement.keys().map(|name| ("[placement]", name.as_str()));
+        let unknown = groups.chain(placed).find(|(_, name)| !wanted.iter().any(|wanted| wanted == name));
+        if let Some((part, unknown)) = unknown {
+            let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
+            anyhow::bail!("{part}: the repository {} has no model '{unknown}'{hint}", shown(&options.repositories));
+        }
+    }
+    Ok(wanted)
+}
+
+/// The options with where models are as it turns out on these devices, and how many devices there are.
+fn with_devices(
+    options: &ServerOptions,
+    engines: &Engines,
+    partitions: &Partitions,
+    names: &[String],
+) -> anyhow::Result<(Arc<ServerOptions>, usize)> {
+    // Nobody says how many executors there are to be, but where models are.
+    let named = placement::devices_named(options);
+    let asked = if options.devices == 0 && engines.gpus.is_empty() { named } else { options.devices };
+    anyhow::ensure!(
+        named == 0 || !engines.gpus.is_empty() || !partitions.are_there(),
+        "the CPU is divided ([device] partitions), where [models.NAME] partition says which part a model is on; leave [placement] and --plan out"
+    );
+    let devices = engines.devices(asked, partitions)?;
+    let options = ServerOptions {
+        devices: if engines.gpus.is_empty() { asked } else { devices },
+        placement: placement::chosen(options, devices, names)?,
+        ..options.clone()
+    };
+    Ok((Arc::new(options), devices))
+}
+
+/// How long runs may take. TensorRT compiles a model in the run that is the first of its shapes.
+fn run_limits(options: &ServerOptions, engines: &Engines) -> RunLimits {
+    let times = if engines.onnx.info().name == "tensorrt" { 20 } else { 1 };
+    let RunLimits { factor, least, load } = options.run_limits;
+    RunLimits { factor, least: least.saturating_mul(times), load: load.saturating_mul(times) }
+}

@@ -1,15 +1,13 @@
 //! The protocol's extensions that work on the tensors of any frontend: shared memory and classification.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
-use downbeat_core::tensor::DataType;
+use bytes::Bytes;
 use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
-use half::{bf16, f16};
 
 use crate::budget::Reservation;
+use crate::classification::classify;
 use crate::error::ServiceError;
 use crate::offload;
 use crate::service::Service;
@@ -89,7 +87,7 @@ pub async fn infer<S: Service>(
             let found = extended.iter().zip(&names).find(|(e, _)| e.name == output);
             found.map(|(_, names)| names.clone()).unwrap_or_default()
         };
-        apply_to(&memory, client, labels, batched, &extended, &mut response.outputs)?;
+        apply_outputs(&memory, client, labels, batched, &extended, &mut response.outputs)?;
         Ok(response)
     })
     .await?
@@ -97,7 +95,7 @@ pub async fn infer<S: Service>(
 
 /// What the inputs of a request have in shared memory.
 #[derive(Default)]
-struct Shared {
+struct SharedInputs {
     bytes: u64,
     /// Whether some are in a GPU's memory, so that a copy is waited for.
     waits: bool,
@@ -109,7 +107,7 @@ async fn copy_inputs<S: Service>(
     memory: &Arc<SharedMemory>,
     client: Client,
     mut request: InferRequest,
-    Shared { bytes, waits }: Shared,
+    SharedInputs { bytes, waits }: SharedInputs,
     held: &mut Reservation,
 ) -> Result<InferRequest, ServiceError> {
     // All that can be told from the request's few bytes comes before the many.
@@ -121,8 +119,8 @@ async fn copy_inputs<S: Service>(
 }
 
 /// Checks what the inputs say of their places in shared memory; gives what they take together.
-fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<Shared, ServiceError> {
-    let mut shared = Shared::default();
+fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<SharedInputs, ServiceError> {
+    let mut shared = SharedInputs::default();
     for input in &request.inputs {
         let Some(place) = Place::of("input", &input.name, &input.parameters)? else { continue };
         if !input.data.is_empty() {
@@ -188,17 +186,6 @@ fn check_byte_size(input: &InferInput, byte_size: u64) -> Result<(), ServiceErro
 /// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared memory is too
 /// small; those of [`SharedMemory::write`].
 pub fn apply_outputs(
-    memory: &SharedMemory,
-    client: Client,
-    labels: impl Fn(&str) -> Vec<String>,
-    batched: bool,
-    requested: &[RequestedOutput],
-    response: &mut InferResponse,
-) -> Result<(), ServiceError> {
-    apply_to(memory, client, labels, batched, requested, &mut response.outputs)
-}
-
-fn apply_to(
     memory: &SharedMemory,
     client: Client,
     labels: impl Fn(&str) -> Vec<String>,
@@ -316,141 +303,4 @@ fn store(
         output.parameters.insert(OFFSET.into(), Parameter::Uint64(place.offset));
     }
     Ok(())
-}
-
-/// Replaces an output's values by its `count` largest, each as a `BYTES` element `value:index` or
-/// `value:index:label`. Equal values: the lower index first. NaN: after all others.
-fn classify(output: &mut InferOutput, count: usize, batched: bool, labels: &[String]) -> Result<(), ServiceError> {
-    let data = &output.data;
-    let texts = match output.datatype {
-        DataType::Uint8 => Values::of(data, u8::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Uint16 => Values::of(data, u16::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Uint32 => Values::of(data, u32::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Uint64 => Values::of(data, u64::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Int8 => Values::of(data, i8::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Int16 => Values::of(data, i16::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Int32 => Values::of(data, i32::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Int64 => Values::of(data, i64::from_le_bytes).classes(output, count, batched, labels),
-        DataType::Fp16 => {
-            Values::of(data, |b| Float(f16::from_le_bytes(b).to_f64())).classes(output, count, batched, labels)
-        }
-        DataType::Bf16 => {
-            Values::of(data, |b| Float(bf16::from_le_bytes(b).to_f64())).classes(output, count, batched, labels)
-        }
-        DataType::Fp32 => {
-            Values::of(data, |b| Float(f64::from(f32::from_le_bytes(b)))).classes(output, count, batched, labels)
-        }
-        DataType::Fp64 => Values::of(data, |b| Float(f64::from_le_bytes(b))).classes(output, count, batched, labels),
-        DataType::Bool | DataType::Bytes => Err(ServiceError::InvalidArgument(format!(
-            "output '{}': '{CLASSIFICATION}' needs numbers, and its datatype is {}",
-            output.name, output.datatype
-        ))),
-    }?;
-    let Classes { rows, per_row, data } = texts;
-    output.shape = match rows {
-        Some(rows) => vec![rows, per_row],
-        None => vec![per_row],
-    };
-    output.datatype = DataType::Bytes;
-    output.data = data;
-    Ok(())
-}
-
-/// The classes of all rows, as `BYTES` elements.
-struct Classes {
-    /// `None` if the output has no batch dimension.
-    rows: Option<i64>,
-    per_row: i64,
-    data: Bytes,
-}
-
-/// A number with a total order, largest last, and its text as C's `std::to_string` writes it (Triton's).
-trait Ranked: Copy {
-    fn rank(&self, other: &Self) -> Ordering;
-    fn text(&self) -> String;
-}
-
-macro_rules! ranked_integers {
-    ($($integer:ty),*) => {$(
-        impl Ranked for $integer {
-            fn rank(&self, other: &Self) -> Ordering {
-                self.cmp(other)
-            }
-
-            fn text(&self) -> String {
-                self.to_string()
-            }
-        }
-    )*};
-}
-
-ranked_integers!(u8, u16, u32, u64, i8, i16, i32, i64);
-
-#[derive(Clone, Copy)]
-struct Float(f64);
-
-impl Ranked for Float {
-    fn rank(&self, other: &Self) -> Ordering {
-        // NaN is smaller than every number, the sign of zero does not count.
-        self.0.partial_cmp(&other.0).unwrap_or_else(|| other.0.is_nan().cmp(&self.0.is_nan()))
-    }
-
-    fn text(&self) -> String {
-        if self.0.is_nan() { "nan".into() } else { format!("{:.6}", self.0) }
-    }
-}
-
-struct Values<T>(Vec<T>);
-
-impl<T: Ranked> Values<T> {
-    fn of<const N: usize>(data: &[u8], read: impl Fn([u8; N]) -> T) -> Self {
-        Values(data.as_chunks::<N>().0.iter().map(|bytes| read(*bytes)).collect())
-    }
-
-    fn classes(
-        &self,
-        output: &InferOutput,
-        count: usize,
-        batched: bool,
-        labels: &[String],
-    ) -> Result<Classes, ServiceError> {
-        let rows = if batched { output.shape.first().copied() } else { None };
-        let row_count = usize::try_from(rows.unwrap_or(1)).unwrap_or(0);
-        let width = self.0.len().checked_div(row_count).unwrap_or(0);
-        if width * row_count != self.0.len() {
-            return Err(ServiceError::Internal(format!(
-                "output '{}' has {} elements, which its shape {:?} does not explain",
-                output.name,
-                self.0.len(),
-                output.shape
-            )));
-        }
-        let count = count.min(width);
-        let mut data = BytesMut::new();
-        let mut order: Vec<usize> = Vec::with_capacity(width);
-        for row in self.0.chunks_exact(width.max(1)) {
-            let descending = |a: &usize, b: &usize| match (row.get(*a), row.get(*b)) {
-                (Some(x), Some(y)) => y.rank(x).then(a.cmp(b)),
-                _ => a.cmp(b),
-            };
-            order.clear();
-            order.extend(0..row.len());
-            if count < order.len() {
-                order.select_nth_unstable_by(count, descending);
-                order.truncate(count);
-            }
-            order.sort_unstable_by(descending);
-            for index in &order {
-                let Some(value) = row.get(*index) else { continue };
-                let mut text = format!("{}:{index}", value.text());
-                if let Some(label) = labels.get(*index).filter(|label| !label.is_empty()) {
-                    text.push(':');
-                    text.push_str(label);
-                }
-                data.put_u32_le(u32::try_from(text.len()).unwrap_or(u32::MAX));
-                data.put_slice(text.as_bytes());
-            }
-        }
-        Ok(Classes { rows, per_row: i64::try_from(count).unwrap_or(i64::MAX), data: data.freeze() })
-    }
 }

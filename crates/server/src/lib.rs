@@ -5,6 +5,7 @@ pub mod autoscale;
 pub mod batch_codec;
 pub mod budget;
 pub mod call;
+mod classification;
 pub mod clock;
 mod compression;
 pub mod connections;

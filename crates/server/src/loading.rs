@@ -493,7 +493,8 @@ impl<'a> Loading<'a> {
         let loaded = LoadedVersion::new(hosts, report, metrics, queue_bound).keeping(source.folder).holding(held);
         if !routed {
             let at_once = context.at_once(&definition);
-            let queue = Queue::add(&context.driver, &context.options, &definition, &placed, profiles, at_once);
+            let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
+            let queue = context.driver.add_queue(options, &placed, profiles);
             // Nobody else knows of this version yet, so there cannot be another queue.
             let _ = loaded.insert_queue(loaded.codec.shape_key_of(PROFILED_LENGTH), queue);
         }

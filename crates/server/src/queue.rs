@@ -1,16 +1,14 @@
 //! The scheduler's queue for the requests of one shape of a model version.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 use downbeat_repository::{ModelDefinition, TimeoutAction};
 use parking_lot::Mutex;
 
-use crate::driver::Driver;
 use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::refiner::ProfileRefiner;
@@ -32,15 +30,14 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// The first queue of a version, of whose batches at most `at_once` run at a time and take what `profiles` say, by hardware.
-    pub fn add(
-        driver: &Driver,
+    /// What the scheduler is told of the first queue of a version, of whose batches at most `at_once` run at a time and take what `profiles` say, by hardware.
+    pub fn options(
         options: &ServerOptions,
         definition: &ModelDefinition,
         placed: &Placed,
-        profiles: Vec<LatencyProfile>,
+        profiles: &[LatencyProfile],
         at_once: u32,
-    ) -> Arc<Queue> {
+    ) -> QueueOptions {
         let (name, batching) = (&definition.name, &definition.batching);
         let configured = definition.dispatch.or_else(|| {
             // A queue delay in config.pbtxt is a wish for Triton's own policy.
@@ -72,7 +69,7 @@ impl Queue {
                 TimeoutAction::Delay => cluster::TimeoutAction::Delay,
             },
         });
-        let options = QueueOptions {
+        QueueOptions {
             max_batch: batching.max_batch_size.max(1),
             profiles: placed.profiles(|hardware| profiles[hardware].clone()),
             drop,
@@ -81,31 +78,36 @@ impl Queue {
             shares_limit: None,
             max_wait: options.max_queue_wait(name).map_or(Duration::MAX, |wait| wait + batching.max_queue_delay),
             levels: levels.collect(),
-        };
-        Queue::with(driver, options, placed, profiles)
+        }
     }
 
-    /// A queue for another shape of the same version, whose batches take what `profiles` say, by hardware.
-    pub fn add_beside(&self, driver: &Driver, profiles: Vec<LatencyProfile>) -> Arc<Queue> {
-        let options = QueueOptions {
+    /// What the scheduler is told of a queue for another shape of the same version, whose batches take what `profiles` say, by hardware.
+    pub fn options_beside(&self, profiles: &[LatencyProfile]) -> QueueOptions {
+        QueueOptions {
             profiles: self.placed.profiles(|hardware| profiles[hardware].clone()),
             shares_limit: Some(self.place.model),
             ..self.options.clone()
-        };
-        Queue::with(driver, options, &self.placed, profiles)
+        }
     }
 
-    fn with(driver: &Driver, options: QueueOptions, placed: &Placed, profiles: Vec<LatencyProfile>) -> Arc<Queue> {
+    /// A queue that is at this place in the scheduler since `now`.
+    pub fn new(
+        place: QueueHandle,
+        options: QueueOptions,
+        placed: &Placed,
+        profiles: Vec<LatencyProfile>,
+        now: Time,
+    ) -> Self {
         let gathers =
             matches!(options.dispatch, cluster::DispatchPolicy::Timeout { delay, .. } if delay > Duration::ZERO);
-        Arc::new(Queue {
-            place: driver.add_queue(options.clone()),
+        Queue {
+            place,
             gathers,
-            last_used_ns: driver.clock().now().as_nanos().into(),
+            last_used_ns: now.as_nanos().into(),
             options,
             placed: placed.clone(),
             refiners: profiles.into_iter().map(|profile| Mutex::new(ProfileRefiner::new(profile))).collect(),
-        })
+        }
     }
 
     /// Whether requests that cannot make their deadline are given up.

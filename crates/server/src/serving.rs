@@ -403,7 +403,7 @@ impl Serving {
         };
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
-        let queue = first.add_beside(&self.driver, profile);
+        let queue = self.driver.add_queue(first.options_beside(&profile), &first.placed, profile);
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

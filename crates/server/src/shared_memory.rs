@@ -1,7 +1,8 @@
 //! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs (CUDA).
 
+mod system_region;
+
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -9,16 +10,13 @@ use bytes::Bytes;
 use downbeat_engine::cuda::CudaError;
 use downbeat_engine::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use parking_lot::RwLock;
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
 
 use crate::error::ServiceError;
+pub use system_region::RegionStatus;
+use system_region::SystemRegion;
 
 /// Most regions at once: each holds a file descriptor, and a client must not take all of them from the listeners.
 pub const MAX_REGIONS: usize = 1024;
-
-/// Longest name of a shared memory object (`NAME_MAX` of Linux), bytes.
-const MAX_KEY_BYTES: usize = 255;
 
 /// Who sends a request, as far as a server can tell: who else is at the same address. All loopback addresses are one.
 /// The default: whoever is in this process.
@@ -62,7 +60,7 @@ type Regions = BTreeMap<String, Arc<Region>>;
 
 #[derive(Debug)]
 enum Region {
-    System { status: RegionStatus, object: OwnedFd },
+    System(SystemRegion),
     Cuda { status: CudaRegionStatus, memory: IpcMemory },
 }
 
@@ -73,19 +71,6 @@ pub struct CudaRegionStatus {
     pub name: String,
     /// The GPU's ordinal.
     pub device_id: u32,
-    /// Size of the region, bytes.
-    pub byte_size: u64,
-}
-
-/// What is known of a registered region.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RegionStatus {
-    /// The name requests use.
-    pub name: String,
-    /// The name of the shared memory object.
-    pub key: String,
-    /// Where in the object the region begins, bytes.
-    pub offset: u64,
     /// Size of the region, bytes.
     pub byte_size: u64,
 }
@@ -149,25 +134,7 @@ impl SharedMemory {
         byte_size: u64,
     ) -> Result<(), ServiceError> {
         self.check_new(client, name, byte_size)?;
-        let end = offset.checked_add(byte_size).ok_or_else(|| {
-            ServiceError::InvalidArgument(format!(
-                "shared memory region '{name}': offset {offset} + byte_size {byte_size} overflows"
-            ))
-        })?;
-        let path = object_name(name, key)?;
-        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
-        let no_link = rustix::shm::OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
-        let object = rustix::shm::open(path, rustix::shm::OFlags::RDWR | no_link, rustix::fs::Mode::empty())
-            .map_err(|errno| open_error(name, key, errno))?;
-        let status = RegionStatus { name: name.to_owned(), key: key.to_owned(), offset, byte_size };
-        let size = status.object_size(&object)?;
-        if size < end {
-            return Err(ServiceError::InvalidArgument(format!(
-                "shared memory region '{name}': object '{key}' has {size} bytes, expected at least {end} \
-                 (offset {offset} + byte_size {byte_size})"
-            )));
-        }
-        self.insert(client, name, Region::System { status, object })
+        self.insert(client, name, Region::System(SystemRegion::open(name, key, offset, byte_size)?))
     }
 
     /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has given the handle `raw_handle` to, as `name`. Waits for
@@ -296,7 +263,7 @@ impl SharedMemory {
     pub fn status(&self, client: Client, name: Option<&str>) -> Result<Vec<RegionStatus>, ServiceError> {
         self.check_enabled()?;
         let found = self.list(client, name, |region| match region {
-            Region::System { status, .. } => Some(status.clone()),
+            Region::System(region) => Some(region.status.clone()),
             Region::Cuda { .. } => None,
         });
         match name {
@@ -312,7 +279,7 @@ impl SharedMemory {
     pub fn cuda_status(&self, client: Client, name: Option<&str>) -> Result<Vec<CudaRegionStatus>, ServiceError> {
         let found = self.list(client, name, |region| match region {
             Region::Cuda { status, .. } => Some(status.clone()),
-            Region::System { .. } => None,
+            Region::System(_) => None,
         });
         match name {
             Some(name) if found.is_empty() => {
@@ -364,7 +331,7 @@ impl SharedMemory {
                 CudaError::OutOfMemory { .. } => no_memory(),
                 error => cuda_error(error),
             }),
-            Region::System { status, object } => status.read(object, position, length, no_memory),
+            Region::System(region) => region.read(position, length, no_memory),
         }
     }
 
@@ -379,7 +346,7 @@ impl SharedMemory {
         match &*region {
             Region::Cuda { .. } if data.is_empty() => Ok(()),
             Region::Cuda { memory, .. } => memory.write(position, data).map_err(cuda_error),
-            Region::System { status, object } => status.write(object, position, data),
+            Region::System(region) => region.write(position, data),
         }
     }
 
@@ -406,7 +373,7 @@ fn cuda_error(error: CudaError) -> ServiceError {
 impl Region {
     fn name(&self) -> &str {
         match self {
-            Region::System { status, .. } => &status.name,
+            Region::System(region) => &region.status.name,
             Region::Cuda { status, .. } => &status.name,
         }
     }
@@ -418,7 +385,7 @@ impl Region {
     /// Where in the object or the memory the range begins, after a check that it is inside the region.
     fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
         let (start, size) = match self {
-            Region::System { status, .. } => (status.offset, status.byte_size),
+            Region::System(region) => (region.status.offset, region.status.byte_size),
             Region::Cuda { status, .. } => (0, status.byte_size),
         };
         match offset.checked_add(byte_size) {
@@ -429,106 +396,5 @@ impl Region {
                 self.name()
             ))),
         }
-    }
-}
-
-impl RegionStatus {
-    fn read(
-        &self,
-        object: &OwnedFd,
-        mut position: u64,
-        length: usize,
-        no_memory: impl Fn() -> ServiceError,
-    ) -> Result<Bytes, ServiceError> {
-        // A sparse object can claim more than the machine has: ask its real size before believing the claim.
-        self.check_object(object, position, length as u64)?;
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(length).map_err(|_| no_memory())?;
-        while copy.len() < length {
-            // May read a little more than was asked for: the capacity can be larger.
-            let read = rustix::io::pread(object, rustix::buffer::spare_capacity(&mut copy), position);
-            match read {
-                Ok(0) => return Err(self.shrunk(position)),
-                Ok(count) => position += count as u64,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("read", errno)),
-            }
-        }
-        copy.truncate(length);
-        Ok(copy.into())
-    }
-
-    fn write(&self, object: &OwnedFd, mut position: u64, data: &[u8]) -> Result<(), ServiceError> {
-        // Writing beyond the end would make the object larger again.
-        self.check_object(object, position, data.len() as u64)?;
-        let mut rest = data;
-        while !rest.is_empty() {
-            match rustix::io::pwrite(object, rest, position) {
-                Ok(0) => return Err(self.shrunk(position)),
-                Ok(count) => {
-                    position += count as u64;
-                    rest = rest.get(count..).unwrap_or_default();
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("written", errno)),
-            }
-        }
-        Ok(())
-    }
-
-    fn object_size(&self, object: &OwnedFd) -> Result<u64, ServiceError> {
-        let stat = rustix::fs::fstat(object).map_err(|errno| self.failed("examined", errno))?;
-        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(ServiceError::InvalidArgument(format!(
-                "shared memory region '{}': '{}' is not a shared memory object",
-                self.name, self.key
-            )));
-        }
-        Ok(u64::try_from(stat.st_size).unwrap_or(0))
-    }
-
-    fn check_object(&self, object: &OwnedFd, position: u64, byte_size: u64) -> Result<(), ServiceError> {
-        let size = self.object_size(object)?;
-        if position.saturating_add(byte_size) > size { Err(self.shrunk(size)) } else { Ok(()) }
-    }
-
-    fn shrunk(&self, size: u64) -> ServiceError {
-        let RegionStatus { name, key, offset, byte_size } = self;
-        ServiceError::InvalidArgument(format!(
-            "shared memory region '{name}': object '{key}' now has {size} bytes, expected {} as when it was registered",
-            offset + byte_size
-        ))
-    }
-
-    fn failed(&self, what: &str, errno: Errno) -> ServiceError {
-        let RegionStatus { name, key, .. } = self;
-        ServiceError::Internal(format!("shared memory region '{name}': object '{key}' cannot be {what}: {errno}"))
-    }
-}
-
-/// Checks that a key names a shared memory object and nothing else: one leading slash (which may be left out, as
-/// `shm_open` allows) and no other.
-fn object_name(region: &str, key: &str) -> Result<CString, ServiceError> {
-    let wrong = || {
-        let shown: String = key.chars().take(64).collect();
-        ServiceError::InvalidArgument(format!(
-            "shared memory region '{region}': key '{shown}' is no name of a shared memory object; \
-             expected a slash and then 1 to {MAX_KEY_BYTES} bytes without a slash"
-        ))
-    };
-    let name = key.strip_prefix('/').unwrap_or(key);
-    if name.is_empty() || name == "." || name == ".." || name.contains('/') || name.len() > MAX_KEY_BYTES {
-        return Err(wrong());
-    }
-    // Fails on a NUL within.
-    CString::new(name).map_err(|_| wrong())
-}
-
-fn open_error(region: &str, key: &str, errno: Errno) -> ServiceError {
-    let message = format!("shared memory region '{region}': object '{key}' cannot be opened: {errno}");
-    match errno {
-        Errno::NOENT => ServiceError::NotFound(message),
-        Errno::MFILE | Errno::NFILE => ServiceError::Unavailable(message),
-        _ => ServiceError::InvalidArgument(message),
     }
 }

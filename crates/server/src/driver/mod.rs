@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::ModelOptions;
 use downbeat_core::device::PartitionId;
-use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId};
+use downbeat_core::{DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
@@ -25,6 +25,8 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::host::DeviceHost;
 use crate::metrics::Metrics;
+use crate::placement::Placed;
+use crate::queue::Queue;
 use crate::ticket::{self, Ticket};
 use crate::watchdog::Watchdog;
 pub(crate) use device_pool::DevicePool;
@@ -161,9 +163,10 @@ impl Driver {
         self.cluster.handler().clock
     }
 
-    /// Makes a queue in the scheduler.
-    pub fn add_queue(&self, options: ModelOptions) -> QueueHandle {
-        self.cluster.add_model(options)
+    /// Makes a queue in the scheduler, for batches on the devices of `placed` that take what `profiles` say, by hardware.
+    pub fn add_queue(&self, options: ModelOptions, placed: &Placed, profiles: Vec<LatencyProfile>) -> Arc<Queue> {
+        let place = self.cluster.add_model(options.clone());
+        Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
     }
 
     /// Removes a queue if nothing waits in it; says whether nothing did.

@@ -32,7 +32,7 @@ fn classify(
         assert_eq!(name, "y");
         labels.iter().map(|label| (*label).to_owned()).collect()
     };
-    apply_outputs(&SharedMemory::new(), Client::HERE, labels, batched, &requested, &mut response)?;
+    apply_outputs(&SharedMemory::new(), Client::HERE, labels, batched, &requested, &mut response.outputs)?;
     let output = response.outputs.remove(0);
     assert_eq!(output.datatype, DataType::Bytes);
     Ok((output.shape, strings(&output.data)))

@@ -278,7 +278,7 @@ fn outputs_go_to_shared_memory() {
     let apply = |parameters: Parameters| {
         let mut response = answer();
         let requested = [RequestedOutput { name: "y".into(), parameters }];
-        apply_outputs(&memory, ME, |_| Vec::new(), false, &requested, &mut response).map(|()| response)
+        apply_outputs(&memory, ME, |_| Vec::new(), false, &requested, &mut response.outputs).map(|()| response)
     };
     let response = apply(place("r", 10, Some(8))).unwrap();
     assert_eq!(object.read(7, 6), [0, 1, 2, 3, 4, 0]);

@@ -1,16 +1,15 @@
 //! How requests of one model version are checked, joined into a batch, and separated again.
 
+mod admission;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{Buffer, DefaultValue, Fill, Model, OutOfMemory, ShapeRange, State, Tensor};
-use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
-
-use crate::error::ServiceError;
 
 /// The sizes of the dimensions that vary from request to request, the batch dimension excluded.
 /// Only requests with equal keys can share a batch.
@@ -105,7 +104,7 @@ pub struct OutputPart {
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
 impl BatchCodec {
-    /// A plan for a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
+    /// That of a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
     /// alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
@@ -210,9 +209,9 @@ impl BatchCodec {
     /// The sizes of each input of a request, the batch dimension left out, in the engine's order.
     pub fn item_shapes<'a>(&'a self, request: &'a Admitted) -> impl Iterator<Item = &'a [i64]> {
         let mut at = 0;
-        self.inputs.iter().map(move |plan| {
+        self.inputs.iter().map(move |binding| {
             let begin = at;
-            at += self.item_dims(&plan.client.dims).len();
+            at += self.item_dims(&binding.client.dims).len();
             request.shapes.get(begin..at).unwrap_or(&[])
         })
     }
@@ -221,10 +220,10 @@ impl BatchCodec {
     pub fn engine_shape(&self, index: usize, rows: usize, item: &[usize]) -> Vec<usize> {
         let batch = self.batched.then_some(rows);
         let shape: Vec<usize> = batch.into_iter().chain(item.iter().copied()).collect();
-        let Some(plan) = self.inputs.get(index).filter(|plan| plan.is_reshaped()) else { return shape };
+        let Some(binding) = self.inputs.get(index).filter(|binding| binding.is_reshaped()) else { return shape };
         let wire: SmallVec<[i64; 6]> = shape.iter().map(|d| *d as i64).collect();
         // Admission has checked the shape against the very dims that a reshape starts from.
-        plan.model_shape(&wire).unwrap_or(shape)
+        binding.model_shape(&wire).unwrap_or(shape)
     }
 
     /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's sizes.
@@ -245,197 +244,12 @@ impl BatchCodec {
         dims.get(usize::from(self.batched)..).unwrap_or(&[])
     }
 
-    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their data, which may be
-    /// elsewhere still.
-    ///
-    /// # Errors
-    /// As [`BatchCodec::admit`].
-    pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
-        let model = &request.model_name;
-        for input in &request.inputs {
-            let Some(binding) = self.inputs.iter().find(|binding| binding.client.name == input.name) else {
-                return Err(self.wrong_inputs(model, &request.inputs));
-            };
-            let rows = self.check_shape(model, binding, input)?;
-            if rows > i64::from(self.max_batch) {
-                return Err(self.too_many(model, rows.unsigned_abs()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks a request and takes its input bytes.
-    ///
-    /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
-    pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
-        let model = &request.model_name;
-        let least = self.defaults.iter().filter(|default| default.is_none()).count();
-        if !(least..=self.inputs.len()).contains(&request.inputs.len()) {
-            return Err(self.wrong_inputs(model, &request.inputs));
-        }
-        let sent = request.inputs.len();
-        let mut found_inputs = 0;
-        let mut inputs: SmallVec<[Bytes; 2]> = SmallVec::new();
-        let mut shapes = SmallVec::new();
-        let mut rows = None;
-        for (position, plan) in self.inputs.iter().enumerate() {
-            // Clients nearly always send the inputs in the model's order.
-            let found = match request.inputs.get(position) {
-                Some(input) if input.name == plan.client.name => position,
-                _ => {
-                    match (request.inputs.iter().position(|i| i.name == plan.client.name), self.defaults.get(position))
-                    {
-                        (Some(found), _) => found,
-                        (None, Some(Some(default))) => {
-                            shapes.extend_from_slice(&default.shape);
-                            inputs.push(default.item.clone());
-                            continue;
-                        }
-                        (None, _) => return Err(self.wrong_inputs(model, &request.inputs)),
-                    }
-                }
-            };
-            found_inputs += 1;
-            let input = &mut request.inputs[found];
-            let its_rows = self.check_input(model, plan, input)?;
-            if *rows.get_or_insert(its_rows) != its_rows {
-                return Err(ServiceError::InvalidArgument(format!(
-                    "input '{}' batch size does not match other inputs for '{model}': it is {its_rows}, that of another \
-                     input {}",
-                    input.name,
-                    rows.unwrap_or(its_rows),
-                )));
-            }
-            shapes.extend_from_slice(self.item_dims(&input.shape));
-            inputs.push(std::mem::take(&mut input.data));
-        }
-        let rows = rows.unwrap_or(1);
-        if rows > self.max_batch {
-            return Err(self.too_many(model, u64::from(rows)));
-        }
-        if found_inputs < sent {
-            return Err(self.wrong_inputs(model, &request.inputs));
-        }
-        if rows > 1 && found_inputs < self.inputs.len() {
-            for ((plan, default), data) in self.inputs.iter().zip(&self.defaults).zip(&mut inputs) {
-                let is_left_out = !request.inputs.iter().any(|input| input.name == plan.client.name);
-                if let Some(default) = default.as_ref().filter(|_| is_left_out) {
-                    *data = default.item.repeat(rows as usize).into();
-                }
-            }
-        }
-        Ok(Admitted { inputs, shapes, rows })
-    }
-
-    /// Checks datatype and shape of one input; gives its batch dimension.
-    fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<i64, ServiceError> {
-        let spec = &binding.client;
-        if input.datatype != spec.datatype {
-            return Err(ServiceError::InvalidArgument(format!(
-                "inference input '{}' data-type is '{}', but model '{model}' expects '{}'",
-                spec.name, input.datatype, spec.datatype
-            )));
-        }
-        let fits = input.shape.len() == spec.dims.len()
-            && input.shape.iter().all(|d| *d >= 0)
-            && spec.dims.iter().zip(&input.shape).all(|(want, got)| *want < 0 || want == got);
-        let rows = if self.batched { input.shape.first().copied().unwrap_or(0) } else { 1 };
-        if !fits || rows < 1 {
-            return Err(ServiceError::InvalidArgument(format!(
-                "unexpected shape for input '{}' for model '{model}'. Expected {}, got {}.{}",
-                spec.name,
-                show(&spec.dims),
-                show(&input.shape),
-                if self.batched { " (-1: any size; the first dimension is the batch, at least 1)" } else { "" },
-            )));
-        }
-        Ok(rows)
-    }
-
-    /// Checks one input; gives its batch dimension.
-    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<u32, ServiceError> {
-        let rows = self.check_shape(model, binding, input)?;
-        let spec = &binding.client;
-        let elements = input.shape.iter().try_fold(1u64, |product, d| product.checked_mul(*d as u64));
-        let wrong_size = |expected: String| {
-            ServiceError::InvalidArgument(format!(
-                "input byte size mismatch for input '{}' for model '{model}'. Expected {expected}, got {} (shape {} of {})",
-                spec.name,
-                input.data.len(),
-                show(&input.shape),
-                spec.datatype
-            ))
-        };
-        let Some(elements) = elements else {
-            return Err(wrong_size("a shape with fewer elements".to_owned()));
-        };
-        match spec.datatype.size() {
-            Some(size) => {
-                let expected = elements.checked_mul(size as u64);
-                if expected != Some(input.data.len() as u64) {
-                    return Err(wrong_size(expected.map_or("less".to_owned(), |e| e.to_string())));
-                }
-            }
-            None => {
-                let counted = count_strings(&input.data);
-                if counted != Some(elements) {
-                    let found = counted.map_or("data that end inside an element".to_owned(), |n| n.to_string());
-                    return Err(ServiceError::InvalidArgument(format!(
-                        "expected {elements} string elements for inference input '{}' for model '{model}', got {found} (shape {}; \
-                         each element is its length as a little-endian 32-bit number, then its bytes)",
-                        spec.name,
-                        show(&input.shape)
-                    )));
-                }
-            }
-        }
-        u32::try_from(rows).map_err(|_| self.too_many(model, rows.unsigned_abs()))
-    }
-
-    fn too_many(&self, model: &str, rows: u64) -> ServiceError {
-        ServiceError::InvalidArgument(format!(
-            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests",
-            self.max_batch
-        ))
-    }
-
-    fn wrong_inputs(&self, model: &str, got: &[InferInput]) -> ServiceError {
-        let list = |names: &mut dyn Iterator<Item = &str>| {
-            let names: Vec<String> =
-                names.map(|name| format!("'{}'", name.chars().take(128).collect::<String>())).collect();
-            format!("[{}]", names.join(","))
-        };
-        let wanted = || self.inputs.iter().map(|i| i.client.name.as_str());
-        let got = || got.iter().map(|i| i.name.as_str());
-        if let Some(unknown) = got().find(|name| !wanted().any(|wanted| wanted == *name)) {
-            let hint = downbeat_repository::did_you_mean(unknown, wanted());
-            return ServiceError::InvalidArgument(format!(
-                "unexpected inference input '{}' for model '{model}'{hint}; its inputs are {}",
-                unknown.chars().take(128).collect::<String>(),
-                list(&mut wanted())
-            ));
-        }
-        let required = || wanted().zip(&self.defaults).filter(|(_, default)| default.is_none()).map(|(name, _)| name);
-        let missing = list(&mut required().filter(|wanted| !got().any(|name| name == *wanted)));
-        let expected = match (required().count(), self.inputs.len()) {
-            (least, most) if least < most => format!("number of inputs between {least} and {most}"),
-            (_, most) => format!("{most} inputs"),
-        };
-        ServiceError::InvalidArgument(format!(
-            "expected {expected} but got {} inputs for model '{model}'. Got input(s) {}, but missing required input(s) \
-             {missing}. Please provide all required input(s).",
-            got().count(),
-            list(&mut got()),
-        ))
-    }
-
     /// The key of a request: the sizes of what varies.
     pub fn shape_key(&self, admitted: &Admitted) -> ShapeKey {
         let mut key = ShapeKey::new();
         let mut at = 0;
-        for plan in &self.inputs {
-            for want in self.item_dims(&plan.client.dims) {
+        for binding in &self.inputs {
+            for want in self.item_dims(&binding.client.dims) {
                 if *want < 0 {
                     key.push(admitted.shapes.get(at).copied().unwrap_or(0));
                 }
@@ -452,9 +266,9 @@ impl BatchCodec {
 
     /// Bytes that the inputs of one item take, every varying dimension `varying` long; `None` if that is more than memory.
     pub fn item_bytes(&self, varying: i64) -> Option<usize> {
-        self.inputs.iter().try_fold(0usize, |sum, plan| {
-            let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
-            let size = plan.datatype().size().unwrap_or(4);
+        self.inputs.iter().try_fold(0usize, |sum, binding| {
+            let dims = self.item_dims(&binding.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+            let size = binding.datatype().size().unwrap_or(4);
             let bytes = dims.into_iter().try_fold(size, |n, d| n.checked_mul(usize::try_from(d).ok()?))?;
             sum.checked_add(bytes)
         })
@@ -482,12 +296,12 @@ impl BatchCodec {
         self.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
         let mut inputs = SmallVec::new();
         let mut shapes = SmallVec::new();
-        for plan in &self.inputs {
-            let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+        for binding in &self.inputs {
+            let dims = self.item_dims(&binding.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
             let elements = dims.clone().product::<i64>().max(0) as usize;
-            let bytes = elements * fill.size(plan.datatype());
+            let bytes = elements * fill.size(binding.datatype());
             let mut data = Buffer::try_with_capacity(bytes).map_err(|error| error.to_string())?;
-            fill.write(&plan.client.name, plan.datatype(), elements, &mut data);
+            fill.write(&binding.client.name, binding.datatype(), elements, &mut data);
             inputs.push(data.into_bytes());
             shapes.extend(dims);
         }
@@ -499,9 +313,9 @@ impl BatchCodec {
         let shapes: Vec<String> = self
             .inputs
             .iter()
-            .map(|plan| {
-                let dims = self.item_dims(&plan.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
-                format!("'{}' {:?}", plan.client.name, dims.collect::<Vec<_>>())
+            .map(|binding| {
+                let dims = self.item_dims(&binding.client.dims).iter().map(|d| if *d < 0 { varying } else { *d });
+                format!("'{}' {:?}", binding.client.name, dims.collect::<Vec<_>>())
             })
             .collect();
         let takes = self.item_bytes(varying).map_or("more than a machine has".to_owned(), |bytes| bytes.to_string());
@@ -519,13 +333,13 @@ impl BatchCodec {
         let rows: usize = members.clone().map(|m| m.rows as usize).sum();
         let mut tensors = Vec::with_capacity(self.inputs.len());
         let mut at = 0;
-        for (index, plan) in self.inputs.iter().enumerate() {
+        for (index, binding) in self.inputs.iter().enumerate() {
             let bytes: usize = members.clone().map(|m| m.inputs.get(index).map_or(0, Bytes::len)).sum();
             let mut data = self.input_buffer(bytes).map_err(|error| error.to_string())?;
             for member in members.clone() {
                 data.extend_from_slice(member.inputs.get(index).map_or(&[], |b| b));
             }
-            let rank = self.item_dims(&plan.client.dims).len();
+            let rank = self.item_dims(&binding.client.dims).len();
             let mut shape: SmallVec<[i64; 6]> = SmallVec::new();
             if self.batched {
                 shape.push(rows as i64);
@@ -536,8 +350,9 @@ impl BatchCodec {
             at += rank;
             let as_is = || shape.iter().map(|d| *d as usize).collect();
             // Admission has checked the shape against the very dims that a reshape starts from.
-            let shape = if plan.is_reshaped() { plan.model_shape(&shape).unwrap_or_else(|_| as_is()) } else { as_is() };
-            tensors.push(Tensor { datatype: plan.datatype(), shape, data });
+            let shape =
+                if binding.is_reshaped() { binding.model_shape(&shape).unwrap_or_else(|_| as_is()) } else { as_is() };
+            tensors.push(Tensor { datatype: binding.datatype(), shape, data });
         }
         Ok(State { tensors })
     }
@@ -550,37 +365,37 @@ impl BatchCodec {
         let total: usize = rows.iter().map(|r| *r as usize).sum();
         let mut members: Vec<Outputs> = rows.iter().map(|_| Outputs::new()).collect();
         let mut tensors: Vec<Option<Tensor>> = state.tensors.into_iter().map(Some).collect();
-        for plan in &self.outputs {
-            let Some(tensor) = tensors.get_mut(plan.model_index).and_then(Option::take) else {
-                return Err(format!("the engine gave no output '{}'", plan.client.name));
+        for binding in &self.outputs {
+            let Some(tensor) = tensors.get_mut(binding.model_index).and_then(Option::take) else {
+                return Err(format!("the engine gave no output '{}'", binding.client.name));
             };
             let skip = usize::from(self.batched);
             if self.batched && tensor.shape.first() != Some(&total) {
                 return Err(format!(
                     "output '{}' has shape {:?} for a batch of {total}: its first dimension is not the batch. Set \
                      max_batch_size to 0 in the model's config.pbtxt",
-                    plan.client.name, tensor.shape
+                    binding.client.name, tensor.shape
                 ));
             }
-            let wire: SmallVec<[i64; 6]> = if plan.is_reshaped() {
-                plan.client_shape(&tensor.shape)?.iter().skip(skip).map(|d| *d as i64).collect()
+            let wire: SmallVec<[i64; 6]> = if binding.is_reshaped() {
+                binding.client_shape(&tensor.shape)?.iter().skip(skip).map(|d| *d as i64).collect()
             } else {
                 tensor.shape.iter().skip(skip).map(|d| *d as i64).collect()
             };
             let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));
             let row_elements = row_elements
-                .ok_or_else(|| format!("output '{}' has shape {:?}: too large", plan.client.name, tensor.shape))?;
+                .ok_or_else(|| format!("output '{}' has shape {:?}: too large", binding.client.name, tensor.shape))?;
             let data = tensor.data.into_bytes();
             let mut begin = 0;
             for (member, its_rows) in members.iter_mut().zip(rows) {
                 let elements = row_elements * if self.batched { *its_rows as usize } else { 1 };
-                let length = match plan.datatype().size() {
+                let length = match binding.datatype().size() {
                     Some(size) => elements * size,
                     None => strings_length(&data[begin..], elements)
-                        .ok_or_else(|| format!("output '{}' is cut off inside an element", plan.client.name))?,
+                        .ok_or_else(|| format!("output '{}' is cut off inside an element", binding.client.name))?,
                 };
                 if begin + length > data.len() {
-                    return Err(format!("output '{}' has fewer bytes than its shape says", plan.client.name));
+                    return Err(format!("output '{}' has fewer bytes than its shape says", binding.client.name));
                 }
                 let mut shape = Vec::with_capacity(wire.len() + skip);
                 if self.batched {
@@ -593,23 +408,6 @@ impl BatchCodec {
         }
         Ok(members)
     }
-}
-
-/// `[-1,3,224]`, as Triton writes sizes.
-fn show(dims: &[i64]) -> String {
-    let dims: Vec<String> = dims.iter().map(i64::to_string).collect();
-    format!("[{}]", dims.join(","))
-}
-
-/// The number of length-prefixed elements in `data`; `None` if it ends inside one.
-fn count_strings(mut data: &[u8]) -> Option<u64> {
-    let mut count = 0;
-    while !data.is_empty() {
-        let (length, rest) = data.split_first_chunk::<4>()?;
-        data = rest.get(u32::from_le_bytes(*length) as usize..)?;
-        count += 1;
-    }
-    Some(count)
 }
 
 /// The bytes that the first `elements` length-prefixed elements of `data` take.
@@ -628,6 +426,7 @@ fn strings_length(data: &[u8], elements: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use downbeat_core::tensor::{DataType, TensorSpec};
+    use downbeat_protocol::{InferInput, InferRequest};
     use proptest::prelude::*;
 
     use super::*;
@@ -643,7 +442,7 @@ mod tests {
         }
     }
 
-    fn plan() -> BatchCodec {
+    fn codec() -> BatchCodec {
         let mut text = binding("text", DataType::Bytes, &[-1, -1]);
         text.model_index = 1;
         // The configuration's order is not the engine's.
@@ -681,7 +480,7 @@ mod tests {
         let (mut table, image) =
             (binding("table", DataType::Fp32, &[-1]), binding("image", DataType::Fp32, &[-1, 3, 64, 64]));
         table.batched = false;
-        let plan = BatchCodec::new(vec![binding("ids", DataType::Int64, &[-1, -1]), image, table], vec![], 8);
+        let codec = BatchCodec::new(vec![binding("ids", DataType::Int64, &[-1, -1]), image, table], vec![], 8);
         let range = |name: &str, least: &[usize], most: &[Option<usize>]| ShapeRange {
             name: name.to_owned(),
             least: least.into(),
@@ -691,8 +490,8 @@ mod tests {
         let of = |longest: Option<usize>| {
             vec![range("ids", &[1, 1], &[Some(8), longest]), image.clone(), range("table", &[1], &[longest])]
         };
-        assert_eq!(plan.shape_ranges(Some(128)), of(Some(128)));
-        assert_eq!(plan.shape_ranges(None), of(None));
+        assert_eq!(codec.shape_ranges(Some(128)), of(Some(128)));
+        assert_eq!(codec.shape_ranges(None), of(None));
     }
 
     #[test]
@@ -736,14 +535,14 @@ mod tests {
         for (change, message) in cases {
             let mut inputs = good();
             change(&mut inputs);
-            let error = plan().admit(&mut request(inputs)).unwrap_err();
+            let error = codec().admit(&mut request(inputs)).unwrap_err();
             assert_eq!(error.to_string(), message);
         }
         let large =
             vec![input("text", DataType::Bytes, &[9, 0], vec![]), input("x", DataType::Int16, &[9, 2], vec![0; 36])];
-        let error = plan().admit(&mut request(large)).unwrap_err();
+        let error = codec().admit(&mut request(large)).unwrap_err();
         assert!(error.to_string().contains("inference request batch-size must be <= 8 for 'm'"), "{error}");
-        assert_eq!(plan().admit(&mut request(good())).unwrap().rows, 2);
+        assert_eq!(codec().admit(&mut request(good())).unwrap().rows, 2);
     }
 
     #[test]
@@ -756,17 +555,17 @@ mod tests {
             let value = DefaultValue { shape: shape.to_vec(), data: vec![1, 0, 2, 0].into() };
             BTreeMap::from([("x".to_owned(), value)])
         };
-        let plan = || BatchCodec::new(vec![x.clone(), text.clone()], vec![], 8);
-        assert!(plan().with_defaults(&value(&[2, 2])).unwrap_err().contains("set max_batch_size: 0"));
-        assert!(plan().with_defaults(&value(&[1, 3])).unwrap_err().contains("'x' should have shape [-1,2]"));
-        let plan = plan().with_defaults(&value(&[1, 2])).unwrap();
+        let codec = || BatchCodec::new(vec![x.clone(), text.clone()], vec![], 8);
+        assert!(codec().with_defaults(&value(&[2, 2])).unwrap_err().contains("set max_batch_size: 0"));
+        assert!(codec().with_defaults(&value(&[1, 3])).unwrap_err().contains("'x' should have shape [-1,2]"));
+        let codec = codec().with_defaults(&value(&[1, 2])).unwrap();
         let only_text = || vec![input("text", DataType::Bytes, &[2, 1], strings(&[b"a", b""]))];
-        let left_out = plan.admit(&mut request(only_text())).unwrap();
+        let left_out = codec.admit(&mut request(only_text())).unwrap();
         assert_eq!((left_out.rows, &left_out.inputs[0][..]), (2, &[1, 0, 2, 0, 1, 0, 2, 0][..]));
-        let sent = plan.admit(&mut request(good())).unwrap();
+        let sent = codec.admit(&mut request(good())).unwrap();
         assert_eq!(&sent.inputs[0][..], [1; 8]);
-        assert_eq!(plan.shape_key(&left_out), plan.shape_key(&sent), "they share batches");
-        let told = |inputs| plan.admit(&mut request(inputs)).unwrap_err().to_string();
+        assert_eq!(codec.shape_key(&left_out), codec.shape_key(&sent), "they share batches");
+        let told = |inputs| codec.admit(&mut request(inputs)).unwrap_err().to_string();
         assert!(told(vec![]).starts_with("expected number of inputs between 1 and 2 but got 0 inputs for model 'm'"));
         assert!(told(vec![only_text().remove(0), only_text().remove(0)]).starts_with("expected number of inputs"));
     }
@@ -776,7 +575,7 @@ mod tests {
         let key = |words: i64, data: Vec<u8>| {
             let mut inputs = good();
             inputs[0] = input("text", DataType::Bytes, &[2, words], data);
-            plan().shape_key(&plan().admit(&mut request(inputs)).unwrap())
+            codec().shape_key(&codec().admit(&mut request(inputs)).unwrap())
         };
         assert_eq!(key(1, strings(&[b"a", b"b"])), key(1, strings(&[b"longer", b""])));
         assert_ne!(key(1, strings(&[b"a", b"b"])), key(2, strings(&[b"a", b"b", b"c", b"d"])));
@@ -791,23 +590,23 @@ mod tests {
             let mut text = binding("text", DataType::Bytes, &[-1, 1]);
             text.model_index = 1;
             let both = vec![binding("x", DataType::Int16, &[-1, 2]), text];
-            let plan = BatchCodec::new(both.clone(), both, 64);
+            let codec = BatchCodec::new(both.clone(), both, 64);
             let admitted: Vec<Admitted> = members
                 .iter()
                 .map(|rows| {
                     let numbers = rows.iter().flat_map(|(x, _)| x.iter().flat_map(|v| v.to_le_bytes())).collect();
                     let words: Vec<&[u8]> = rows.iter().map(|(_, word)| word.as_bytes()).collect();
                     let n = rows.len() as i64;
-                    plan.admit(&mut request(vec![
+                    codec.admit(&mut request(vec![
                         input("x", DataType::Int16, &[n, 2], numbers),
                         input("text", DataType::Bytes, &[n, 1], strings(&words)),
                     ])).unwrap()
                 })
                 .collect();
             let rows: Vec<u32> = admitted.iter().map(|a| a.rows).collect();
-            let state = plan.assemble(admitted.iter()).unwrap();
+            let state = codec.assemble(admitted.iter()).unwrap();
             prop_assert_eq!(&state.tensors[0].shape, &vec![rows.iter().sum::<u32>() as usize, 2]);
-            let outputs = plan.separate(state, &rows).unwrap();
+            let outputs = codec.separate(state, &rows).unwrap();
             for (given, got) in admitted.iter().zip(&outputs) {
                 prop_assert_eq!(&given.inputs[0], &got[0].data);
                 prop_assert_eq!(&given.inputs[1], &got[1].data);

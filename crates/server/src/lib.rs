@@ -22,7 +22,7 @@ mod gpu_watch;
 pub mod grpc;
 pub mod host;
 pub mod http;
-mod load_context;
+pub mod load_context;
 mod load_turns;
 pub mod loaded_version;
 pub mod loader;

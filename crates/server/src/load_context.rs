@@ -1,6 +1,7 @@
 //! What all loads of a server share: its engines and devices, what it was told, and the turns of what goes on side by side.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
@@ -30,6 +31,18 @@ pub trait LoadProgress: Send + Sync {
 
 impl LoadProgress for () {
     fn step(&self, _what: &str, _fraction: f64) {}
+}
+
+/// A version that is to be loaded.
+pub struct VersionFile<'a> {
+    /// Its number.
+    pub version: u64,
+    /// Its model file.
+    pub path: &'a Path,
+    /// Whether it could be loaded once more.
+    pub may_come_again: bool,
+    /// Who is told how it goes on.
+    pub progress: &'a dyn LoadProgress,
 }
 
 /// What all loads of a server share.

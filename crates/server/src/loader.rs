@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 
 use crate::engines::executors;
 use crate::host::PolicyError;
-use crate::load_context::LoadContext;
+use crate::load_context::{LoadContext, VersionFile};
 use crate::loaded_version::LoadedVersion;
-use crate::loading::{LoadOutcome, Loading, VersionFile, Why};
+use crate::loading::{LoadOutcome, Loading};
+use crate::policy_choice::Why;
 use crate::policy_report::{AskedFor, PolicyReport};
 
 /// Loads model versions. Slow: never on a thread that serves requests.

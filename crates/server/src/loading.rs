@@ -1,6 +1,5 @@
 //! The way of one model version into service, by one policy, step by step.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, Overlap, SegmentProfile};
@@ -14,41 +13,19 @@ use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use crate::device_budget::DeviceBudget;
 use crate::engines::{MOST_EXECUTORS, most_threads};
 use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyError, PolicyGuard};
-use crate::load_context::{LoadContext, LoadProgress};
+use crate::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load_turns::LONGEST_TURN;
 use crate::loaded_version::LoadedVersion;
 use crate::measuring::{Measuring, Profiled};
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::model_source::{ModelSource, is_emulated};
 use crate::placement::Placed;
-use crate::policy_choice::{AutoSubject, Chosen};
+use crate::policy_choice::{AutoSubject, Chosen, Why};
 use crate::policy_report::PolicyReport;
 use crate::profiler::Threads;
 use crate::queue::Queue;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, WarmUp};
-
-/// A version that is to be loaded.
-pub struct VersionFile<'a> {
-    /// Its number.
-    pub version: u64,
-    /// Its model file.
-    pub path: &'a Path,
-    /// Whether it could be loaded once more.
-    pub may_come_again: bool,
-    /// Who is told how it goes on.
-    pub progress: &'a dyn LoadProgress,
-}
-
-/// Why a version is loaded by its policy.
-pub enum Why {
-    /// Somebody asked for it.
-    Asked(PolicyReport),
-    /// `auto` was asked for: it is `exclusive`, unless another suits it better.
-    Look(PolicyReport),
-    /// It was found to suit it.
-    Chosen(Box<Chosen>),
-}
 
 /// What came of loading a version.
 pub enum LoadOutcome {
@@ -302,7 +279,7 @@ impl<'a> Loading<'a> {
         }
         model.set_batched(codec.is_batched());
         if let Some(held) = &self.held {
-            held.hold(MemoryPart::Run, largest_run(&*model, &codec))?;
+            held.hold(MemoryPart::Run, warm_up::largest_run(&*model, &codec))?;
         }
         self.budget.begin_lanes(&*model);
         let mut lane = None;
@@ -411,6 +388,8 @@ impl<'a> Loading<'a> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
+        let most = self.part.map_or_else(|| most_threads(&context.options), |part| part.threads);
+        let cores = u32::try_from(most).unwrap_or(u32::MAX);
         let dispatch = context.options.dispatch_policy(&definition.name, definition.dispatch);
         let drop = context.options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None;
         let guard = chosen.map(|chosen| {
@@ -433,6 +412,7 @@ impl<'a> Loading<'a> {
             queue_delay: definition.batching.max_queue_delay,
             drop,
             queue_bound: context.queue_bound(definition),
+            cores: (!self.on_gpus && !is_emulated(definition)).then_some(cores),
             metrics: context.metrics.lanes(),
             memory: self.held.as_ref(),
             hosts: &hosts,
@@ -514,12 +494,4 @@ fn limit_batches(definition: &mut ModelDefinition, most: u32, why: &str) {
         definition.batching.max_batch_size = most;
         definition.config.max_batch_size = i32::try_from(most).unwrap_or(i32::MAX);
     }
-}
-
-/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
-fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
-    let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
-    let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
-    let shapes: Vec<Vec<usize>> = codec.engine_shapes(&trial, codec.max_batch() as usize).collect();
-    memory.estimate(shapes.iter().map(|shape| &shape[..]))
 }

@@ -46,6 +46,16 @@ pub struct Chosen {
     pub settled: bool,
 }
 
+/// Why a version is loaded by its policy.
+pub enum Why {
+    /// Somebody asked for it.
+    Asked(PolicyReport),
+    /// `auto` was asked for: it is `exclusive`, unless another suits it better.
+    Look(PolicyReport),
+    /// It was found to suit it.
+    Chosen(Box<Chosen>),
+}
+
 impl AutoSubject<'_> {
     /// Chooses; `launch` and `overlap` measure what is needed for it, if it is.
     pub fn choose(

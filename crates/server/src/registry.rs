@@ -20,14 +20,13 @@ use crate::driver::Driver;
 use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
 use crate::host::PolicyGuard;
-use crate::load_context::LoadProgress;
+use crate::load_context::{LoadProgress, VersionFile};
 use crate::loader::Loader;
-use crate::loading::VersionFile;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::options::ServerOptions;
 use crate::service::LoadOverrides;
-use crate::serving::{Served, Serving, unknown_model};
+use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::watchdog::Watchdog;
 use load_thread::{LoadFailure, LoadedModel};
 use model_entry::{ModelEntry, VersionState, WAITING};
@@ -295,7 +294,7 @@ impl Registry {
             self.serving.forget_queues(versions.values());
             return failed(format!("version {newest}: {reason}"), failures);
         }
-        Ok(LoadedModel { served: Served::new(definition, versions), overlay, failures })
+        Ok(LoadedModel { served: ServedModel::new(definition, versions), overlay, failures })
     }
 
     fn after_failure(&self, entry: &ModelEntry, name: &str, failure: &LoadFailure) {
@@ -345,7 +344,7 @@ impl Registry {
     }
 
     /// Waits for the last requests of what is out of service, and lets it go. Says whether nothing of it runs any more.
-    async fn retire(&self, name: &str, before: Option<Arc<Served>>, now: Option<&Served>) -> bool {
+    async fn retire(&self, name: &str, before: Option<Arc<ServedModel>>, now: Option<&ServedModel>) -> bool {
         let Some(before) = before else { return true };
         let has_ended = self.serving.retire(&before).await;
         for version in before.versions.keys() {

@@ -1,8 +1,10 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
+mod served_model;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::profile::ProfileError;
 use downbeat_core::tensor::DataType;
@@ -11,7 +13,6 @@ use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
 use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
-use tokio::sync::Notify;
 
 use crate::batch_codec::{Admitted, Outputs, ShapeKey};
 use crate::budget::ByteBudget;
@@ -26,6 +27,8 @@ use crate::queue::Queue;
 use crate::reply::Reply;
 use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
+use served_model::InputBytes;
+pub use served_model::{InFlight, ServedModel};
 
 /// When to try again where a model's share of the budget of bytes is used up.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
@@ -36,114 +39,12 @@ const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
 /// A shape that was not seen for so long gives its queue up to a new one.
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
-/// A model as it is served now: its configuration and its ready versions.
-pub struct Served {
-    /// Configuration, completed.
-    pub definition: ModelDefinition,
-    /// Ready versions, ascending.
-    pub versions: BTreeMap<u64, Arc<LoadedVersion>>,
-    in_flight: AtomicU64,
-    /// Bytes of the inputs of requests in flight.
-    input_bytes: AtomicU64,
-    idle: Notify,
-}
-
-impl Served {
-    /// A model with these versions.
-    pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
-        Served {
-            definition,
-            versions,
-            in_flight: AtomicU64::new(0),
-            input_bytes: AtomicU64::new(0),
-            idle: Notify::new(),
-        }
-    }
-
-    /// Runs that go on, of all versions.
-    fn running(&self) -> u32 {
-        self.versions.values().map(|version| version.health().running()).sum()
-    }
-
-    /// Those of them that nothing ends.
-    fn left_behind(&self) -> u32 {
-        self.versions.values().map(|version| version.health().left_behind()).sum()
-    }
-
-    /// Waits until no request is in flight.
-    async fn wait_idle(&self) {
-        loop {
-            let mut idle = std::pin::pin!(self.idle.notified());
-            // Registered before the look, so that a guard dropped in between is not missed.
-            idle.as_mut().enable();
-            if self.in_flight.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            idle.await;
-        }
-    }
-
-    /// The version a client named, or the newest if it named none.
-    ///
-    /// # Errors
-    /// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
-    pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
-        let name = &self.definition.name;
-        let found = if version.is_empty() {
-            self.versions.values().next_back()
-        } else {
-            let number: u64 = version.parse().map_err(|_| {
-                ServiceError::InvalidArgument(format!(
-                    "'{}' is no version of model '{name}': versions are positive numbers",
-                    version.chars().take(64).collect::<String>()
-                ))
-            })?;
-            self.versions.get(&number)
-        };
-        found.ok_or_else(|| {
-            let ready: Vec<String> = self.versions.keys().map(u64::to_string).collect();
-            ServiceError::NotFound(format!(
-                "Request for unknown model: '{name}' version {version} is not found; ready: {}",
-                if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
-            ))
-        })
-    }
-}
-
-/// A model that cannot leave while this request is in flight.
-pub struct InFlight(Arc<Served>);
-
-impl std::ops::Deref for InFlight {
-    type Target = Served;
-
-    fn deref(&self) -> &Served {
-        &self.0
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.idle.notify_waiters();
-        }
-    }
-}
-
-/// The bytes that a request's inputs take of its model's share, until it is answered.
-struct InputBytes<'a>(&'a Served, u64);
-
-impl Drop for InputBytes<'_> {
-    fn drop(&mut self) {
-        self.0.input_bytes.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
 /// Answers inference requests with whatever models are in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
     budget: Arc<ByteBudget>,
-    models: RwLock<BTreeMap<String, Arc<Served>>>,
+    models: RwLock<BTreeMap<String, Arc<ServedModel>>>,
     watchdog: Arc<Watchdog>,
     draining: AtomicBool,
 }
@@ -161,7 +62,7 @@ impl Serving {
     }
 
     /// The model, if it is in service.
-    pub fn get(&self, name: &str) -> Option<Arc<Served>> {
+    pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models.read().get(name).cloned()
     }
 
@@ -175,7 +76,7 @@ impl Serving {
     }
 
     /// All models in service, by name.
-    pub fn all(&self) -> Vec<Arc<Served>> {
+    pub fn all(&self) -> Vec<Arc<ServedModel>> {
         self.models.read().values().cloned().collect()
     }
 
@@ -185,7 +86,7 @@ impl Serving {
     }
 
     /// Takes a model into service, in the place of what was served under its name; gives that back.
-    pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
+    pub fn replace(&self, name: &str, served: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
         let mut models = self.models.write();
         match served {
             Some(served) => models.insert(name.to_owned(), served),
@@ -195,7 +96,7 @@ impl Serving {
 
     /// Waits until a model that is out of service has answered its requests, then gives up its queues and ends its runs, for which nobody waits any more. Says whether
     /// they have ended.
-    pub async fn retire(&self, served: &Served) -> bool {
+    pub async fn retire(&self, served: &ServedModel) -> bool {
         served.wait_idle().await;
         self.forget_queues(served.versions.values());
         let until = self.driver.clock().now() + RUNS_END_WITHIN;
@@ -235,8 +136,8 @@ impl Serving {
     /// The version that a request is for, if it is taken now.
     ///
     /// # Errors
-    /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`Served::version`].
-    pub fn check<'a>(&self, served: &'a Served, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
+    /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`ServedModel::version`].
+    pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
         match loaded.hosts().lost().or_else(|| loaded.health().refuses()) {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
@@ -248,7 +149,7 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &Served, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(&self, served: &ServedModel, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let wanted = wanted_outputs(loaded, &request)?;
@@ -307,7 +208,7 @@ impl Serving {
     /// models have room whatever waits for this one. One request may always be there.
     fn hold_inputs<'a>(
         &self,
-        served: &'a Served,
+        served: &'a ServedModel,
         loaded: &LoadedVersion,
         bytes: u64,
     ) -> Result<InputBytes<'a>, ServiceError> {
@@ -332,7 +233,7 @@ impl Serving {
     /// model's queue policy and SLO say).
     fn limits(
         &self,
-        served: &Served,
+        served: &ServedModel,
         request: &InferRequest,
         arrival: Time,
     ) -> Result<(Waiting, Limits), ServiceError> {

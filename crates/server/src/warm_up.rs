@@ -202,6 +202,14 @@ impl WarmUp<'_> {
     }
 }
 
+/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
+pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
+    let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
+    let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
+    let shapes: Vec<Vec<usize>> = codec.engine_shapes(&trial, codec.max_batch() as usize).collect();
+    memory.estimate(shapes.iter().map(|shape| &shape[..]))
+}
+
 /// The lanes in the order in which a batch passes them, if each of them is passed once.
 fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..specs.len()).collect();

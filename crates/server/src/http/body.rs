@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
-use super::answer::HttpError;
+use super::answer::{HttpError, too_large};
 use super::{HttpState, encoding};
 use crate::budget::Reservation;
 use crate::connections::{BodyError, WatchedBody};
@@ -205,16 +205,4 @@ fn unfinished(error: &(dyn std::error::Error + 'static)) -> HttpError {
         return HttpError::new(StatusCode::REQUEST_TIMEOUT, slow.to_string()).closing();
     }
     HttpError::new(StatusCode::BAD_REQUEST, format!("the body ended before its announced length: {error}")).closing()
-}
-
-/// The answer to a body that is too large, as sent or once decompressed. The words are partly Triton's, which clients
-/// look for.
-pub(super) fn too_large(size: &str, limit: usize) -> HttpError {
-    HttpError::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        format!(
-            "the request body has {size}, which exceeds the maximum allowed value; expected at most {limit} bytes (the \
-             server's body limit, --max-body-bytes)"
-        ),
-    )
 }

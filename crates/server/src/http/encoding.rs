@@ -4,8 +4,7 @@ use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use bytes::Bytes;
 
-use super::answer::{Answer, HttpError};
-use super::body::too_large;
+use super::answer::{Answer, HttpError, too_large};
 use crate::budget::Reservation;
 use crate::compression::{Coding, InflateError};
 use crate::offload;

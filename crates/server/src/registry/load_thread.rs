@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use super::Registry;
 use super::overlay::Overlay;
 use crate::error::ServiceError;
-use crate::serving::Served;
+use crate::serving::ServedModel;
 use crate::watchdog::Owner;
 
 /// A model that is ready to be taken into service.
 pub struct LoadedModel {
-    pub served: Served,
+    pub served: ServedModel,
     pub overlay: Option<Overlay>,
     /// The versions that did not load, and why.
     pub failures: BTreeMap<u64, String>,

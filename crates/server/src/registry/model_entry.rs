@@ -6,7 +6,7 @@ use downbeat_repository::Fingerprint;
 use parking_lot::Mutex;
 
 use super::overlay::Overlay;
-use crate::serving::Served;
+use crate::serving::ServedModel;
 
 /// Why a model is not there yet whose turn to be loaded has not come.
 pub const WAITING: &str = "waiting to be loaded";
@@ -58,7 +58,7 @@ impl ModelEntry {
     }
 
     /// The states after a load: what is served is ready, what failed is not.
-    pub fn settle(&self, served: &Served, failures: &BTreeMap<u64, String>) {
+    pub fn settle(&self, served: &ServedModel, failures: &BTreeMap<u64, String>) {
         let ready = served.versions.keys().map(|version| (*version, (VersionState::Ready, String::new())));
         let failed = failures.iter().map(|(version, reason)| (*version, (VersionState::Unavailable, reason.clone())));
         *self.states.lock() = failed.chain(ready).collect();

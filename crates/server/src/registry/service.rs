@@ -15,7 +15,7 @@ use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
-use crate::serving::{Served, statistics, unknown_model};
+use crate::serving::{ServedModel, statistics, unknown_model};
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -37,7 +37,7 @@ impl Registry {
         )))
     }
 
-    fn served(&self, name: &str) -> Result<Arc<Served>, ServiceError> {
+    fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
         self.serving.get(name).ok_or_else(|| self.why_not_served(name))
     }
 

@@ -1,0 +1,113 @@
+//! A model as it is served: its configuration, its ready versions, and what requests to it are in flight.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_repository::ModelDefinition;
+use tokio::sync::Notify;
+
+use crate::error::ServiceError;
+use crate::loaded_version::LoadedVersion;
+
+/// A model as it is served now: its configuration and its ready versions.
+pub struct ServedModel {
+    /// Configuration, completed.
+    pub definition: ModelDefinition,
+    /// Ready versions, ascending.
+    pub versions: BTreeMap<u64, Arc<LoadedVersion>>,
+    pub(super) in_flight: AtomicU64,
+    /// Bytes of the inputs of requests in flight.
+    pub(super) input_bytes: AtomicU64,
+    idle: Notify,
+}
+
+impl ServedModel {
+    /// A model with these versions.
+    pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
+        ServedModel {
+            definition,
+            versions,
+            in_flight: AtomicU64::new(0),
+            input_bytes: AtomicU64::new(0),
+            idle: Notify::new(),
+        }
+    }
+
+    /// Runs that go on, of all versions.
+    pub(super) fn running(&self) -> u32 {
+        self.versions.values().map(|version| version.health().running()).sum()
+    }
+
+    /// Those of them that nothing ends.
+    pub(super) fn left_behind(&self) -> u32 {
+        self.versions.values().map(|version| version.health().left_behind()).sum()
+    }
+
+    /// Waits until no request is in flight.
+    pub(super) async fn wait_idle(&self) {
+        loop {
+            let mut idle = std::pin::pin!(self.idle.notified());
+            // Registered before the look, so that a guard dropped in between is not missed.
+            idle.as_mut().enable();
+            if self.in_flight.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// The version a client named, or the newest if it named none.
+    ///
+    /// # Errors
+    /// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
+    pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
+        let name = &self.definition.name;
+        let found = if version.is_empty() {
+            self.versions.values().next_back()
+        } else {
+            let number: u64 = version.parse().map_err(|_| {
+                ServiceError::InvalidArgument(format!(
+                    "'{}' is no version of model '{name}': versions are positive numbers",
+                    version.chars().take(64).collect::<String>()
+                ))
+            })?;
+            self.versions.get(&number)
+        };
+        found.ok_or_else(|| {
+            let ready: Vec<String> = self.versions.keys().map(u64::to_string).collect();
+            ServiceError::NotFound(format!(
+                "Request for unknown model: '{name}' version {version} is not found; ready: {}",
+                if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
+            ))
+        })
+    }
+}
+
+/// A model that cannot leave while this request is in flight.
+pub struct InFlight(pub(super) Arc<ServedModel>);
+
+impl std::ops::Deref for InFlight {
+    type Target = ServedModel;
+
+    fn deref(&self) -> &ServedModel {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+/// The bytes that a request's inputs take of its model's share, until it is answered.
+pub(super) struct InputBytes<'a>(pub(super) &'a ServedModel, pub(super) u64);
+
+impl Drop for InputBytes<'_> {
+    fn drop(&mut self) {
+        self.0.input_bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}

@@ -17,9 +17,12 @@ use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
 use crate::units;
 
+/// A heading, and what is under it.
+type Group = (&'static str, fn() -> Vec<Key<Draft>>);
+
 /// The options of the server. What stands later wins over what stands before, of one source.
 pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
-    let groups: [(&str, fn() -> Vec<Key<Draft>>); 10] = [
+    let groups: [Group; 10] = [
         ("", repositories),
         ("Ports", ports),
         ("Engine", engine),

@@ -5,17 +5,9 @@ use std::time::Duration;
 /// Milliseconds, more than zero.
 pub fn positive_millis(text: &str) -> Result<downbeat_core::Duration, String> {
     match text.trim().parse::<f64>() {
-        Ok(ms) => millis(ms),
+        Ok(ms) if ms > 0.0 && ms <= 86_400_000.0 => Ok(downbeat_core::Duration::from_millis_f64(ms)),
+        Ok(ms) => Err(format!("{ms} ms: must be more than 0 and at most a day")),
         Err(_) => Err(format!("'{text}' is not a number of milliseconds")),
-    }
-}
-
-/// Milliseconds as a span, more than zero.
-pub fn millis(ms: f64) -> Result<downbeat_core::Duration, String> {
-    if ms > 0.0 && ms <= 86_400_000.0 {
-        Ok(downbeat_core::Duration::from_millis_f64(ms))
-    } else {
-        Err(format!("{ms} ms: must be more than 0 and at most a day"))
     }
 }
 
@@ -29,17 +21,13 @@ pub fn threads(count: usize) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// Seconds as a span; zero is allowed.
-pub fn seconds(seconds: f64) -> Result<downbeat_core::Duration, String> {
+/// Seconds, zero included.
+pub fn parse_seconds(text: &str) -> Result<downbeat_core::Duration, String> {
+    let seconds = text.trim().parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(span) if seconds <= 86_400.0 => Ok(span.into()),
         _ => Err(format!("{seconds} s: must be between 0 and a day")),
     }
-}
-
-/// Seconds, zero included.
-pub fn parse_seconds(text: &str) -> Result<downbeat_core::Duration, String> {
-    text.trim().parse::<f64>().map_err(|_| format!("'{text}' is not a number of seconds")).and_then(seconds)
 }
 
 /// Bytes: `65536`, `64K`, `64MiB`, `1G`; the units are powers of 1024.

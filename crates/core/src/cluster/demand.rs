@@ -13,7 +13,7 @@ pub struct Demand {
     pub least: f64,
     /// With batches as large as they become if each waits for its schedulable window.
     pub deferred: f64,
-    /// Sum over the models of `least^2 * beta / SLO`: see [`Stance`].
+    /// Sum over the models of `least^2 * beta / SLO`: see [`super::LoadRegime`].
     pub overhead: f64,
     /// Variance of `deferred` from one tenth of a second to the next. Models' arrivals are taken to be independent, so that it adds up.
     pub variance: f64,
@@ -23,18 +23,24 @@ pub struct Demand {
 
 impl Demand {
     /// The demand of arrivals with `budget` from arrival to deadline, of which the meter says the rest.
-    pub(crate) fn of(profile: &LatencyProfile, max_batch: u32, budget: Duration, load: Load, devices: u32) -> Self {
+    pub(crate) fn of(
+        profile: &LatencyProfile,
+        max_batch: u32,
+        budget: Duration,
+        arrivals: Arrivals,
+        devices: u32,
+    ) -> Self {
         let cost = |batch: u32| profile.latency(batch).as_secs_f64() / f64::from(batch);
-        let staggered = staggered_batch(profile, max_batch, budget, Some(load.rate), devices);
+        let staggered = staggered_batch(profile, max_batch, budget, Some(arrivals.rate), devices);
         let deferred = cost(enough(profile, staggered));
-        let least = load.rate * cost(largest(profile, max_batch, budget));
+        let least = arrivals.rate * cost(largest(profile, max_batch, budget));
         let overhead = overhead(profile, max_batch, budget).as_secs_f64() / budget.as_secs_f64();
         Demand {
             least,
             overhead: least * least * overhead,
-            deferred: load.rate * deferred,
-            variance: load.variance * deferred * deferred,
-            even_variance: load.even_variance * deferred * deferred,
+            deferred: arrivals.rate * deferred,
+            variance: arrivals.variance * deferred * deferred,
+            even_variance: arrivals.even_variance * deferred * deferred,
         }
     }
 
@@ -65,110 +71,18 @@ impl Demand {
     }
 }
 
+/// No request is given up for the last share of a staggered batch's throughput.
+const ENOUGH: f64 = 0.94;
+
 /// The arrivals of one model.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Load {
+pub(crate) struct Arrivals {
     /// Items a second.
     pub rate: f64,
     /// Of the rate, from one tenth of a second to the next.
     pub variance: f64,
     /// What it would be if the requests came independently of each other.
     pub even_variance: f64,
-}
-
-/// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
-const CROWDED: f64 = 0.85;
-/// The busier tenths of a second: so many standard deviations above the mean.
-const PEAK: f64 = 1.5;
-/// Half the distance between the limit to enter a state and the limit to leave it.
-const BAND: f64 = 0.01;
-/// Below this share nothing is lost by small batches, whatever they cost.
-const QUIET: f64 = 0.4;
-/// The overhead of a batch, as a share of the time between two batches of the model, from which on waiting pays if requests come
-/// independently of each other.
-const PATIENT: f64 = 0.39;
-/// How much higher that is for each factor of e by which the variance of the arrivals is greater.
-const PATIENT_BURSTS: f64 = 0.06;
-/// Above this share the devices cannot do the work in batches of any size.
-const FLOODED: f64 = 1.1;
-/// The share of the staggered batch that drops aim at in an impatient pool, at most.
-const IMPATIENT_SCALE: f64 = 0.75;
-/// No request is given up for the last share of a staggered batch's throughput.
-const ENOUGH: f64 = 0.94;
-
-/// How the models under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`] behave at the load of the moment: all of
-/// them alike.
-///
-/// Worked out whenever a demand changes, ten times a second a model, from the arrivals of the last second.
-///
-/// **Patient or not?** A batch costs `beta` of device time beside its items. Sending a small batch now instead of a
-/// full one later wastes up to `beta`; holding a free device until the schedulable window opens wastes up to the time between
-/// two batches of this model when all devices are busy, `l(b) / n` if `n` is the number of devices that the model's share of
-/// the work keeps busy. Waiting pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices
-/// for one model, a strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11 the two sides part
-/// at about 0.4 for Poisson arrivals, and the later the burstier they are (0.53 for a variance ten times as great): what is left idle before a burst is
-/// missed in it. It depends on the shares of the work, not on the load. On a single device nothing is gained: a batch grows while the
-/// device works. What decides is the mean over all models, weighted by
-/// their work: if some wait and some do not, those that do not have taken the devices when the windows of the others open.
-///
-/// **When may a candidate start?** In a patient pool in its schedulable window (Symphony §3.1). In an impatient one at once if it
-/// is crowded: if deferral would keep most devices busy in the busier tenths of a second, an idle device now is one that is missed later. If
-/// it is not crowded, devices are there whenever a window opens: with `consolidate` candidates wait too, so that
-/// the number of busy devices is proportional to the load; without, they start at once for the sake of latency, and in a patient
-/// pool too while it is quiet.
-///
-/// **Which batch size do drops aim at?** The staggered batch leaves no room for arrivals that are not even: a queue that falls behind by a
-/// little is cut back at once, by requests that could have been served. But below the size that keeps up with the
-/// arrivals a queue falls behind for good. Between the two is the smallest batch with 94% of the staggered batch's throughput (one
-/// for a model without batching effect, which sacrifices nothing). In an impatient pool, where batches differ more in size, it is
-/// not more than 75% of the staggered batch either. If the pool is flooded, so that requests are lost whatever is done, it is the staggered
-/// batch itself: the most is served in the largest batches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stance {
-    patient: bool,
-    crowded: bool,
-    busy: bool,
-    flooded: bool,
-}
-
-impl Stance {
-    /// The stance that follows this one, where `all` is the demand of all models. A little more is needed to change it than to keep it.
-    pub fn next(self, all: Demand, devices: u32) -> Stance {
-        let devices = f64::from(devices.max(1));
-        let patience = devices * all.overhead / (all.least * all.least).max(f64::MIN_POSITIVE);
-        let dispersion = (all.variance / all.even_variance.max(f64::MIN_POSITIVE)).max(1.0);
-        let limit = PATIENT + PATIENT_BURSTS * dispersion.ln();
-        let mean = all.deferred / devices;
-        let peak = mean + PEAK * all.variance.sqrt() / devices;
-        let above = |is: bool, value: f64, limit: f64| value > if is { limit - BAND } else { limit + BAND };
-        Stance {
-            patient: devices > 1.0 && above(self.patient, patience, limit),
-            crowded: above(self.crowded, peak, CROWDED),
-            busy: above(self.busy, mean, QUIET),
-            flooded: above(self.flooded, all.least / devices, FLOODED),
-        }
-    }
-
-    /// The batch size that drops aim at, where the staggered batch is this.
-    pub(crate) fn target(&self, profile: &LatencyProfile, staggered: u32) -> u32 {
-        if self.flooded {
-            return staggered;
-        }
-        let enough = enough(profile, staggered);
-        if self.patient {
-            return enough;
-        }
-        let most = (f64::from(staggered) * IMPATIENT_SCALE).round() as u32;
-        enough.min(most.max(1))
-    }
-
-    /// Whether a candidate waits for its schedulable window.
-    pub(crate) fn waits(&self, consolidate: bool) -> bool {
-        match (consolidate, self.patient) {
-            (true, patient) => patient || !self.crowded,
-            (false, patient) => patient && self.busy,
-        }
-    }
 }
 
 /// The largest batch that `budget` allows on a device that waits for it; at least 1.
@@ -188,7 +102,7 @@ fn overhead(profile: &LatencyProfile, max_batch: u32, budget: Duration) -> Durat
 }
 
 /// The smallest batch with enough of the throughput of `staggered`.
-fn enough(profile: &LatencyProfile, staggered: u32) -> u32 {
+pub(super) fn enough(profile: &LatencyProfile, staggered: u32) -> u32 {
     let throughput = |batch: u32| f64::from(batch) / profile.latency(batch).as_secs_f64();
     let least = ENOUGH * throughput(staggered);
     // Throughput rises with the batch size, but for the steps of a measured profile.
@@ -203,61 +117,6 @@ fn enough(profile: &LatencyProfile, staggered: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SECOND: Duration = Duration::from_millis(1_000);
-
-    fn profile(alpha_ms: f64, beta_ms: f64) -> LatencyProfile {
-        LatencyProfile::linear(Duration::from_millis_f64(alpha_ms), Duration::from_millis_f64(beta_ms), 64).unwrap()
-    }
-
-    fn stance(profile: &LatencyProfile, slo_ms: u64, rate: f64, devices: u32, models: u32) -> Stance {
-        let slo = Duration::from_millis(slo_ms);
-        let demand = Demand::of(profile, 64, slo, Load { rate, variance: 0.0, even_variance: 10.0 * rate }, devices);
-        let all = (0..models).fold(Demand::default(), |all, _| all.plus(demand));
-        Stance::default().next(all, devices)
-    }
-
-    /// ResNet50 of Symphony's table 2, alone on 8 devices: 8 * 5.072 / 25 is more than a half at every load.
-    #[test]
-    fn a_model_with_many_devices_is_patient() {
-        for rate in [10.0, 1000.0, 5400.0, 20_000.0] {
-            let stance = stance(&profile(1.053, 5.072), 25, rate, 8, 1);
-            assert!(stance.patient && stance.waits(true), "at {rate}/s");
-        }
-    }
-
-    /// As many models as devices: each batch has to wait for a device anyway, and grows while it does.
-    #[test]
-    fn a_model_with_one_device_of_many_is_not() {
-        let (quiet, busy) =
-            (stance(&profile(1.053, 5.072), 25, 20.0, 8, 8), stance(&profile(1.053, 5.072), 25, 600.0, 8, 8));
-        assert!(!quiet.patient && !quiet.busy && quiet.waits(true) && !quiet.waits(false));
-        assert!(!busy.patient && busy.crowded && !busy.waits(true));
-    }
-
-    /// The staggered batch is 16; batches of 12.3 keep up with 5,475 requests a second.
-    #[test]
-    fn the_target_is_between_what_keeps_up_and_the_staggered_batch() {
-        let profile = profile(1.053, 5.072);
-        assert_eq!(stance(&profile, 25, 5475.0, 8, 1).target(&profile, 16), 13);
-    }
-
-    #[test]
-    fn a_model_without_batching_effect_sacrifices_nothing() {
-        let profile = profile(7.008, 0.159);
-        assert_eq!(stance(&profile, 56, 100.0, 8, 8).target(&profile, 6), 1);
-    }
-
-    #[test]
-    fn extremes_have_a_stance() {
-        let flat = LatencyProfile::from_table(vec![SECOND]).unwrap();
-        for (rate, devices) in [(0.0, 0), (0.0, 4), (1e12, 0), (1e12, 1_000_000)] {
-            for slo_ms in [0, 1, 5_000, 1 << 50] {
-                let target = stance(&flat, slo_ms, rate, devices, 1).target(&flat, 64);
-                assert!((1..=64).contains(&target), "{target} at {rate}/s, {devices} devices, {slo_ms} ms");
-            }
-        }
-    }
 
     #[test]
     fn demands_add_up_and_down() {

@@ -1,73 +1,12 @@
 //! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*; appendix D).
 
-use std::cmp::Reverse;
-
-use serde::{Deserialize, Serialize};
-
+use super::device_state::{DeviceState, Sent};
+use super::in_flight::InFlight;
 use super::indexed_heap::IndexedHeap;
-use super::ready_tree::ReadyTree;
+use super::kind_state::{KindState, Urgency};
+use super::messages::{Answer, Candidate, Grant};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
-use crate::time::{Duration, Time};
-
-/// The batch that a model would send next to a device of one kind, and when: it may start in `[exec, latest]`, never before
-/// (Symphony §3.1, *schedulable window*).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Candidate {
-    /// Items.
-    pub size: u32,
-    /// The earliest start.
-    pub exec: Time,
-    /// The last start that meets its earliest deadline.
-    pub latest: Time,
-    /// When its first request arrived: of candidates that are equally urgent, the one that has waited longest goes first. Those without
-    /// a deadline are all equally urgent.
-    pub since: Time,
-    /// How long before its start it is sent: [`super::NetworkBudget::delay`] of its size.
-    pub delay: Duration,
-    /// `l(max_batch)` of the model on this kind, by which the kinds are compared: the least is the fastest.
-    pub pace: Duration,
-}
-
-impl Candidate {
-    /// When its model timer fires: when it has to be sent to start at `exec`.
-    fn send(&self) -> Time {
-        self.exec - self.delay
-    }
-}
-
-/// A device for a model, now. To be answered with an [`Answer`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Grant {
-    /// Whose candidate may be sent.
-    pub model: ModelId,
-    /// Where.
-    pub device: DeviceId,
-    /// Of which kind the device is: whose candidate it takes.
-    pub kind: DeviceKind,
-    /// When the device is expected to be done with what it has: the batch cannot start before. `Time::ZERO`: it has nothing.
-    pub free_at: Time,
-}
-
-/// What a model's queue says to a [`Grant`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Answer {
-    /// A batch is on its way there.
-    Started {
-        /// What was granted.
-        grant: Grant,
-        /// The batch, as its completion will name it.
-        batch: BatchId,
-        /// When it gets there.
-        arrives: Time,
-        /// How long it runs.
-        expected: Duration,
-    },
-    /// There was nothing to run after all.
-    Declined {
-        /// What was granted.
-        grant: Grant,
-    },
-}
+use crate::time::Time;
 
 /// Matches candidates with devices: the one place with global knowledge.
 ///
@@ -88,31 +27,28 @@ pub enum Answer {
 /// preference among devices that could take a batch, the earliest first and those that have none before all, and never a reason to wait: a device without
 /// a batch takes one whatever else it runs.
 ///
-/// **Sending ahead.** A batch whose way to the device takes `delay` may be sent `delay` before the device is expected to be free, so
-/// that the device does not wait for it. So a device may hold two batches, one that it runs (or that is on its way to it) and one behind
-/// that, and never more. Among the devices that a candidate can have as soon as it gets there, the one with the smallest id is taken, idle
-/// or not. If there is none, the most urgent candidate also takes the earliest device that any waiting candidate
-/// would have to be sent to now (the pseudo-code's *get_by_max_delay*): the device's next batch is then on its
-/// way early rather than late.
+/// **Sending ahead.** A batch whose way to the device takes `delay` may be sent `delay` before the device is expected to be free, so that the device does
+/// not wait for it. So a device may hold two batches, one that it runs (or that is on its way to it) and one behind that, and never more. Among the
+/// devices that a candidate can have as soon as it gets there, the one with the smallest id is taken, idle or not. If there is none, the most urgent
+/// candidate also takes the earliest device that any waiting candidate would have to be sent to now (the pseudo-code's *get_by_max_delay*): the device's
+/// next batch is then on its way early rather than late.
 ///
-/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's batch now, those of the kind fastest
-/// for the model are taken, of these the least loaded, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
-/// one, though the slower kind's window (which opens earlier) is open: the faster device will take it, and
-/// more of it. Kinds equally fast for a model are one kind to it.
+/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's batch now, those of the kind fastest for the model
+/// are taken, of these the least loaded, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower one,
+/// though the slower kind's window (which opens earlier) is open: the faster device will take it, and more of it. Kinds equally fast for a model are one
+/// kind to it.
 ///
-/// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate that finds its limit reached is *parked*
-/// until a batch of one of these models is done.
+/// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate that finds its limit reached is *parked* until a batch
+/// of one of these models is done.
 ///
 /// `O(K (K + log M + log D))` an event with K kinds, and once for each that was parked; `D` more where the first device that could take a batch is
-/// loaded. Nothing is allocated but when a model, a kind or a
-/// device joins.
+/// loaded. Nothing is allocated but when a model, a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
     /// Time of the last event that had one.
     now: Time,
     models: Vec<ModelState>,
-    /// By model.
-    limits: Vec<Limit>,
+    in_flight: InFlight,
     kinds: Vec<KindState>,
     devices: Vec<DeviceState>,
     present: u32,
@@ -127,88 +63,6 @@ struct ModelState {
     present: bool,
     /// A grant is open.
     granted: bool,
-    /// The model whose limit holds for it: often itself.
-    limit: ModelId,
-    /// It is parked with its limit.
-    parked: bool,
-}
-
-/// How many batches run at once, of the models that share it.
-#[derive(Clone, Debug)]
-struct Limit {
-    in_flight: u32,
-    most: u32,
-    /// The models that wait for nothing but this.
-    parked: Vec<ModelId>,
-}
-
-/// What decides between candidates that may be sent: `latest`, then `since`.
-type Urgency = (Time, Time);
-
-#[derive(Debug, Default)]
-struct KindState {
-    /// By model.
-    candidates: Vec<Option<Candidate>>,
-    /// By model: when to send the candidates that may not be sent yet.
-    deferred: IndexedHeap<Time>,
-    /// By model: the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
-    /// `1 + f` those that wait, besides, until kind `f`, faster for them, has no free device.
-    schedulable: Vec<IndexedHeap<Urgency>>,
-    /// By model: the delays of the schedulable candidates; kept while batches are sent ahead.
-    delays: IndexedHeap<Reverse<Duration>>,
-    devices: Vec<DeviceId>,
-    /// By place in `devices`: when the device can begin another batch.
-    ready: ReadyTree,
-    present: u32,
-    free: u32,
-}
-
-impl KindState {
-    /// Takes the model out of what waits here.
-    fn forget(&mut self, model: u32) {
-        self.deferred.remove(model);
-        for heap in &mut self.schedulable {
-            heap.remove(model);
-        }
-        self.delays.remove(model);
-    }
-
-    fn is_schedulable(&self, model: u32) -> bool {
-        self.schedulable.iter().any(|heap| heap.get(model).is_some())
-    }
-
-    /// The longest way of a candidate that waits for a device.
-    fn reach(&self) -> Duration {
-        self.delays.peek().map_or(Duration::ZERO, |(Reverse(delay), _)| delay)
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DeviceState {
-    kind: DeviceKind,
-    /// Its place among the devices of its kind.
-    place: u32,
-    present: bool,
-    granted: Option<ModelId>,
-    /// What runs, or is on its way to an idle device.
-    first: Option<Sent>,
-    /// What comes after that.
-    second: Option<Sent>,
-    /// When `first` is expected to be done.
-    free_at: Time,
-    /// When what others run there is expected to be done; `Time::ZERO`: there is nothing.
-    load: Time,
-}
-
-/// A batch that was sent to a device.
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    model: ModelId,
-    batch: BatchId,
-    /// When it gets there.
-    arrives: Time,
-    /// How long it runs.
-    expected: Duration,
 }
 
 impl Matchmaker {
@@ -219,20 +73,20 @@ impl Matchmaker {
 
     /// Adds a model; at most `max_in_flight` (at least 1) of its batches run at once.
     pub fn add_model(&mut self, max_in_flight: u32) -> ModelId {
-        self.join(ModelId(self.models.len() as u32), max_in_flight.max(1))
+        self.in_flight.add(max_in_flight.max(1));
+        self.join()
     }
 
     /// Adds a model that shares the limit of `other`, which may have left: so many batches run at once of both together. Without such a
     /// model it is one batch.
     pub fn add_model_sharing(&mut self, other: ModelId) -> ModelId {
-        let limit = self.models.get(other.0 as usize).map(|other| other.limit);
-        self.join(limit.unwrap_or(ModelId(self.models.len() as u32)), 1)
+        self.in_flight.add_sharing(other);
+        self.join()
     }
 
-    fn join(&mut self, limit: ModelId, most: u32) -> ModelId {
+    fn join(&mut self) -> ModelId {
         let id = ModelId(self.models.len() as u32);
-        self.models.push(ModelState { present: true, granted: false, limit, parked: false });
-        self.limits.push(Limit { in_flight: 0, most, parked: Vec::new() });
+        self.models.push(ModelState { present: true, granted: false });
         for kind in &mut self.kinds {
             kind.candidates.push(None);
         }
@@ -278,9 +132,7 @@ impl Matchmaker {
         state.present += 1;
         self.free += 1;
         self.present += 1;
-        let (granted, first, second) = (None, None, None);
-        let (free_at, load) = (Time::ZERO, Time::ZERO);
-        self.devices.push(DeviceState { kind, place, present: true, granted, first, second, free_at, load });
+        self.devices.push(DeviceState::new(kind, place));
         id
     }
 
@@ -294,18 +146,14 @@ impl Matchmaker {
         );
         self.present -= 1;
         self.kinds[was.kind.0 as usize].present -= 1;
-        if was.first.is_none() && was.granted.is_none() {
+        if was.is_free() {
             self.free -= 1;
             self.kinds[was.kind.0 as usize].free -= 1;
         }
         self.busy.remove(device.0);
         self.refresh_device(device);
-        for sent in [was.first, was.second].into_iter().flatten() {
-            self.landed(sent.model);
-        }
-        if let Some(model) = was.granted {
-            self.landed(model);
-        }
+        let sent = [was.first, was.second].into_iter().flatten().map(|sent| sent.model);
+        sent.chain(was.granted).for_each(|model| self.landed(model));
         Some(was.kind)
     }
 
@@ -337,8 +185,7 @@ impl Matchmaker {
         self.free
     }
 
-    /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is
-    /// none at all.
+    /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is none at all.
     pub fn expected_free(&self) -> Time {
         if self.free == 0 { self.busy.peek().map_or(Time::MAX, |(at, _)| at) } else { Time::ZERO }
     }
@@ -433,15 +280,7 @@ impl Matchmaker {
             match answer {
                 Answer::Started { batch, arrives, expected, .. } => {
                     let sent = Sent { model: grant.model, batch, arrives, expected };
-                    let done = if device.first.is_none() {
-                        device.first = Some(sent);
-                        device.free_at = arrives + expected;
-                        device.free_at
-                    } else {
-                        device.second = Some(sent);
-                        arrives.max(device.free_at) + expected
-                    };
-                    self.busy.set(grant.device.0, done);
+                    self.busy.set(grant.device.0, device.send(sent));
                 }
                 Answer::Declined { .. } => {
                     if device.first.is_none() {
@@ -460,29 +299,16 @@ impl Matchmaker {
     /// batch that is not there, which changes nothing.
     pub fn completed(&mut self, now: Time, device: DeviceId, batch: BatchId) -> Option<ModelId> {
         let state = self.devices.get_mut(device.0 as usize)?;
-        let model = if let Some(sent) = state.first.filter(|sent| sent.batch == batch) {
-            state.first = state.second.take();
-            match state.first {
-                Some(next) => {
-                    state.free_at = next.arrives.max(now) + next.expected;
-                    self.busy.set(device.0, state.free_at);
-                }
-                None => {
-                    state.free_at = Time::ZERO;
-                    self.busy.remove(device.0);
-                    if state.granted.is_none() {
-                        self.free += 1;
-                        self.kinds[state.kind.0 as usize].free += 1;
-                    }
-                }
-            }
-            sent.model
-        } else {
-            // It overtook the batch before it, or that one's completion: each ends by its own.
-            let sent = state.second.take_if(|sent| sent.batch == batch)?;
+        let Sent { model, .. } = state.complete(now, batch)?;
+        if state.first.is_some() {
             self.busy.set(device.0, state.free_at);
-            sent.model
-        };
+        } else {
+            self.busy.remove(device.0);
+            if state.granted.is_none() {
+                self.free += 1;
+                self.kinds[state.kind.0 as usize].free += 1;
+            }
+        }
         self.refresh_device(device);
         self.landed(model);
         Some(model)
@@ -584,7 +410,7 @@ impl Matchmaker {
         if let Some(faster) = self.waits_for(model, kind, true) {
             let candidate = self.candidate(kind, model)?;
             self.kinds[kind].forget(model);
-            self.schedule(model, kind, 1 + faster, &candidate);
+            self.kinds[kind].schedule(model, 1 + faster, &candidate, self.sends_ahead);
             return None;
         }
         Some((kind, place))
@@ -605,9 +431,8 @@ impl Matchmaker {
         for kind in &mut self.kinds {
             kind.forget(model.0);
         }
-        let asked = &mut self.models[model.0 as usize];
-        asked.granted = true;
-        self.limits[asked.limit.0 as usize].in_flight += 1;
+        self.models[model.0 as usize].granted = true;
+        self.in_flight.begin(model);
         let state = &mut self.devices[device.0 as usize];
         state.granted = Some(model);
         if state.first.is_none() {
@@ -622,49 +447,27 @@ impl Matchmaker {
     /// Says anew when a device can begin another batch.
     fn refresh_device(&mut self, device: DeviceId) {
         let state = &self.devices[device.0 as usize];
-        let at = if !state.present || state.granted.is_some() || state.second.is_some() {
-            Time::MAX
-        } else if state.first.is_none() {
-            Time::ZERO
-        } else if self.sends_ahead {
-            state.free_at
-        } else {
-            Time::MAX
-        };
-        self.kinds[state.kind.0 as usize].ready.set(state.place, at);
+        self.kinds[state.kind.0 as usize].ready.set(state.place, state.ready_at(self.sends_ahead));
     }
 
     /// A batch of the model is no longer in flight.
     fn landed(&mut self, model: ModelId) {
-        let limit = self.models[model.0 as usize].limit.0 as usize;
-        let state = &mut self.limits[limit];
-        assert!(state.in_flight > 0, "a batch that ends had begun");
-        state.in_flight -= 1;
-        let mut parked = std::mem::take(&mut state.parked);
+        let mut parked = self.in_flight.end(model);
         for model in parked.drain(..) {
-            self.models[model.0 as usize].parked = false;
             self.place_all(model);
         }
-        // One of them may have been parked again: then it has a place already.
-        if self.limits[limit].parked.is_empty() {
-            self.limits[limit].parked = parked;
-        }
+        self.in_flight.give_back(model, parked);
     }
 
     /// Whether the model's limit is reached: then its candidates wait for that.
     fn park(&mut self, model: ModelId) -> bool {
-        let state = &mut self.models[model.0 as usize];
-        let limit = &mut self.limits[state.limit.0 as usize];
-        if limit.in_flight < limit.most {
-            return false;
+        let parked = self.in_flight.park(model);
+        if parked {
+            for kind in &mut self.kinds {
+                kind.forget(model.0);
+            }
         }
-        if !std::mem::replace(&mut state.parked, true) {
-            limit.parked.push(model);
-        }
-        for kind in &mut self.kinds {
-            kind.forget(model.0);
-        }
-        true
+        parked
     }
 
     /// Puts all the model's candidates where they belong.
@@ -688,25 +491,10 @@ impl Matchmaker {
                     self.kinds[kind].forget(model.0);
                     self.waits_for(model.0, kind, false).map_or(0, |faster| 1 + faster)
                 };
-                self.schedule(model.0, kind, class, &candidate);
+                self.kinds[kind].schedule(model.0, class, &candidate, self.sends_ahead);
             }
-            Some(candidate) => {
-                let kind = &mut self.kinds[kind];
-                for heap in &mut kind.schedulable {
-                    heap.remove(model.0);
-                }
-                kind.delays.remove(model.0);
-                kind.deferred.set(model.0, candidate.send());
-            }
+            Some(candidate) => self.kinds[kind].defer(model.0, &candidate),
             None => self.kinds[kind].forget(model.0),
-        }
-    }
-
-    fn schedule(&mut self, model: u32, kind: usize, class: usize, candidate: &Candidate) {
-        let kind = &mut self.kinds[kind];
-        kind.schedulable[class].set(model, (candidate.latest, candidate.since));
-        if self.sends_ahead {
-            kind.delays.set(model, Reverse(candidate.delay));
         }
     }
 }

@@ -13,32 +13,49 @@
 
 mod autoscale;
 mod batch_policy;
+mod batcher;
 mod demand;
+mod device_state;
 mod dispatch_policy;
+mod in_flight;
 mod indexed_heap;
 pub mod journal;
+mod kind_plan;
+mod kind_state;
+mod load_regime;
 mod matchmaker;
+mod messages;
+mod model_demand;
+mod model_options;
 mod model_queue;
 mod network;
+mod output;
 mod rate_meter;
 mod ready_tree;
 mod reason;
+mod request;
 mod request_queue;
 mod scheduler;
 mod shard;
+mod update_elision;
 
 pub use autoscale::{
     Advice, AdviceReason, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions, BadSample,
 };
 pub use batch_policy::{DropPolicy, staggered_batch};
-pub use demand::{Demand, Stance};
+pub use demand::Demand;
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
-pub use matchmaker::{Answer, Candidate, Grant, Matchmaker};
-pub use model_queue::{Departure, Dropped, ModelOptions, ModelQueue, PATIENCE};
+pub use load_regime::LoadRegime;
+pub use matchmaker::Matchmaker;
+pub use messages::{Answer, Candidate, Grant};
+pub use model_options::{ModelOptions, PATIENCE};
+pub use model_queue::ModelQueue;
 pub use network::NetworkBudget;
+pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};
-pub use request_queue::{PriorityLevel, Request, Ticket, TimeoutAction};
-pub use scheduler::{DropReason, Output, Reject, Scheduler, Stats, TimeoutReason};
+pub use request::{PriorityLevel, Request, TimeoutAction};
+pub use request_queue::Ticket;
+pub use scheduler::{Scheduler, Stats, TimeoutReason};
 pub use shard::Shard;

@@ -3,25 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::indexed_heap::IndexedHeap;
-use crate::ids::{ModelId, RequestId};
+use super::request::{PriorityLevel, Request, TimeoutAction};
+use crate::ids::RequestId;
 use crate::time::Time;
-
-/// A request as the scheduler knows it: no payload, only what decides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Request {
-    /// Chosen by the driver, for the driver: it comes back with the decision, and is not looked at.
-    pub id: RequestId,
-    /// Whose queue it joins.
-    pub model: ModelId,
-    /// When the batch it is in must have finished; `Time::MAX`: no deadline.
-    pub deadline: Time,
-    /// When it must have left the queue; `Time::MAX`: never.
-    pub queue_expiry: Time,
-    /// Its priority level, 0 the highest.
-    pub level: u32,
-    /// Items: its extent in the batch dimension.
-    pub size: u32,
-}
 
 /// Names a request that waits to the queue that it waits in, to cancel it. Never given out twice by a queue: a ticket of a request that
 /// has left names nothing.
@@ -32,34 +16,9 @@ pub struct Ticket {
     sequence: u64,
 }
 
-/// The queue of one priority level.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct PriorityLevel {
-    /// Items (requests weighted by size) that may wait, exactly; a request that does not fit whole is rejected. 0: none may
-    /// wait, so that every request is rejected. `u32::MAX`: without a bound.
-    pub max_queue: u32,
-    /// What happens when a request's `queue_expiry` passes.
-    pub timeout_action: TimeoutAction,
-}
-
-/// What happens to a request whose time in the queue is up (Triton's `timeout_action`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum TimeoutAction {
-    /// It is dropped.
-    #[default]
-    Reject,
-    /// It goes behind all others of its level and stays there.
-    Delay,
-}
-
 /// The requests of one model that wait, in the order in which they are served.
 ///
-/// **Order.** All of a higher level before any of a lower one. A level is served in order of deadlines, equal deadlines in order of
-/// arrival. Symphony's candidate is a prefix of the queue with `d` the earliest deadline in it; in deadline order that is
-/// the head's, whatever the requests' own timeouts are, and if any order of the queue meets all deadlines with equal work, this
-/// one does (earliest deadline first is optimal). In order of arrival one impatient request behind a patient one would shrink the
-/// batch that both are in. With one SLO for all, both orders are the same. A request without a deadline comes after
-/// all that have one; what protects it from waiting for ever is its `queue_expiry`, or a level of its own.
+/// The order is that of [`super::ModelQueue`].
 ///
 /// **Tiers.** A level is two tiers: the regular one, `2 * level`, and behind it those that were delayed, `2 * level + 1`.
 ///
@@ -73,7 +32,7 @@ pub enum TimeoutAction {
 pub(super) struct RequestQueue {
     levels: Vec<PriorityLevel>,
     tiers: Vec<Tier>,
-    slots: Vec<Waiting>,
+    slots: Vec<QueuedRequest>,
     vacant: Vec<u32>,
     /// By slot: when the request needs attention on its own.
     timers: IndexedHeap<Time>,
@@ -102,7 +61,7 @@ struct Tier {
 /// A request that waits: one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(super) struct Waiting {
+pub(super) struct QueuedRequest {
     pub id: RequestId,
     pub deadline: Time,
     pub arrival: Time,
@@ -190,7 +149,7 @@ impl RequestQueue {
         let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let waiting = Waiting {
+        let waiting = QueuedRequest {
             id,
             deadline,
             arrival: now,
@@ -232,7 +191,7 @@ impl RequestQueue {
     }
 
     /// Takes a request out, if it is there.
-    pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
+    pub fn remove(&mut self, ticket: Ticket) -> Option<QueuedRequest> {
         let Ticket { slot, sequence } = ticket;
         let waiting =
             *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence && sequence != VACANT)?;
@@ -245,7 +204,7 @@ impl RequestQueue {
     /// room that is left.
     pub fn pop_into(&mut self, tier: usize, mut room: u32, members: &mut Vec<RequestId>) -> u32 {
         while let Some(slot) = self.head_slot(tier) {
-            let Waiting { id, size, .. } = self.slots[slot as usize];
+            let QueuedRequest { id, size, .. } = self.slots[slot as usize];
             if size > room {
                 break;
             }
@@ -290,12 +249,12 @@ impl RequestQueue {
     }
 
     /// The head of a tier: the earliest deadline.
-    pub fn head(&self, tier: usize) -> Option<&Waiting> {
+    pub fn head(&self, tier: usize) -> Option<&QueuedRequest> {
         self.head_slot(tier).map(|slot| &self.slots[slot as usize])
     }
 
     /// The first of a tier among those that are due at `from` or later, with the items of those before it. `O(those before it)`.
-    pub fn head_from(&self, tier: usize, from: Time) -> Option<(&Waiting, u64)> {
+    pub fn head_from(&self, tier: usize, from: Time) -> Option<(&QueuedRequest, u64)> {
         let Tier { first, strays, .. } = &self.tiers[tier];
         let mut weight = 0;
         let stray = strays.visit_below((from, 0), |slot| weight += u64::from(self.slots[slot as usize].size));
@@ -331,11 +290,18 @@ impl RequestQueue {
         Some(slot)
     }
 
+    /// Hides the requests of a tier that are due before `from`.
+    pub fn set_aside_before(&mut self, tier: usize, from: Time, aside: &mut Vec<u32>) {
+        while self.head(tier).is_some_and(|head| head.deadline < from) {
+            aside.extend(self.set_aside(tier));
+        }
+    }
+
     /// Puts requests that were set aside, in the order in which they were, back into their places.
     pub fn put_back(&mut self, aside: &[u32]) {
         // Backwards, so that each that was in line was its first.
         for &slot in aside.iter().rev() {
-            let Waiting { deadline, sequence, tier, before, .. } = self.slots[slot as usize];
+            let QueuedRequest { deadline, sequence, tier, before, .. } = self.slots[slot as usize];
             let tier = &mut self.tiers[tier as usize];
             if before == STRAY {
                 tier.strays.set(slot, (deadline, sequence));
@@ -365,7 +331,7 @@ impl RequestQueue {
     /// The next request whose own timer is due, with what to do about it.
     pub fn pop_due(&mut self, now: Time) -> Option<Due> {
         let (_, slot) = self.timers.peek().filter(|(at, _)| *at <= now)?;
-        let Waiting { queue_expiry, hopeless_at, tier, .. } = self.slots[slot as usize];
+        let QueuedRequest { queue_expiry, hopeless_at, tier, .. } = self.slots[slot as usize];
         if hopeless_at <= now {
             return Some(Due::Hopeless(self.ticket(slot)));
         }
@@ -380,7 +346,7 @@ impl RequestQueue {
     }
 
     /// Sets every request's `hopeless_at` anew.
-    pub fn set_hopeless(&mut self, hopeless_at: impl Fn(&Waiting) -> Time) {
+    pub fn set_hopeless(&mut self, hopeless_at: impl Fn(&QueuedRequest) -> Time) {
         for slot in self.occupied() {
             let waiting = &mut self.slots[slot as usize];
             waiting.hopeless_at = hopeless_at(waiting);
@@ -427,13 +393,13 @@ impl RequestQueue {
 
     /// Puts a request into its tier.
     fn enter(&mut self, slot: u32) {
-        let Waiting { deadline, sequence, size, tier, .. } = self.slots[slot as usize];
+        let QueuedRequest { deadline, sequence, size, tier, .. } = self.slots[slot as usize];
         let tier = &mut self.tiers[tier as usize];
         tier.last_deadline = if tier.weight == 0 { deadline } else { tier.last_deadline.max(deadline) };
         tier.weight += u64::from(size);
         let (mut before, mut after) = (tier.last, NONE);
         for _ in 0..NEAR_END {
-            let Some(Waiting { deadline: d, sequence: s, before: further, .. }) = self.slots.get(before as usize)
+            let Some(QueuedRequest { deadline: d, sequence: s, before: further, .. }) = self.slots.get(before as usize)
             else {
                 break;
             };
@@ -442,7 +408,7 @@ impl RequestQueue {
             }
             (before, after) = (*further, before);
         }
-        if let Some(Waiting { deadline: d, sequence: s, .. }) = self.slots.get(before as usize)
+        if let Some(QueuedRequest { deadline: d, sequence: s, .. }) = self.slots.get(before as usize)
             && (*d, *s) > (deadline, sequence)
         {
             tier.strays.set(slot, (deadline, sequence));
@@ -463,14 +429,14 @@ impl RequestQueue {
 
     /// Takes a request out of its tier.
     fn leave(&mut self, slot: u32) {
-        let Waiting { tier, size, .. } = self.slots[slot as usize];
+        let QueuedRequest { tier, size, .. } = self.slots[slot as usize];
         self.tiers[tier as usize].weight -= u64::from(size);
         self.unlink(slot);
     }
 
     /// Takes a request out of its tier's order.
     fn unlink(&mut self, slot: u32) {
-        let Waiting { tier, before, after, .. } = self.slots[slot as usize];
+        let QueuedRequest { tier, before, after, .. } = self.slots[slot as usize];
         let tier = &mut self.tiers[tier as usize];
         match before {
             STRAY => {
@@ -522,7 +488,7 @@ impl RequestQueue {
     }
 }
 
-impl Waiting {
+impl QueuedRequest {
     /// When it needs attention on its own; `Time::MAX`: never.
     fn timer(&self) -> Time {
         self.queue_expiry.min(self.hopeless_at)
@@ -536,6 +502,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::ModelId;
 
     #[derive(Clone, Debug)]
     enum Step {

@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 
-use super::demand::{Demand, Stance};
+use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
-use super::matchmaker::{Answer, Candidate, Grant};
-use super::model_queue::{Departure, Dropped, ModelOptions, ModelQueue};
+use super::load_regime::LoadRegime;
+use super::messages::{Answer, Candidate, Grant};
+use super::model_options::ModelOptions;
+use super::model_queue::ModelQueue;
 use super::network::NetworkBudget;
-use super::request_queue::{Request, Ticket};
-use super::scheduler::{Output, Reject};
+use super::output::{Departure, Dropped, Output, Reject};
+use super::request::Request;
+use super::request_queue::Ticket;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{BatchId, DeviceKind, ModelId, RequestId};
 use crate::time::{Duration, Time};
@@ -65,9 +68,9 @@ pub struct Shard {
     /// Of other shards' models.
     other_demand: Demand,
     /// For the demand of all models.
-    stance: Stance,
-    /// The models are being told of a new stance: should it change once more meanwhile, those told already learn it at their next event.
-    restancing: bool,
+    regime: LoadRegime,
+    /// The models are being told of a new regime: should it change once more meanwhile, those told already learn it at their next event.
+    changing_regime: bool,
     /// By model with a demand: when it is to be worked out again though nothing came.
     quiet: IndexedHeap<Time>,
     wake_margin: Duration,
@@ -109,8 +112,8 @@ impl Shard {
             devices: Vec::new(),
             demand: Demand::default(),
             other_demand: Demand::default(),
-            stance: Stance::default(),
-            restancing: false,
+            regime: LoadRegime::default(),
+            changing_regime: false,
             quiet: IndexedHeap::new(),
             wake_margin: Duration::ZERO,
             network: NetworkBudget::default(),
@@ -306,7 +309,7 @@ impl Shard {
     pub fn set_other_demand(&mut self, now: Time, demand: Demand) {
         let now = self.advance(now);
         self.other_demand = demand;
-        self.refresh_stance(now);
+        self.refresh_regime(now);
     }
 
     /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
@@ -392,7 +395,7 @@ impl Shard {
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
         self.updates += 1;
-        member.queue.set_stance(self.stance);
+        member.queue.set_regime(self.regime);
         member.queue.update(now);
         let counted = member.queue.demand() == member.counted;
         let sends =
@@ -437,15 +440,15 @@ impl Shard {
                 self.quiet.set(model, now + SILENCE);
             }
         }
-        self.refresh_stance(now);
+        self.refresh_regime(now);
     }
 
-    /// Works the stance out; if it is another, every candidate may have to start at another time. That is a scan over the models, but
-    /// stances are sticky.
-    fn refresh_stance(&mut self, now: Time) {
+    /// Works the regime out; if it is another, every candidate may have to start at another time. That is a scan over the models, but
+    /// regimes are sticky.
+    fn refresh_regime(&mut self, now: Time) {
         let devices = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
-        let stance = self.stance.next(self.demand.plus(self.other_demand), devices);
-        if stance == std::mem::replace(&mut self.stance, stance) || std::mem::replace(&mut self.restancing, true) {
+        let regime = self.regime.next(self.demand.plus(self.other_demand), devices);
+        if regime == std::mem::replace(&mut self.regime, regime) || std::mem::replace(&mut self.changing_regime, true) {
             return;
         }
         for index in 0..self.members.len() {
@@ -453,7 +456,7 @@ impl Shard {
                 self.refresh(now, ModelId(index as u32));
             }
         }
-        self.restancing = false;
+        self.changing_regime = false;
     }
 }
 

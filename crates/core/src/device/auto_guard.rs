@@ -141,7 +141,7 @@ struct Window {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct ShadowRequest {
     /// `None`: it does not belong to the window.
     request: Option<RequestId>,
     arrival: Time,
@@ -152,7 +152,7 @@ struct Waiting {
 /// `exclusive`, with the requests of a window.
 #[derive(Debug)]
 struct Shadow {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<ShadowRequest>,
     /// When each of what it runs on is free.
     free_at: Vec<Time>,
     /// Latencies by request; `None`: not in time.
@@ -186,7 +186,7 @@ impl AutoGuard {
         }
         // What comes after the last of the window is still in the way of those before it.
         let its = counts.then_some(request);
-        window.shadow.waiting.push_back(Waiting { request: its, arrival: now, deadline, rows });
+        window.shadow.waiting.push_back(ShadowRequest { request: its, arrival: now, deadline, rows });
         window.shadow.run(now, &self.options);
         self.open.insert(request, Open { arrival: now, deadline, rows, counts });
     }
@@ -234,7 +234,7 @@ impl AutoGuard {
 impl Window {
     fn new(now: Time, before: u32, options: &GuardOptions) -> Self {
         let max_batch = options.max_batch.max(1);
-        let there = |rows| Waiting { request: None, arrival: now, deadline: Time::MAX, rows };
+        let there = |rows| ShadowRequest { request: None, arrival: now, deadline: Time::MAX, rows };
         let full = (0..before / max_batch).map(|_| there(max_batch));
         let waiting = full.chain((!before.is_multiple_of(max_batch)).then(|| there(before % max_batch))).collect();
         let free_at = vec![now; options.at_once.max(1) as usize];
@@ -294,7 +294,7 @@ impl Shadow {
             let end = begin + takes(rows);
             *free = end;
             let answered = end + options.launch;
-            for Waiting { request, arrival, deadline, .. } in members {
+            for ShadowRequest { request, arrival, deadline, .. } in members {
                 let latency = (answered <= deadline).then(|| answered.since(arrival));
                 self.ended.extend(request.map(|request| (request, latency)));
             }

@@ -8,13 +8,14 @@ use super::input_ring::SlotRun;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::mix::{BadMix, LaneMix, MixTable};
 use super::note::Note;
-use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, Cores, PolicyModel, PolicySettings, RingNeed};
 use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::launch::{DeviceOutput, GrantedBatch, InputSource, Launch, SegmentRange, Span};
-use super::policy::{DevicePolicy, Turn};
+use super::policy::DevicePolicy;
 use super::request::DeviceReject;
 use super::request_pool::PoolStats;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{PolicyModel, PolicySettings};
 use super::table::{ModelSpec, PolicyEntry, PolicyOptions};
+use super::turn::Turn;
 use crate::ids::{LaunchId, RequestId};
 
 /// What a [`Granted`] knows.

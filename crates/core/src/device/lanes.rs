@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::launch::{DeviceOutput, LaneSpec, Launch, SegmentRange, Span};
-use super::scheduler::{Resident, ResidentKey};
+use super::resident::{Resident, ResidentKey, Standby};
 use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
 use crate::time::{Duration, Time};
 
@@ -35,15 +35,6 @@ struct Flight {
     lane: LaneId,
     /// What is left of the time that it takes alone, when this was last reckoned.
     left: Duration,
-}
-
-/// Lanes that a policy has asked for beside its own.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Standby {
-    pub partition: PartitionId,
-    pub lanes: Vec<LaneId>,
-    /// They have been made.
-    pub ready: bool,
 }
 
 /// What all policies of a device share: its lanes, what is launched on them, names, and decisions that are to be carried out.

@@ -36,11 +36,13 @@ mod note;
 mod policy;
 mod request;
 mod request_pool;
+mod resident;
 mod scheduler;
 mod segment_profile;
 mod settings;
 mod staged;
 mod table;
+mod turn;
 mod windowed;
 
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
@@ -52,7 +54,7 @@ pub use input_ring::{InputRing, RingFull, SlotRun};
 pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
-pub use policy::{DevicePolicy, DeviceTimeout, Turn};
+pub use policy::DevicePolicy;
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
@@ -63,4 +65,5 @@ pub use settings::{
 };
 pub use staged::{Staged, StagedOptions};
 pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};
+pub use turn::{DeviceTimeout, Turn};
 pub use windowed::{Windowed, WindowedOptions};

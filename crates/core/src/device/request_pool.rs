@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::input_ring::{InputRing, SlotRun};
 use super::launch::DeviceOutput;
 use super::note::Note;
-use super::policy::{DeviceTimeout, Turn};
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::segment_profile::SegmentProfile;
+use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -22,7 +22,7 @@ pub struct RequestPool {
     /// What deadlines are judged by; `None`: they are not.
     judge: Option<SegmentProfile>,
     /// By arrival.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PooledRequest>,
     /// The arrival of each.
     arrivals: BTreeMap<RequestId, u64>,
     /// Those that have a deadline, by it.
@@ -44,7 +44,7 @@ pub struct RequestPool {
 
 /// A request that waits.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
+pub struct PooledRequest {
     /// The request.
     pub request: DeviceRequest,
     /// When it came.
@@ -144,7 +144,7 @@ impl RequestPool {
         self.rows += size;
         let ready = self.ring.is_none();
         self.ready_rows += if ready { size } else { 0 };
-        self.waiting.insert(sequence, Waiting { request: *request, arrival: now, slots: None, ready });
+        self.waiting.insert(sequence, PooledRequest { request: *request, arrival: now, slots: None, ready });
         if request.deadline != Time::MAX {
             self.deadlines.insert((request.deadline, sequence));
         }
@@ -190,17 +190,17 @@ impl RequestPool {
     }
 
     /// The requests that wait, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = &Waiting> {
+    pub fn iter(&self) -> impl Iterator<Item = &PooledRequest> {
         self.waiting.values()
     }
 
     /// The oldest request, ready or not.
-    pub fn oldest(&self) -> Option<&Waiting> {
+    pub fn oldest(&self) -> Option<&PooledRequest> {
         self.waiting.values().next()
     }
 
     /// The ready requests up to the first that is not, oldest first.
-    pub fn ready(&self) -> impl Iterator<Item = &Waiting> {
+    pub fn ready(&self) -> impl Iterator<Item = &PooledRequest> {
         self.iter().take_while(|waiting| waiting.ready)
     }
 
@@ -246,7 +246,7 @@ impl RequestPool {
     }
 
     /// Takes a request into a launch: its slots stay in use until [`RequestPool::release`].
-    pub fn begin(&mut self, request: RequestId) -> Option<Waiting> {
+    pub fn begin(&mut self, request: RequestId) -> Option<PooledRequest> {
         let waiting = self.take(request)?;
         self.running.insert(request, waiting.request.size);
         self.running_rows += waiting.request.size;
@@ -283,7 +283,7 @@ impl RequestPool {
         self.remove(request, turn) || (self.running.contains_key(&request) && self.gone.insert(request))
     }
 
-    fn take(&mut self, request: RequestId) -> Option<Waiting> {
+    fn take(&mut self, request: RequestId) -> Option<PooledRequest> {
         let sequence = self.arrivals.remove(&request)?;
         let waiting = self.waiting.remove(&sequence)?;
         self.deadlines.remove(&(waiting.request.deadline, sequence));

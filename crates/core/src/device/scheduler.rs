@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::lanes::{Device, Standby};
-use super::launch::{DeviceOutput, GrantedBatch, LaneSpec, Launch, Span};
+use super::lanes::Device;
+use super::launch::{DeviceOutput, GrantedBatch, LaneSpec, Span};
 use super::note::Note;
-use super::policy::{DevicePolicy, DeviceTimeout, Turn};
+use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
+use super::resident::{Resident, ResidentKey, Standby};
 use super::segment_profile::SegmentProfile;
+use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -75,37 +77,6 @@ pub enum BadPolicy {
         /// What is in the way.
         reason: String,
     },
-}
-
-/// A model's policy on a device: the model may have had others before, which end what they have taken in.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ResidentKey {
-    pub model: ModelId,
-    generation: u32,
-}
-
-/// A policy at work for a model.
-#[derive(Debug)]
-pub struct Resident {
-    pub key: ResidentKey,
-    profile: SegmentProfile,
-    pub partition: PartitionId,
-    pub lanes: Vec<LaneId>,
-    pub standby: Option<Standby>,
-    /// It takes nothing in any more.
-    pub leaving: bool,
-}
-
-impl Resident {
-    pub fn model(&self) -> ModelId {
-        self.key.model
-    }
-
-    /// What a launch takes alone.
-    pub fn time(&self, launch: &Launch) -> Duration {
-        let from = |segment| self.profile.remaining(segment, launch.computed_rows, launch.length);
-        from(launch.segments.first).saturating_sub(from(launch.segments.end))
-    }
 }
 
 /// What one device runs: the models that are on it, a [`DevicePolicy`] for each, and its lanes.

@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::note::Note;
-use super::policy::{DevicePolicy, DeviceTimeout, Turn};
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
-use super::request_pool::{PoolStats, RequestPool};
+use super::policy::DevicePolicy;
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::RequestPool;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, PolicyModel, PolicySettings};
 use super::table::{MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -40,13 +41,8 @@ pub struct WindowedOptions {
 pub struct Windowed {
     options: WindowedOptions,
     pool: RequestPool,
-    running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    launch: LaunchId,
-    members: Vec<RequestId>,
+    /// The launch under way, with its members.
+    running: Option<(LaunchId, Vec<RequestId>)>,
 }
 
 impl Windowed {
@@ -62,34 +58,6 @@ impl Windowed {
 
     fn segments(&self) -> SegmentRange {
         SegmentRange::new(0, self.options.profile.segments())
-    }
-
-    fn advance(&mut self, turn: &mut Turn<'_>) {
-        self.pool.drop_hopeless(turn);
-        let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
-        let waited = turn.now() >= oldest.arrival + self.options.window;
-        if !waited && self.pool.rows() < self.options.max_batch {
-            return;
-        }
-        let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
-        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
-        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
-        let (id, batch) = (turn.new_launch(), turn.new_batch());
-        turn.note(Note::New { batch, rows, length });
-        turn.launch(Launch {
-            id,
-            batch,
-            granted: None,
-            model: turn.model(),
-            lane: turn.lanes()[0],
-            segments: self.segments(),
-            members: members.clone(),
-            rows,
-            computed_rows: if self.options.fill { self.options.max_batch } else { rows },
-            length,
-            inputs: InputSource::Host,
-        });
-        self.running = Some(Running { launch: id, members });
     }
 }
 
@@ -132,6 +100,42 @@ impl DevicePolicy for Windowed {
         vec![LaneSpec { partition, max_rows: self.options.max_batch, segments: self.segments() }]
     }
 
+    fn pool(&self) -> Option<&RequestPool> {
+        Some(&self.pool)
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut RequestPool> {
+        Some(&mut self.pool)
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
+        let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
+        let waited = turn.now() >= oldest.arrival + self.options.window;
+        if !waited && self.pool.rows() < self.options.max_batch {
+            return;
+        }
+        let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
+        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
+        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
+        let (id, batch) = (turn.new_launch(), turn.new_batch());
+        turn.note(Note::New { batch, rows, length });
+        turn.launch(Launch {
+            id,
+            batch,
+            granted: None,
+            model: turn.model(),
+            lane: turn.lanes()[0],
+            segments: self.segments(),
+            members: members.clone(),
+            rows,
+            computed_rows: if self.options.fill { self.options.max_batch } else { rows },
+            length,
+            inputs: InputSource::Host,
+        });
+        self.running = Some((id, members));
+    }
+
     fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
         self.pool.push(turn, request, self.options.max_batch)?;
         self.advance(turn);
@@ -139,25 +143,11 @@ impl DevicePolicy for Windowed {
     }
 
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
-        let Some(running) = self.running.take_if(|running| running.launch == launch) else { return };
-        for request in running.members {
+        let Some((_, members)) = self.running.take_if(|(running, _)| *running == launch) else { return };
+        for request in members {
             self.pool.finish(request, launch, turn);
         }
         self.advance(turn);
-    }
-
-    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
-        let was_there = self.pool.cancel(request, turn);
-        self.advance(turn);
-        was_there
-    }
-
-    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
-        self.advance(turn);
-    }
-
-    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
-        self.pool.drop_all(turn, reason);
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
@@ -168,9 +158,5 @@ impl DevicePolicy for Windowed {
 
     fn backlog(&self) -> Duration {
         self.pool.backlog(&self.options.profile, self.options.max_batch)
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.pool.stats()
     }
 }

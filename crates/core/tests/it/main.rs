@@ -9,6 +9,8 @@ mod device_random;
 mod device_scenario;
 mod device_scheduler;
 mod device_world;
+mod elision;
+mod imports;
 mod journal;
 mod load;
 mod outcomes;
@@ -18,5 +20,5 @@ mod scenario_file;
 mod section_3_5;
 mod section_4_2;
 mod shards;
-mod slack;
+
 mod starvation;

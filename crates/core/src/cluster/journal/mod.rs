@@ -12,66 +12,26 @@
 //! **Cost.** `crates/sim/examples/journal.rs` measures it: some nanoseconds a request, without an allocation once the buffer has grown. What is
 //! written stays in memory until [`Journal::take_log`]; that it is taken often enough is the driver's to see to.
 
-mod input;
+mod machine;
 mod reader;
+mod record;
 mod text;
 mod wire;
 
-use serde::{Deserialize, Serialize};
-
-use super::matchmaker::{Answer, Candidate, Grant, Matchmaker};
-use super::request_queue::{Request, Ticket};
-use super::scheduler::{Output, Reject, Scheduler};
+use super::matchmaker::Matchmaker;
+use super::messages::{Answer, Candidate, Grant};
+use super::output::{Output, Reject};
+use super::request::Request;
+use super::request_queue::Ticket;
+use super::scheduler::Scheduler;
 use super::shard::Shard;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::Time;
 
-pub use input::{Input, Reply};
-pub use reader::{Divergence, Entry, LogError, Record, Replayed, read, replay};
+pub use machine::{Machine, MachineKind};
+pub use reader::{Divergence, LogError, Replayed, read, replay};
+pub use record::{Decision, Entry, Input, Record, Reply};
 use wire::Writer;
-
-/// The machines that can be written down.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MachineKind {
-    /// [`Scheduler`].
-    Scheduler,
-    /// [`Shard`], which one of how many.
-    Shard {
-        /// From 0.
-        index: u32,
-        /// Of all shards.
-        shards: u32,
-    },
-    /// [`Matchmaker`].
-    Matchmaker,
-}
-
-/// A state machine whose inputs and decisions can be written down and played again.
-pub trait Machine {
-    /// Which of the machines it is.
-    fn kind(&self) -> MachineKind;
-
-    /// Handles an input. One that is not for this machine changes nothing, and the reply is [`Reply::Foreign`].
-    fn apply(&mut self, now: Time, input: Input) -> Reply;
-
-    /// The next decision.
-    fn poll(&mut self) -> Option<Decision>;
-}
-
-/// What a machine decided.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Decision {
-    /// Of a scheduler or a shard.
-    Output(Output),
-    /// A request was not accepted: of a scheduler or a shard.
-    Reject(Reject),
-    /// A shard's newest candidate of a model for a kind of device.
-    Candidate(ModelId, DeviceKind, Option<Candidate>),
-    /// A shard's answer to a grant.
-    Answer(Answer),
-    /// Of a matchmaker.
-    Grant(Grant),
-}
 
 /// A machine that writes down its inputs and its decisions, if it is told to.
 ///

@@ -2,32 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::input::{Input, Reply};
+use super::machine::{Machine, MachineKind};
+use super::record::{Decision, Entry, Input, Record, Reply};
 use super::wire::{Base, MAGIC, VERSION, Wire};
-use super::{Decision, Machine, MachineKind};
 use crate::cluster::matchmaker::Matchmaker;
 use crate::cluster::scheduler::Scheduler;
 use crate::cluster::shard::Shard;
 use crate::ids::{DeviceKind, ModelId};
 use crate::time::Time;
-
-/// An entry of a log.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Entry {
-    /// Counted from 1.
-    pub number: u64,
-    /// What it says.
-    pub record: Record,
-}
-
-/// What an entry says.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Record {
-    /// Something happened to the machine at that time.
-    Input(Time, Input),
-    /// The machine decided something, because of the input before.
-    Decision(Decision),
-}
 
 /// Why a log cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use super::Decision;
-use super::input::Input;
-use super::reader::{Divergence, Entry, Record};
-use crate::cluster::matchmaker::{Answer, Candidate};
+use super::reader::Divergence;
+use super::record::{Decision, Entry, Input, Record};
+use crate::cluster::messages::{Answer, Candidate};
+use crate::cluster::output::{DropReason, Output};
 use crate::cluster::reason::{DispatchReason, DropDetail, StartBound};
-use crate::cluster::request_queue::Request;
-use crate::cluster::scheduler::{DropReason, Output};
+use crate::cluster::request::Request;
 use crate::time::{Duration, Time};
 
 /// An instant in milliseconds since the log's zero.
@@ -31,18 +30,11 @@ impl Entry {
         let Entry { number, record } = self;
         match record {
             Record::Input(at, input) => {
-                let at = format!("{:.6}", at.since(Time::ZERO).as_millis_f64());
-                format!("{number:>8} {at:>16}  {}", InputAt(*at_of(record), input))
+                let millis = format!("{:.6}", at.since(Time::ZERO).as_millis_f64());
+                format!("{number:>8} {millis:>16}  {}", InputAt(*at, input))
             }
             Record::Decision(decision) => format!("{number:>8} {:>16}  -> {}", "", DecisionAt(now, decision)),
         }
-    }
-}
-
-fn at_of(record: &Record) -> &Time {
-    match record {
-        Record::Input(at, _) => at,
-        Record::Decision(_) => &Time::ZERO,
     }
 }
 

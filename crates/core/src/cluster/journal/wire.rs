@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::input::Input;
-use super::{Decision, MachineKind};
+use super::machine::MachineKind;
+use super::record::{Decision, Input, Record};
+use crate::cluster::output::{Output, Reject};
 use crate::cluster::reason::{DispatchReason, StartBound};
-use crate::cluster::request_queue::Request;
-use crate::cluster::scheduler::{Output, Reject};
+use crate::cluster::request::Request;
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -281,8 +281,7 @@ impl Base {
     }
 
     /// Undoes [`Writer`]'s work.
-    pub fn record(&mut self, wire: Wire<'_>) -> super::reader::Record {
-        use super::reader::Record;
+    pub fn record(&mut self, wire: Wire<'_>) -> Record {
         let at = |base: &mut Base, after: i64| {
             base.now = sum(base.now, after);
             Time::from_nanos(base.now)

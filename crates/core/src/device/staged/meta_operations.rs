@@ -3,7 +3,7 @@
 use super::batch_table::Stretch;
 use super::executor::Item;
 use super::{Staged, clusters};
-use crate::device::request_pool::Waiting;
+use crate::device::request_pool::PooledRequest;
 use crate::device::{DeviceRequest, LaunchId, Note, Turn};
 use crate::ids::{BatchId, RequestId};
 use crate::time::Duration;
@@ -102,7 +102,7 @@ impl Staged {
     pub(super) fn take(&mut self, batch: BatchId, members: Vec<RequestId>, joins: bool) -> Item {
         let (mut rows, mut slots) = (0, Vec::new());
         for request in &members {
-            let Some(Waiting { request, slots: run, .. }) = self.pool.begin(*request) else { continue };
+            let Some(PooledRequest { request, slots: run, .. }) = self.pool.begin(*request) else { continue };
             rows += request.size;
             slots.extend(run);
         }

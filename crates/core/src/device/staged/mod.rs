@@ -12,13 +12,14 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::launch::{LaneSpec, SegmentRange, Span};
-use super::policy::{DevicePolicy, DeviceTimeout, Turn};
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
-use super::request_pool::{PoolStats, RequestPool, Waiting};
+use super::policy::DevicePolicy;
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::{PooledRequest, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, Cut, ExitRule, PolicyModel, PolicySettings, RingNeed};
 use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 use batch_table::BatchTable;
@@ -104,26 +105,6 @@ impl Staged {
 
     fn executor(&mut self, stage: u16) -> &mut Executor {
         &mut self.executors[usize::from(stage)]
-    }
-
-    /// Everything that can begin, does.
-    fn advance(&mut self, turn: &mut Turn<'_>) {
-        self.pool.drop_hopeless(turn);
-        loop {
-            // Last stages first: what they hand back is what those before them wait for.
-            let mut changed = false;
-            for stage in (0..self.stages).rev() {
-                changed |= self.wake(stage);
-            }
-            changed |= self.stretch(turn) || self.make_batches(turn);
-            for stage in (0..self.stages).rev() {
-                changed |= self.pull(stage);
-                changed |= self.check(turn, stage);
-            }
-            if !changed {
-                return;
-            }
-        }
     }
 
     /// Whether the first stage could take something new.
@@ -269,16 +250,37 @@ impl DevicePolicy for Staged {
         (0..self.stages).map(|stage| LaneSpec { partition, max_rows, segments: segments(stage) }).collect()
     }
 
+    fn pool(&self) -> Option<&RequestPool> {
+        Some(&self.pool)
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut RequestPool> {
+        Some(&mut self.pool)
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
+        loop {
+            // Last stages first: what they hand back is what those before them wait for.
+            let mut changed = false;
+            for stage in (0..self.stages).rev() {
+                changed |= self.wake(stage);
+            }
+            changed |= self.stretch(turn) || self.make_batches(turn);
+            for stage in (0..self.stages).rev() {
+                changed |= self.pull(stage);
+                changed |= self.check(turn, stage);
+            }
+            if !changed {
+                return;
+            }
+        }
+    }
+
     fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
         self.pool.push(turn, request, self.options.max_batch)?;
         self.advance(turn);
         Ok(())
-    }
-
-    fn handle_input(&mut self, turn: &mut Turn<'_>, request: RequestId) {
-        if self.pool.mark_ready(request, turn) {
-            self.advance(turn);
-        }
     }
 
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, exits: &[RequestId]) {
@@ -309,25 +311,10 @@ impl DevicePolicy for Staged {
         self.advance(turn);
     }
 
-    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
-        // One that runs leaves its batch at the end of the stage that it is in.
-        let was_there = self.pool.cancel(request, turn);
-        self.advance(turn);
-        was_there
-    }
-
-    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
-        self.advance(turn);
-    }
-
-    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
-        self.pool.drop_all(turn, reason);
-    }
-
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         // Without `by_length` nothing that could begin waits.
         let waits = self.options.by_length && self.first_is_free() && !self.table.is_empty();
-        let fits = |waiting: &&Waiting| {
+        let fits = |waiting: &&PooledRequest| {
             waits && waiting.request.size <= self.options.max_batch.saturating_sub(self.pool.running_rows())
         };
         let oldest = self.pool.ready().next().filter(fits);
@@ -349,9 +336,5 @@ impl DevicePolicy for Staged {
         });
         let on_its_way = queued.chain(in_stages).fold(Duration::ZERO, |sum, (stage, item)| sum + rest(stage, item));
         on_its_way + self.pool.backlog(profile, self.options.max_batch)
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.pool.stats()
     }
 }

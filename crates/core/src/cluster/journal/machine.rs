@@ -1,92 +1,38 @@
-//! What happens to a machine, as data.
+//! The machines that can be written down.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Decision, Machine, MachineKind};
-use crate::cluster::demand::Demand;
-use crate::cluster::dispatch_policy::DispatchPolicy;
-use crate::cluster::matchmaker::{Answer, Candidate, Grant, Matchmaker};
-use crate::cluster::model_queue::ModelOptions;
-use crate::cluster::network::NetworkBudget;
-use crate::cluster::request_queue::{Request, Ticket};
-use crate::cluster::scheduler::{Reject, Scheduler};
+use super::record::{Decision, Input, Reply};
+use crate::cluster::matchmaker::Matchmaker;
+use crate::cluster::messages::Answer;
+use crate::cluster::scheduler::Scheduler;
 use crate::cluster::shard::Shard;
-use crate::device_profiles::DeviceProfiles;
-use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
-use crate::time::{Duration, Time};
+use crate::time::Time;
 
-/// An input of a [`Scheduler`], a [`Shard`] or a [`Matchmaker`]: each takes those that it has a function for.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Input {
-    /// A request has arrived.
-    Request(Request),
-    /// A client is no longer interested.
-    Cancel {
-        /// The request's model.
-        model: ModelId,
-        /// What it was accepted with.
-        ticket: Ticket,
+/// The machines that can be written down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MachineKind {
+    /// [`Scheduler`].
+    Scheduler,
+    /// [`Shard`], which one of how many.
+    Shard {
+        /// From 0.
+        index: u32,
+        /// Of all shards.
+        shards: u32,
     },
-    /// A batch is done.
-    Completion {
-        /// Where.
-        device: DeviceId,
-        /// Which.
-        batch: BatchId,
-    },
-    /// Time has passed. For a matchmaker: it may grant what there is.
-    Timeout,
-    /// A model is added to a scheduler or a shard. The id is the shard's to be told; a scheduler's gives ids out in order.
-    AddModel(ModelId, Box<ModelOptions>),
-    /// A model is added to a matchmaker, with its largest number of batches in flight.
-    AddLimit(u32),
-    /// A model is removed.
-    RemoveModel(ModelId),
-    /// A model has other latency profiles.
-    SetProfile(ModelId, Box<DeviceProfiles>),
-    /// A model has another dispatch policy.
-    SetDispatch(ModelId, DispatchPolicy),
-    /// How late wake-ups may come.
-    SetWakeMargin(Duration),
-    /// What messages take.
-    SetNetwork(NetworkBudget),
-    /// A device joins.
-    AddDevice(DeviceKind),
-    /// A device leaves.
-    RemoveDevice(DeviceId),
-    /// A shard is told how many devices of a kind there are.
-    SetDevices(DeviceKind, u32),
-    /// A shard is told what the models of others ask of the devices.
-    SetOtherDemand(Demand),
-    /// A shard gets a device for a model.
-    Grant(Grant),
-    /// A matchmaker is told a model's newest candidate for a kind of device.
-    Candidate(ModelId, DeviceKind, Option<Candidate>),
-    /// A matchmaker is told what came of a grant.
-    Answer(Answer),
-    /// A model is added to a matchmaker that shares another's largest number of batches in flight.
-    AddSharedLimit(ModelId),
-    /// What waits for a model waits for no others to join.
-    Flush(ModelId),
-    /// When a device will be done with what others than the scheduler run there.
-    SetLoad(DeviceId, Time),
+    /// [`Matchmaker`].
+    Matchmaker,
 }
 
-/// What a machine says to an input at once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reply {
-    /// Nothing.
-    Done,
-    /// To a request.
-    Request(Result<Ticket, Reject>),
-    /// To a cancellation: whether the request was queued and has left.
-    Cancel(bool),
-    /// The model that was added.
-    Model(ModelId),
-    /// The device that was added.
-    Device(DeviceId),
-    /// The input is for another machine, or for one in another state.
-    Foreign,
+/// A state machine whose inputs and decisions can be written down and played again.
+pub trait Machine {
+    /// Which of the machines it is.
+    fn kind(&self) -> MachineKind;
+
+    /// Handles an input. One that is not for this machine changes nothing, and the reply is [`Reply::Foreign`].
+    fn apply(&mut self, now: Time, input: Input) -> Reply;
+
+    /// The next decision.
+    fn poll(&mut self) -> Option<Decision>;
 }
 
 impl Machine for Scheduler {

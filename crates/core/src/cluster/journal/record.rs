@@ -1,0 +1,122 @@
+//! What happens to a machine and what it decides, as data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::demand::Demand;
+use crate::cluster::dispatch_policy::DispatchPolicy;
+use crate::cluster::messages::{Answer, Candidate, Grant};
+use crate::cluster::model_options::ModelOptions;
+use crate::cluster::network::NetworkBudget;
+use crate::cluster::output::{Output, Reject};
+use crate::cluster::request::Request;
+use crate::cluster::request_queue::Ticket;
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
+use crate::time::{Duration, Time};
+
+/// An entry of a log.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    /// Counted from 1.
+    pub number: u64,
+    /// What it says.
+    pub record: Record,
+}
+
+/// What an entry says.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Record {
+    /// Something happened to the machine at that time.
+    Input(Time, Input),
+    /// The machine decided something, because of the input before.
+    Decision(Decision),
+}
+
+/// An input of a [`Scheduler`](crate::cluster::Scheduler), a [`Shard`](crate::cluster::Shard) or a [`Matchmaker`](crate::cluster::Matchmaker): each takes those that it has a function for.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Input {
+    /// A request has arrived.
+    Request(Request),
+    /// A client is no longer interested.
+    Cancel {
+        /// The request's model.
+        model: ModelId,
+        /// What it was accepted with.
+        ticket: Ticket,
+    },
+    /// A batch is done.
+    Completion {
+        /// Where.
+        device: DeviceId,
+        /// Which.
+        batch: BatchId,
+    },
+    /// Time has passed. For a matchmaker: it may grant what there is.
+    Timeout,
+    /// A model is added to a scheduler or a shard. The id is the shard's to be told; a scheduler's gives ids out in order.
+    AddModel(ModelId, Box<ModelOptions>),
+    /// A model is added to a matchmaker, with its largest number of batches in flight.
+    AddLimit(u32),
+    /// A model is removed.
+    RemoveModel(ModelId),
+    /// A model has other latency profiles.
+    SetProfile(ModelId, Box<DeviceProfiles>),
+    /// A model has another dispatch policy.
+    SetDispatch(ModelId, DispatchPolicy),
+    /// How late wake-ups may come.
+    SetWakeMargin(Duration),
+    /// What messages take.
+    SetNetwork(NetworkBudget),
+    /// A device joins.
+    AddDevice(DeviceKind),
+    /// A device leaves.
+    RemoveDevice(DeviceId),
+    /// A shard is told how many devices of a kind there are.
+    SetDevices(DeviceKind, u32),
+    /// A shard is told what the models of others ask of the devices.
+    SetOtherDemand(Demand),
+    /// A shard gets a device for a model.
+    Grant(Grant),
+    /// A matchmaker is told a model's newest candidate for a kind of device.
+    Candidate(ModelId, DeviceKind, Option<Candidate>),
+    /// A matchmaker is told what came of a grant.
+    Answer(Answer),
+    /// A model is added to a matchmaker that shares another's largest number of batches in flight.
+    AddSharedLimit(ModelId),
+    /// What waits for a model waits for no others to join.
+    Flush(ModelId),
+    /// When a device will be done with what others than the scheduler run there.
+    SetLoad(DeviceId, Time),
+}
+
+/// What a machine says to an input at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reply {
+    /// Nothing.
+    Done,
+    /// To a request.
+    Request(Result<Ticket, Reject>),
+    /// To a cancellation: whether the request was queued and has left.
+    Cancel(bool),
+    /// The model that was added.
+    Model(ModelId),
+    /// The device that was added.
+    Device(DeviceId),
+    /// The input is for another machine, or for one in another state.
+    Foreign,
+}
+
+/// What a machine decided.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Decision {
+    /// Of a scheduler or a shard.
+    Output(Output),
+    /// A request was not accepted: of a scheduler or a shard.
+    Reject(Reject),
+    /// A shard's newest candidate of a model for a kind of device.
+    Candidate(ModelId, DeviceKind, Option<Candidate>),
+    /// A shard's answer to a grant.
+    Answer(Answer),
+    /// Of a matchmaker.
+    Grant(Grant),
+}

@@ -1,0 +1,59 @@
+//! What a model asks of the devices at the load of the moment, and the batch sizes that its drops aim at for that.
+
+use super::batch_policy::{DropPolicy, remote_staggered_batch};
+use super::demand::{Arrivals, Demand};
+use super::kind_plan::KindPlans;
+use super::load_regime::LoadRegime;
+use super::rate_meter::RateMeter;
+use crate::time::{Duration, Time};
+
+/// The arrivals of one model and what follows from them.
+#[derive(Debug)]
+pub(super) struct ModelDemand {
+    meter: RateMeter,
+    /// Nothing but of a model that behaves by the regime.
+    pub demand: Demand,
+    pub regime: LoadRegime,
+    /// The targets must be worked out again.
+    pub stale: bool,
+}
+
+impl ModelDemand {
+    pub fn new(now: Time) -> Self {
+        let (demand, regime) = (Demand::default(), LoadRegime::default());
+        ModelDemand { meter: RateMeter::new(now), demand, regime, stale: true }
+    }
+
+    /// The offered load counts, not only what finds room.
+    pub fn arrival(&mut self, now: Time, size: u32, allowed: Duration) {
+        self.stale |= self.meter.arrival(now, size, allowed);
+    }
+
+    /// Works the demand, if the model is adaptive, and the targets out anew if time or a change has made them stale.
+    pub fn refresh(&mut self, now: Time, is_adaptive: bool, drop: DropPolicy, kinds: &mut KindPlans) {
+        self.stale |= self.meter.roll(now);
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        let budget = self.meter.budget().unwrap_or(Duration::MAX);
+        let (max_batch, rate, network) = (kinds.max_batch, self.meter.rate(), kinds.network);
+        if is_adaptive {
+            // Before the first rates are known nothing can be said, and without deadlines nothing is late.
+            self.demand = match rate {
+                Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
+                    let (variance, even_variance) = (self.meter.variance(), self.meter.even_variance());
+                    let arrivals = Arrivals { rate, variance, even_variance };
+                    Demand::of(&kinds.fastest().sent, max_batch, budget, arrivals, kinds.devices())
+                }
+                _ => Demand::default(),
+            };
+        }
+        for plan in kinds.plans.iter_mut().filter(|plan| plan.in_use) {
+            let staggered = remote_staggered_batch(&plan.profile, max_batch, budget, rate, plan.devices, &network);
+            plan.target = match drop {
+                DropPolicy::Adaptive => self.regime.target(&plan.sent, staggered),
+                _ => staggered,
+            };
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Which requests may join a queue without its candidate being worked out anew.
+
+use super::batcher::{Batcher, Prefix};
+use super::dispatch_policy::DispatchPolicy;
+use super::messages::Candidate;
+use crate::time::Time;
+
+/// The smallest candidate whose growth is foreseen: below it, requests are so few that every one may cost an update.
+const LEAST_FORESEEN: u32 = 4;
+
+/// What may happen without an update.
+///
+/// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
+/// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`super::ModelQueue::wake`]
+/// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
+/// the growth does not come.
+#[derive(Debug, Default)]
+pub(super) struct UpdateElision {
+    /// Items that may still join at the end of the queue.
+    items: u32,
+    /// The tier that the candidate ends in.
+    tier: usize,
+    /// The candidate is full: it is not changed by whatever joins after it, also in a later tier.
+    full: bool,
+    /// When the growth foreseen could let the candidate start.
+    pub until: Option<Time>,
+    /// The time of `until` came before the growth did: none is foreseen until the batch has left.
+    exhausted: bool,
+    /// The last request needs no update.
+    pub elided: bool,
+}
+
+impl UpdateElision {
+    /// So many items come to a tier; `at_end`: to its end, and nothing else follows from them.
+    pub fn join(&mut self, tier: usize, size: u32, at_end: impl FnOnce() -> bool) {
+        let UpdateElision { items, tier: last, full, .. } = *self;
+        self.elided = size <= items && (tier == last || full && tier > last) && at_end();
+        if !full && self.elided {
+            self.items -= size;
+        }
+    }
+
+    /// How much the candidate of the only plan, which was made of `prefix`, may grow without an update.
+    pub fn foresee(&self, now: Time, batcher: &mut Batcher, prefix: Prefix) -> Self {
+        let Prefix { size, full, last_tier, .. } = prefix;
+        let none = UpdateElision { tier: last_tier, ..UpdateElision::default() };
+        if matches!(&batcher.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
+            // Which preferred size is filled changes with every request.
+            return none;
+        }
+        if full {
+            return UpdateElision { items: u32::MAX, full, ..none };
+        }
+        // Had the update been due for the growth, it would have come with a request.
+        let exhausted = self.exhausted || self.until.is_some_and(|until| until <= now);
+        let none = UpdateElision { exhausted, ..none };
+        if exhausted || size < LEAST_FORESEEN || u64::from(size) != batcher.queue.weight() {
+            return none;
+        }
+        let mut items = size.min(batcher.kinds.max_batch - size - 1);
+        while items > 0 {
+            let grown = Prefix { size: size + items, ..prefix };
+            let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;
+            if exec - delay > now {
+                return UpdateElision { items, until: Some(exec - delay), ..none };
+            }
+            items /= 2;
+        }
+        none
+    }
+}

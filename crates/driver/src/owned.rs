@@ -32,7 +32,7 @@ pub struct OwnShard<'a, H: Handler> {
 }
 
 impl<'a, H: Handler> OwnShard<'a, H> {
-    /// Works off up to `most` messages, such as [`TURN`], and what is due; how many messages there were.
+    /// Works off up to `most` messages, such as [`crate::TURN`], and what is due; how many messages there were.
     pub fn turn(&mut self, most: usize) -> usize {
         let mut round = Round::default();
         let messages = self.cluster.shard_turn(self.index, &mut self.state, most, &mut round);
@@ -96,7 +96,7 @@ pub struct OwnMatchmaker<'a, H: Handler> {
 }
 
 impl<H: Handler> OwnMatchmaker<'_, H> {
-    /// Works off up to `most` messages, such as [`TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
+    /// Works off up to `most` messages, such as [`crate::TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
     pub fn turn(&mut self, most: usize) -> usize {
         self.cluster.matchmaker_turn(&mut self.state, most, &mut Round::default())
     }

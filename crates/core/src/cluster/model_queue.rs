@@ -37,7 +37,7 @@ use crate::time::{Duration, Time};
 ///
 /// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
 ///
-/// **Bound.** [`PriorityLevel::max_queue`] items a level; beyond it a request is rejected. In time: [`ModelOptions::max_wait`]. A request without a
+/// **Bound.** [`super::PriorityLevel::max_queue`] items a level; beyond it a request is rejected. In time: [`ModelOptions::max_wait`]. A request without a
 /// deadline is rejected when what waits before it in its level takes longer than that by the profile, on all devices that the model may have; and
 /// dropped when it has waited for so long, in whatever way the devices were kept from it.
 ///

@@ -125,10 +125,11 @@ impl Elastic {
 
     /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
-        if self.options.cores.is_some_and(|cores| self.running.len() >= cores.count as usize) {
+        let room = self.options.max_running - self.pool.running_rows();
+        // With each request that comes: before anything is looked at that takes longer.
+        if !self.has_core_for(self.pool.ready_rows().min(room)) {
             return None;
         }
-        let room = self.options.max_running - self.pool.running_rows();
         let (_, mix) = self.options.mixes.at(self.load);
         let may = |size: u32, count: u32| {
             self.busy.get(&size).copied().unwrap_or(0) < count
@@ -146,14 +147,14 @@ impl Elastic {
         let idle = || self.idle.iter().filter(|(_, lanes)| !lanes.is_empty()).map(|(size, _)| *size);
         let size = fitting.or_else(|| idle().find(|size| head > 1 && *size >= head && head <= room))?;
         let (members, rows, slots) = self.pool.neighbours(size.min(room));
-        (!members.is_empty() && self.is_worth_a_core(rows)).then_some((size, members, rows, slots))
+        (!members.is_empty() && self.has_core_for(rows)).then_some((size, members, rows, slots))
     }
 
-    /// Whether a launch of so many items is worth to run beside those that do.
-    fn is_worth_a_core(&self, rows: u32) -> bool {
-        let Some(Cores { brief, .. }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
-        let is_brief = |size: u32| self.options.profile.total(size, 0) <= brief;
-        !(is_brief(rows) && self.running.values().all(|run| is_brief(run.rows)))
+    /// Whether there is a core for a launch of at most so many items, and it is worth one beside those that run.
+    fn has_core_for(&self, rows: u32) -> bool {
+        let Some(Cores { count, brief }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
+        let is_brief = |rows: u32| self.options.profile.total(rows, 0) <= brief;
+        self.running.len() < count as usize && !(is_brief(rows) && self.running.values().all(|run| is_brief(run.rows)))
     }
 
     fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {

@@ -1,6 +1,6 @@
 //! The command line, as written.
 
-use std::path::PathBuf;
+use downbeat_report::{Html, Json};
 
 /// Measure an inference server: offer load, and report latencies, failures, throughput or capacity.
 ///
@@ -155,13 +155,13 @@ pub struct Args {
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     pub precision: f64,
 
-    /// Write everything measured to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Everything measured.
+    #[command(flatten)]
+    pub json: Json,
 
-    /// Write a report with plots to this file: one HTML page that needs nothing else.
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// The report with plots.
+    #[command(flatten)]
+    pub html: Html,
 
     /// Print only the table, no progress.
     #[arg(short, long)]

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use downbeat_core::Duration;
+use downbeat_report::note;
 use serde::Serialize;
 
 use crate::arrivals::Schedule;
@@ -181,7 +182,8 @@ pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Cap
             let trial = search.targets.judge(rate, &outcome);
             let verdict = if trial.passed { "passed" } else { &trial.reason };
             let p99 = trial.p99_ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms"));
-            eprintln!("{rate:>12.1}/s  p99 {p99:>12}  bad {:>6.2}%  {verdict}", trial.bad_percent);
+            let bad = trial.bad_percent;
+            note(format_args!("{rate:>12.1}/s  p99 {p99:>12}  bad {bad:>6.2}%  {verdict}"));
         }
         Ok(outcome)
     })

@@ -1,141 +1,74 @@
-//! The report as one HTML page that needs nothing else: no script, no network.
+//! The report as one HTML page.
 
-use std::fmt::Write;
+use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
 
-use crate::plot::{self, Axis, Line, Scale, bars, escape, lines};
-use crate::report::{ModelReport, Report, short};
-
-/// Writing to a string cannot fail.
-macro_rules! put {
-    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
-}
+use crate::capacity::{Capacity, Trial};
+use crate::report::{FailureReport, GeneratorReport, ModelReport, Report, ServerReport, short, short_or_none};
+use crate::statistics::{ModelStatistics, Phase};
 
 /// The page.
 pub fn page(report: &Report) -> String {
-    let mut out = String::new();
     let names: Vec<&str> = report.models.iter().map(|m| m.name.as_str()).collect();
-    put!(out, "<p class=\"sub\">{} · {} tensors · {}</p>", escape(&report.url), report.tensors, escape(&report.load));
-    put!(
-        out,
-        "<p class=\"sub\">Warm-up {} s, measured {} s, seed {}. Latencies count from the time a request was due.</p>",
-        short(report.warmup_s),
-        short(report.measured_s),
-        report.seed
-    );
-    facts(&mut out, report);
-    for warning in &report.warnings {
-        put!(out, "<p class=\"warn\"><strong>Note:</strong> {}</p>", escape(warning));
+    let mut page = Page::new(&format!("Load on {}", names.join(", ")))
+        .note(&format!("{} · {} tensors · {}", report.url, report.tensors, report.load))
+        .note(&format!(
+            "Warm-up {} s, measured {} s, seed {}. Latencies count from the time a request was due.",
+            short(report.warmup_s),
+            short(report.measured_s),
+            report.seed
+        ))
+        .facts(&facts(report));
+    page = report.warnings.iter().fold(page, |page, warning| page.warning(warning));
+    page = page.table("Requests", &report.table());
+    if !report.total.failures.is_empty() {
+        page = page.table("Failures", &failures(report));
     }
-    out += "<h2>Requests</h2>";
-    table(&mut out, report);
-    failures(&mut out, report);
-    out += "<h2>Plots</h2><div class=\"plots\">";
-    plots(&mut out, report);
-    out += "</div>";
-    server(&mut out, report);
+    page = page.heading("Plots").plots(&plots(report));
+    if report.models.iter().any(|m| m.server.is_some()) {
+        page = page.table("The server's own count", &server(report));
+    }
     if let Some(capacity) = &report.capacity {
-        put!(out, "<h2>Capacity search</h2><p>Target: {}.</p>", escape(&capacity.target));
-        let mut rows = String::new();
-        for trial in &capacity.trials {
-            put!(
-                rows,
-                "<tr><td>{}</td><td>{}</td><td>{:.2}</td><td class=\"text\">{}</td></tr>",
-                short(trial.rate),
-                trial.p99_ms.map_or("–".to_owned(), short),
-                trial.bad_percent,
-                if trial.passed { "passed".to_owned() } else { escape(&trial.reason) }
-            );
-        }
-        out += &plot::table(&["rate /s", "p99 ms", "bad %", "result"], &rows);
+        page = page.table("Capacity search", &trials(capacity)).note(&format!("Target: {}.", capacity.target));
     }
-    generator(&mut out, report);
-    put!(out, "<p class=\"sub\">downbeat bench {}</p>", report.version);
-    plot::page(&format!("Load on {}", names.join(", ")), &out)
+    page.table("The generator", &generator(&report.generator))
+        .note(&format!("downbeat bench {}", report.version))
+        .html()
 }
 
-fn facts(out: &mut String, report: &Report) {
-    *out += "<dl class=\"facts\">";
-    let mut fact = |name: &str, value: String| {
-        put!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(&value));
-    };
+fn facts(report: &Report) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
     if let Some(capacity) = &report.capacity {
-        fact("capacity /s", capacity.rate.map_or("none".to_owned(), short));
+        facts.push(("capacity /s", capacity.rate.map_or("none".to_owned(), short)));
     }
-    fact("goodput /s", short(report.total.goodput_per_second));
-    fact("bad", format!("{:.2}%", report.total.bad_percent));
+    facts.push(("goodput /s", short(report.total.goodput_per_second)));
+    facts.push(("bad", format!("{:.2}%", report.total.bad_percent)));
     if let Some(latency) = &report.total.latency_ms {
-        fact("p50 ms", short(latency.p50));
-        fact("p99 ms", short(latency.p99));
-        fact("max ms", short(latency.max));
+        facts.push(("p50 ms", short(latency.p50)));
+        facts.push(("p99 ms", short(latency.p99)));
+        facts.push(("max ms", short(latency.max)));
     }
-    *out += "</dl>";
+    facts
 }
 
-fn table(out: &mut String, report: &Report) {
-    let heads = [
-        "model",
-        "offered /s",
-        "goodput /s",
-        "ok",
-        "late",
-        "failed",
-        "bad %",
-        "mean ms",
-        "p50",
-        "p90",
-        "p99",
-        "p99.9",
-        "max",
-    ];
-    let mut rows = String::new();
-    let all = (report.models.len() > 1).then_some(&report.total);
-    for model in report.models.iter().chain(all) {
-        put!(
-            rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.2}</td>",
-            escape(&model.name),
-            short(model.offered_per_second),
-            short(model.goodput_per_second),
-            model.ok,
-            model.late,
-            model.bad - model.late,
-            model.bad_percent
-        );
-        match &model.latency_ms {
-            Some(l) => {
-                for value in [l.mean, l.p50, l.p90, l.p99, l.p999, l.max] {
-                    put!(rows, "<td>{}</td>", short(value));
-                }
-            }
-            None => rows += &"<td>–</td>".repeat(6),
-        }
-        rows += "</tr>";
-    }
-    *out += &plot::table(&heads, &rows);
+fn failures(report: &Report) -> Table<(&ModelReport, &String, &FailureReport)> {
+    let rows = report.models.iter().flat_map(|m| m.failures.iter().map(move |(kind, failure)| (m, kind, failure)));
+    Table::of(rows)
+        .text("model", |(model, _, _)| &model.name)
+        .number("count", |(_, _, failure)| failure.count)
+        .text("kind", |(_, kind, _)| *kind)
+        .text("first one said", |(_, _, failure)| &failure.example)
 }
 
-fn failures(out: &mut String, report: &Report) {
-    if report.total.failures.is_empty() {
-        return;
-    }
-    let mut rows = String::new();
-    for model in &report.models {
-        for (kind, failure) in &model.failures {
-            put!(
-                rows,
-                "<tr><th scope=\"row\">{}</th><td>{}</td><td class=\"text\">{}</td><td class=\"text\">{}</td></tr>",
-                escape(&model.name),
-                failure.count,
-                escape(kind),
-                escape(&failure.example)
-            );
-        }
-    }
-    *out += "<h2>Failures</h2>";
-    *out += &plot::table(&["model", "count", "kind", "first one said"], &rows);
+fn trials(capacity: &Capacity) -> Table<&Trial> {
+    Table::of(&capacity.trials)
+        .number("rate /s", |trial| short(trial.rate))
+        .number("p99 ms", |trial| short_or_none(trial.p99_ms))
+        .number("bad %", |trial| format!("{:.2}", trial.bad_percent))
+        .text("result", |trial| if trial.passed { "passed" } else { &trial.reason }.to_owned())
 }
 
-fn plots(out: &mut String, report: &Report) {
+fn plots(report: &Report) -> Vec<String> {
+    let mut plots = Vec::new();
     let answered: Vec<&ModelReport> = report.models.iter().filter(|m| !m.latency_cdf.is_empty()).collect();
     let summary = report.total.latency_ms.as_ref().map_or(String::new(), |l| {
         format!("Half of the answers took at most {} ms, 99% at most {} ms.", short(l.p50), short(l.p99))
@@ -149,7 +82,7 @@ fn plots(out: &mut String, report: &Report) {
         })
         .collect();
     let percent = Axis { label: "answers at most this slow, %", scale: Scale::Linear };
-    *out += &lines("Latency distribution", &summary, &milliseconds, &percent, &cdf);
+    plots.push(lines("Latency distribution", &summary, &milliseconds, &percent, &cdf));
     let tail: Vec<Line<'_>> = answered
         .iter()
         .map(|m| {
@@ -158,7 +91,7 @@ fn plots(out: &mut String, report: &Report) {
         })
         .collect();
     let rest = Axis { label: "answers slower, %", scale: Scale::Log };
-    *out += &lines("Latency tail", "The part of the answers that took longer.", &milliseconds, &rest, &tail);
+    plots.push(lines("Latency tail", "The part of the answers that took longer.", &milliseconds, &rest, &tail));
     let seconds = Axis { label: "time, s", scale: Scale::Linear };
     let over_time = |value: fn(&crate::report::Point) -> Option<f64>| -> Vec<(f64, f64)> {
         report.series.iter().filter_map(|p| Some((p.seconds, value(p)?))).collect()
@@ -170,69 +103,55 @@ fn plots(out: &mut String, report: &Report) {
     ];
     let per_second = Axis { label: "requests per second", scale: Scale::Linear };
     let by_schedule = "Requests by the time they were due.";
-    *out += &lines("Rate over time", by_schedule, &seconds, &per_second, &rates);
+    plots.push(lines("Rate over time", by_schedule, &seconds, &per_second, &rates));
     let latencies = [
         Line { name: "longest", points: over_time(|p| p.max_ms), stepped: true },
         Line { name: "mean", points: over_time(|p| p.mean_ms), stepped: true },
     ];
     let latency = Axis { label: "latency, ms", scale: Scale::Log };
-    *out += &lines("Latency over time", by_schedule, &seconds, &latency, &latencies);
+    plots.push(lines("Latency over time", by_schedule, &seconds, &latency, &latencies));
     for model in &report.models {
         let Some(server) = model.server.as_ref().filter(|s| !s.counters.batches.is_empty()) else { continue };
         let executions: Vec<(String, f64)> =
             server.counters.batches.iter().map(|(size, b)| (size.to_string(), b.executions as f64)).collect();
-        *out += &bars(
+        plots.push(bars(
             &format!("Batch sizes of {}", model.name),
             &format!("Mean size {}.", short(server.mean_batch.unwrap_or(0.0))),
             "batch size",
             "executions",
             &executions,
-        );
+        ));
     }
+    plots
 }
 
-fn server(out: &mut String, report: &Report) {
-    if report.models.iter().all(|m| m.server.is_none()) {
-        return;
-    }
-    let mut rows = String::new();
-    for model in &report.models {
-        let Some(server) = &model.server else { continue };
-        let c = &server.counters;
-        put!(
-            rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>",
-            escape(&model.name),
-            c.requests_executed,
-            c.executions,
-            server.mean_batch.map_or("–".to_owned(), short)
-        );
-        for phase in [c.queue, c.compute_input, c.compute_infer, c.compute_output] {
-            put!(rows, "<td>{}</td>", short(phase.mean_ms()));
-        }
-        rows += "</tr>";
-    }
-    let heads = ["model", "items", "batches", "mean batch", "queue ms", "input ms", "infer ms", "output ms"];
-    *out += "<h2>The server's own count</h2>";
-    *out += &plot::table(&heads, &rows);
-}
-
-fn generator(out: &mut String, report: &Report) {
-    let g = &report.generator;
-    *out += "<h2>The generator</h2><div class=\"scroll\"><table><tbody>";
-    let mut row = |name: &str, value: String| {
-        put!(out, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
+fn server(report: &Report) -> Table<(&String, &ServerReport)> {
+    let rows = report.models.iter().filter_map(|model| Some((&model.name, model.server.as_ref()?)));
+    let phase = |of: fn(&ModelStatistics) -> &Phase| {
+        move |(_, server): &(&String, &ServerReport)| short(of(&server.counters).mean_ms())
     };
-    row("CPU per request, µs", short(g.cpu_us_per_request));
-    row("busy", format!("{:.0}% of {} thread(s)", g.busy * 100.0, g.threads));
-    row("connections, at most", g.connections.to_string());
+    Table::of(rows)
+        .text("model", |(name, _)| name.to_owned())
+        .number("items", |(_, server)| server.counters.requests_executed)
+        .number("batches", |(_, server)| server.counters.executions)
+        .number("mean batch", |(_, server)| short_or_none(server.mean_batch))
+        .number("queue ms", phase(|c| &c.queue))
+        .number("input ms", phase(|c| &c.compute_input))
+        .number("infer ms", phase(|c| &c.compute_infer))
+        .number("output ms", phase(|c| &c.compute_output))
+}
+
+fn generator(g: &GeneratorReport) -> Table<(&'static str, String)> {
+    let mut rows = vec![
+        ("CPU per request, µs", short(g.cpu_us_per_request)),
+        ("busy", format!("{:.0}% of {} thread(s)", g.busy * 100.0, g.threads)),
+        ("connections, at most", g.connections.to_string()),
+    ];
     if let Some(late) = &g.lateness_ms {
-        row(
-            "late by, ms (p50 / p99 / max)",
-            format!("{} / {} / {}", short(late.p50), short(late.p99), short(late.max)),
-        );
+        let (p50, p99, max) = (short(late.p50), short(late.p99), short(late.max));
+        rows.push(("late by, ms (p50 / p99 / max)", format!("{p50} / {p99} / {max}")));
     }
-    row("requests that waited for a connection", g.waited_for_connection.to_string());
-    row("requests in all, warm-up included", g.requests.to_string());
-    *out += "</tbody></table></div>";
+    rows.push(("requests that waited for a connection", g.waited_for_connection.to_string()));
+    rows.push(("requests in all, warm-up included", g.requests.to_string()));
+    Table::of(rows).text("what", |(name, _)| *name).number("value", |(_, value)| value.clone())
 }

@@ -21,7 +21,7 @@ pub fn watch(interrupted: Arc<AtomicBool>) -> std::io::Result<()> {
         runtime.block_on(async {
             interrupts.recv().await;
             interrupted.store(true, Ordering::Relaxed);
-            eprintln!("interrupted: reporting what was measured; once more ends at once");
+            downbeat_report::note("interrupted: reporting what was measured; once more ends at once");
             interrupts.recv().await;
             std::process::exit(INTERRUPTED);
         });

@@ -6,6 +6,8 @@
 //!
 //! [`scheduler`] measures the scheduler of `downbeat-core` alone, in this process.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod allocations;
 pub mod args;
 pub mod arrivals;
@@ -32,10 +34,10 @@ pub mod transport;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use downbeat_report::note;
 
 pub use args::Args;
-pub use downbeat_plot as plot;
 
 use crate::plan::Plan;
 use crate::report::Report;
@@ -62,19 +64,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 let passed = now.as_nanos() / 1_000_000_000;
                 if !args.quiet && passed >= seconds + 5 {
                     seconds = passed;
-                    eprintln!("{passed} s");
+                    note(format_args!("{passed} s"));
                 }
             })?;
             Report::new(&plan, &outcome, None)
         }
     };
-    print!("{report}");
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, json + "\n").with_context(|| format!("--json {}", path.display()))?;
-    }
-    if let Some(path) = &args.html {
-        std::fs::write(path, html::page(&report)).with_context(|| format!("--html {}", path.display()))?;
-    }
+    args.json.print(&report)?;
+    args.html.write(|| html::page(&report))?;
     Ok(if report.total.ok > 0 { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_ANSWERED) })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use downbeat_core::Duration;
+use downbeat_report::Table;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -383,6 +384,11 @@ impl Report {
     }
 }
 
+/// A number with three to four significant digits; `–` where there is none.
+pub fn short_or_none(value: Option<f64>) -> String {
+    value.map_or("–".to_owned(), short)
+}
+
 /// A number with three to four significant digits.
 pub fn short(value: f64) -> String {
     let digits = match value.abs() {
@@ -392,6 +398,28 @@ pub fn short(value: f64) -> String {
         _ => 3,
     };
     format!("{value:.digits$}")
+}
+
+impl Report {
+    /// The models, and all of them together if there are several.
+    pub(crate) fn table(&self) -> Table<&ModelReport> {
+        let all = (self.models.len() > 1).then_some(&self.total);
+        let latency =
+            |of: fn(&Distribution) -> f64| move |model: &&ModelReport| short_or_none(model.latency_ms.as_ref().map(of));
+        Table::of(self.models.iter().chain(all))
+            .text("model", |m| &m.name)
+            .number("offered/s", |m| short(m.offered_per_second))
+            .number("goodput/s", |m| short(m.goodput_per_second))
+            .number("ok", |m| m.ok)
+            .number("bad", |m| m.bad)
+            .number("bad %", |m| format!("{:.2}", m.bad_percent))
+            .number("mean ms", latency(|l| l.mean))
+            .number("p50", latency(|l| l.p50))
+            .number("p90", latency(|l| l.p90))
+            .number("p99", latency(|l| l.p99))
+            .number("p99.9", latency(|l| l.p999))
+            .number("max", latency(|l| l.max))
+    }
 }
 
 impl fmt::Display for Report {
@@ -417,38 +445,7 @@ impl fmt::Display for Report {
             }
         }
         writeln!(f)?;
-        let width = self.models.iter().map(|m| m.name.chars().count()).max().unwrap_or(5).max(5);
-        writeln!(
-            f,
-            "{:width$} {:>10} {:>10} {:>8} {:>8} {:>7} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "model", "offered/s", "goodput/s", "ok", "bad", "bad %", "mean ms", "p50", "p90", "p99", "p99.9", "max"
-        )?;
-        let all = (self.models.len() > 1).then_some(&self.total);
-        for model in self.models.iter().chain(all) {
-            write!(
-                f,
-                "{:width$} {:>10} {:>10} {:>8} {:>8} {:>7.2}",
-                model.name,
-                short(model.offered_per_second),
-                short(model.goodput_per_second),
-                model.ok,
-                model.bad,
-                model.bad_percent,
-            )?;
-            match &model.latency_ms {
-                Some(l) => writeln!(
-                    f,
-                    " {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
-                    short(l.mean),
-                    short(l.p50),
-                    short(l.p90),
-                    short(l.p99),
-                    short(l.p999),
-                    short(l.max)
-                )?,
-                None => writeln!(f, " {:>10}", "-")?,
-            }
-        }
+        self.table().fmt(f)?;
         for model in &self.models {
             for (kind, failure) in &model.failures {
                 write!(f, "  {}: {} x {kind}", model.name, failure.count)?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use downbeat_report::say;
 use downbeat_server::pair_profiler::PairMeasurement;
 use downbeat_sim::device::{CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 
@@ -50,10 +51,10 @@ fn change(file: &Path, device: &Device, put: impl FnOnce(&mut Calibration)) -> a
     std::fs::write(file, text).with_context(named)?;
     for model in &calibration.models {
         let (segments, percent) = (model.segments.len(), model.worst_error * 100.0);
-        println!("{}: {segments} segments, off by at most {percent:.1}% from what was measured", model.name);
+        say(format_args!("{}: {segments} segments, off by at most {percent:.1}% from what was measured", model.name))?;
     }
     if let Some(error) = calibration.device.pair_error {
-        println!("pairs: slowdowns are off by {:.1}%", (error.exp() - 1.0) * 100.0);
+        say(format_args!("pairs: slowdowns are off by {:.1}%", (error.exp() - 1.0) * 100.0))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
+use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
 use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -53,31 +54,35 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
-        println!("warning: {warning}");
+        say(format_args!("warning: {warning}"))
     };
-    scan.warnings.iter().for_each(|w| warn(w));
+    scan.warnings.iter().try_for_each(|w| warn(w))?;
     for name in &scan.names {
         let mut definition = match registry.definition(name) {
             Ok(definition) => definition,
             Err(error) => {
                 errors += 1;
-                println!("error: {error}");
+                say(format_args!("error: {error}"))?;
                 continue;
             }
         };
         let checked = against_files(&mut definition);
-        definition.warnings.iter().for_each(|w| warn(w));
+        definition.warnings.iter().try_for_each(|w| warn(w))?;
         if let Some(devices) = registry.chosen_devices(name) {
             let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
-            println!("{name}: on device {}", devices.join(", "));
+            say(format_args!("{name}: on device {}", devices.join(", ")))?;
         }
         if let Err(error) = checked.and_then(|()| runtime.block_on(load(&registry, name))) {
             errors += 1;
-            println!("error: {error}");
+            say(format_args!("error: {error}"))?;
         }
     }
     let models = scan.names.len();
-    println!("{models} {}, {errors} in error, {warnings} {}", plural(models, "model"), plural(warnings, "warning"));
+    say(format_args!(
+        "{models} {}, {errors} in error, {warnings} {}",
+        plural(models, "model"),
+        plural(warnings, "warning")
+    ))?;
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
 use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
 use downbeat_engine::{CudaOptions, Emulated, Engine, Preference, Search};
+use downbeat_report::{note, say};
 use downbeat_repository::ModelFormat;
 use downbeat_server::options::EngineChoice;
 
@@ -74,7 +75,7 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
             let preference: Preference = wanted.name().parse()?;
             let choice = downbeat_engine::choose(preference, search, &CudaOptions::default())?;
             for line in choice.hint.iter().chain(&choice.warning) {
-                eprintln!("{line}");
+                note(line);
             }
             choice.engine
         }
@@ -89,10 +90,10 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     match command {
         EngineCommand::List => {
             let search = Search::from_env();
-            print_gpus(&cuda::survey(&search, &CudaOptions::default()));
+            print_gpus(&cuda::survey(&search, &CudaOptions::default()))?;
             for info in downbeat_engine::available(&search) {
                 let library = info.library.map_or_else(|| "built in".to_owned(), |path| path.display().to_string());
-                println!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device);
+                say(format_args!("{:<12} {:<10} {:<6} {library}", info.name, info.version, info.device))?;
             }
         }
         EngineCommand::Install(args) => {
@@ -107,37 +108,35 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
             install.unverified = args.unverified;
             let libraries = args.cuda_libraries.into();
             install.gpu = args.cuda.then(|| GpuInstall { libraries, search: Search::from_env() });
-            let installed = install.run(&mut |what| eprintln!("{what}"))?;
+            let installed = install.run(&mut |what| note(what))?;
             if let Some(folder) = installed.nvidia {
-                println!("NVIDIA's libraries are in {}", folder.display());
+                say(format_args!("NVIDIA's libraries are in {}", folder.display()))?;
             }
             let what = if args.cuda { "onnxruntime for NVIDIA GPUs" } else { "onnxruntime" };
-            println!(
-                "{what} {} is in {}; `downbeat serve` finds it there",
-                installed.version,
-                installed.library.display()
-            );
+            let (version, library) = (installed.version, installed.library.display());
+            say(format_args!("{what} {version} is in {library}; `downbeat serve` finds it there"))?;
         }
     }
     Ok(())
 }
 
 /// The engine on GPUs: whether it can be used, the GPUs, and all that is missing.
-fn print_gpus(survey: &Survey) {
+fn print_gpus(survey: &Survey) -> std::io::Result<()> {
     let Survey { driver, library, libraries } = survey;
     let missing = [driver.as_ref().err(), library.as_ref().err(), libraries.as_ref().err()];
     match (driver, library) {
         (Ok(_), Ok(library)) if missing.iter().all(Option::is_none) => {
             let version = downbeat_engine::install::version_of(library).unwrap_or_default();
-            println!("{:<12} {version:<10} {:<6} {}", "cuda", "gpu", library.display());
+            say(format_args!("{:<12} {version:<10} {:<6} {}", "cuda", "gpu", library.display()))?;
         }
         // A machine without GPUs is no fault to be told about at length.
-        (Err(reason), _) => println!("{:<12} cannot be used: {reason}", "cuda"),
-        _ => println!("{:<12} cannot be used yet", "cuda"),
+        (Err(reason), _) => say(format_args!("{:<12} cannot be used: {reason}", "cuda"))?,
+        _ => say(format_args!("{:<12} cannot be used yet", "cuda"))?,
     }
     if let Ok(driver) = driver {
-        println!("  the driver supports CUDA {} (needed: {OLDEST_DRIVER})", driver.version);
-        driver.gpus.iter().for_each(|gpu| println!("  {gpu}"));
-        missing.into_iter().flatten().for_each(|reason| println!("  {reason}"));
+        say(format_args!("  the driver supports CUDA {} (needed: {OLDEST_DRIVER})", driver.version))?;
+        driver.gpus.iter().try_for_each(|gpu| say(format_args!("  {gpu}")))?;
+        missing.into_iter().flatten().try_for_each(|reason| say(format_args!("  {reason}")))?;
     }
+    Ok(())
 }

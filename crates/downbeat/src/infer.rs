@@ -10,6 +10,7 @@ use clap::Args;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody};
 use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use downbeat_report::out;
 use serde_json::Value;
 
 use crate::client::{Client, infer_path, model_path};
@@ -26,11 +27,11 @@ pub struct InferArgs {
     /// The model
     model: String,
     /// A picture, for models with one input
-    #[arg(value_name = "FILE.png", required_unless_present = "json", conflicts_with = "json")]
+    #[arg(value_name = "FILE.png", required_unless_present = "request", conflicts_with = "request")]
     picture: Option<PathBuf>,
     /// The body of an inference request instead of a picture; - for standard input
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    request: Option<PathBuf>,
     /// The server
     #[arg(long, value_name = "URL", default_value = "http://localhost:8000", env = "DOWNBEAT_URL")]
     url: String,
@@ -52,22 +53,17 @@ pub struct InferArgs {
 pub fn run(args: &InferArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let response = runtime.block_on(ask(args))?;
-    let mut out = std::io::stdout().lock();
-    match show(&response, &mut out).and_then(|()| out.flush()) {
-        // `downbeat infer ... | head -1` closes the pipe when it has enough.
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
-        _ => Ok(()),
-    }
+    Ok(show(&response, &mut out())?)
 }
 
 async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
     let limit = Duration::from(args.timeout);
-    if let Some(file) = &args.json {
+    if let Some(file) = &args.request {
         let body = read_body(file)?;
         let mut client = Client::connect(&args.url, limit).await?;
         return client.infer_body(&infer_path(&args.model, &args.model_version), body, None).await;
     }
-    let Some(file) = &args.picture else { bail!("name a picture or a request (--json)") };
+    let Some(file) = &args.picture else { bail!("name a picture or a request (--request)") };
     let picture = Picture::read(file)?;
     let mut client = Client::connect(&args.url, limit).await?;
     let path = model_path(&args.model, &args.model_version);
@@ -103,7 +99,7 @@ fn request(
     let [input] = metadata.inputs.as_slice() else {
         let names: Vec<&str> = metadata.inputs.iter().map(|i| i.name.as_str()).collect();
         bail!(
-            "'{}' has {} inputs ({}); a picture is one: write the request yourself (--json)",
+            "'{}' has {} inputs ({}); a picture is one: write the request yourself (--request)",
             args.model,
             names.len(),
             names.join(", ")
@@ -298,7 +294,7 @@ mod tests {
         InferArgs {
             model: model.into(),
             picture: None,
-            json: None,
+            request: None,
             url: String::new(),
             model_version: String::new(),
             top: 2,

@@ -1,5 +1,7 @@
 //! The `downbeat` command: parse, resolve, call. A library, so that its readers of files can be tried without a process.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod calibration_file;
 mod client;
 mod config_check;
@@ -38,6 +40,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_bench::scheduler::SchedulerArgs;
+use downbeat_report::note;
 use downbeat_server::options::LogFormat;
 
 pub use log_command::write_log;
@@ -95,7 +98,7 @@ pub fn main() -> ExitCode {
     match run(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("downbeat: {}", one_paragraph(&failure.error));
+            note(format_args!("downbeat: {}", one_paragraph(&failure.error)));
             ExitCode::from(failure.code)
         }
     }
@@ -119,7 +122,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let usage = |error| Failure { error, code: USAGE };
             let resolved = resolve::resolve(&flags, std::path::Path::new("")).map_err(usage)?;
             if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
-                eprintln!("options from {}", file.display());
+                note(format_args!("options from {}", file.display()));
             }
             Ok(downbeat_server::serve(resolved.options).map(|()| ExitCode::SUCCESS)?)
         }

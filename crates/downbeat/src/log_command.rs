@@ -1,7 +1,7 @@
 //! `downbeat log`: reading a decision log, and playing it again.
 
 use std::fmt::Display;
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use downbeat_core::cluster::journal::{MachineKind, Record, read, replay};
 use downbeat_core::device::journal::{DeviceLogError, DeviceRecord, DeviceReplay};
 use downbeat_core::{Time, device};
+use downbeat_report::{out, say};
 
 /// Read a decision log, or play it again.
 #[derive(Subcommand, Debug)]
@@ -43,12 +44,10 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 fn show(file: &Path) -> anyhow::Result<()> {
     let bytes = bytes(file)?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    match write_log(file, &bytes, &mut out).and_then(|()| Ok(out.flush()?)) {
-        // Who reads has had enough, as `head` does.
-        Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => Ok(()),
-        result => result,
-    }
+    let mut out = BufWriter::new(out());
+    let written = write_log(file, &bytes, &mut out);
+    out.flush()?;
+    written
 }
 
 /// Writes the decision log in `bytes`, which are those of `file`, a line for each entry, up to the first that cannot be read.
@@ -95,19 +94,20 @@ fn play(file: &Path) -> anyhow::Result<bool> {
     let name = || file.display().to_string();
     if bytes.starts_with(b"{") {
         let DeviceReplay { inputs, decisions, divergence } = device::journal::replay(&bytes).with_context(name)?;
-        return Ok(said(inputs, decisions, divergence));
+        return said(inputs, decisions, divergence);
     }
     let replayed = replay(&bytes).with_context(name)?;
-    Ok(said(replayed.inputs, replayed.decisions, replayed.divergence))
+    said(replayed.inputs, replayed.decisions, replayed.divergence)
 }
 
 /// Says what came of playing a log again; `false` if it and its replay part.
-fn said(inputs: u64, decisions: u64, divergence: Option<impl Display>) -> bool {
+fn said(inputs: u64, decisions: u64, divergence: Option<impl Display>) -> anyhow::Result<bool> {
     match &divergence {
-        None => println!("{inputs} inputs give the same {decisions} decisions again"),
+        None => say(format_args!("{inputs} inputs give the same {decisions} decisions again"))?,
         Some(divergence) => {
-            println!("after {inputs} inputs and {decisions} decisions the log and its replay part\n{divergence}");
+            say(format_args!("after {inputs} inputs and {decisions} decisions the log and its replay part"))?;
+            say(divergence)?;
         }
     }
-    divergence.is_none()
+    Ok(divergence.is_none())
 }

@@ -1,9 +1,9 @@
 //! Measured mixes of lanes as a table, a page and a file for the server.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use downbeat_core::device::LaneMix;
-use downbeat_plot::{Axis, Line, Scale, escape, groups, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, groups, lines};
 use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
@@ -37,23 +37,18 @@ impl MixReport {
         self.loads.iter().filter_map(|(total, mixes)| Some((*total, &mixes.first()?.mix)))
     }
 
-    /// A table for the terminal.
-    pub fn table(&self) -> String {
-        let mut out = format!(
-            "{}: {}\n\n{:>6} {:>10} {:>12} {:>6}  mix\n",
-            self.model, self.subject, "items", "mean ms", "longest ms", "runs"
-        );
-        for (total, mixes) in &self.loads {
-            for m in shown(mixes) {
-                let (mean, longest) = (in_millis(m.mean_ns), in_millis(m.longest_ns));
-                let _ = writeln!(out, "{total:>6} {mean:>10.3} {longest:>12.3} {:>6}  {}", m.runs, m.mix);
-            }
-        }
-        out += "\n";
-        for (total, mix) in self.best() {
-            let _ = writeln!(out, "best for {total} items: {mix}");
-        }
-        out
+    /// The mixes of each load that `of` chooses.
+    fn table<'a, M: Iterator<Item = &'a MeasuredMix>>(
+        &'a self,
+        of: impl Fn(&'a [MeasuredMix]) -> M,
+    ) -> Table<(u32, &'a MeasuredMix)> {
+        let rows = self.loads.iter().flat_map(|(total, mixes)| of(mixes).map(|m| (*total, m)));
+        Table::of(rows)
+            .number("items", |(total, _)| *total)
+            .number("mean ms", |(_, m)| format!("{:.3}", in_millis(m.mean_ns)))
+            .number("longest ms", |(_, m)| format!("{:.3}", in_millis(m.longest_ns)))
+            .number("runs", |(_, m)| m.runs)
+            .text("mix", |(_, m)| &m.mix)
     }
 
     /// The table of mixes as `downbeat.toml` takes it.
@@ -65,9 +60,9 @@ impl MixReport {
         out
     }
 
-    /// A page with a picture like E²bird's figure 12 for each load.
-    pub fn page(&self) -> String {
-        let mut out = format!("<p class=\"sub\">{}</p><div class=\"plots\">", escape(&self.subject));
+    /// A picture like E²bird's figure 12 for each load.
+    fn plots(&self) -> Vec<String> {
+        let mut plots = Vec::new();
         for (total, mixes) in &self.loads {
             let drawn: Vec<(String, &MeasuredMix)> =
                 shown(mixes).take(FASTEST_SHOWN).map(|m| (format!("{:.2} ms", in_millis(m.mean_ns)), m)).collect();
@@ -79,38 +74,43 @@ impl MixReport {
                     stepped: false,
                 })
                 .collect();
-            out += &lines(
+            plots.push(lines(
                 &format!("{total} items: lanes of each size"),
                 "How many lanes of each batch size the fastest mixes have (E²bird figure 12), and the mean time of their items.",
                 &Axis { label: "log2 of a lane's batch size", scale: Scale::Linear },
                 &Axis { label: "lanes", scale: Scale::Linear },
                 &shapes,
-            );
+            ));
             let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
             let bars: Vec<(String, Vec<f64>)> =
                 shown(mixes).map(|m| (short(&m.mix), vec![in_millis(m.mean_ns), in_millis(m.longest_ns)])).collect();
-            out += &groups(
+            plots.push(groups(
                 &format!("{total} items: the fastest and the slowest mixes"),
                 "Time from the common start of all lanes.",
                 "milliseconds",
                 &names,
                 &bars,
-            );
+            ));
         }
-        let mut rows = String::new();
-        for (total, mixes) in &self.loads {
-            for m in mixes {
-                let (mean, longest) = (in_millis(m.mean_ns), in_millis(m.longest_ns));
-                let _ = write!(
-                    rows,
-                    "<tr><td>{total}</td><td>{}</td><td>{mean:.3}</td><td>{longest:.3}</td><td>{}</td></tr>",
-                    m.mix, m.runs
-                );
-            }
-        }
-        out += "</div><h2>Figures</h2>";
-        out += &downbeat_plot::table(&["items", "mix", "mean ms", "longest ms", "runs"], &rows);
-        downbeat_plot::page(&format!("Mixes of lanes for {}", self.model), &out)
+        plots
+    }
+
+    /// All mixes and their plots as one HTML page.
+    pub fn page(&self) -> String {
+        Page::new(&format!("Mixes of lanes for {}", self.model))
+            .note(&self.subject)
+            .plots(&self.plots())
+            .table("Figures", &self.table(|mixes| mixes.iter()))
+            .html()
+    }
+}
+
+impl fmt::Display for MixReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}\n", self.model, self.subject)?;
+        self.table(shown).fmt(f)?;
+        writeln!(f)?;
+        self.best().try_for_each(|(total, mix)| writeln!(f, "best for {total} items: {mix}"))
     }
 }
 
@@ -139,8 +139,8 @@ mod tests {
             loads: vec![(4, vec![mix("2,2", 5), mix("4", 6), mix("1,1,1,1", 9)]), (2, vec![mix("2", 1)])],
         };
         assert!(report.mixes().ends_with("[mixes]\n4 = \"2,2\"\n2 = \"2\"\n"), "{}", report.mixes());
-        assert!(report.table().contains("best for 4 items: 2,2\n"), "{}", report.table());
-        assert!(report.page().contains("<td>1,1,1,1</td>"));
+        assert!(report.to_string().contains("best for 4 items: 2,2\n"), "{report}");
+        assert!(report.page().contains(">1,1,1,1</td>"));
         assert_eq!(short(&"2,2,8".parse().unwrap()), "2x2 8");
     }
 }

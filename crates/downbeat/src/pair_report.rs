@@ -1,8 +1,8 @@
 //! Two models at the same time, as table and plots.
 
-use std::fmt::Write;
+use std::fmt;
 
-use downbeat_plot::{escape, groups};
+use downbeat_report::{Page, Table, groups};
 use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
 use serde::Serialize;
 
@@ -41,54 +41,33 @@ impl PairReport {
         if self.pairs.iter().all(|pair| pair.by_device) { "device's" } else { "host's" }
     }
 
-    /// A table for the terminal.
-    pub fn table(&self) -> String {
-        let [first, second] = &self.models;
-        let mut out = format!(
-            "{first} (A) beside {second} (B), {}: {}\nmedian ms by the {} clock\n\n{:>7} {:>7} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>10}\n",
-            self.placed(),
-            self.conditions,
-            self.clock(),
-            "batch A",
-            "batch B",
-            "A alone",
-            "B alone",
-            "A beside",
-            "B beside",
-            "A times",
-            "B times",
-            "of in turn"
-        );
-        for pair in &self.pairs {
-            let ms = |latencies: &Latencies| in_millis(latencies.median_ns);
-            let _ = writeln!(
-                out,
-                "{:>7} {:>7} {:>10.4} {:>10.4} {:>10.4} {:>10.4} {:>8.2} {:>8.2} {:>10.3}",
-                pair.batches[0],
-                pair.batches[1],
-                ms(&pair.alone[0]),
-                ms(&pair.alone[1]),
-                ms(&pair.together[0]),
-                ms(&pair.together[1]),
-                slowdown(&pair.alone[0], &pair.together[0]),
-                slowdown(&pair.alone[1], &pair.together[1]),
-                pair.share_of_sequential
-            );
-        }
-        out += "\nof in turn: what both take at the same time, as a share of what they take one after the other; 1 is nothing gained, 0.5 the most\n";
-        out
+    fn conditions(&self) -> String {
+        format!("{}: {}", self.placed(), self.conditions)
     }
 
-    /// The table and plots as one HTML page that needs nothing else.
-    pub fn page(&self) -> String {
-        let mut out = format!(
-            "<p class=\"sub\">{}; {}, by the {} clock</p><div class=\"plots\">",
-            escape(&self.conditions),
-            self.placed(),
-            self.clock()
-        );
+    fn title(&self) -> String {
+        let [first, second] = &self.models;
+        format!("{first} (A) beside {second} (B)")
+    }
+
+    fn table(&self) -> Table<&PairMeasurement> {
+        let ms = |ns: u64| format!("{:.4}", in_millis(ns));
+        let mut table =
+            Table::of(&self.pairs).number("batch A", |pair| pair.batches[0]).number("batch B", |pair| pair.batches[1]);
+        for (index, name) in ["A", "B"].into_iter().enumerate() {
+            table = table
+                .number(&format!("{name} alone"), |pair| ms(pair.alone[index].median_ns))
+                .number(&format!("{name} beside"), |pair| ms(pair.together[index].median_ns))
+                .number("p5", |pair| ms(pair.together[index].p5_ns))
+                .number("p95", |pair| ms(pair.together[index].p95_ns))
+                .number("times", |pair| format!("{:.2}", slowdown(&pair.alone[index], &pair.together[index])));
+        }
+        table.number("of in turn", |pair| format!("{:.3}", pair.share_of_sequential))
+    }
+
+    fn plots(&self) -> Vec<String> {
         let label = |pair: &PairMeasurement| format!("{} + {}", pair.batches[0], pair.batches[1]);
-        for (index, name) in self.models.iter().enumerate() {
+        let latencies = |(index, name): (usize, &String)| {
             let names = ["alone", "beside: p5", "beside: median", "beside: p95"].map(str::to_owned);
             let bars = self.pairs.iter().map(|pair| {
                 let (alone, together) = (&pair.alone[index], &pair.together[index]);
@@ -97,47 +76,34 @@ impl PairReport {
             });
             let bars: Vec<(String, Vec<f64>)> = bars.collect();
             let about = "How long its batches take while the other model runs one batch after another (Abacus figure 3), by the batch sizes of both.";
-            out += &groups(&format!("Latency of {name}"), about, "milliseconds a batch", &names, &bars);
-        }
+            groups(&format!("Latency of {name}"), about, "milliseconds a batch", &names, &bars)
+        };
+        let mut plots: Vec<String> = self.models.iter().enumerate().map(latencies).collect();
         let bars: Vec<(String, Vec<f64>)> =
             self.pairs.iter().map(|pair| (label(pair), vec![pair.share_of_sequential])).collect();
         let about = "What both take at the same time, as a share of what they take one after the other. 1: nothing gained; 0.5: neither slows the other down.";
-        out += &groups("Together against in turn", about, "share", &["together / in turn".to_owned()], &bars);
-        out += "</div><h2>Figures</h2>";
-        let mut rows = String::new();
-        for pair in &self.pairs {
-            let _ = write!(rows, "<tr><td>{}</td><td>{}</td>", pair.batches[0], pair.batches[1]);
-            for (alone, together) in pair.alone.iter().zip(&pair.together) {
-                let _ = write!(
-                    rows,
-                    "<td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.2}</td>",
-                    in_millis(alone.median_ns),
-                    in_millis(together.p5_ns),
-                    in_millis(together.median_ns),
-                    in_millis(together.p95_ns),
-                    slowdown(alone, together)
-                );
-            }
-            let _ = write!(rows, "<td>{:.3}</td></tr>", pair.share_of_sequential);
-        }
-        let heads = [
-            "batch A",
-            "batch B",
-            "A alone ms",
-            "A beside p5",
-            "median",
-            "p95",
-            "times",
-            "B alone ms",
-            "B beside p5",
-            "median",
-            "p95",
-            "times",
-            "of in turn",
-        ];
-        out += &downbeat_plot::table(&heads, &rows);
-        let [first, second] = &self.models;
-        downbeat_plot::page(&format!("{first} (A) beside {second} (B)"), &out)
+        plots.push(groups("Together against in turn", about, "share", &["together / in turn".to_owned()], &bars));
+        plots
+    }
+
+    /// The table and plots as one HTML page.
+    pub fn page(&self) -> String {
+        Page::new(&self.title())
+            .note(&format!("{}; median ms by the {} clock", self.conditions(), self.clock()))
+            .plots(&self.plots())
+            .table("Figures", &self.table())
+            .html()
+    }
+}
+
+impl fmt::Display for PairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}, {}\nmedian ms by the {} clock\n", self.title(), self.conditions(), self.clock())?;
+        self.table().fmt(f)?;
+        writeln!(
+            f,
+            "\nof in turn: what both take at the same time, as a share of what they take one after the other; 1 is nothing gained, 0.5 the most"
+        )
     }
 }
 
@@ -163,9 +129,9 @@ mod tests {
                 by_device: false,
             }],
         };
-        let table = report.table();
+        let table = report.to_string();
         assert!(table.contains("a< (A) beside b (B), both on the whole device: rten\nmedian ms by the host's clock"));
-        let row = "      1       8     2.0000    10.0000     3.0000    12.0000     1.50     1.20      0.667\n";
+        let row = "|       1 |       8 |  2.0000 |   3.0000 | 3.0000 | 3.0000 |  1.50 | 10.0000 |  12.0000 | 12.0000 | 12.0000 |  1.20 |      0.667 |\n";
         assert!(table.contains(row), "{table}");
         let page = report.page();
         assert!(page.contains("Latency of a&lt;") && page.contains("1 + 8") && page.ends_with("</html>\n"));

@@ -1,12 +1,13 @@
 //! `downbeat plan`: which models share a sub-cluster.
 
-use std::io::Write as _;
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use downbeat_core::{Duration, Time};
 use downbeat_plan::{HAS_SOLVER, Method, Options, Workload, generate, plan};
+use downbeat_report::{Json, note, out};
 use downbeat_server::clock::Clock;
 
 use crate::plan_report::{PlanReport, read, read_plan, set_running};
@@ -39,9 +40,8 @@ pub struct PlanArgs {
     /// A plan that this command has printed with --json and that runs now, instead of the workload's running_on
     #[arg(long, value_name = "FILE")]
     running: Option<PathBuf>,
-    /// Print the plan as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
     /// Print a random workload of so many models instead, for trying this out
     #[arg(long, value_name = "MODELS", conflicts_with = "workload", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     generate: Option<u32>,
@@ -62,7 +62,7 @@ enum Chosen {
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(models) = args.generate {
         let workload = generate(models as usize, args.sub_clusters.unwrap_or(20) as usize, args.seed);
-        return print(&workload.to_toml());
+        return Ok(write!(out(), "{}", workload.to_toml())?);
     }
     let Some(path) = &args.workload else { bail!("no workload is given: downbeat plan WORKLOAD") };
     let shown = path.display();
@@ -80,7 +80,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         Chosen::Highs => Method::Solver,
     };
     if args.method == Chosen::Auto && !HAS_SOLVER {
-        eprintln!("{NO_SOLVER}");
+        note(NO_SOLVER);
     }
     let options = Options { time_limit: args.time_limit, seed: args.seed, method };
     let problem = workload.problem();
@@ -88,13 +88,5 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let elapsed = || clock.now().since(Time::ZERO);
     let found = plan(&problem, &options, &elapsed).with_context(|| format!("{shown}"))?;
     let report = PlanReport::new(&workload, &problem, &found, elapsed())?;
-    print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() })
-}
-
-/// Prints; a reader that has seen enough and gone is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    args.json.print(&report)
 }

@@ -9,6 +9,7 @@ use downbeat_core::Duration;
 use downbeat_plan::words::{bytes, number};
 use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{Plan, Problem, Workload};
+use downbeat_report::Table;
 use downbeat_server::options::PlacementPlan;
 use serde::Serialize;
 
@@ -154,24 +155,15 @@ impl PlanReport {
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:>11} {:>7} {:>11} {:>11} {:>11} {:>11} {:>8}",
-            "sub-cluster", "models", "requests/s", "static", "dynamic", "together", "devices"
-        )?;
-        for s in &self.sub_clusters {
-            writeln!(
-                f,
-                "{:>11} {:>7} {:>11} {:>11} {:>11} {:>11} {:>8.2}",
-                s.index,
-                s.models.len(),
-                number(s.rate),
-                bytes(s.static_memory_bytes),
-                bytes(s.dynamic_memory_bytes),
-                bytes(s.memory_bytes),
-                s.devices_needed
-            )?;
-        }
+        Table::of(&self.sub_clusters)
+            .number("sub-cluster", |s| s.index)
+            .number("models", |s| s.models.len())
+            .number("requests/s", |s| number(s.rate))
+            .number("static", |s| bytes(s.static_memory_bytes))
+            .number("dynamic", |s| bytes(s.dynamic_memory_bytes))
+            .number("together", |s| bytes(s.memory_bytes))
+            .number("devices", |s| format!("{:.2}", s.devices_needed))
+            .fmt(f)?;
         writeln!(
             f,
             "\nimbalance, (max - min) / average: requests {:.4}, static memory {:.4}",

@@ -8,6 +8,7 @@ use clap::Args;
 use downbeat_core::Duration;
 use downbeat_engine::{Cut, Search};
 use downbeat_server::batch_codec::PROFILED_LENGTH;
+use downbeat_report::{Html, Json, out};
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
@@ -60,12 +61,10 @@ pub struct ProfileArgs {
     /// Time to spend, all batch sizes together
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds)]
     budget: Duration,
-    /// Write the figures as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a page with the table and plots
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
+    #[command(flatten)]
+    html: Html,
     /// Measure which mix of lanes, running at once, answers soonest for each of these numbers of items [default: 4,8,16,32], for
     /// the device policy "elastic". One thread in each run, unless --threads says otherwise
     #[arg(long, value_name = "ITEMS", num_args = 0..=1, default_missing_value = "4,8,16,32", value_parser = batch_sizes, conflicts_with_all = ["batch", "emulated"])]
@@ -103,7 +102,7 @@ fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
     let Some(folder) = store.folder() else {
         bail!("profiles are kept nowhere: neither --profile-cache nor HOME says where");
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = out();
     let cannot = |what| format!("cannot {what} the profiles in {}", folder.display());
     if clear {
         let files = store.clear().with_context(|| cannot("remove"))?;
@@ -179,15 +178,15 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
             engine_for(format, args.engine, &Search::from_env())
         })?;
         let report = profile_pairs::measure(&args.pairs, [&profiled, &other], batch, args.length, args.budget)?;
-        write!(std::io::stdout().lock(), "{}", report.table())?;
-        write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-        write(&args.html, &|| Ok(report.page()))?;
+        args.json.print(&report)?;
+        args.html.write(|| report.page())?;
         return args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, &profiled, &report));
     }
     if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
-        let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget)?;
-        write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-        write(&args.html, &|| Ok(report.page()))?;
+        let mut out = args.json.text();
+        let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget, &mut out)?;
+        args.json.write(&report)?;
+        args.html.write(|| report.page())?;
         let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
         return args.save.as_ref().map_or(Ok(()), save);
     }
@@ -207,30 +206,21 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         length: profiled.length(args.length),
         measurements: Vec::new(),
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = args.json.text();
     write!(out, "{}", report.header())?;
     let mut lane = profiled.model.lane()?;
-    let mut broken = None;
+    let mut written = Ok(());
     report.measurements = subject.measure(&mut *lane, &sizes, args.budget, |measurement: Measurement| {
         // A line as soon as it is known: large batches of large models take their time.
-        if let Err(e) = write!(out, "{}", ProfileReport::row(&measurement)).and_then(|()| out.flush()) {
-            broken = Some(e);
+        if written.is_ok() {
+            written = write!(out, "{}", ProfileReport::row(&measurement)).and_then(|()| out.flush());
         }
     })?;
-    match broken {
-        Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(e.into()),
-        Some(_) => {}
-        None => write!(out, "{}", report.summary())?,
-    }
-    write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-    write(&args.html, &|| Ok(report.page()))?;
-    write(&args.emulated, &|| report.emulated_model(profiled.model.signature()))
-}
-
-/// Writes a file that was asked for.
-fn write(file: &Option<PathBuf>, text: &dyn Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
-    let Some(file) = file else { return Ok(()) };
-    std::fs::write(file, text()?).with_context(|| format!("cannot write {}", file.display()))
+    written.and_then(|()| write!(out, "{}", report.summary()))?;
+    args.json.write(&report)?;
+    args.html.write(|| report.page())?;
+    let Some(file) = &args.emulated else { return Ok(()) };
+    downbeat_report::write(file, &report.emulated_model(profiled.model.signature())?)
 }
 
 /// The offline phase of E-Ebird (E²bird §7.3.2).
@@ -258,8 +248,9 @@ fn measure_mixes(
     });
     bar.finish_and_clear();
     let report = MixReport { model: name.clone(), subject: profiled.conditions(args.length), loads: loads? };
-    write!(std::io::stdout().lock(), "{}", report.table())?;
-    write(&args.mixes, &|| Ok(report.mixes()))?;
-    write(&args.json, &|| Ok(serde_json::to_string_pretty(&report)? + "\n"))?;
-    write(&args.html, &|| Ok(report.page()))
+    if let Some(file) = &args.mixes {
+        downbeat_report::write(file, &report.mixes())?;
+    }
+    args.json.print(&report)?;
+    args.html.write(|| report.page())
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Context;
 use downbeat_core::tensor::{Signature, TensorSpec};
-use downbeat_plot::{Axis, Line, Scale, escape, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, lines};
 use downbeat_server::profiler::{self, Measurement};
 use serde::Serialize;
 
@@ -53,6 +53,19 @@ fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
     })
 }
 
+fn table(measurements: &[Measurement]) -> Table<&Measurement> {
+    let ms = |ns: u64| format!("{:.4}", in_millis(ns));
+    Table::of(measurements)
+        .number("batch", |m| m.batch)
+        .number("median ms", |m| ms(m.median_ns))
+        .number("p95 ms", |m| ms(m.p95_ns))
+        .number("fastest ms", |m| ms(m.min_ns))
+        .number("ms an item", |m| format!("{:.4}", in_millis(m.median_ns) / f64::from(m.batch)))
+        .number("items/s", |m| format!("{:.1}", throughput(m)))
+        .number("runs", |m| m.runs)
+        .at_least(7)
+}
+
 impl ProfileReport {
     fn subject(&self) -> String {
         let length = self.length.map_or_else(String::new, |n| format!(", varying dimensions {n}"));
@@ -60,35 +73,14 @@ impl ProfileReport {
         format!("{} {} on {}, {threads}{length}", self.engine, self.engine_version, self.device)
     }
 
-    /// The lines above the table.
+    /// The lines above the rows.
     pub fn header(&self) -> String {
-        format!(
-            "{} version {}: {}\n\n{:>6} {:>12} {:>12} {:>12} {:>14} {:>14} {:>6}\n",
-            self.model,
-            self.version,
-            self.subject(),
-            "batch",
-            "median ms",
-            "p95 ms",
-            "fastest ms",
-            "ms an item",
-            "items/s",
-            "runs"
-        )
+        format!("{} version {}: {}\n\n{}", self.model, self.version, self.subject(), table(&[]).head())
     }
 
-    /// A line of the table.
+    /// A row of the table.
     pub fn row(m: &Measurement) -> String {
-        format!(
-            "{:>6} {:>12.4} {:>12.4} {:>12.4} {:>14.4} {:>14.1} {:>6}\n",
-            m.batch,
-            in_millis(m.median_ns),
-            in_millis(m.p95_ns),
-            in_millis(m.min_ns),
-            in_millis(m.median_ns) / f64::from(m.batch),
-            throughput(m),
-            m.runs
-        )
+        table(std::slice::from_ref(m)).body()
     }
 
     /// The plot and the fitted line below the table.
@@ -110,12 +102,8 @@ impl ProfileReport {
         Some(format!("l(b) = {alpha:.4} ms * b + {beta:.4} ms (least squares; Symphony's alpha and beta)"))
     }
 
-    /// The table and plots as one HTML page that needs nothing else.
+    /// The table and plots as one HTML page.
     pub fn page(&self) -> String {
-        let mut out = format!("<p class=\"sub\">{}</p>", escape(&self.subject()));
-        if let Some(line) = self.line() {
-            let _ = write!(out, "<p class=\"sub\">{}</p>", escape(&line));
-        }
         let points = |value: fn(&Measurement) -> f64| -> Vec<(f64, f64)> {
             self.measurements.iter().map(|m| (f64::from(m.batch), value(m))).collect()
         };
@@ -123,39 +111,26 @@ impl ProfileReport {
         let latency = Axis { label: "milliseconds a batch", scale: Scale::Linear };
         let rate = Axis { label: "items a second", scale: Scale::Linear };
         let line = |name, points| Line { name, points, stepped: false };
-        out += "<div class=\"plots\">";
-        out += &lines(
+        let latencies = lines(
             "Latency by batch size",
             "How long a batch takes: median, and what 95 of 100 runs did not exceed.",
             &batch,
             &latency,
             &[line("median", points(|m| in_millis(m.median_ns))), line("p95", points(|m| in_millis(m.p95_ns)))],
         );
-        out += &lines(
+        let throughputs = lines(
             "Throughput by batch size",
             "Items a second when batches of this size follow each other.",
             &batch,
             &rate,
             &[line("items/s", points(throughput))],
         );
-        let mut rows = String::new();
-        for m in &self.measurements {
-            let _ = write!(
-                rows,
-                "<tr><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
-                m.batch,
-                in_millis(m.median_ns),
-                in_millis(m.p95_ns),
-                in_millis(m.min_ns),
-                in_millis(m.median_ns) / f64::from(m.batch),
-                throughput(m),
-                m.runs
-            );
-        }
-        out += "</div><h2>Figures</h2>";
-        let heads = ["batch", "median ms", "p95 ms", "fastest ms", "ms an item", "items/s", "runs"];
-        out += &downbeat_plot::table(&heads, &rows);
-        downbeat_plot::page(&format!("Latency profile of {} version {}", self.model, self.version), &out)
+        Page::new(&format!("Latency profile of {} version {}", self.model, self.version))
+            .note(&self.subject())
+            .note(&self.line().unwrap_or_default())
+            .plots(&[latencies, throughputs])
+            .table("Figures", &table(&self.measurements))
+            .html()
     }
 
     /// A model for the emulated engine with these latencies and this signature, in its TOML form.

@@ -69,7 +69,7 @@ impl DeviceUnits {
     }
 }
 
-/// Measures and prints; gives the report.
+/// Measures and writes the text; gives the report.
 ///
 /// # Errors
 /// If the engine has no shares, or cannot run the model.
@@ -79,6 +79,7 @@ pub fn measure(
     batch: Option<&[u32]>,
     length: i64,
     budget: Duration,
+    out: &mut impl Write,
 ) -> anyhow::Result<ShareReport> {
     let sizes = profiled.sizes(batch, few_sizes)?;
     let (device, shares) = match flags.shares {
@@ -100,7 +101,6 @@ pub fn measure(
         knees: Vec::new(),
         measurements: Vec::new(),
     };
-    let mut out = std::io::stdout().lock();
     write!(out, "{}", report.header())?;
     let mut written = Ok(());
     let subject = profiled.subject(length, Clock::start());
@@ -111,10 +111,8 @@ pub fn measure(
     })?;
     ensure!(!measurements.is_empty(), "'{}': a batch of one is too large to be measured", profiled.name);
     report.complete(measurements);
-    match written.and_then(|()| write!(out, "{}", report.summary())) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(report),
-    }
+    written.and_then(|()| write!(out, "{}", report.summary()))?;
+    Ok(report)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_engine::{Cut, Engine, LoadOptions, Model};
+use downbeat_report::note;
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
@@ -64,7 +65,7 @@ impl ProfiledModel {
         let repository = ModelRepository::open(repository)?.with_default_max_batch_size(largest_batch);
         let mut definition = repository.definition(name, None)?;
         for warning in &definition.warnings {
-            eprintln!("warning: {warning}");
+            note(format_args!("warning: {warning}"));
         }
         let version = version.unwrap_or_else(|| definition.versions.last().map_or(1, |(version, _)| *version));
         let Some(file) = definition.version_file(version).map(Path::to_owned) else {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use downbeat_plot::{Axis, Line, Scale, escape, groups, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, groups, lines};
 use downbeat_server::share_profiler::{KNEE_TOLERANCE, ShareMeasurement, knee};
 use serde::{Deserialize, Serialize};
 
@@ -83,25 +83,37 @@ impl ShareReport {
         }
     }
 
-    /// The lines above the table.
+    /// The lines above the rows.
     pub fn header(&self) -> String {
         let device = self.device.map_or_else(String::new, |device| {
             format!("{} compute units, given out in steps of {}\n", device.units, device.grain)
         });
-        format!(
-            "{} version {}: {}\n{device}\n{:>6} {:>7} {:>6} {:>12} {:>12} {:>12} {:>12} {:>6}\n",
-            self.model,
-            self.version,
-            self.conditions,
-            "units",
-            "share",
-            "batch",
-            "median ms",
-            "p95 ms",
-            "host ms",
-            "items/s",
-            "runs"
-        )
+        let head = self.table(&[]).head();
+        format!("{} version {}: {}\n{device}\n{head}", self.model, self.version, self.conditions)
+    }
+
+    fn table<'a>(&self, measurements: &'a [ShareMeasurement]) -> Table<&'a ShareMeasurement> {
+        let ms = |ns: u64| format!("{:.4}", in_millis(ns));
+        Table::of(measurements)
+            .number("units", |m| m.units.map_or_else(|| "-".to_owned(), |units| units.to_string()))
+            .number("share", |m| self.share(m.units))
+            .number("batch", |m| m.batch)
+            .number("median ms", |m| ms(m.median_ns))
+            .number("p95 ms", |m| ms(m.p95_ns))
+            .number("host ms", |m| ms(m.host_ns))
+            .number("items/s", |m| format!("{:.1}", throughput(m)))
+            .number("runs", |m| m.runs)
+            .at_least(7)
+    }
+
+    /// The segments of the model; nothing if it is whole.
+    fn segments(&self) -> Option<Table<(usize, &String)>> {
+        let mut table = Table::of(self.segments.iter().enumerate()).number("segment", |(index, _)| index + 1);
+        for m in self.on_whole() {
+            let ms = |index: usize| in_millis(m.segments_ns.get(index).copied().unwrap_or(0));
+            table = table.number(&format!("batch {}", m.batch), |(index, _)| format!("{:.4}", ms(*index)));
+        }
+        (self.segments.len() > 1).then(|| table.text("until", |(_, name)| *name))
     }
 
     fn share(&self, units: Option<u32>) -> String {
@@ -111,19 +123,9 @@ impl ShareReport {
         }
     }
 
-    /// A line of the table.
+    /// A row of the table.
     pub fn row(&self, m: &ShareMeasurement) -> String {
-        format!(
-            "{:>6} {:>7} {:>6} {:>12.4} {:>12.4} {:>12.4} {:>12.1} {:>6}\n",
-            m.units.map_or_else(|| "-".to_owned(), |units| units.to_string()),
-            self.share(m.units),
-            m.batch,
-            in_millis(m.median_ns),
-            in_millis(m.p95_ns),
-            in_millis(m.host_ns),
-            throughput(m),
-            m.runs
-        )
+        self.table(std::slice::from_ref(m)).body()
     }
 
     /// What comes below the table: the knees, and the segments.
@@ -136,28 +138,14 @@ impl ShareReport {
             out += &knee_rule();
             out.push('\n');
         }
-        if self.segments.len() > 1 {
-            let _ = write!(out, "\nmedian ms of each segment on the largest share\n{:>7}", "segment");
-            for m in self.on_whole() {
-                let _ = write!(out, " {:>10}", format!("batch {}", m.batch));
-            }
-            out.push('\n');
-            for (index, name) in self.segments.iter().enumerate() {
-                let _ = write!(out, "{:>7}", index + 1);
-                for m in self.on_whole() {
-                    let ns = m.segments_ns.get(index).copied().unwrap_or(0);
-                    let _ = write!(out, " {:>10.4}", in_millis(ns));
-                }
-                let _ = writeln!(out, "  until {name}");
-            }
+        if let Some(segments) = self.segments() {
+            let _ = write!(out, "\nmedian ms of each segment on the largest share\n\n{segments}");
         }
         out
     }
 
-    /// The table and plots as one HTML page that needs nothing else.
-    pub fn page(&self) -> String {
-        let mut out =
-            format!("<p class=\"sub\">{}; {}</p><div class=\"plots\">", escape(&self.conditions), self.clock());
+    fn plots(&self) -> Vec<String> {
+        let mut plots = Vec::new();
         let named: Vec<(String, u32)> = self.batches().into_iter().map(|b| (format!("batch {b}"), b)).collect();
         if self.has_shares() {
             let by_share = |value: fn(&ShareMeasurement) -> f64| -> Vec<Line<'_>> {
@@ -172,24 +160,25 @@ impl ShareReport {
             let latency = Axis { label: "milliseconds a batch", scale: Scale::Log };
             let rate = Axis { label: "items a second", scale: Scale::Linear };
             let latencies = by_share(|m| in_millis(m.median_ns));
-            out +=
-                &lines("Latency by share of the device", "As GSLICE figures 2b and 3b.", &units, &latency, &latencies);
+            let about = "As GSLICE figures 2b and 3b.";
+            plots.push(lines("Latency by share of the device", about, &units, &latency, &latencies));
             let rates = by_share(throughput);
-            out += &lines("Throughput by share of the device", "As GSLICE figures 2a and 3a.", &units, &rate, &rates);
+            let about = "As GSLICE figures 2a and 3a.";
+            plots.push(lines("Throughput by share of the device", about, &units, &rate, &rates));
             let knees: Vec<(f64, f64)> =
                 self.knees.iter().map(|(batch, units)| (f64::from(*batch), f64::from(*units))).collect();
-            out += &lines(
+            plots.push(lines(
                 "Knee by batch size",
                 &knee_rule(),
                 &Axis { label: "batch size", scale: Scale::Log },
                 &Axis { label: "compute units", scale: Scale::Linear },
                 &[Line { name: "knee", points: knees, stepped: false }],
-            );
+            ));
         }
         let points = |value: &dyn Fn(&ShareMeasurement) -> f64| -> Vec<(f64, f64)> {
             self.on_whole().map(|m| (f64::from(m.batch), value(m))).collect()
         };
-        out += &lines(
+        plots.push(lines(
             "Latency by batch size",
             "On the largest share that was measured.",
             &Axis { label: "batch size", scale: Scale::Linear },
@@ -198,7 +187,7 @@ impl ShareReport {
                 Line { name: "median", points: points(&|m| in_millis(m.median_ns)), stepped: false },
                 Line { name: "p95", points: points(&|m| in_millis(m.p95_ns)), stepped: false },
             ],
-        );
+        ));
         if self.segments.len() > 1 {
             let names: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
             let of = |index: usize| {
@@ -208,27 +197,18 @@ impl ShareReport {
             };
             let bars: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
             let about = "What an item of a batch takes in each segment, on the largest share that was measured.";
-            out += &groups("Segments", about, "milliseconds an item", &names, &bars);
+            plots.push(groups("Segments", about, "milliseconds an item", &names, &bars));
         }
-        out += "</div><h2>Figures</h2>";
-        let mut rows = String::new();
-        for m in &self.measurements {
-            let _ = write!(
-                rows,
-                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{:.4}</td><td>{:.4}</td><td>{:.4}</td><td>{:.1}</td><td>{}</td></tr>",
-                m.units.map_or_else(|| "-".to_owned(), |units| units.to_string()),
-                self.share(m.units),
-                m.batch,
-                in_millis(m.median_ns),
-                in_millis(m.p95_ns),
-                in_millis(m.host_ns),
-                throughput(m),
-                m.runs
-            );
-        }
-        let heads = ["units", "share", "batch", "median ms", "p95 ms", "host ms", "items/s", "runs"];
-        out += &downbeat_plot::table(&heads, &rows);
-        downbeat_plot::page(&format!("Shares and segments of {} version {}", self.model, self.version), &out)
+        plots
+    }
+
+    /// The table and plots as one HTML page.
+    pub fn page(&self) -> String {
+        Page::new(&format!("Shares and segments of {} version {}", self.model, self.version))
+            .note(&format!("{}; {}", self.conditions, self.clock()))
+            .plots(&self.plots())
+            .table("Figures", &self.table(&self.measurements))
+            .html()
     }
 }
 
@@ -286,8 +266,8 @@ mod tests {
     #[test]
     fn segments_are_listed_on_the_largest_share() {
         let summary = report().summary();
-        assert!(summary.contains("      1     1.0000     4.0000  until conv\n"), "{summary}");
-        assert!(summary.contains("      2     1.0000     2.0000  until pool\n"), "{summary}");
+        assert!(summary.contains("|       1 |  1.0000 |  4.0000 | conv  |\n"), "{summary}");
+        assert!(summary.contains("|       2 |  1.0000 |  2.0000 | pool  |\n"), "{summary}");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! `downbeat simulate`: schedulers under virtual time.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
+use downbeat_report::{Html, Json};
 use downbeat_sim::experiment::{Experiment, Overrides};
 use downbeat_sim::policy::{self, Policy};
 use downbeat_sim::world::WorldFile;
@@ -77,9 +78,8 @@ struct WorldArgs {
     #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
     seeds: Vec<u64>,
 
-    /// Print everything measured as JSON instead of the tables.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 }
 
 /// How runs are made and shown.
@@ -103,13 +103,11 @@ struct RunArgs {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
-    /// Print everything measured as JSON instead of the table.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 
-    /// Write a page with plots to this file; it needs nothing else.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    html: Html,
 
     /// No progress bar. Without a terminal there is none anyway.
     #[arg(short, long)]
@@ -230,7 +228,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
 
 fn world(args: &WorldArgs) -> anyhow::Result<()> {
     let results = WorldFile::read(&args.file)?.run(&args.seeds)?;
-    print(&if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() })
+    args.json.print(&results)
 }
 
 fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
@@ -324,16 +322,6 @@ fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    if let Some(file) = &args.html {
-        std::fs::write(file, experiment.page(&results)).with_context(|| format!("--html {}", file.display()))?;
-    }
-    print(&if args.json { serde_json::to_string_pretty(&results)? + "\n" } else { results.to_string() })
-}
-
-/// A reader that has seen enough, such as head, is no failure.
-pub fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    args.html.write(|| experiment.page(&results))?;
+    args.json.print(&results)
 }

@@ -1,17 +1,16 @@
 //! `downbeat simulate device` and `downbeat simulate figure`: policies of one device under virtual time.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
+use downbeat_report::{Html, Json, note, out, show};
 use downbeat_sim::device::{
     CalibratedDevice, Calibration, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure,
     FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
 };
 use downbeat_sim::{Arrivals, parallel};
-
-use crate::simulate::print;
 
 /// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
 ///
@@ -100,13 +99,12 @@ pub struct DeviceArgs {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pairs: u16,
 
-    /// Print everything measured as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
 
     /// Write a timeline of lanes and copies to this file.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    html: Html,
 
     /// The part of the run that the timeline shows: milliseconds from the start.
     #[arg(long, default_value = "0,500", value_name = "FROM,TO", value_delimiter = ',')]
@@ -133,9 +131,11 @@ pub struct FigureArgs {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 
-    /// Write a page with plots to this file; it needs nothing else.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    json: Json,
+
+    #[command(flatten)]
+    html: Html,
 }
 
 /// The longest duration that a flag may name: a day.
@@ -146,10 +146,6 @@ fn milliseconds(flag: &str, value: f64, least: f64) -> anyhow::Result<Duration> 
         bail!("{flag} is {value}; it has to be from {least} to {MOST_MS} milliseconds (a day)");
     }
     Ok(Duration::from_millis_f64(value))
-}
-
-fn write(file: &Path, page: &str) -> anyhow::Result<()> {
-    std::fs::write(file, page).with_context(|| format!("--html {}", file.display()))
 }
 
 /// The model in one piece on its device, and what the device is called.
@@ -203,12 +199,12 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     }
     if args.tune_window {
         tuning.window = tune_window(&simulation, &tuning)?.0;
-        eprintln!("window: {}", tuning.window);
+        note(format_args!("window: {}", tuning.window));
     }
     if args.tune_stages {
         let (stages, tried) = tune_stages(&simulation, &tuning)?;
         for (stages, peak, mean_ms) in tried {
-            eprintln!("{stages:>3} stages: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best");
+            note(format_args!("{stages:>3} stages: {peak:.1}/s, {mean_ms:.2} ms at 9/10 of the best"));
         }
         simulation.model = simulation.model.cut(stages)?;
         tuning.profile = Tuning::new(&simulation.model, tuning.max_batch)?.profile;
@@ -223,13 +219,12 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
         };
         simulation.load.rate = found.rate;
     }
-    simulation.record = args.html.is_some();
+    simulation.record = args.html.html.is_some();
     let report = simulation.run(tuning.policy(policy)?)?;
     let title = format!("{} with {policy} at {:.1}/s on {}", args.model, simulation.load.rate, device);
-    if let Some(file) = &args.html {
-        write(file, &report.timeline(&title, from, to, qos))?;
-    }
-    if args.json { print(&(serde_json::to_string_pretty(&report)? + "\n")) } else { print(&text(&title, &report, qos)) }
+    args.html.write(|| report.timeline(&title, from, to, qos))?;
+    show(&mut args.json.text(), &text(&title, &report, qos))?;
+    args.json.write(&report)
 }
 
 fn text(title: &str, report: &DeviceReport, qos: Duration) -> String {
@@ -273,12 +268,10 @@ fn text(title: &str, report: &DeviceReport, qos: Duration) -> String {
 pub fn figure(args: &FigureArgs) -> anyhow::Result<()> {
     let Some(name) = &args.name else {
         let names = Figure::names().map(|(name, shows)| format!("{name:<16}{shows}\n"));
-        return print(&names.collect::<String>());
+        return show(&mut out(), &names.collect::<String>());
     };
     let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
     let figure = Figure::make(name, &FigureOptions { seed: args.seed, requests: args.requests, threads })?;
-    if let Some(file) = &args.html {
-        write(file, &figure.page())?;
-    }
-    print(&figure.to_string())
+    args.html.write(|| figure.page())?;
+    args.json.print(&figure)
 }

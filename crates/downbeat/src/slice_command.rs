@@ -6,6 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use downbeat_core::tensor::{DataType, Signature};
 use downbeat_engine::{Buffer, Cut, Lane, LoadOptions, Search, State, Tensor};
+use downbeat_report::{Html, Json};
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
@@ -45,12 +46,10 @@ pub struct SliceArgs {
     /// The model repository [default: `repository` of ./downbeat.toml, or else examples/models]
     #[arg(long, value_name = "REPOSITORY", env = "DOWNBEAT_MODEL_REPOSITORY")]
     repository: Option<PathBuf>,
-    /// Write a page with the table and plots
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Print JSON instead of the table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: Json,
+    #[command(flatten)]
+    html: Html,
 }
 
 /// Runs the command.
@@ -102,15 +101,8 @@ pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
             _ => None,
         },
     };
-    if let Some(file) = &args.html {
-        std::fs::write(file, report.page()).with_context(|| format!("cannot write {}", file.display()))?;
-    }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    args.html.write(|| report.page())?;
+    args.json.print(&report)
 }
 
 /// The model's file: the one named, or that of the latest version in the repository.

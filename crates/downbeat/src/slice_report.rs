@@ -1,19 +1,20 @@
 //! A cut model as table, plots and JSON.
 
-use std::fmt::Write;
+use std::fmt;
 
 use downbeat_engine::{Activations, SegmentInfo};
-use downbeat_plot::{bars, escape};
+use downbeat_plan::words::bytes;
+use downbeat_report::{Page, Table, bars};
 use serde::Serialize;
 
 use crate::units;
 
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 20;
-/// Longest line of the table, characters.
+/// Longest line of what is alive, characters.
 const LINE_WIDTH: usize = 120;
-/// Where the line of what is alive begins: below the names.
-const LIVE_INDENT: usize = 10;
+/// Where it goes on in the next line.
+const LIVE_INDENT: usize = 5;
 /// Longest name in the table, characters.
 const NAME_WIDTH: usize = 22;
 
@@ -118,31 +119,24 @@ impl From<&Activations> for ActivationBytes {
     }
 }
 
-fn bytes(n: u64) -> String {
-    match n {
-        0..1024 => format!("{n} B"),
-        1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),
-        _ => format!("{:.1} MiB", n as f64 / 1_048_576.0),
-    }
-}
-
 fn short(name: &str) -> String {
     let long = name.chars().count() > NAME_WIDTH;
     if long { name.chars().take(NAME_WIDTH - 1).chain(['…']).collect() } else { name.to_owned() }
 }
 
-/// Writes what is alive, in lines that a terminal can hold.
-fn folded(out: &mut String, live: &str) {
-    let mut line = format!("{:>LIVE_INDENT$}live:", "");
+/// What is alive, in lines that a terminal can hold.
+fn folded(live: &str) -> String {
+    let (mut out, mut width) = ("live:".to_owned(), "live:".len());
     for part in live.split_inclusive(", ") {
-        if line.chars().count() + part.trim_end().chars().count() + 1 > LINE_WIDTH {
-            let _ = writeln!(out, "{}", line.trim_end());
-            line = format!("{:>1$}", "", LIVE_INDENT + "live:".len());
+        let part = part.trim_end();
+        width += part.chars().count() + 1;
+        if width > LINE_WIDTH {
+            width = LIVE_INDENT + part.chars().count() + 1;
+            out += &format!("\n{:LIVE_INDENT$}", "");
         }
-        line.push(' ');
-        line.push_str(part.trim_end());
+        out += &format!(" {part}");
     }
-    let _ = writeln!(out, "{line}");
+    out
 }
 
 impl SliceReport {
@@ -182,78 +176,60 @@ impl SliceReport {
         lines
     }
 
-    /// The table for a terminal; its last line is the time of all segments against the whole.
-    pub fn table(&self) -> String {
-        let most = self.segments.iter().filter_map(|s| s.time_ms).fold(0.0, f64::max);
-        let mut out = format!("{}: {}\n\n", self.model, self.subject());
-        let _ = writeln!(
-            out,
-            "{:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}",
-            "", "ops", "from", "to", "ms", "", "weights", "live/item"
-        );
-        for (index, s) in self.segments.iter().enumerate() {
-            let filled = s.time_ms.map_or(0.0, |ms| (ms / most.max(f64::MIN_POSITIVE) * BAR_WIDTH as f64).round());
-            let _ = writeln!(
-                out,
-                "{index:>3} {:>5} {:<NAME_WIDTH$} {:<NAME_WIDTH$} {:>10} {:<BAR_WIDTH$} {:>12} {:>12}",
-                s.operators,
-                short(&s.first),
-                short(&s.last),
-                s.time(),
-                "█".repeat(filled as usize),
-                bytes(s.weight_bytes),
-                bytes(s.live_bytes_per_item),
-            );
-            folded(&mut out, &s.live(short));
-        }
-        out.push('\n');
-        self.sizes().iter().chain([&self.verdict()]).for_each(|line| {
-            let _ = writeln!(out, "{line}");
-        });
-        out
+    /// The segments, names as `shown` says.
+    fn table(&self, shown: fn(&str) -> String) -> Table<(usize, &Segment)> {
+        let most = self.segments.iter().filter_map(|s| s.time_ms).fold(f64::MIN_POSITIVE, f64::max);
+        Table::of(self.segments.iter().enumerate())
+            .number("segment", |(index, _)| *index)
+            .number("ops", |(_, s)| s.operators)
+            .text("from", |(_, s)| shown(&s.first))
+            .text("to", |(_, s)| shown(&s.last))
+            .number("ms", |(_, s)| s.time())
+            .text("", |(_, s)| "█".repeat((s.time_ms.unwrap_or(0.0) / most * BAR_WIDTH as f64).round() as usize))
+            .number("weights", |(_, s)| bytes(s.weight_bytes))
+            .number("live/item", |(_, s)| bytes(s.live_bytes_per_item))
     }
 
-    /// The table and plots as one HTML page that needs nothing else.
+    /// The table and plots as one HTML page.
     pub fn page(&self) -> String {
-        let mut out = format!("<p class=\"sub\">{}</p>", escape(&self.subject()));
-        for line in self.sizes().iter().chain([&self.verdict()]) {
-            let _ = write!(out, "<p class=\"sub\">{}</p>", escape(line));
-        }
         let points = |value: fn(&Segment) -> f64| -> Vec<(String, f64)> {
             self.segments.iter().enumerate().map(|(index, s)| (index.to_string(), value(s))).collect()
         };
-        out += "<div class=\"plots\">";
-        out += &bars(
+        let time = bars(
             "Time",
             "Milliseconds of each segment at batch 1, measured when the model was cut.",
             "segment",
             "milliseconds",
             &points(|s| s.time_ms.unwrap_or(0.0)),
         );
-        out += &bars(
+        let live = bars(
             "Alive at its end",
             "KiB of one item that a cut behind each segment keeps.",
             "segment",
             "KiB an item",
             &points(|s| s.live_bytes_per_item as f64 / 1024.0),
         );
-        let mut rows = String::new();
-        for (index, s) in self.segments.iter().enumerate() {
-            let _ = write!(
-                rows,
-                "<tr><td>{index}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"text\">{}</td></tr>",
-                s.operators,
-                escape(&s.first),
-                escape(&s.last),
-                s.time(),
-                bytes(s.weight_bytes),
-                bytes(s.live_bytes_per_item),
-                escape(&s.live(str::to_owned))
-            );
+        let notes = [vec![self.subject()], self.sizes(), vec![self.verdict()]].concat();
+        let page = Page::new(&format!("Segments of {}", self.model));
+        notes
+            .iter()
+            .fold(page, |page, note| page.note(note))
+            .plots(&[time, live])
+            .table("Segments", &self.table(str::to_owned).text("live", |(_, s)| s.live(str::to_owned)))
+            .html()
+    }
+}
+
+/// The last line is the time of all segments against the whole.
+impl fmt::Display for SliceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}\n", self.model, self.subject())?;
+        self.table(short).fmt(f)?;
+        writeln!(f)?;
+        for s in &self.segments {
+            writeln!(f, "{}", folded(&s.live(short)))?;
         }
-        out += "</div><h2>Segments</h2>";
-        let heads = ["segment", "operators", "from", "to", "ms", "weights", "live an item", "live"];
-        out += &downbeat_plot::table(&heads, &rows);
-        downbeat_plot::page(&format!("Segments of {}", self.model), &out)
+        writeln!(f)?;
+        self.sizes().iter().chain([&self.verdict()]).try_for_each(|line| writeln!(f, "{line}"))
     }
 }

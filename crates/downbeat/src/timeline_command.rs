@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
-use downbeat_plot::{Box as Batch, Timeline as Plot, escape};
+use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
 use downbeat_server::host::{PastLaunch, PastLaunches, Timeline};
 
 use crate::client::Client;
@@ -39,11 +38,11 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
         client.get(&format!("/v2/timeline?seconds={}", args.seconds)).await
     })?;
     let shown = args.out.display();
-    std::fs::write(&args.out, page(&timeline)).with_context(|| format!("cannot write {shown}"))?;
+    downbeat_report::write(&args.out, &page(&timeline))?;
     let launches: usize = timeline.devices.iter().map(|device| device.launches.len()).sum();
-    println!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len());
+    say(format_args!("{launches} launches on {} devices' lanes: {shown}", timeline.devices.len()))?;
     if let Some(reason) = why_empty(&timeline) {
-        println!("{reason}");
+        say(format_args!("{reason}"))?;
     }
     Ok(())
 }
@@ -59,30 +58,27 @@ fn why_empty(timeline: &Timeline) -> Option<&'static str> {
 
 fn page(timeline: &Timeline) -> String {
     let span = in_millis(timeline.now_ns - timeline.from_ns);
-    let mut out = format!(
-        "<p class=\"sub\">The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.</p>",
+    let mut page = Page::new("Lanes").note(&format!(
+        "The last {:.3} s. A row is a lane with its largest batch, a box a launch with its items, a colour a batch.",
         span / 1e3
-    );
+    ));
     if let Some(reason) = why_empty(timeline) {
-        out += &format!("<p class=\"warn\">{}</p>", escape(reason));
+        page = page.warning(reason);
     }
-    for device in &timeline.devices {
-        out += &section(device, timeline.from_ns, span);
-    }
-    downbeat_plot::page("Lanes", &out)
+    timeline.devices.iter().fold(page, |page, device| section(page, device, timeline.from_ns, span)).html()
 }
 
-fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
+fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
     let PastLaunches { model, version, device: number, partition, policy, lanes, complete, launches } = device;
     let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
-    let title = format!("{model} {version} on device {number}{part}: {policy}");
-    let mut out = format!("<h2>{}</h2>", escape(&title));
     let (rows, computed) = launches
         .iter()
         .fold((0u64, 0u64), |(rows, computed), l| (rows + u64::from(l.rows), computed + u64::from(l.computed_rows)));
-    out += &format!("<p class=\"sub\">{} launches, {rows} items asked for, {computed} computed.</p>", launches.len());
+    let mut page = page
+        .heading(&format!("{model} {version} on device {number}{part}: {policy}"))
+        .note(&format!("{} launches, {rows} items asked for, {computed} computed.", launches.len()));
     if !complete {
-        out += "<p class=\"warn\">There were more launches than the server remembers: the earliest are missing.</p>";
+        page = page.warning("There were more launches than the server remembers: the earliest are missing.");
     }
     let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
     // What is busy is drawn; an idle second is no picture.
@@ -98,11 +94,11 @@ fn section(device: &PastLaunches, from_ns: u64, span: f64) -> String {
                 boxes,
                 dots: Vec::new(),
             };
-            out += &plot.svg(begin, end);
+            page = page.plots(&[plot.svg(begin, end)]);
         }
         begin = end;
     }
-    out
+    page
 }
 
 fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {

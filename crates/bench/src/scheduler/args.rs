@@ -1,8 +1,7 @@
 //! The command line of the scheduler's benchmark, as written.
 
-use std::path::PathBuf;
-
 use downbeat_core::cluster;
+use downbeat_report::Json;
 
 /// Measure the scheduler alone: requests and devices are emulated in this process, without a server or a network.
 ///
@@ -68,9 +67,9 @@ pub struct SchedulerArgs {
     #[arg(long, conflicts_with_all = ["rate", "models", "devices"])]
     pub sweep: bool,
 
-    /// Write what was measured as JSON: to this file, or without one to standard output in place of the table.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
-    pub json: Option<PathBuf>,
+    /// What was measured.
+    #[command(flatten)]
+    pub json: Json,
 }
 
 /// When batches leave.

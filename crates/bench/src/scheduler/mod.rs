@@ -6,16 +6,15 @@ mod report;
 mod single_thread;
 mod workload;
 
-use std::path::Path;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use downbeat_core::Duration;
+use downbeat_report::note;
 
 pub use args::{Drop, Policy, SchedulerArgs};
 pub use report::{Latency, Measurement};
 pub use workload::{Requests, Workload};
 
-use report::Table;
+use report::Sweep;
 
 /// Numbers of models and of devices in a sweep.
 const SWEEP: [u32; 6] = [16, 64, 256, 1024, 4096, 16384];
@@ -30,13 +29,13 @@ pub fn run(args: &SchedulerArgs) -> Result<()> {
         for models in SWEEP {
             for devices in SWEEP {
                 runs.push(measure(&SchedulerArgs { models, devices, ..args.clone() })?);
-                eprintln!("{models} models, {devices} devices: {:.1} ns/event", runs[runs.len() - 1].cpu_ns_per_event);
+                let ns = runs[runs.len() - 1].cpu_ns_per_event;
+                note(format_args!("{models} models, {devices} devices: {ns:.1} ns/event"));
             }
         }
-        return publish(args.json.as_deref(), &runs, &Table(&runs));
+        return args.json.print(&Sweep(runs));
     }
-    let run = measure(args)?;
-    publish(args.json.as_deref(), &run, &run)
+    args.json.print(&measure(args)?)
 }
 
 /// Measures one number of models and devices.
@@ -62,18 +61,4 @@ pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
         1 if !args.matchmaker_thread => single_thread::run(&workload, length),
         threads => multi_thread::run(&workload, threads, length, args.rate.is_some()),
     }
-}
-
-fn publish(json: Option<&Path>, data: &impl serde::Serialize, table: &impl std::fmt::Display) -> Result<()> {
-    let Some(path) = json else {
-        print!("{table}");
-        return Ok(());
-    };
-    let text = serde_json::to_string_pretty(data)? + "\n";
-    if path == Path::new("-") {
-        print!("{text}");
-        return Ok(());
-    }
-    print!("{table}");
-    std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))
 }

@@ -1,7 +1,9 @@
 //! What was measured of the scheduler, as data (JSON) and as a table.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
+use downbeat_report::Table;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -119,33 +121,24 @@ impl fmt::Display for Measurement {
     }
 }
 
-/// Cost an event of several runs, as a table of models by devices.
-pub(super) struct Table<'a>(pub &'a [Measurement]);
+/// Several runs.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub(super) struct Sweep(pub Vec<Measurement>);
 
-impl fmt::Display for Table<'_> {
+/// Cost an event, as a table of models by devices.
+impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut devices: Vec<u32> = self.0.iter().map(|m| m.devices).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let mut models: Vec<u32> = self.0.iter().map(|m| m.models).collect();
-        models.sort_unstable();
-        models.dedup();
+        let models: BTreeSet<u32> = self.0.iter().map(|m| m.models).collect();
+        let devices: BTreeSet<u32> = self.0.iter().map(|m| m.devices).collect();
         writeln!(f, "CPU ns an event (mean batch); models down, devices across")?;
-        write!(f, "{:>8}", "")?;
-        for d in &devices {
-            write!(f, "{d:>14}")?;
-        }
-        writeln!(f)?;
-        for m in models {
-            write!(f, "{m:>8}")?;
-            for d in &devices {
-                match self.0.iter().find(|run| run.models == m && run.devices == *d) {
-                    Some(run) => write!(f, "{:>7.1} ({:>4.1})", run.cpu_ns_per_event, run.mean_batch)?,
-                    None => write!(f, "{:>14}", "")?,
-                }
-            }
-            writeln!(f)?;
-        }
-        Ok(())
+        let table = devices.into_iter().fold(Table::of(models).number("", |models| *models), |table, devices| {
+            let cost = |models: &u32| {
+                let run = self.0.iter().find(|run| run.models == *models && run.devices == devices)?;
+                Some(format!("{:.1} ({:.1})", run.cpu_ns_per_event, run.mean_batch))
+            };
+            table.some(&devices.to_string(), cost)
+        });
+        table.fmt(f)
     }
 }

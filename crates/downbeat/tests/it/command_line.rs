@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
+
 /// The built command, without the environment's own options.
 pub fn downbeat(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
@@ -121,7 +123,7 @@ fn files_that_are_not_what_they_should_be_are_named() {
     let text = text.to_str().unwrap();
     refuses(&["infer", "m", "/nonexistent.png"], 1, "cannot read /nonexistent.png: No such file");
     refuses(&["infer", "m", text], 1, "text.png is not a PNG picture that can be read");
-    refuses(&["infer", "m", "--json", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
+    refuses(&["infer", "m", "--request", text], 1, "text.png is not JSON: expected ident at line 1 column 2");
 }
 
 #[test]
@@ -171,4 +173,63 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     };
     assert_eq!(queues(None), "Ok(\"32\")");
     assert_eq!(queues(Some("4")), "Ok(\"4\")", "what somebody has set stays");
+}
+
+/// As after `downbeat ... | head -1`: whoever reads has seen enough.
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let bench = ["bench", "scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"];
+    let slice = ["slice", "digits", "--stages", "2", "--repository", EXAMPLES, "--engine", "rten"];
+    let profile = ["profile", "digits", "--batch", "1", "--repository", EXAMPLES, "--engine", "rten", "--budget", "0"];
+    for arguments in [
+        &bench[..],
+        &[&bench[..], &["--json"]].concat(),
+        &slice,
+        &[&slice[..], &["--json"]].concat(),
+        &profile,
+        &["plan", "--generate", "3"],
+        &["simulate", "figure"],
+        &["simulate", "figure", "e2bird-table-1"],
+        &["engine", "list"],
+        &["config", "check", EXAMPLES],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = downbeat(arguments).stdout(writer).output().unwrap();
+        assert_eq!(stderr(&output), "", "{arguments:?}");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        // Neither is one of both.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = downbeat(arguments).stdout(writer.try_clone().unwrap()).stderr(writer).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+    }
+}
+
+/// `--json` without a file prints JSON in place of the text, `--json FILE` both: in every command that reports what it measured.
+#[test]
+fn json_means_the_same_in_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json").to_str().unwrap().to_owned();
+    let rten = ["--repository", EXAMPLES, "--engine", "rten"];
+    let device = ["simulate", "device", "--model=bertbase", "--policy=no-wait", "--requests=20", "--rate=20"];
+    let workload = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/workload.toml");
+    for arguments in [
+        &["bench", "scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"][..],
+        &[&["slice", "digits", "--stages", "2"], &rten[..]].concat(),
+        &[&["profile", "digits", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
+        &[&["profile", "digits", "--segments", "2", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
+        &["plan", workload, "--time-limit", "1", "--method", "search"],
+        &["simulate", "figure", "e2bird-table-1"],
+        &device,
+    ] {
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).is_ok();
+        let printed = stdout(&run(&[arguments, &["--json"]].concat()));
+        assert!(json(&printed), "{arguments:?}: {printed}");
+        let printed = stdout(&run(&[arguments, &["--json", &file]].concat()));
+        assert!(!json(&printed) && printed.lines().count() > 3, "{arguments:?}: {printed}");
+        assert!(json(&std::fs::read_to_string(&file).unwrap()), "{arguments:?}");
+        std::fs::remove_file(&file).unwrap();
+    }
 }

@@ -122,7 +122,7 @@ fn the_digit_in_the_picture_is_told_and_sigterm_ends_it_well() {
         stdout(&output),
         stderr(&output)
     );
-    let from_json = run(&["infer", "digits", "--json", REQUEST, "--url", &server.url()]);
+    let from_json = run(&["infer", "digits", "--request", REQUEST, "--url", &server.url()]);
     assert_eq!(stdout(&from_json), stdout(&output), "the JSON example holds the same picture");
     let three = run(&["infer", "digits", PICTURE, "--top", "3", "--url", &server.url()]);
     assert_eq!(stdout(&three).lines().count(), 3);

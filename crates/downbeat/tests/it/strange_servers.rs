@@ -24,7 +24,7 @@ fn asked(answer: &'static [u8]) -> (String, Option<i32>) {
         }
         let _ = stream.write_all(answer);
     });
-    let output = run(&["infer", "digits", "--json", REQUEST, "--url", &url, "--timeout", "20"]);
+    let output = run(&["infer", "digits", "--request", REQUEST, "--url", &url, "--timeout", "20"]);
     server.join().unwrap();
     (stderr(&output), output.status.code())
 }

@@ -2,7 +2,7 @@
 
 use downbeat_core::device::Note;
 use downbeat_core::{Duration, Time};
-use downbeat_plot::{Box, Dot, STYLE, Timeline, escape};
+use downbeat_report::{Box, Dot, Page, Timeline};
 use serde::Serialize;
 
 /// What a run of a device policy came to.
@@ -156,11 +156,7 @@ impl DeviceReport {
             boxes: self.spans.iter().map(drawn).collect(),
             dots: dots.collect(),
         };
-        format!(
-            "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body><h1>{0}</h1>{1}</body></html>\n",
-            escape(title),
-            timeline.svg(from.as_millis_f64(), to.as_millis_f64())
-        )
+        Page::new(title).plots(&[timeline.svg(from.as_millis_f64(), to.as_millis_f64())]).html()
     }
 
     /// The latencies of the requests from `first` until before `end` in the order of arrival: their mean, milliseconds.

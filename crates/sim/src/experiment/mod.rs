@@ -18,7 +18,6 @@ use crate::scenario::Scenario;
 
 pub use run::{Case, Outcome, Results, RunFailure, Sample};
 use settings::Settings;
-pub(crate) use table::{Column, write_table};
 
 /// Workloads and schedulers, what is varied, and what is measured. Read from a file by [`Experiment::read`], or put together for
 /// one question by [`Experiment::capacity`].

@@ -1,18 +1,12 @@
 //! The results as one HTML page that needs nothing else.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-use downbeat_plot::{Axis, Box as Batch, Dot, Line, Scale, Timeline, escape, groups, lines};
+use downbeat_report::{Axis, Box as Batch, Dot, Line, Page, Scale, Timeline, groups, lines};
 
 use super::run::{Case, Results};
 use super::{Experiment, Plot, Value};
 use crate::report::DELAY_BINS;
-
-/// Writing to a string cannot fail.
-macro_rules! put {
-    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
-}
 
 /// A quantity of a case.
 type Quantity<'a> = &'a dyn Fn(&Case) -> Option<f64>;
@@ -20,27 +14,24 @@ type Quantity<'a> = &'a dyn Fn(&Case) -> Option<f64>;
 impl Experiment {
     /// The results as one HTML page that needs nothing else: no script, no network.
     pub fn page(&self, results: &Results) -> String {
-        let mut out = String::new();
-        for text in [&self.source, &self.note] {
-            put!(out, "<p class=\"sub\">{}</p>", escape(text));
-        }
-        out += "<div class=\"plots\">";
-        for plot in &self.plots {
-            self.plot(&mut out, results, *plot);
-        }
-        out += "</div>";
+        let mut plots = Vec::new();
+        let mut wide = Vec::new();
         for plot in &self.plots {
             match plot {
-                Plot::Timeline => self.timelines(&mut out, results),
-                Plot::Windows => self.windows(&mut out, results),
-                _ => {}
+                Plot::Timeline => self.timelines(&mut wide, results),
+                Plot::Windows => self.windows(&mut plots, results),
+                plot => self.plot(&mut plots, results, *plot),
             }
         }
-        put!(out, "<h2>Table</h2><div class=\"scroll\"><pre>{}</pre></div>", escape(&results.to_string()));
-        downbeat_plot::page(&self.title, &out)
+        let page = Page::new(&self.title).note(&self.source).note(&self.note).plots(&plots);
+        wide.into_iter()
+            .fold(page, |page, plot| page.plots(&[plot]))
+            .table("Table", &results.table())
+            .note(&results.conditions())
+            .html()
     }
 
-    fn plot(&self, out: &mut String, results: &Results, plot: Plot) {
+    fn plot(&self, out: &mut Vec<String>, results: &Results, plot: Plot) {
         let percent = |share: f64| 100.0 * share;
         match plot {
             Plot::Value => {
@@ -70,7 +61,7 @@ impl Experiment {
     }
 
     /// Lines over what is varied along x, a plot for each workload and what else is varied; bars where nothing is.
-    fn over_x(&self, out: &mut String, results: &Results, y: &str, quantity: Quantity<'_>) {
+    fn over_x(&self, out: &mut Vec<String>, results: &Results, y: &str, quantity: Quantity<'_>) {
         let Some(x) = &self.x else { return self.bars(out, results, y, quantity) };
         for (facet, cases) in facets(results, Some(x)) {
             let mut by_policy: BTreeMap<usize, (String, Vec<(f64, f64)>)> = BTreeMap::new();
@@ -98,11 +89,11 @@ impl Experiment {
                 .collect();
             let title = if facet.is_empty() { y.to_owned() } else { format!("{facet}: {y}") };
             let axis = |label| Axis { label, scale: Scale::Linear };
-            *out += &lines(&title, &format!("{y} over {x}"), &axis(x), &axis(y), &drawn);
+            out.push(lines(&title, &format!("{y} over {x}"), &axis(x), &axis(y), &drawn));
         }
     }
 
-    fn bars(&self, out: &mut String, results: &Results, y: &str, quantity: Quantity<'_>) {
+    fn bars(&self, out: &mut Vec<String>, results: &Results, y: &str, quantity: Quantity<'_>) {
         let names = policies(results);
         // Workloads of very different size have plots of their own.
         for (facet, cases) in facets(results, None) {
@@ -111,12 +102,12 @@ impl Experiment {
                 case.and_then(|case| quantity(case)).unwrap_or(f64::NAN)
             };
             let values = names.iter().map(value).collect();
-            *out += &groups(&format!("{facet} {y}"), &format!("{y} by policy"), y, &names, &[(facet, values)]);
+            out.push(groups(&format!("{facet} {y}"), &format!("{y} by policy"), y, &names, &[(facet, values)]));
         }
     }
 
     /// The relative values of all cases, sorted: which share of the cases has at most this.
-    fn spread(&self, out: &mut String, results: &Results) {
+    fn spread(&self, out: &mut Vec<String>, results: &Results) {
         let mut drawn = Vec::new();
         let names = policies(results);
         for name in names.iter().filter(|name| Some(*name) != self.relative_to.as_ref()) {
@@ -130,13 +121,13 @@ impl Experiment {
         }
         let y = format!("% of {}", self.relative_to.as_deref().unwrap_or_default());
         let axis = |label| Axis { label, scale: Scale::Linear };
-        *out += &lines("All cases, sorted", "relative values", &axis("% of the cases"), &axis(&y), &drawn);
+        out.push(lines("All cases, sorted", "relative values", &axis("% of the cases"), &axis(&y), &drawn));
     }
 
     /// The cumulative distribution of what is counted, a plot for each workload.
     fn distribution(
         &self,
-        out: &mut String,
+        out: &mut Vec<String>,
         results: &Results,
         x: &str,
         unit: f64,
@@ -158,11 +149,11 @@ impl Experiment {
                 })
                 .collect();
             let axis = |label| Axis { label, scale: Scale::Linear };
-            *out += &lines(&format!("{facet} {x}"), "cumulative distribution", &axis(x), &axis("% of all"), &drawn);
+            out.push(lines(&format!("{facet} {x}"), "cumulative distribution", &axis(x), &axis("% of all"), &drawn));
         }
     }
 
-    fn timelines(&self, out: &mut String, results: &Results) {
+    fn timelines(&self, out: &mut Vec<String>, results: &Results) {
         for case in &results.cases {
             let Some(sample) = case.typical() else { continue };
             let recording = &sample.report.recording;
@@ -208,12 +199,11 @@ impl Experiment {
                 boxes: boxes.collect(),
                 dots: dots.collect(),
             };
-            *out += &timeline.svg(from, to);
+            out.push(timeline.svg(from, to));
         }
     }
 
-    fn windows(&self, out: &mut String, results: &Results) {
-        *out += "<h2>Over time</h2><div class=\"plots\">";
+    fn windows(&self, out: &mut Vec<String>, results: &Results) {
         let axis = |label| Axis { label, scale: Scale::Linear };
         for case in &results.cases {
             let Some(sample) = case.typical() else { continue };
@@ -240,15 +230,19 @@ impl Experiment {
             let [offered, good, used, busy, advised, bad] = lines_of;
             let line = |name, points| Line { name, points, stepped: true };
             let rates = [line("offered", offered), line("in time", good)];
-            *out += &lines(&title("requests per second"), "rates", &axis("seconds"), &axis("requests/s"), &rates);
+            out.push(lines(&title("requests per second"), "rates", &axis("seconds"), &axis("requests/s"), &rates));
             let devices = [line("used at all", used), line("busy", busy)];
-            *out += &lines(&title("devices"), "devices", &axis("seconds"), &axis("devices"), &devices);
+            out.push(lines(&title("devices"), "devices", &axis("seconds"), &axis("devices"), &devices));
             let advice = [line("devices advised", advised)];
-            *out += &lines(&title("advice"), "advice", &axis("seconds"), &axis("devices advised"), &advice);
-            *out +=
-                &lines(&title("bad"), "bad share", &axis("seconds"), &axis("dropped or late, %"), &[line("bad", bad)]);
+            out.push(lines(&title("advice"), "advice", &axis("seconds"), &axis("devices advised"), &advice));
+            out.push(lines(
+                &title("bad"),
+                "bad share",
+                &axis("seconds"),
+                &axis("dropped or late, %"),
+                &[line("bad", bad)],
+            ));
         }
-        *out += "</div>";
     }
 }
 

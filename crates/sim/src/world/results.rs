@@ -1,14 +1,14 @@
-//! What came of the worlds of a file, as a table for a terminal, which is also Markdown, and as JSON.
+//! What came of the worlds of a file, as tables and as JSON.
 
 use std::fmt;
 
 use downbeat_core::{Duration, Time};
+use downbeat_report::Table;
 use serde::Serialize;
 
 use super::file::WorldFile;
 use super::scenario::{ModelOutcome, WorldReport, WorldScenario};
 use crate::arrivals::BadArrivals;
-use crate::experiment::{Column, write_table};
 
 /// What came of a world, with each seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -116,51 +116,42 @@ impl WorldFile {
     }
 }
 
+impl WorldResults {
+    /// What `of` a run, with its seed, which is shown if there are several.
+    fn rows<'a, T>(&'a self, of: fn(&'a WorldRun) -> &'a Vec<T>) -> Table<(u64, &'a T)> {
+        let table = Table::of(self.runs.iter().flat_map(|run| of(run).iter().map(|row| (run.seed, row))));
+        if self.runs.len() > 1 { table.number("seed", |(seed, _)| *seed) } else { table }
+    }
+}
+
 impl fmt::Display for WorldResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\n", self.title)?;
         if !self.note.is_empty() {
             writeln!(f, "{}\n", self.note)?;
         }
-        let several = self.runs.len() > 1;
-        let models: Vec<(u64, &ModelRow)> =
-            self.runs.iter().flat_map(|run| run.models.iter().map(|row| (run.seed, row))).collect();
         let ms = |value: Option<f64>| value.map_or("–".to_owned(), |ms| format!("{ms:.2}"));
-        let mut columns = Vec::new();
-        let mut add = |name: &str, cell: &dyn Fn(&(u64, &ModelRow)) -> String| {
-            columns.push(Column { name: name.to_owned(), cells: models.iter().map(cell).collect() });
-        };
-        if several {
-            add("seed", &|(seed, _)| seed.to_string());
-        }
-        add("model", &|(_, row)| row.name.clone());
-        add("policy", &|(_, row)| row.policy.clone());
-        add("offered", &|(_, row)| row.offered.to_string());
-        add("good", &|(_, row)| row.good.to_string());
-        add("late", &|(_, row)| row.late.to_string());
-        add("dropped", &|(_, row)| row.dropped.to_string());
-        add("rejected", &|(_, row)| row.rejected.to_string());
-        add("cancelled", &|(_, row)| row.cancelled.to_string());
-        add("failed", &|(_, row)| row.failed.to_string());
-        add("mean ms", &|(_, row)| ms(row.mean_ms));
-        add("p50 ms", &|(_, row)| ms(row.p50_ms));
-        add("p99 ms", &|(_, row)| ms(row.p99_ms));
-        write_table(f, &columns)?;
+        self.rows(|run| &run.models)
+            .text("model", |(_, row)| &row.name)
+            .text("policy", |(_, row)| &row.policy)
+            .number("offered", |(_, row)| row.offered)
+            .number("good", |(_, row)| row.good)
+            .number("late", |(_, row)| row.late)
+            .number("dropped", |(_, row)| row.dropped)
+            .number("rejected", |(_, row)| row.rejected)
+            .number("cancelled", |(_, row)| row.cancelled)
+            .number("failed", |(_, row)| row.failed)
+            .number("mean ms", |(_, row)| ms(row.mean_ms))
+            .number("p50 ms", |(_, row)| ms(row.p50_ms))
+            .number("p99 ms", |(_, row)| ms(row.p99_ms))
+            .fmt(f)?;
         writeln!(f)?;
-        let devices: Vec<(u64, &DeviceRow)> =
-            self.runs.iter().flat_map(|run| run.devices.iter().map(|row| (run.seed, row))).collect();
-        let mut columns = Vec::new();
-        let mut add = |name: &str, cell: &dyn Fn(&(u64, &DeviceRow)) -> String| {
-            columns.push(Column { name: name.to_owned(), cells: devices.iter().map(cell).collect() });
-        };
-        if several {
-            add("seed", &|(seed, _)| seed.to_string());
-        }
-        add("device", &|(_, row)| row.name.clone());
-        add("busy s", &|(_, row)| format!("{:.3}", row.busy_s));
-        add("busy", &|(_, row)| format!("{:.1}%", row.busy_share * 100.0));
-        add("launches", &|(_, row)| row.launches.to_string());
-        write_table(f, &columns)?;
+        self.rows(|run| &run.devices)
+            .text("device", |(_, row)| &row.name)
+            .number("busy s", |(_, row)| format!("{:.3}", row.busy_s))
+            .number("busy", |(_, row)| format!("{:.1}%", row.busy_share * 100.0))
+            .number("launches", |(_, row)| row.launches)
+            .fmt(f)?;
         let ends: Vec<String> =
             self.runs.iter().map(|run| format!("{} ends at {:.3} s", run.seed, run.end_s)).collect();
         writeln!(f, "\nseed {}", ends.join(", "))

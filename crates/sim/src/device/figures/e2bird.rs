@@ -2,7 +2,7 @@
 
 use downbeat_core::Duration;
 use downbeat_core::device::LaneMix;
-use downbeat_plot::{Axis, Line, Scale, groups, lines};
+use downbeat_report::{Axis, Line, Scale, groups, lines};
 
 use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
 use crate::arrivals::Arrivals;

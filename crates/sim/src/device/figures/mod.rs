@@ -5,7 +5,8 @@ mod e2bird;
 
 use std::fmt;
 
-use downbeat_plot::{STYLE, escape};
+use downbeat_report::{Page, Table};
+use serde::Serialize;
 
 use super::architecture::Architecture;
 use super::model::BadModel;
@@ -16,7 +17,7 @@ use crate::arrivals::BadArrivals;
 use crate::parallel;
 
 /// A table or figure of a paper, on the emulated device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Figure {
     /// What it repeats.
     pub title: String,
@@ -25,6 +26,7 @@ pub struct Figure {
     /// The first row is the head.
     pub table: Vec<Vec<String>>,
     /// Plots as SVG.
+    #[serde(skip)]
     pub plots: Vec<String>,
 }
 
@@ -111,35 +113,25 @@ impl Figure {
         Ok(Figure { title: title.to_owned(), ..make(options)? })
     }
 
+    fn rows(&self) -> Table<&Vec<String>> {
+        let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
+        let heads = self.table.first().into_iter().flatten().enumerate();
+        heads.fold(Table::of(self.table.iter().skip(1)), |table, (column, head)| match column {
+            0 => table.text(head, |row| cell(row, 0)),
+            _ => table.number(head, |row| cell(row, column)),
+        })
+    }
+
     /// A page that needs nothing else.
     pub fn page(&self) -> String {
-        let mut rows = self.table.iter().map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
-        let head = rows.next().map_or(String::new(), |row| format!("<tr><th>{}</th></tr>", row.join("</th><th>")));
-        let body: String = rows.map(|row| format!("<tr><td>{}</td></tr>", row.join("</td><td>"))).collect();
-        format!(
-            "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body>\
-             <h1>{0}</h1><p>{1}</p>{2}<table>{head}{body}</table></body></html>\n",
-            escape(&self.title),
-            escape(&self.note),
-            self.plots.concat()
-        )
+        Page::new(&self.title).note(&self.note).plots(&self.plots).table("Figures", &self.rows()).html()
     }
 }
 
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\n{}\n", self.title, self.note)?;
-        let columns = self.table.iter().map(Vec::len).max().unwrap_or(0);
-        let cells = |column: usize| self.table.iter().filter_map(move |row| row.get(column));
-        let widths: Vec<usize> =
-            (0..columns).map(|column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or(0)).collect();
-        for row in &self.table {
-            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            });
-            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
-        }
-        Ok(())
+        self.rows().fmt(f)
     }
 }
 

@@ -1,0 +1,94 @@
+//! A page that needs nothing else.
+
+use crate::escape;
+use crate::style::STYLE;
+use crate::table::Table;
+
+/// A page that needs nothing else: no script, no network. Parts stand in the order in which they are added.
+#[derive(Clone, Debug)]
+pub struct Page {
+    title: String,
+    body: String,
+}
+
+impl Page {
+    /// An empty one, with `title` as its title and first heading.
+    pub fn new(title: &str) -> Self {
+        Page { title: escape(title), body: String::new() }
+    }
+
+    fn with(mut self, part: &str) -> Self {
+        self.body += part;
+        self
+    }
+
+    /// A paragraph that says what is to be known; none if it is empty.
+    #[must_use]
+    pub fn note(self, text: &str) -> Self {
+        if text.is_empty() { self } else { self.with(&format!("<p class=\"sub\">{}</p>", escape(text))) }
+    }
+
+    /// A paragraph that warns.
+    #[must_use]
+    pub fn warning(self, text: &str) -> Self {
+        self.with(&format!("<p class=\"warn\"><strong>Note:</strong> {}</p>", escape(text)))
+    }
+
+    /// A heading.
+    #[must_use]
+    pub fn heading(self, text: &str) -> Self {
+        self.with(&format!("<h2>{}</h2>", escape(text)))
+    }
+
+    /// A few figures in large print: names and values.
+    #[must_use]
+    pub fn facts(self, facts: &[(&str, String)]) -> Self {
+        let fact =
+            |(name, value): &(&str, String)| format!("<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(value));
+        self.with(&format!("<dl class=\"facts\">{}</dl>", facts.iter().map(fact).collect::<String>()))
+    }
+
+    /// Plots, beside each other where there is room.
+    #[must_use]
+    pub fn plots(self, plots: &[String]) -> Self {
+        if plots.is_empty() { self } else { self.with(&format!("<div class=\"plots\">{}</div>", plots.concat())) }
+    }
+
+    /// A table under a heading.
+    #[must_use]
+    pub fn table<T>(self, heading: &str, table: &Table<T>) -> Self {
+        self.heading(heading).with(&table.html())
+    }
+
+    /// The page as it is written.
+    pub fn html(self) -> String {
+        let Page { title, body } = self;
+        format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+             <title>{title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1>{body}</main></body></html>\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_text_is_escaped() {
+        let table = Table::of([1]).number("p & q", |n| *n);
+        let page = Page::new("a < b").note("x & y").warning("<z>").facts(&[("f&", "<1".to_owned())]);
+        let page = page.plots(&["<svg></svg>".to_owned()]).table("T>", &table).html();
+        for expected in [
+            "<title>a &lt; b</title>",
+            "<h1>a &lt; b</h1><p class=\"sub\">x &amp; y</p>",
+            "&lt;z&gt;",
+            "<dt>f&amp;</dt><dd>&lt;1</dd>",
+            "<div class=\"plots\"><svg></svg></div><h2>T&gt;</h2>",
+            "<th scope=\"col\">p &amp; q</th></tr></thead><tbody><tr><td>1</td></tr></tbody>",
+        ] {
+            assert!(page.contains(expected), "{expected}: {page}");
+        }
+    }
+}

@@ -112,13 +112,14 @@ fn plots(report: &Report) -> Vec<String> {
     plots.push(lines("Latency over time", by_schedule, &seconds, &latency, &latencies));
     for model in &report.models {
         let Some(server) = model.server.as_ref().filter(|s| !s.counters.batches.is_empty()) else { continue };
-        let executions: Vec<(String, f64)> =
-            server.counters.batches.iter().map(|(size, b)| (size.to_string(), b.executions as f64)).collect();
+        let executions: Vec<(String, Vec<f64>)> =
+            server.counters.batches.iter().map(|(size, b)| (size.to_string(), vec![b.executions as f64])).collect();
         plots.push(bars(
             &format!("Batch sizes of {}", model.name),
             &format!("Mean size {}.", short(server.mean_batch.unwrap_or(0.0))),
             "batch size",
             "executions",
+            &["executions".to_owned()],
             &executions,
         ));
     }

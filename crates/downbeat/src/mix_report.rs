@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use downbeat_core::device::LaneMix;
-use downbeat_report::{Axis, Line, Page, Scale, Table, groups, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
 use downbeat_server::mix_profiler::MeasuredMix;
 use serde::Serialize;
 
@@ -82,14 +82,15 @@ impl MixReport {
                 &shapes,
             ));
             let names = ["mean of the items".to_owned(), "longest lane".to_owned()];
-            let bars: Vec<(String, Vec<f64>)> =
+            let times: Vec<(String, Vec<f64>)> =
                 shown(mixes).map(|m| (short(&m.mix), vec![in_millis(m.mean_ns), in_millis(m.longest_ns)])).collect();
-            plots.push(groups(
+            plots.push(bars(
                 &format!("{total} items: the fastest and the slowest mixes"),
                 "Time from the common start of all lanes.",
+                "",
                 "milliseconds",
                 &names,
-                &bars,
+                &times,
             ));
         }
         plots

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use downbeat_report::{Page, Table, groups};
+use downbeat_report::{Page, Table, bars};
 use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
 use serde::Serialize;
 
@@ -69,20 +69,21 @@ impl PairReport {
         let label = |pair: &PairMeasurement| format!("{} + {}", pair.batches[0], pair.batches[1]);
         let latencies = |(index, name): (usize, &String)| {
             let names = ["alone", "beside: p5", "beside: median", "beside: p95"].map(str::to_owned);
-            let bars = self.pairs.iter().map(|pair| {
+            let times = self.pairs.iter().map(|pair| {
                 let (alone, together) = (&pair.alone[index], &pair.together[index]);
                 let values = [alone.median_ns, together.p5_ns, together.median_ns, together.p95_ns];
                 (label(pair), values.map(in_millis).to_vec())
             });
-            let bars: Vec<(String, Vec<f64>)> = bars.collect();
+            let times: Vec<(String, Vec<f64>)> = times.collect();
             let about = "How long its batches take while the other model runs one batch after another (Abacus figure 3), by the batch sizes of both.";
-            groups(&format!("Latency of {name}"), about, "milliseconds a batch", &names, &bars)
+            bars(&format!("Latency of {name}"), about, "batch sizes", "milliseconds a batch", &names, &times)
         };
         let mut plots: Vec<String> = self.models.iter().enumerate().map(latencies).collect();
-        let bars: Vec<(String, Vec<f64>)> =
+        let shares: Vec<(String, Vec<f64>)> =
             self.pairs.iter().map(|pair| (label(pair), vec![pair.share_of_sequential])).collect();
         let about = "What both take at the same time, as a share of what they take one after the other. 1: nothing gained; 0.5: neither slows the other down.";
-        plots.push(groups("Together against in turn", about, "share", &["together / in turn".to_owned()], &bars));
+        let names = ["together / in turn".to_owned()];
+        plots.push(bars("Together against in turn", about, "batch sizes", "share", &names, &shares));
         plots
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use downbeat_report::{Axis, Line, Page, Scale, Table, groups, lines};
+use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
 use downbeat_server::share_profiler::{KNEE_TOLERANCE, ShareMeasurement, knee};
 use serde::{Deserialize, Serialize};
 
@@ -195,9 +195,9 @@ impl ShareReport {
                 let per_item = self.on_whole().map(|m| value(m) / f64::from(m.batch)).collect();
                 ((index + 1).to_string(), per_item)
             };
-            let bars: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
+            let times: Vec<(String, Vec<f64>)> = (0..self.segments.len()).map(of).collect();
             let about = "What an item of a batch takes in each segment, on the largest share that was measured.";
-            plots.push(groups("Segments", about, "milliseconds an item", &names, &bars));
+            plots.push(bars("Segments", about, "segment", "milliseconds an item", &names, &times));
         }
         plots
     }

@@ -192,14 +192,15 @@ impl SliceReport {
 
     /// The table and plots as one HTML page.
     pub fn page(&self) -> String {
-        let points = |value: fn(&Segment) -> f64| -> Vec<(String, f64)> {
-            self.segments.iter().enumerate().map(|(index, s)| (index.to_string(), value(s))).collect()
+        let points = |value: fn(&Segment) -> f64| -> Vec<(String, Vec<f64>)> {
+            self.segments.iter().enumerate().map(|(index, s)| (index.to_string(), vec![value(s)])).collect()
         };
         let time = bars(
             "Time",
             "Milliseconds of each segment at batch 1, measured when the model was cut.",
             "segment",
             "milliseconds",
+            &["time".to_owned()],
             &points(|s| s.time_ms.unwrap_or(0.0)),
         );
         let live = bars(
@@ -207,6 +208,7 @@ impl SliceReport {
             "KiB of one item that a cut behind each segment keeps.",
             "segment",
             "KiB an item",
+            &["alive".to_owned()],
             &points(|s| s.live_bytes_per_item as f64 / 1024.0),
         );
         let notes = [vec![self.subject()], self.sizes(), vec![self.verdict()]].concat();

@@ -129,17 +129,15 @@ fn y_at(range: &Range, value: f64) -> f64 {
 
 /// Writing to a string cannot fail.
 macro_rules! put {
-    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
+    ($out:expr, $($arg:tt)*) => {{ let _ = write!($out, $($arg)*); }};
 }
 
-fn begin(out: &mut String, title: &str, description: &str) {
-    put!(
-        out,
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\"><title>{}</title><desc>{}</desc>",
-        escape(title),
-        escape(title),
-        escape(description)
-    );
+fn begin(title: &str, description: &str) -> String {
+    let (title, description) = (escape(title), escape(description));
+    format!(
+        "<figure><figcaption>{title}</figcaption>\
+         <svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title><desc>{description}</desc>"
+    )
 }
 
 fn axes(out: &mut String, x: &Range, y: &Range, x_label: &str, y_label: &str) {
@@ -154,11 +152,6 @@ fn axes(out: &mut String, x: &Range, y: &Range, x_label: &str, y_label: &str) {
         put!(out, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>");
         put!(out, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", bottom + 18.0, tick_label(*tick));
     }
-    axis_labels(out, x_label, y_label);
-}
-
-fn axis_labels(out: &mut String, x_label: &str, y_label: &str) {
-    let (left, right, top, bottom) = (MARGIN.0, WIDTH - MARGIN.1, MARGIN.2, HEIGHT - MARGIN.3);
     put!(
         out,
         "<text class=\"label\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
@@ -174,96 +167,90 @@ fn axis_labels(out: &mut String, x_label: &str, y_label: &str) {
     );
 }
 
-/// Lines over common axes, with a legend if there is more than one. Lines are told apart by colour and dashes.
+/// Lines over common axes, with a legend if there is more than one. Lines are told apart by colour, dashes and markers, which follow
+/// from their place: one without points is not drawn, but keeps its place for the same line in other plots.
 pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: &[Line<'_>]) -> String {
     let points = || lines.iter().flat_map(|l| l.points.iter());
     let x_range = Range::new(points().map(|p| p.0), x.scale);
     let y_range = Range::new(points().map(|p| p.1), y.scale);
-    let mut out = String::from("<figure>");
-    put!(out, "<figcaption>{}</figcaption>", escape(title));
-    begin(&mut out, title, description);
+    let mut out = begin(title, description);
     axes(&mut out, &x_range, &y_range, x.label, y.label);
-    for (i, line) in lines.iter().enumerate() {
+    let drawn = || lines.iter().enumerate().filter(|(_, line)| !line.points.is_empty());
+    for (i, line) in drawn() {
         let mut path = String::new();
         let mut last_y = None;
-        for (px, py) in &line.points {
+        let apart = line.points.len().div_ceil(MOST_MARKERS);
+        let mut markers = String::new();
+        for (n, (px, py)) in line.points.iter().enumerate() {
+            if !py.is_finite() {
+                last_y = None;
+                continue;
+            }
             let (at_x, at_y) = (x_at(&x_range, *px), y_at(&y_range, *py));
             match last_y {
-                None => {
-                    put!(path, "M{at_x:.1} {at_y:.1}");
-                }
-                Some(before) if line.stepped => {
-                    put!(path, "L{at_x:.1} {before:.1}L{at_x:.1} {at_y:.1}");
-                }
-                Some(_) => {
-                    put!(path, "L{at_x:.1} {at_y:.1}");
-                }
+                None => put!(path, "M{at_x:.1} {at_y:.1}"),
+                Some(_) if line.stepped => put!(path, "H{at_x:.1}V{at_y:.1}"),
+                Some(_) => put!(path, "L{at_x:.1} {at_y:.1}"),
             }
             last_y = Some(at_y);
+            if n % apart == 0 {
+                markers += &marker(i, at_x, at_y);
+            }
         }
-        put!(out, "<path class=\"line {}\" d=\"{path}\"/>", style(i));
+        put!(out, "<g {}><path class=\"line\"{} d=\"{path}\"/>{markers}</g>", ink(i), dashes(i));
     }
     out += "</svg>";
-    if lines.len() > 1 {
-        out += "<ul class=\"legend\">";
-        for (i, line) in lines.iter().enumerate() {
-            let name = escape(line.name);
-            put!(
-                out,
-                "<li><svg viewBox=\"0 0 28 8\" aria-hidden=\"true\"><path class=\"line {}\" d=\"M0 4L28 4\"/></svg>{name}</li>",
-                style(i)
-            );
-        }
-        out += "</ul>";
+    if drawn().count() > 1 {
+        let key = |i| format!("<path class=\"line\"{} d=\"M0 6L28 6\"/>{}", dashes(i), marker(i, 14.0, 6.0));
+        out += &legend(drawn().map(|(i, line)| (i, line.name, key(i))));
     }
     out + "</figure>"
 }
 
-/// The class of the `i`-th line: six colours, then the same with another dash.
-fn style(i: usize) -> String {
-    format!("c{}{}", i % 6, if i < 6 { "" } else { " again" })
-}
+/// Most markers of a line.
+const MOST_MARKERS: usize = 12;
 
-/// Bars with a label below and a value above each.
-pub fn bars(title: &str, description: &str, x_label: &str, y_label: &str, bars: &[(String, f64)]) -> String {
-    let y_range = Range::new(bars.iter().map(|b| b.1), Scale::Linear);
-    let x_range = Range { low: 0.0, high: 1.0, ticks: Vec::new(), scale: Scale::Linear };
-    let mut out = String::from("<figure>");
-    put!(out, "<figcaption>{}</figcaption>", escape(title));
-    begin(&mut out, title, description);
-    axes(&mut out, &x_range, &y_range, x_label, y_label);
-    let slot = (WIDTH - MARGIN.0 - MARGIN.1) / bars.len().max(1) as f64;
-    // Labels that would touch are left out.
-    let every = (28.0 / slot).ceil().max(1.0) as usize;
-    for (i, (label, value)) in bars.iter().enumerate() {
-        let left = MARGIN.0 + slot * i as f64;
-        let top = y_at(&y_range, *value);
-        let (width, height) = ((slot * 0.8).min(60.0), HEIGHT - MARGIN.3 - top);
-        let at = left + (slot - width) / 2.0;
-        put!(
-            out,
-            "<rect class=\"bar\" x=\"{at:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"><title>{}: {}</title></rect>",
-            escape(label),
-            tick_label(*value)
-        );
-        if i % every == 0 {
-            put!(
-                out,
-                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                left + slot / 2.0,
-                HEIGHT - MARGIN.3 + 18.0,
-                escape(label)
-            );
-        }
+/// The colour of the `i`-th of anything: six that colour-blind readers can tell apart, then others, never one again.
+pub(crate) fn ink(i: usize) -> String {
+    match i {
+        0..6 => format!("class=\"k{i}\""),
+        // Steps of the golden angle come near no hue that was there before.
+        _ => format!("style=\"--k:hsl({:.0} 60% var(--light))\"", i as f64 * 137.508 % 360.0),
     }
-    out + "</svg></figure>"
 }
 
-/// Bars in groups: a label below each group, one bar for each of `names`, told apart by colour and listed in a legend. NaN: no
-/// bar, and a dash in its place.
-pub fn groups(
+fn dashes(i: usize) -> String {
+    match ["", "7 3", "2 3", "10 3 2 3", "4 4", "14 2 3 2 3 2"].get(i % 6) {
+        Some(dashes) if !dashes.is_empty() => format!(" stroke-dasharray=\"{dashes}\""),
+        _ => String::new(),
+    }
+}
+
+/// One of five shapes around a point: with the dashes, thirty lines differ also in black and white.
+fn marker(i: usize, x: f64, y: f64) -> String {
+    let shape =
+        ["m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", "m-3-3h6v6h-6z", "m0-4l4 7h-8z", "m0-4l4 4-4 4-4-4z", "m0 4l4-7h-8z"];
+    format!("<path class=\"fill\" d=\"M{x:.1} {y:.1}{}\"/>", shape[i % shape.len()])
+}
+
+/// What the colours mean: place, name, and how it is drawn.
+fn legend<'a>(keys: impl Iterator<Item = (usize, &'a str, String)>) -> String {
+    let entry = |(i, name, key): (usize, &str, String)| {
+        format!(
+            "<li><svg viewBox=\"0 0 28 12\" aria-hidden=\"true\"><g {}>{key}</g></svg>{}</li>",
+            ink(i),
+            escape(name)
+        )
+    };
+    format!("<ul class=\"legend\">{}</ul>", keys.map(entry).collect::<String>())
+}
+
+/// Bars in groups: a label below each group, one bar for each of `names`, told apart by colour and, if there are several, listed in a
+/// legend. NaN: no bar, and a dash in its place.
+pub fn bars(
     title: &str,
     description: &str,
+    x_label: &str,
     y_label: &str,
     names: &[String],
     groups: &[(String, Vec<f64>)],
@@ -271,59 +258,88 @@ pub fn groups(
     let values = || groups.iter().flat_map(|(_, values)| values.iter().copied());
     let y_range = Range::new(values(), Scale::Linear);
     let x_range = Range { low: 0.0, high: 1.0, ticks: Vec::new(), scale: Scale::Linear };
-    let mut out = String::from("<figure>");
-    put!(out, "<figcaption>{}</figcaption>", escape(title));
-    begin(&mut out, title, description);
-    axes(&mut out, &x_range, &y_range, "", y_label);
+    let mut out = begin(title, description);
+    axes(&mut out, &x_range, &y_range, x_label, y_label);
     let slot = (WIDTH - MARGIN.0 - MARGIN.1) / groups.len().max(1) as f64;
     let width = (slot * 0.84 / names.len().max(1) as f64).min(48.0);
+    // Labels that would touch are left out.
+    let every = (28.0 / slot).ceil().max(1.0) as usize;
     for (g, (label, values)) in groups.iter().enumerate() {
         let middle = MARGIN.0 + slot * (g as f64 + 0.5);
         let left = middle - width * names.len() as f64 / 2.0;
         for (i, (value, name)) in values.iter().zip(names).enumerate() {
             let at = left + width * i as f64;
+            let text_at = at + width / 2.0;
             if value.is_nan() {
-                let (x, y) = (at + width / 2.0, HEIGHT - MARGIN.3 - 4.0);
-                put!(out, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">–</text>");
+                put!(out, "<text x=\"{text_at:.1}\" y=\"{}\" text-anchor=\"middle\">–</text>", HEIGHT - MARGIN.3 - 4.0);
                 continue;
             }
             let top = y_at(&y_range, *value);
-            let height = HEIGHT - MARGIN.3 - top;
             put!(
                 out,
-                "<rect class=\"f{}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{}, {}: {}</title></rect>",
-                i % 6,
+                "<g {}><rect class=\"fill\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{}, {}: {}</title></rect></g>",
+                ink(i),
                 at + width * 0.06,
                 width * 0.88,
+                HEIGHT - MARGIN.3 - top,
                 escape(label),
                 escape(name),
                 tick_label(*value)
             );
             if width >= 26.0 {
-                put!(
-                    out,
-                    "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                    at + width / 2.0,
-                    top - 3.0,
-                    tick_label((value * 100.0).round() / 100.0)
-                );
+                let value = tick_label((value * 100.0).round() / 100.0);
+                put!(out, "<text x=\"{text_at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>", top - 3.0);
             }
         }
-        put!(
-            out,
-            "<text x=\"{middle:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            HEIGHT - MARGIN.3 + 18.0,
-            escape(label)
-        );
+        if g % every == 0 {
+            let (y, label) = (HEIGHT - MARGIN.3 + 18.0, escape(label));
+            put!(out, "<text x=\"{middle:.1}\" y=\"{y}\" text-anchor=\"middle\">{label}</text>");
+        }
     }
-    out += "</svg><ul class=\"legend\">";
-    for (i, name) in names.iter().enumerate() {
-        put!(
-            out,
-            "<li><svg viewBox=\"0 0 28 8\" aria-hidden=\"true\"><rect class=\"f{}\" width=\"28\" height=\"8\"/></svg>{}</li>",
-            i % 6,
-            escape(name)
-        );
+    out += "</svg>";
+    if names.len() > 1 {
+        let key = "<rect class=\"fill\" width=\"28\" height=\"12\"/>".to_owned();
+        out += &legend(names.iter().enumerate().map(|(i, name)| (i, name.as_str(), key.clone())));
     }
-    out + "</ul></figure>"
+    out + "</figure>"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const AXIS: Axis<'_> = Axis { label: "x, ms", scale: Scale::Linear };
+
+    #[test]
+    fn no_two_lines_are_drawn_alike() {
+        let colours: BTreeSet<String> = (0..100).map(ink).collect();
+        assert_eq!(colours.len(), 100, "no colour twice");
+        let shapes: BTreeSet<(String, String)> = (0..30).map(|i| (dashes(i), marker(i, 0.0, 0.0))).collect();
+        assert_eq!(shapes.len(), 30, "also in black and white");
+    }
+
+    #[test]
+    fn a_line_without_points_keeps_its_place() {
+        let line = |name, points| Line { name, points, stepped: false };
+        let drawn = lines(
+            "t",
+            "",
+            &AXIS,
+            &AXIS,
+            &[line("none", vec![]), line("a<", vec![(1.0, 1.0)]), line("b", vec![(1.0, 2.0)])],
+        );
+        assert!(drawn.contains(&ink(1)) && drawn.contains(&ink(2)) && !drawn.contains(&ink(0)), "{drawn}");
+        assert!(drawn.contains("</svg>a&lt;</li>") && !drawn.contains("none"), "{drawn}");
+    }
+
+    #[test]
+    fn what_is_no_number_is_a_gap() {
+        let points = vec![(0.0, 1.0), (1.0, f64::NAN), (2.0, 1.0)];
+        let drawn = lines("t", "", &AXIS, &AXIS, &[Line { name: "a", points, stepped: false }]);
+        assert!(!drawn.contains("NaN") && !drawn.contains("legend"), "{drawn}");
+        let drawn = bars("t", "", "x", "y", &["n".to_owned()], &[("g".to_owned(), vec![f64::NAN])]);
+        assert!(!drawn.contains("NaN") && drawn.contains('–') && !drawn.contains("legend"), "{drawn}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::chart::escape;
+use crate::chart::{escape, ink};
 
 /// What ran on which device when (Symphony figure 4): a row for each device, a box for each batch, a dot for each request.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ pub struct Box {
     pub end: f64,
     /// Written in it if there is room.
     pub label: String,
-    /// Colour, told apart modulo 6.
+    /// Colour.
     pub colour: usize,
     /// It was stopped before its end.
     pub lost: bool,
@@ -45,7 +45,7 @@ pub struct Dot {
     pub at: f64,
     /// It was dropped or late.
     pub bad: bool,
-    /// Colour, told apart modulo 6; that of its batch.
+    /// Colour; that of its batch.
     pub colour: usize,
     /// Shown when pointed at.
     pub hint: String,
@@ -72,7 +72,7 @@ impl Timeline {
         let x = |at: f64| LEFT + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - LEFT - 8.0);
         let height = TOP + ROW * self.rows.len() as f64 + 24.0;
         let title = escape(&self.title);
-        let mut out = format!("<figure><figcaption>{title}</figcaption>");
+        let mut out = format!("<figure class=\"wide\"><figcaption>{title}</figcaption>");
         put!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\"><title>{title}</title>");
         for (row, label) in self.rows.iter().enumerate() {
             let bottom = TOP + ROW * (row as f64 + 1.0);
@@ -99,8 +99,8 @@ impl Timeline {
             let lost = if shown.lost { " lost" } else { "" };
             put!(
                 out,
-                "<rect class=\"batch s{}{lost}\" x=\"{left:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\"><title>{}</title></rect>",
-                shown.colour % 6,
+                "<g {}><rect class=\"batch{lost}\" x=\"{left:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\"><title>{}</title></rect></g>",
+                ink(shown.colour),
                 (right - left).max(0.5),
                 ROW - 6.0,
                 escape(&shown.hint)
@@ -112,9 +112,9 @@ impl Timeline {
             }
         }
         for dot in self.dots.iter().filter(|dot| (from..to).contains(&dot.at)) {
-            let class = if dot.bad { "dot bad".to_owned() } else { format!("dot f{}", dot.colour % 6) };
-            put!(out, "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"14\" r=\"3\"><title>", x(dot.at));
-            put!(out, "{}</title></circle>", escape(&dot.hint));
+            let class = if dot.bad { "bad" } else { "fill" };
+            put!(out, "<g {}><circle class=\"{class}\" cx=\"{:.1}\" cy=\"14\" r=\"3\">", ink(dot.colour), x(dot.at));
+            put!(out, "<title>{}</title></circle></g>", escape(&dot.hint));
             if dot.bad {
                 put!(out, "<path class=\"cross\" d=\"M{0:.1} 8l6 12m0-12l-6 12\"/>", x(dot.at) - 3.0);
             }
@@ -160,8 +160,12 @@ mod tests {
         };
         let svg = timeline.svg(0.0, 10.0);
         assert!(svg.contains("3 &amp; 4") && svg.contains("a&lt;b"), "{svg}");
-        assert_eq!(svg.matches("class=\"batch s1\"").count(), 1, "the batch after the end is not drawn: {svg}");
-        assert_eq!(svg.matches("class=\"dot bad\"").count(), 1, "{svg}");
+        assert_eq!(
+            svg.matches(&format!("<g {}><rect class=\"batch\"", ink(7))).count(),
+            1,
+            "the batch after the end is not drawn: {svg}"
+        );
+        assert_eq!(svg.matches("<circle class=\"bad\"").count(), 1, "{svg}");
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The results as one HTML page that needs nothing else.
 
-use std::collections::BTreeMap;
-
-use downbeat_report::{Axis, Box as Batch, Dot, Line, Page, Scale, Timeline, groups, lines};
+use downbeat_report::{Axis, Box as Batch, Dot, Line, Page, Scale, Timeline, bars, lines};
 
 use super::run::{Case, Results};
 use super::{Experiment, Plot, Value};
@@ -63,30 +61,29 @@ impl Experiment {
     /// Lines over what is varied along x, a plot for each workload and what else is varied; bars where nothing is.
     fn over_x(&self, out: &mut Vec<String>, results: &Results, y: &str, quantity: Quantity<'_>) {
         let Some(x) = &self.x else { return self.bars(out, results, y, quantity) };
-        for (facet, cases) in facets(results, Some(x)) {
-            let mut by_policy: BTreeMap<usize, (String, Vec<(f64, f64)>)> = BTreeMap::new();
-            let policies = policies(results);
-            for case in cases {
-                let at = match case.point.get(x) {
-                    Some(Value::Number(at)) => *at,
-                    Some(Value::Text(text)) => {
-                        text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0.0)
-                    }
-                    None => 0.0,
-                };
-                let label = if case.policy.contains('%') { "timeout".to_owned() } else { case.policy.clone() };
-                let place = policies.iter().position(|policy| *policy == label).unwrap_or(policies.len());
-                if let Some(value) = quantity(case) {
-                    by_policy.entry(place).or_insert_with(|| (label, Vec::new())).1.push((at, value));
-                }
+        let label = |policy: &str| if policy.contains('%') { "timeout".to_owned() } else { policy.to_owned() };
+        let mut names: Vec<String> = Vec::new();
+        for name in policies(results).iter().map(|policy| label(policy)) {
+            if !names.contains(&name) {
+                names.push(name);
             }
-            let drawn: Vec<Line<'_>> = by_policy
-                .values_mut()
-                .map(|(name, points)| {
-                    points.sort_by(|a, b| a.0.total_cmp(&b.0));
-                    Line { name, points: std::mem::take(points), stepped: false }
-                })
-                .collect();
+        }
+        for (facet, cases) in facets(results, Some(x)) {
+            let at = |case: &Case| match case.point.get(x) {
+                Some(Value::Number(at)) => *at,
+                Some(Value::Text(text)) => {
+                    text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0.0)
+                }
+                None => 0.0,
+            };
+            let points = |name: &String| {
+                let of_it = cases.iter().filter(|case| label(&case.policy) == *name);
+                let mut points: Vec<(f64, f64)> = of_it.filter_map(|case| Some((at(case), quantity(case)?))).collect();
+                points.sort_by(|a, b| a.0.total_cmp(&b.0));
+                points
+            };
+            let drawn: Vec<Line<'_>> =
+                names.iter().map(|name| Line { name, points: points(name), stepped: false }).collect();
             let title = if facet.is_empty() { y.to_owned() } else { format!("{facet}: {y}") };
             let axis = |label| Axis { label, scale: Scale::Linear };
             out.push(lines(&title, &format!("{y} over {x}"), &axis(x), &axis(y), &drawn));
@@ -102,7 +99,7 @@ impl Experiment {
                 case.and_then(|case| quantity(case)).unwrap_or(f64::NAN)
             };
             let values = names.iter().map(value).collect();
-            out.push(groups(&format!("{facet} {y}"), &format!("{y} by policy"), y, &names, &[(facet, values)]));
+            out.push(bars(&format!("{facet} {y}"), &format!("{y} by policy"), "", y, &names, &[(facet, values)]));
         }
     }
 
@@ -110,9 +107,10 @@ impl Experiment {
     fn spread(&self, out: &mut Vec<String>, results: &Results) {
         let mut drawn = Vec::new();
         let names = policies(results);
-        for name in names.iter().filter(|name| Some(*name) != self.relative_to.as_ref()) {
-            let mut values: Vec<f64> =
-                results.cases.iter().filter(|case| case.policy == *name).filter_map(|case| case.relative).collect();
+        for name in &names {
+            let others = Some(name) != self.relative_to.as_ref();
+            let cases = results.cases.iter().filter(|case| others && case.policy == *name);
+            let mut values: Vec<f64> = cases.filter_map(|case| case.relative).collect();
             values.sort_by(f64::total_cmp);
             let count = values.len() as f64;
             let points =
@@ -133,21 +131,22 @@ impl Experiment {
         unit: f64,
         counts: &dyn Fn(&Case) -> Option<Vec<u64>>,
     ) {
+        let names = policies(results);
         for (facet, cases) in facets(results, None) {
-            let drawn: Vec<Line<'_>> = cases
-                .iter()
-                .filter_map(|case| {
-                    let counts = counts(case)?;
-                    let total: u64 = counts.iter().sum();
-                    let mut seen = 0;
-                    let mut points = vec![(0.0, 0.0)];
-                    for (index, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-                        seen += count;
-                        points.push((index as f64 * unit, 100.0 * seen as f64 / total as f64));
-                    }
-                    (total > 0).then_some(Line { name: &case.policy, points, stepped: true })
-                })
-                .collect();
+            let points = |name: &String| {
+                let counts = cases.iter().find(|case| case.policy == *name).and_then(|case| counts(case));
+                let counts = counts.unwrap_or_default();
+                let total: u64 = counts.iter().sum();
+                let mut seen = 0;
+                let steps = counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(index, count)| {
+                    seen += count;
+                    (index as f64 * unit, 100.0 * seen as f64 / total as f64)
+                });
+                let begin = (total > 0).then_some((0.0, 0.0));
+                begin.into_iter().chain(steps).collect()
+            };
+            let drawn: Vec<Line<'_>> =
+                names.iter().map(|name| Line { name, points: points(name), stepped: true }).collect();
             let axis = |label| Axis { label, scale: Scale::Linear };
             out.push(lines(&format!("{facet} {x}"), "cumulative distribution", &axis(x), &axis("% of all"), &drawn));
         }
@@ -161,7 +160,8 @@ impl Experiment {
             let end = recording.batches.iter().map(|batch| ms(batch.end)).fold(0.0, f64::max);
             let (from, to) = self.shown_ms.unwrap_or((0.0, end));
             let several = case.models > 1;
-            let colour = |batch: Option<usize>, model: u32| if several { model as usize } else { batch.unwrap_or(0) };
+            let colour =
+                |batch: Option<usize>, model: u32| if several { model as usize } else { batch.unwrap_or(0) % 6 };
             let boxes = recording.batches.iter().enumerate().map(|(index, batch)| Batch {
                 row: batch.device.0 as usize,
                 start: ms(batch.start),

@@ -1,7 +1,7 @@
 //! DVABatch's figures.
 
 use downbeat_core::Duration;
-use downbeat_report::{Axis, Line, Scale, groups, lines};
+use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
 use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
 use crate::arrivals::Arrivals;
@@ -139,7 +139,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
         cells.extend([over(tail, 0), over(tail, 1)]);
         table.push(cells);
         let names = ["ZeroBatch", "DelayBatch", "DVABatch"].map(str::to_owned);
-        plots.push(groups(&format!("Mean latency at {name} load"), "By model and policy.", "ms", &names, &bars));
+        plots.push(chart(&format!("Mean latency at {name} load"), "By model and policy.", "", "ms", &names, &bars));
     }
     let note = "1/4, 3/5 and 9/10 of DelayBatch's peak; milliseconds. The paper's means: -16.1%, -39.0%, -57.7% to ZeroBatch and -35.4%, -47.3%, -48.5% to DelayBatch; \
                 99%: -16.9%, -27.4%, -53.7% and -45.2%, -45.1%, -29.2%.";
@@ -221,7 +221,8 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, FigureError> 
     }
     let names = ["DelayBatch", "DVABatch"].map(str::to_owned);
     let plots = bars.chunks(Glue::ALL.len()).zip(["bertbase", "bertlarge"]);
-    let plots = plots.map(|(bars, name)| groups(&format!("Peak, {name}"), "By workload.", "requests/s", &names, bars));
+    let plots =
+        plots.map(|(bars, name)| chart(&format!("Peak, {name}"), "By workload.", "", "requests/s", &names, bars));
     let note = "Peaks within 200 ms. The paper: +46.8% for BertBase and 1.37 times more for BertLarge on average over the workloads.";
     Ok(Figure { note: note.to_owned(), table, plots: plots.collect(), ..Figure::default() })
 }

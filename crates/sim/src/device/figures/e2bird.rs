@@ -2,7 +2,7 @@
 
 use downbeat_core::Duration;
 use downbeat_core::device::LaneMix;
-use downbeat_report::{Axis, Line, Scale, groups, lines};
+use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
 use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
 use crate::arrivals::Arrivals;
@@ -194,7 +194,7 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
     }
     let names = COMPARED.map(|policy| policy.name().to_owned());
     let plots =
-        bars.chunks(MODELS.len()).map(|part| groups("Mean latency", "By model and policy.", "ms", &names, part));
+        bars.chunks(MODELS.len()).map(|part| chart("Mean latency", "By model and policy.", "", "ms", &names, part));
     let note = format!(
         "150 requests at a tenth of what OPT_Wait holds, then 250 at what it holds; means of {SEEDS} seeds. OPT_Wait's window is 32% of what a batch of 32 takes: \
          30 ms for ResNet152, as in the paper. The paper: N-Ebird -44.6% to -70.9% at low load, -7.4% to -53.1% at high; E-Ebird a further 5% to 30% at high."
@@ -252,7 +252,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
         table.push([vec![cases[0].0.to_string()], row(&["mean", "", "", ""]), changes.to_vec()].concat());
         let names = COMPARED.map(|policy| policy.name().to_owned());
         let title = format!("Throughput within 200 ms, {} arrivals", cases[0].0);
-        plots.push(groups(&title, "By model and policy.", "requests/s", &names, &bars));
+        plots.push(chart(&title, "By model and policy.", "", "requests/s", &names, &bars));
     }
     let note = "Highest steady rate at which 99% are answered within 200 ms; the paper's load is stable, without bursts. The paper: N-Ebird +34.4% on average, \
                 E-Ebird a further 9.9%.";

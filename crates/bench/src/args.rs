@@ -1,6 +1,7 @@
 //! The command line, as written.
 
 use downbeat_report::{Html, Json};
+use downbeat_sim::Arrivals;
 
 /// Measure an inference server: offer load, and report latencies, failures, throughput or capacity.
 ///
@@ -41,7 +42,7 @@ pub struct Args {
     /// How the gaps between arrivals vary: constant, poisson, or gamma:K with shape K (coefficient of variation
     /// 1/sqrt(K); gamma:0.05 is very bursty).
     #[arg(short, long, default_value = "poisson", value_name = "KIND")]
-    pub arrivals: String,
+    pub arrivals: Arrivals,
 
     /// Rates one after another instead of --rate: comma-separated RATExREQUESTS or RATExSECONDSs, and
     /// FROM..TOxLENGTHxSTEPS for evenly rising (or falling) rates. The last may be a RATE alone, to the end.

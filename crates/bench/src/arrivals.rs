@@ -1,33 +1,10 @@
 //! When requests arrive in an open loop.
 
 use downbeat_core::{Duration, Time};
-use rand::RngExt;
-use rand_distr::{Distribution, Exp1, Gamma};
+use downbeat_sim::{Arrivals as Process, Gaps};
 use rand_pcg::Pcg64;
 
-use crate::seed::{Stream, generator};
-
-/// How the gaps between arrivals vary around their mean.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Gaps {
-    /// All equal.
-    Constant,
-    /// Exponential: a Poisson process.
-    Poisson,
-    /// Gamma of this shape `k`: coefficient of variation `1 / sqrt(k)`. Symphony's bursty case is `k = 0.05`.
-    Gamma(f64),
-}
-
-impl Gaps {
-    /// Coefficient of variation of the gaps.
-    pub fn coefficient_of_variation(self) -> f64 {
-        match self {
-            Gaps::Constant => 0.0,
-            Gaps::Poisson => 1.0,
-            Gaps::Gamma(k) => 1.0 / k.sqrt(),
-        }
-    }
-}
+use crate::seed::Stream;
 
 /// How long a step lasts.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -53,30 +30,26 @@ pub struct Step {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     /// Variation of the gaps.
-    pub gaps: Gaps,
+    pub gaps: Process,
     /// The steps, one after another.
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
     /// One rate throughout.
-    pub fn steady(gaps: Gaps, rate: f64) -> Self {
+    pub fn steady(gaps: Process, rate: f64) -> Self {
         Schedule { gaps, steps: vec![Step { rate, until: Until::End }] }
     }
 
     /// The arrival times, counted from the start of the run. Equal seeds give equal arrivals.
     pub fn arrivals(&self, seed: u64) -> Arrivals {
         Arrivals {
-            gaps: match self.gaps {
-                Gaps::Constant => Unit::Constant,
-                Gaps::Poisson => Unit::Exponential,
-                // The command line admits positive finite shapes only; anything else falls back to k = 1.
-                Gaps::Gamma(k) => Gamma::new(k, 1.0 / k).map_or(Unit::Exponential, Unit::Gamma),
-            },
+            // The command line admits positive finite shapes only; anything else falls back to shape 1.
+            gaps: self.gaps.gaps().unwrap_or(Gaps::Exponential),
             steps: self.steps.clone().into_iter(),
             step: None,
             seconds: 0.0,
-            random: generator(seed, Stream::Arrivals),
+            random: Stream::Arrivals.random(seed),
         }
     }
 
@@ -94,23 +67,6 @@ impl Schedule {
     }
 }
 
-/// A gap of mean 1.
-enum Unit {
-    Constant,
-    Exponential,
-    Gamma(Gamma<f64>),
-}
-
-impl Unit {
-    fn draw(&self, random: &mut Pcg64) -> f64 {
-        match self {
-            Unit::Constant => 1.0,
-            Unit::Exponential => random.sample(Exp1),
-            Unit::Gamma(gamma) => gamma.sample(random),
-        }
-    }
-}
-
 /// The step that arrivals are drawn from now.
 struct Current {
     rate: f64,
@@ -121,7 +77,7 @@ struct Current {
 
 /// Iterator over the arrival times of a [`Schedule`]; never decreasing.
 pub struct Arrivals {
-    gaps: Unit,
+    gaps: Gaps,
     steps: std::vec::IntoIter<Step>,
     step: Option<Current>,
     /// The latest arrival, or the beginning of the step if that is later.

@@ -3,7 +3,7 @@
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use crate::seed::{Stream, generator};
+use crate::seed::Stream;
 
 /// One of the prepared requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ impl Mix {
                 (end, variants)
             })
             .collect();
-        Mix { parts, random: generator(seed, Stream::Mix) }
+        Mix { parts, random: Stream::Mix.random(seed) }
     }
 
     /// The next choice.

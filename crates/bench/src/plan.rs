@@ -7,13 +7,14 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use downbeat_core::Duration;
+use downbeat_sim::Arrivals;
 
 use crate::args::{Args, Body, Protocol};
-use crate::arrivals::{Gaps, Schedule, Step, Until};
+use crate::arrivals::{Schedule, Step, Until};
 use crate::control::{Control, Target};
 use crate::load::Pace;
 use crate::request::Envelope;
-use crate::seed::{Stream, generator};
+use crate::seed::Stream;
 use crate::tensors::{InputRules, InputTensor, from_json};
 
 /// Largest number of steps.
@@ -79,7 +80,7 @@ pub struct Search {
     /// It ends when the bounds are this close, as a part of the capacity.
     pub precision: f64,
     /// Variation of the gaps.
-    pub gaps: Gaps,
+    pub gaps: Arrivals,
     /// What must be met.
     pub targets: Targets,
 }
@@ -101,7 +102,7 @@ impl Plan {
     pub fn resolve(args: &Args) -> Result<Self> {
         let target = target(args.url.as_deref(), args.protocol)?;
         let headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
-        let gaps = gaps(&args.arrivals)?;
+        let gaps = args.arrivals;
         let rate = positive("--rate", args.rate)?;
         let (pace, pace_text) = if args.closed {
             ensure!(args.connections > 0, "--connections 0: a closed loop needs a client");
@@ -220,23 +221,6 @@ fn header(text: &str) -> Result<(String, String)> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// `--arrivals`.
-///
-/// # Errors
-/// Naming the kinds there are.
-pub fn gaps(text: &str) -> Result<Gaps> {
-    match text.split_once(':') {
-        None if text == "constant" => Ok(Gaps::Constant),
-        None if text == "poisson" => Ok(Gaps::Poisson),
-        Some(("gamma", shape)) => {
-            let shape: f64 = shape.parse().with_context(|| format!("--arrivals {text}"))?;
-            ensure!(shape.is_finite() && shape >= 0.001, "--arrivals {text}: the shape must be at least 0.001");
-            Ok(Gaps::Gamma(shape))
-        }
-        _ => bail!("--arrivals {text}: expected constant, poisson or gamma:SHAPE"),
-    }
-}
-
 /// `--steps`.
 ///
 /// # Errors
@@ -322,7 +306,7 @@ fn models(args: &Args, plan: &Plan) -> Result<Vec<ModelPlan>> {
             let tensors = match from_file {
                 Some(tensors) => tensors,
                 None => {
-                    let mut random = generator(plan.seed, Stream::Data(index as u32));
+                    let mut random = Stream::Data(index as u32).random(plan.seed);
                     (0..args.variants)
                         .map(|_| rules.generate(&specs, &mut random))
                         .collect::<Result<Vec<_>>>()

@@ -13,12 +13,14 @@ pub enum Stream {
     Data(u32),
 }
 
-/// The generator of a purpose. The same seed gives the same numbers on every machine.
-pub fn generator(seed: u64, stream: Stream) -> Pcg64 {
-    let stream = match stream {
-        Stream::Arrivals => 1,
-        Stream::Mix => 2,
-        Stream::Data(model) => 3 + u128::from(model),
-    };
-    Pcg64::new(u128::from(seed), stream)
+impl Stream {
+    /// The generator of this purpose. The same seed gives the same numbers on every machine.
+    pub fn random(self, seed: u64) -> Pcg64 {
+        let stream = match self {
+            Stream::Arrivals => 1,
+            Stream::Mix => 2,
+            Stream::Data(model) => 3 + u64::from(model),
+        };
+        downbeat_sim::random(seed, stream)
+    }
 }

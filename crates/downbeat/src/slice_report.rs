@@ -16,7 +16,7 @@ const LINE_WIDTH: usize = 120;
 /// Where it goes on in the next line.
 const LIVE_INDENT: usize = 5;
 /// Longest name in the table, characters.
-const NAME_WIDTH: usize = 22;
+const NAME_WIDTH: usize = 18;
 
 /// Where a model is cut, and what that costs.
 #[derive(Clone, Debug, Serialize)]

@@ -36,11 +36,26 @@ pub struct ArrivalStream {
     now: Time,
 }
 
-#[derive(Clone, Debug)]
-enum Gaps {
+/// Gaps between arrivals, with a mean of 1.
+#[derive(Clone, Copy, Debug)]
+pub enum Gaps {
+    /// All equal.
     Constant,
+    /// Exponential.
     Exponential,
+    /// Of a Gamma distribution.
     Gamma(Gamma<f64>),
+}
+
+impl Gaps {
+    /// The next gap.
+    pub fn draw(&self, random: &mut Pcg64) -> f64 {
+        match self {
+            Gaps::Constant => 1.0,
+            Gaps::Exponential => Exp1.sample(random),
+            Gaps::Gamma(gamma) => gamma.sample(random),
+        }
+    }
 }
 
 /// Why an arrival process cannot be generated.
@@ -53,7 +68,7 @@ pub struct BadArrivals {
 
 /// Why a word is no arrival process.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{0}' is no arrival process; expected poisson, constant, or gamma:K with a shape K above 0")]
+#[error("'{0}' is no arrival process; expected poisson, constant, or gamma:K with a shape K of at least 0.001")]
 pub struct UnknownArrivals(String);
 
 impl Arrivals {
@@ -62,17 +77,27 @@ impl Arrivals {
     /// # Errors
     /// If the rate or the shape is not positive and finite.
     pub fn stream(self, rate: f64, seed: u64, stream: u64) -> Result<ArrivalStream, BadArrivals> {
-        let shape = self.shape();
-        let bad = BadArrivals { rate, shape };
-        if !(rate > 0.0 && rate.is_finite() && shape > 0.0 && shape.is_finite()) {
+        let bad = BadArrivals { rate, shape: self.shape() };
+        if !(rate > 0.0 && rate.is_finite()) {
             return Err(bad);
         }
-        let gaps = match self {
-            Arrivals::Constant => Gaps::Constant,
-            Arrivals::Poisson => Gaps::Exponential,
-            Arrivals::Gamma(shape) => Gaps::Gamma(Gamma::new(shape, 1.0 / shape).map_err(|_| bad)?),
-        };
+        let gaps = self.gaps().ok_or(bad)?;
         Ok(ArrivalStream { gaps, stretch: 1.0 / rate, pace: None, rng: random(seed, stream), now: Time::ZERO })
+    }
+
+    /// The gaps, before they are stretched by the rate; `None` if the shape is not positive and finite.
+    pub fn gaps(self) -> Option<Gaps> {
+        match self {
+            Arrivals::Constant => Some(Gaps::Constant),
+            Arrivals::Poisson => Some(Gaps::Exponential),
+            Arrivals::Gamma(shape) if shape.is_finite() => Gamma::new(shape, 1.0 / shape).ok().map(Gaps::Gamma),
+            Arrivals::Gamma(_) => None,
+        }
+    }
+
+    /// Coefficient of variation of the gaps.
+    pub fn coefficient_of_variation(self) -> f64 {
+        self.dispersion().sqrt()
     }
 
     /// Variance of the number of arrivals over its mean, in the long run.
@@ -93,7 +118,7 @@ impl FromStr for Arrivals {
     type Err = UnknownArrivals;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let shape = |text: &str| text.parse().ok().filter(|shape: &f64| *shape > 0.0 && shape.is_finite());
+        let shape = |text: &str| text.parse().ok().filter(|shape: &f64| *shape >= 0.001 && shape.is_finite());
         match text.split_once(':') {
             None if text == "poisson" => Some(Arrivals::Poisson),
             None if text == "constant" => Some(Arrivals::Constant),
@@ -123,11 +148,7 @@ impl ArrivalStream {
 
     /// The next arrival. The first is one gap after the epoch.
     pub fn next_arrival(&mut self) -> Time {
-        let gap: f64 = match &self.gaps {
-            Gaps::Constant => 1.0,
-            Gaps::Exponential => Exp1.sample(&mut self.rng),
-            Gaps::Gamma(gamma) => gamma.sample(&mut self.rng),
-        };
+        let gap = self.gaps.draw(&mut self.rng);
         let seconds = match &mut self.pace {
             None => gap * self.stretch,
             Some(pace) => pace.pass(gap * self.stretch),
@@ -138,7 +159,7 @@ impl ArrivalStream {
 }
 
 /// The random numbers of one `stream` of a run: independent of those of other streams and seeds.
-pub(crate) fn random(seed: u64, stream: u64) -> Pcg64 {
+pub fn random(seed: u64, stream: u64) -> Pcg64 {
     // SplitMix64's increment keeps (seed, stream) pairs apart; seed_from_u64 mixes the rest.
     Pcg64::seed_from_u64(seed.wrapping_add(stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }

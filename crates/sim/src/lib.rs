@@ -27,7 +27,7 @@ mod system;
 mod tally;
 pub mod world;
 
-pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, UnknownArrivals};
+pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, Gaps, UnknownArrivals, random};
 pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
 pub use bounds::{ModelTrace, Staggered, Trace, clairvoyant, fluid, staggered};
 pub use capacity::{Capacity, Search, TOLERATED, capacity};

@@ -6,7 +6,7 @@ use rand::RngExt;
 use rand_distr::Exp1;
 use rand_pcg::Pcg64;
 
-use crate::seed::{Stream, generator};
+use crate::seed::Stream;
 
 /// Fixed and growing part of `l(b)`: ResNet50 as in Symphony's table 2.
 const PROFILE: (Duration, Duration) = (Duration::from_nanos(1_053_000), Duration::from_nanos(5_072_000));
@@ -61,7 +61,7 @@ impl Workload {
     /// The requests, in order of arrival.
     pub fn requests(&self) -> Requests {
         Requests {
-            random: generator(self.seed, Stream::Arrivals),
+            random: Stream::Arrivals.random(self.seed),
             mean_gap_ns: 1e9 / self.rate,
             at_ns: 0.0,
             models: self.models,

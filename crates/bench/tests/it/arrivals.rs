@@ -1,9 +1,10 @@
 //! The random processes are what they are called, and the same for the same seed.
 
-use downbeat_bench::arrivals::{Gaps, Schedule, Step, Until};
+use downbeat_bench::arrivals::{Schedule, Step, Until};
 use downbeat_bench::mix::Mix;
-use downbeat_bench::plan::{gaps, steps};
+use downbeat_bench::plan::steps;
 use downbeat_core::{Duration, Time};
+use downbeat_sim::Arrivals;
 use proptest::prelude::*;
 
 /// Mean and coefficient of variation of the first `n` gaps, in seconds.
@@ -18,12 +19,12 @@ fn moments(schedule: &Schedule, seed: u64, n: usize) -> (f64, f64) {
 #[test]
 fn gaps_have_their_mean_and_variation() {
     for (gaps, tolerance) in [
-        (Gaps::Constant, 1e-6),
-        (Gaps::Poisson, 0.02),
-        (Gaps::Gamma(4.0), 0.02),
-        (Gaps::Gamma(0.5), 0.03),
+        (Arrivals::Constant, 1e-6),
+        (Arrivals::Poisson, 0.02),
+        (Arrivals::Gamma(4.0), 0.02),
+        (Arrivals::Gamma(0.5), 0.03),
         // Symphony's bursty case: a coefficient of variation of 4.5 needs many gaps to show itself.
-        (Gaps::Gamma(0.05), 0.08),
+        (Arrivals::Gamma(0.05), 0.08),
     ] {
         for seed in [1, 2] {
             let (mean, cv) = moments(&Schedule::steady(gaps, 250.0), seed, 200_000);
@@ -36,7 +37,7 @@ fn gaps_have_their_mean_and_variation() {
 
 #[test]
 fn equal_seeds_give_equal_arrivals_and_others_do_not() {
-    let schedule = Schedule::steady(Gaps::Gamma(0.3), 100.0);
+    let schedule = Schedule::steady(Arrivals::Gamma(0.3), 100.0);
     let first: Vec<Time> = schedule.arrivals(7).take(1000).collect();
     assert_eq!(first, schedule.arrivals(7).take(1000).collect::<Vec<_>>());
     assert_ne!(first, schedule.arrivals(8).take(1000).collect::<Vec<_>>());
@@ -44,7 +45,7 @@ fn equal_seeds_give_equal_arrivals_and_others_do_not() {
 
 #[test]
 fn steps_of_requests_change_the_rate_after_that_many() {
-    let schedule = Schedule { gaps: Gaps::Constant, steps: steps("10x5,100x20").expect("valid") };
+    let schedule = Schedule { gaps: Arrivals::Constant, steps: steps("10x5,100x20").expect("valid") };
     let times: Vec<u64> = schedule.arrivals(1).map(|t| t.as_nanos() / 1_000_000).collect();
     assert_eq!(times.len(), 25, "the schedule ends with its last step");
     assert_eq!(&times[..6], &[100, 200, 300, 400, 500, 510]);
@@ -54,7 +55,7 @@ fn steps_of_requests_change_the_rate_after_that_many() {
 #[test]
 fn steps_of_time_keep_the_part_of_a_gap_that_crosses_them() {
     // At 4/s the fifth gap has spent 0.25 s of the first second exactly; at 1.5 s into 2/s steps half gaps remain.
-    let schedule = Schedule { gaps: Gaps::Constant, steps: steps("2x0.75s,10x1s").expect("valid") };
+    let schedule = Schedule { gaps: Arrivals::Constant, steps: steps("2x0.75s,10x1s").expect("valid") };
     let times: Vec<u64> = schedule.arrivals(1).map(|t| t.as_nanos() / 1_000_000).collect();
     // 0.5 s, then half a gap until 0.75 s, the other half at 10/s: 0.8 s.
     assert_eq!(&times[..4], &[500, 800, 900, 1000]);
@@ -79,9 +80,9 @@ fn wrong_steps_and_kinds_are_refused_by_name() {
             Ok(steps) => assert!(steps.last().is_some_and(|s| s.until == Until::End), "{text}: {steps:?}"),
         }
     }
-    for text in ["", "gamma", "gamma:", "gamma:0", "gamma:-1", "gamma:inf", "poisson:2", "uniform"] {
-        let error = gaps(text).expect_err(text);
-        assert!(error.to_string().contains("--arrivals"), "{text}: {error}");
+    for text in ["", "gamma", "gamma:", "gamma:0", "gamma:-1", "gamma:0.0001", "gamma:inf", "poisson:2", "uniform"] {
+        let error = text.parse::<Arrivals>().expect_err(text);
+        assert!(error.to_string().contains("is no arrival process"), "{text}: {error}");
     }
 }
 
@@ -110,7 +111,7 @@ proptest! {
             rate: *rate,
             until: if *timed { Until::Elapsed(Duration::from_millis(*n)) } else { Until::Requests(*n) },
         });
-        let schedule = Schedule { gaps: Gaps::Gamma(shape), steps: steps.collect() };
+        let schedule = Schedule { gaps: Arrivals::Gamma(shape), steps: steps.collect() };
         let times: Vec<Time> = schedule.arrivals(seed).collect();
         prop_assert!(times.windows(2).all(|w| w[0] <= w[1]));
         let counted: u64 = parts.iter().filter(|p| !p.2).map(|p| p.1).sum();

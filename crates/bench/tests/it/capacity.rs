@@ -1,18 +1,19 @@
 //! The search finds the capacity of servers whose capacity is known. Virtual time: no server, no clock.
 
-use downbeat_bench::arrivals::{Gaps, Schedule};
+use downbeat_bench::arrivals::Schedule;
 use downbeat_bench::capacity::{Bisection, search_with};
 use downbeat_bench::outcome::{Failed, Failure};
 use downbeat_bench::plan::{Search, Targets};
 use downbeat_bench::record::{Record, Window};
 use downbeat_bench::run::Outcome;
 use downbeat_core::{Duration, Time};
+use downbeat_sim::Arrivals;
 use proptest::prelude::*;
 
 const LENGTH: Duration = Duration::from_millis(20_000);
 
 /// A server that works on one request at a time, `service` long, and lets at most `room` wait.
-fn one_server(rate: f64, gaps: Gaps, service: Duration, room: usize, slo: Option<Duration>) -> Outcome {
+fn one_server(rate: f64, gaps: Arrivals, service: Duration, room: usize, slo: Option<Duration>) -> Outcome {
     let window = Window { start: Time::ZERO, end: Time::ZERO + LENGTH, slo, interval: Duration::from_millis(1_000) };
     let mut record = Record::new(1);
     let mut ends: std::collections::VecDeque<Time> = std::collections::VecDeque::new();
@@ -34,7 +35,7 @@ fn one_server(rate: f64, gaps: Gaps, service: Duration, room: usize, slo: Option
 
 fn search(start: f64, p99_ms: Option<u64>) -> Search {
     let targets = Targets { p99: p99_ms.map(Duration::from_millis), bad: 0.01 };
-    Search { start, most: 1e6, precision: 0.01, gaps: Gaps::Poisson, targets }
+    Search { start, most: 1e6, precision: 0.01, gaps: Arrivals::Poisson, targets }
 }
 
 #[test]
@@ -43,7 +44,7 @@ fn drops_bound_the_capacity() {
     let service = Duration::from_millis(5);
     for start in [1.0, 190.0, 5000.0] {
         let (outcome, found) = search_with(&search(start, None), LENGTH, None, |rate, _| {
-            Ok(one_server(rate, Gaps::Constant, service, 10, None))
+            Ok(one_server(rate, Arrivals::Constant, service, 10, None))
         })
         .expect("no trial fails");
         let rate = found.rate.expect("a rate passed");
@@ -58,7 +59,7 @@ fn the_latency_target_bounds_the_capacity() {
     // M/D/1 with 5 ms service: the 99th percentile of the whole time in the system is 50 ms at a load near 0.79
     // (heavy-traffic tail exp(-2 (1 - rho) t / (rho s)), t = 45 ms: 1 - rho = 0.256 rho).
     let (_, found) = search_with(&search(10.0, Some(50)), LENGTH, None, |rate, _| {
-        Ok(one_server(rate, Gaps::Poisson, Duration::from_millis(5), 100_000, None))
+        Ok(one_server(rate, Arrivals::Poisson, Duration::from_millis(5), 100_000, None))
     })
     .expect("no trial fails");
     let rate = found.rate.expect("a rate passed");
@@ -71,7 +72,7 @@ fn late_answers_bound_the_capacity_like_drops() {
     let slo = Some(Duration::from_millis(50));
     let find = |slo| {
         search_with(&search(10.0, None), LENGTH, slo, |rate, _| {
-            Ok(one_server(rate, Gaps::Poisson, Duration::from_millis(5), 100_000, slo))
+            Ok(one_server(rate, Arrivals::Poisson, Duration::from_millis(5), 100_000, slo))
         })
         .expect("no trial fails")
         .1
@@ -92,14 +93,14 @@ fn bursts_cost_capacity() {
         .rate
         .expect("a rate passed")
     };
-    assert!(find(Gaps::Gamma(0.1)) < 0.6 * find(Gaps::Poisson));
+    assert!(find(Arrivals::Gamma(0.1)) < 0.6 * find(Arrivals::Poisson));
 }
 
 #[test]
 fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     let (outcome, found) = search_with(&search(1000.0, None), LENGTH, None, |rate, _| {
         // Nothing is ever answered.
-        let mut outcome = one_server(rate, Gaps::Constant, Duration::from_millis(60_000_000), 0, None);
+        let mut outcome = one_server(rate, Arrivals::Constant, Duration::from_millis(60_000_000), 0, None);
         outcome.record.models[0].ok = 0;
         let failed = Failed::new(Failure::Timeout, "");
         let window = outcome.window;
@@ -118,7 +119,7 @@ fn an_interrupted_search_has_the_best_rate_so_far() {
     let mut trials = 0;
     let (outcome, found) = search_with(&search(100.0, None), LENGTH, None, |rate, _| {
         trials += 1;
-        let outcome = one_server(rate, Gaps::Constant, Duration::from_nanos(1), 10, None);
+        let outcome = one_server(rate, Arrivals::Constant, Duration::from_nanos(1), 10, None);
         Ok(Outcome { interrupted: trials == 3, ..outcome })
     })
     .expect("no trial fails");
@@ -132,7 +133,7 @@ fn an_unbounded_server_ends_at_the_highest_rate() {
     let mut bounded = search(100.0, None);
     bounded.most = 1000.0;
     let (_, found) = search_with(&bounded, LENGTH, None, |rate, _| {
-        Ok(one_server(rate, Gaps::Constant, Duration::from_nanos(1), 10, None))
+        Ok(one_server(rate, Arrivals::Constant, Duration::from_nanos(1), 10, None))
     })
     .expect("no trial fails");
     assert_eq!((found.rate, found.failed_rate), (Some(1000.0), None));

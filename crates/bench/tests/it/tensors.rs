@@ -1,7 +1,7 @@
 //! Requests fit the model's metadata, and the rules of the command line.
 
 use downbeat_bench::request::Envelope;
-use downbeat_bench::seed::{Stream, generator};
+use downbeat_bench::seed::Stream;
 use downbeat_bench::tensors::{InputRules, InputTensor, from_json, to_json};
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_protocol::inference::ModelInferRequest;
@@ -17,7 +17,7 @@ fn rules(batch: u32, shapes: &[&str], lognormal: &[&str], ranges: &[&str]) -> an
 }
 
 fn generate(rules: &InputRules, specs: &[TensorSpec]) -> anyhow::Result<Vec<InputTensor>> {
-    rules.generate(specs, &mut generator(5, Stream::Data(0)))
+    rules.generate(specs, &mut Stream::Data(0).random(5))
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn variable_dimensions_need_a_rule_and_the_error_shows_one() {
 fn lognormal_sizes_are_equal_within_a_request_and_have_their_median() {
     let rules = rules(1, &[], &["*:4.11,0.52,300"], &[]).expect("valid");
     let specs = [spec("ids", DataType::Int32, &[-1, -1]), spec("mask", DataType::Int32, &[-1, -1])];
-    let mut random = generator(9, Stream::Data(0));
+    let mut random = Stream::Data(0).random(9);
     let mut sizes: Vec<i64> = (0..4000)
         .map(|_| {
             let tensors = rules.generate(&specs, &mut random).expect("fits");

@@ -37,5 +37,5 @@ pub fn write_pages(args: &ManArgs, command: Command) -> anyhow::Result<()> {
 pub fn print_completions(args: &CompletionsArgs, mut command: Command) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "downbeat", &mut script);
-    Ok(std::io::stdout().write_all(&script)?)
+    Ok(downbeat_report::out().write_all(&script)?)
 }

@@ -191,6 +191,7 @@ fn a_reader_that_has_gone_is_no_failure() {
         &["simulate", "figure"],
         &["simulate", "figure", "e2bird-table-1"],
         &["engine", "list"],
+        &["completions", "bash"],
         &["config", "check", EXAMPLES],
         &["--help"],
     ] {

@@ -105,7 +105,6 @@ impl Loader {
             anyhow::bail!("a policy that was asked for is not looked at: this is a defect");
         };
         *definition = *completed;
-        let loaded = Arc::new(loaded);
         if !loaded.hosts().is_routed() && self.context.executors_grow() {
             self.grow(&loaded, self.context.at_once(definition))?;
         }

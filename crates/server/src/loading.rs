@@ -30,7 +30,7 @@ use crate::warm_up::{self, WarmUp};
 /// What came of loading a version.
 pub enum LoadOutcome {
     /// It can serve; its model's definition is complete.
-    Ready(LoadedVersion, Box<ModelDefinition>),
+    Ready(Arc<LoadedVersion>, Box<ModelDefinition>),
     /// Another policy suits it better.
     Better(Box<Chosen>),
 }
@@ -483,7 +483,7 @@ impl<'a> Loading<'a> {
         loaded.say_memory(&context.metrics);
         let engine = source.engine.info().name;
         tracing::info!(model = %definition.name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
-        LoadOutcome::Ready(loaded, Box::new(definition))
+        LoadOutcome::Ready(Arc::new(loaded), Box::new(definition))
     }
 }
 

@@ -9,8 +9,8 @@ use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::mix::{BadMix, LaneMix, MixTable};
 use super::note::Note;
 use super::policy::DevicePolicy;
-use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
-use super::request_pool::{PoolStats, RequestPool};
+use super::request::{DeviceReject, DeviceRequest};
+use super::request_pool::RequestPool;
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, Cores, PolicyModel, PolicySettings, RingNeed};
@@ -108,19 +108,6 @@ impl Elastic {
 
     fn segments(&self) -> SegmentRange {
         SegmentRange::new(0, self.options.profile.segments())
-    }
-
-    fn advance(&mut self, turn: &mut Turn<'_>) {
-        self.pool.drop_hopeless(turn);
-        // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
-        let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.pool.running_rows());
-        if load != self.load {
-            self.load = load;
-            turn.note(Note::Switch { load });
-        }
-        while let Some((size, members, rows, slots)) = self.next_launch() {
-            self.launch(turn, size, members, rows, slots);
-        }
     }
 
     /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
@@ -333,14 +320,29 @@ impl DevicePolicy for Elastic {
         self.sizes.iter().map(|size| LaneSpec { partition, max_rows: *size, segments: self.segments() }).collect()
     }
 
-    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
-        self.pool.push(turn, request, self.largest())
+    fn pool(&self) -> Option<&RequestPool> {
+        Some(&self.pool)
     }
 
-    fn handle_input(&mut self, turn: &mut Turn<'_>, request: RequestId) {
-        if self.pool.mark_ready(request, turn) {
-            self.advance(turn);
+    fn pool_mut(&mut self) -> Option<&mut RequestPool> {
+        Some(&mut self.pool)
+    }
+
+    fn advance(&mut self, turn: &mut Turn<'_>) {
+        self.pool.drop_hopeless(turn);
+        // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
+        let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.pool.running_rows());
+        if load != self.load {
+            self.load = load;
+            turn.note(Note::Switch { load });
         }
+        while let Some((size, members, rows, slots)) = self.next_launch() {
+            self.launch(turn, size, members, rows, slots);
+        }
+    }
+
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.pool.push(turn, request, self.largest())
     }
 
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
@@ -358,29 +360,11 @@ impl DevicePolicy for Elastic {
         self.advance(turn);
     }
 
-    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
-        let was_there = self.pool.cancel(request, turn);
-        self.advance(turn);
-        was_there
-    }
-
-    fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
-        self.advance(turn);
-    }
-
-    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
-        self.pool.drop_all(turn, reason);
-    }
-
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         self.pool.hopeless_at()
     }
 
     fn backlog(&self) -> Duration {
         self.pool.backlog(&self.options.profile, self.options.max_running)
-    }
-
-    fn stats(&self) -> PoolStats {
-        self.pool.stats()
     }
 }

@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_column_that_no_row_has_is_left_out() {
-        let table = table().some("half", |row| (row.1 > 1).then(|| row.1 / 2)).some("none", |_| None::<u32>);
+        let table = table().some("half", |row| (row.1 > 1).then_some(row.1 / 2)).some("none", |_| None::<u32>);
         assert!(table.head().contains("| half |") && !table.head().contains("none"), "{table}");
         assert!(table.body().contains("|    1 |    – |"), "{table}");
     }

@@ -15,7 +15,7 @@ pub mod capacity;
 pub mod clock;
 pub mod control;
 pub mod html;
-mod interrupt;
+pub mod interrupt;
 pub mod load;
 pub mod mix;
 pub mod outcome;

@@ -9,10 +9,12 @@ pub mod device;
 pub mod device_profiles;
 pub mod ids;
 pub mod profile;
+pub mod quantile;
 pub mod tensor;
 pub mod time;
 
 pub use device_profiles::DeviceProfiles;
 pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 pub use profile::LatencyProfile;
+pub use quantile::{median, quantiles};
 pub use time::{Duration, Time};

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use downbeat_core::median;
 use downbeat_report::say;
 use downbeat_server::pair_profiler::PairMeasurement;
 use downbeat_sim::device::{CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
@@ -74,13 +75,11 @@ pub fn save_shares(file: &Path, profiled: &ProfiledModel, length: i64, report: &
             _ => m.segments_ns.iter().map(|ns| in_micros(*ns)).collect(),
         },
     };
-    let mut overheads: Vec<f64> = report
+    let overheads = report
         .measurements
         .iter()
         .filter(|m| m.by_device)
-        .map(|m| in_micros(m.host_ns.saturating_sub(m.median_ns)) / m.segments_ns.len().max(1) as f64)
-        .collect();
-    overheads.sort_by(f64::total_cmp);
+        .map(|m| in_micros(m.host_ns.saturating_sub(m.median_ns)) / m.segments_ns.len().max(1) as f64);
     let bytes = |specs: &[downbeat_core::tensor::TensorSpec]| -> u64 {
         let elements = |dims: &[i64]| -> u64 {
             dims.iter().skip(1).map(|d| u64::try_from(*d).unwrap_or(length.unsigned_abs())).product()
@@ -93,7 +92,7 @@ pub fn save_shares(file: &Path, profiled: &ProfiledModel, length: i64, report: &
         measured_on: report.conditions.clone(),
         input_bytes: bytes(&signature.inputs),
         output_bytes: bytes(&signature.outputs),
-        launch_overhead_us: overheads.get(overheads.len() / 2).copied().unwrap_or(0.0),
+        launch_overhead_us: median(overheads).unwrap_or(0.0),
         worst_error: 0.0,
         segments: Vec::new(),
         measured: report.measurements.iter().map(point).collect(),

@@ -35,6 +35,7 @@ mod slice_report;
 mod timeline_command;
 mod triton_flags;
 mod units;
+mod watched;
 
 use std::process::ExitCode;
 

@@ -53,7 +53,7 @@ impl MixReport {
 
     /// The table of mixes as `downbeat.toml` takes it.
     pub fn mixes(&self) -> String {
-        let mut out = format!("# downbeat profile {} --worker-mix: {}\n[mixes]\n", self.model, self.subject);
+        let mut out = format!("# downbeat profile {} --lane-mix: {}\n[mixes]\n", self.model, self.subject);
         for (total, mix) in self.best() {
             let _ = writeln!(out, "{total} = \"{mix}\"");
         }

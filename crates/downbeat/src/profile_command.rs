@@ -12,8 +12,8 @@ use downbeat_server::batch_codec::PROFILED_LENGTH;
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
-use downbeat_server::profiler::{self, Measurement, ProfileStore, StoredOperators, StoredProfile};
-use indicatif::{ProgressBar, ProgressStyle};
+use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile};
+use downbeat_server::profiler::{self, Measurement};
 
 use crate::calibration_file;
 use crate::engine_command::engine_for;
@@ -24,6 +24,7 @@ use crate::profile_shares::{self, ShareFlags};
 use crate::profiled_model::{ModelWanted, ProfiledModel};
 use crate::resolve;
 use crate::units;
+use crate::watched::watched;
 
 /// Measure how long batches of a model take, and print and plot it.
 #[derive(Args, Debug)]
@@ -68,16 +69,16 @@ pub struct ProfileArgs {
     /// Measure which mix of lanes, running at once, answers soonest for each of these numbers of items [default: 4,8,16,32], for
     /// the device policy "elastic". One thread in each run, unless --threads says otherwise
     #[arg(long, value_name = "ITEMS", num_args = 0..=1, default_missing_value = "4,8,16,32", value_parser = batch_sizes, conflicts_with_all = ["batch", "emulated"])]
-    worker_mix: Option<BatchSizes>,
+    lane_mix: Option<BatchSizes>,
     /// Write the best mixes, as downbeat.toml takes them
-    #[arg(long, value_name = "FILE", requires = "worker_mix")]
+    #[arg(long, value_name = "FILE", requires = "lane_mix")]
     mixes: Option<PathBuf>,
     /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
     /// Write what was measured, with --shares, --segments or --beside or else of the whole model, into a calibration for `downbeat simulate device`; a file
     /// that is there is added to
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["worker_mix", "emulated"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["lane_mix", "emulated"])]
     save: Option<PathBuf>,
     #[command(flatten)]
     shares: ShareFlags,
@@ -145,42 +146,10 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         return kept(&ProfileStore::new(args.profile_cache.clone()), args.clear);
     };
     let batch = args.batch.as_ref().map(|sizes| &*sizes.0);
-    let largest = |sizes: Option<&[u32]>| sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
-    // Lanes side by side are what uses the cores where several run.
-    let has_company = args.worker_mix.is_some() || args.pairs.beside.is_some();
-    let threads = match args.threads {
-        0 if has_company => 1,
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
-    let repository = resolve::repository_of(model, args.repository.as_deref(), &std::env::current_dir()?)?;
-    let wanted = |name, version, sizes, cut| ModelWanted {
-        repository: &repository,
-        name,
-        version,
-        largest_batch: largest(sizes),
-        cut,
-        threads,
-    };
     let cut = args.shares.segments.map_or(Cut::Whole, |segments| Cut::Stages(segments.into()));
-    let profiled = ProfiledModel::load(wanted(model, args.model_version, batch, cut), |format| {
-        engine_for(format, args.engine, &Search::from_env())
-    })?;
+    let profiled = load(args, model, args.model_version, batch, cut, None)?;
     if let Some(other) = &args.pairs.beside {
-        if let Some(file) = &args.save {
-            calibration_file::check_pairs(file, [model, other], args.pairs.split)?;
-        }
-        let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
-        let other = ProfiledModel::load(wanted(other, None, sizes, Cut::Whole), |format| {
-            if format == profiled.format {
-                return Ok(profiled.engine.clone());
-            }
-            engine_for(format, args.engine, &Search::from_env())
-        })?;
-        let report = profile_pairs::measure(&args.pairs, [&profiled, &other], batch, args.length, args.budget)?;
-        args.json.print(&report)?;
-        args.html.write(|| report.page())?;
-        return args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, &profiled, &report));
+        return measure_pairs(args, &profiled, other, batch);
     }
     if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
         let mut out = args.json.text();
@@ -190,64 +159,93 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
         return args.save.as_ref().map_or(Ok(()), save);
     }
-    let subject = profiled.subject(args.length, Clock::start());
-    if let Some(BatchSizes(totals)) = &args.worker_mix {
-        return measure_mixes(args, &profiled, &subject, totals);
+    match &args.lane_mix {
+        Some(BatchSizes(totals)) => measure_mixes(args, &profiled, totals),
+        None => measure_batches(args, &profiled, batch),
     }
+}
+
+/// Loads a model to be measured with batches up to the last of `sizes`, on the engine of `beside` if that is for its format.
+fn load(
+    args: &ProfileArgs,
+    name: &str,
+    version: Option<u64>,
+    sizes: Option<&[u32]>,
+    cut: Cut,
+    beside: Option<&ProfiledModel>,
+) -> anyhow::Result<ProfiledModel> {
+    // Lanes side by side are what uses the cores where several run.
+    let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some();
+    let threads = if has_company && args.threads == 0 { 1 } else { units::threads_of(args.threads) };
+    let repository = resolve::repository_of(name, args.repository.as_deref(), &std::env::current_dir()?)?;
+    let largest_batch = sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
+    let wanted = ModelWanted { repository: &repository, name, version, largest_batch, cut, threads };
+    ProfiledModel::load(wanted, |format| match beside {
+        Some(beside) if beside.format == format => Ok(beside.engine.clone()),
+        _ => engine_for(format, args.engine, &Search::from_env()),
+    })
+}
+
+/// What batches of the model take.
+fn measure_batches(args: &ProfileArgs, profiled: &ProfiledModel, batch: Option<&[u32]>) -> anyhow::Result<()> {
     let sizes = profiled.sizes(batch, profiler::default_sizes)?;
     let info = profiled.engine.info();
     let mut report = ProfileReport {
-        model: model.clone(),
+        model: profiled.name.clone(),
         version: profiled.version,
         engine: info.name.to_owned(),
         engine_version: info.version,
         device: info.device,
-        threads,
+        threads: profiled.threads,
         length: profiled.length(args.length),
         measurements: Vec::new(),
     };
     let mut out = args.json.text();
     write!(out, "{}", report.header())?;
-    let mut lane = profiled.model.lane()?;
-    let mut written = Ok(());
-    report.measurements = subject.measure(&mut *lane, &sizes, args.budget, |measurement: Measurement| {
-        // A line as soon as it is known: large batches of large models take their time.
-        if written.is_ok() {
-            written = write!(out, "{}", ProfileReport::row(&measurement)).and_then(|()| out.flush());
-        }
-    })?;
-    written.and_then(|()| write!(out, "{}", report.summary()))?;
+    let (subject, mut lane) = (profiled.subject(args.length, Clock::start()), profiled.model.lane()?);
+    report.measurements =
+        watched(&mut out, ProfileReport::row, |watch| subject.measure(&mut *lane, &sizes, args.budget, watch))?;
+    write!(out, "{}", report.summary())?;
     args.json.write(&report)?;
     args.html.write(|| report.page())?;
     let Some(file) = &args.emulated else { return Ok(()) };
     downbeat_report::write(file, &report.emulated_model(profiled.model.signature())?)
 }
 
-/// The offline phase of E-Ebird (E²bird §7.3.2).
-fn measure_mixes(
+/// What batches of the model take while another one runs at the same time.
+fn measure_pairs(
     args: &ProfileArgs,
     profiled: &ProfiledModel,
-    subject: &profiler::Subject<'_>,
-    totals: &[u32],
+    other: &str,
+    batch: Option<&[u32]>,
 ) -> anyhow::Result<()> {
+    if let Some(file) = &args.save {
+        calibration_file::check_pairs(file, [&profiled.name, other], args.pairs.split)?;
+    }
+    let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
+    let other = load(args, other, None, sizes, Cut::Whole, Some(profiled))?;
+    let report = profile_pairs::measure(&args.pairs, [profiled, &other], batch, args.length, args.budget)?;
+    args.json.print(&report)?;
+    args.html.write(|| report.page())?;
+    args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, profiled, &report))
+}
+
+/// The offline phase of E-Ebird (E²bird §7.3.2).
+fn measure_mixes(args: &ProfileArgs, profiled: &ProfiledModel, totals: &[u32]) -> anyhow::Result<()> {
     let ProfiledModel { name, max_batch, .. } = profiled;
-    let max_batch = *max_batch;
-    if max_batch == 0 {
+    if *max_batch == 0 {
         bail!("'{name}' has no batch dimension: there is no mix of batch sizes to choose");
     }
     if let Some(total) = totals.iter().find(|total| **total > MOST_LANES) {
         bail!("{total} items are too many: up to {MOST_LANES} lanes can be measured at once");
     }
-    let count = mix_profiler::count(totals, max_batch);
-    let bar = ProgressBar::new(count as u64);
-    let style = ProgressStyle::with_template("{pos:>4}/{len} mixes {bar:30} {msg}").map_err(anyhow::Error::msg)?;
-    bar.set_style(style);
-    let loads = mix_profiler::measure(subject, totals, max_batch, args.budget, |total, mix| {
-        bar.set_message(format!("{total} items: {mix}"));
-        bar.inc(1);
-    });
-    bar.finish_and_clear();
-    let report = MixReport { model: name.clone(), subject: profiled.conditions(args.length), loads: loads? };
+    let subject = profiled.subject(args.length, Clock::start());
+    let loads = watched(
+        &mut std::io::sink(),
+        |_| String::new(),
+        |watch| mix_profiler::measure(&subject, totals, *max_batch, args.budget, watch),
+    )?;
+    let report = MixReport { model: name.clone(), subject: profiled.conditions(args.length), loads };
     if let Some(file) = &args.mixes {
         downbeat_report::write(file, &report.mixes())?;
     }

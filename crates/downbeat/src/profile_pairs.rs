@@ -5,17 +5,18 @@ use clap::Args;
 use downbeat_core::Duration;
 use downbeat_server::clock::Clock;
 use downbeat_server::pair_profiler;
-use indicatif::{ProgressBar, ProgressStyle};
+use downbeat_server::profiler::few_sizes;
 
 use crate::pair_report::PairReport;
 use crate::profile_shares::device_units;
-use crate::profiled_model::{ProfiledModel, few_sizes};
+use crate::profiled_model::ProfiledModel;
+use crate::watched::watched;
 
 /// Flags of what is measured of pairs.
 #[derive(Args, Debug)]
 pub struct PairFlags {
     /// Measure the model while this one runs at the same time, and each alone. One thread in each run, unless --threads says otherwise
-    #[arg(long, value_name = "MODEL", conflicts_with_all = ["worker_mix", "emulated", "shares", "segments"])]
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["lane_mix", "emulated", "shares", "segments"])]
     pub beside: Option<String>,
     /// Batch sizes of the other model [default: 1, 4 and 16, as far as it batches]
     #[arg(long, value_name = "SIZES", value_parser = super::profile_command::batch_sizes, requires = "beside")]
@@ -61,20 +62,19 @@ pub fn measure(
         None => None,
     };
     let pairs: Vec<[u32; 2]> = firsts.iter().flat_map(|a| seconds.iter().map(|b| [*a, *b])).collect();
-    let bar = ProgressBar::new(pairs.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{pos:>4}/{len} pairs {bar:30} {msg}").map_err(anyhow::Error::msg)?);
     let clock = Clock::start();
     let subjects = [model.subject(length, clock), other.subject(length, clock)];
-    let found = pair_profiler::measure(subjects.each_ref(), 0, &pairs, split.map(|units| units[0]), budget, |pair| {
-        bar.set_message(format!("{} beside {}: {:.2}", pair.batches[0], pair.batches[1], pair.share_of_sequential));
-        bar.inc(1);
-    });
-    bar.finish_and_clear();
+    let first = split.map(|units| units[0]);
+    let measured = watched(
+        &mut std::io::sink(),
+        |_| String::new(),
+        |watch| pair_profiler::measure(subjects.each_ref(), 0, &pairs, first, budget, watch),
+    )?;
     Ok(PairReport {
         models: models.map(|model| model.name.clone()),
         conditions: model.conditions(length),
         device: device_units(&*model.engine).ok(),
         split,
-        pairs: found?,
+        pairs: measured,
     })
 }

@@ -8,19 +8,22 @@ use downbeat_core::Duration;
 use downbeat_engine::cuda::{Device, Splitter, survey};
 use downbeat_engine::{CudaOptions, Engine, Search, Share};
 use downbeat_server::clock::Clock;
+use downbeat_server::profiler::few_sizes;
+use downbeat_server::share_profiler::ShareMeasurement;
 
-use crate::profiled_model::{ProfiledModel, few_sizes};
+use crate::profiled_model::ProfiledModel;
 use crate::share_report::{DeviceUnits, ShareReport};
+use crate::watched::watched;
 
 /// Flags of what is measured over shares and segments.
 #[derive(Args, Debug)]
 pub struct ShareFlags {
     /// Measure latency over the share of the GPU's compute units too, and find the knee: on N shares of even steps
     /// [default: on all that the GPU can be parted into]. Batch sizes: every second power of two, unless --batch says otherwise
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["worker_mix", "emulated"])]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["lane_mix", "emulated"])]
     pub shares: Option<u32>,
     /// Cut the model into N segments of about equal time, and measure each
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with_all = ["worker_mix", "emulated"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with_all = ["lane_mix", "emulated"])]
     pub segments: Option<u16>,
 }
 
@@ -79,7 +82,7 @@ pub fn measure(
     batch: Option<&[u32]>,
     length: i64,
     budget: Duration,
-    out: &mut impl Write,
+    out: &mut (dyn Write + Sync),
 ) -> anyhow::Result<ShareReport> {
     let sizes = profiled.sizes(batch, few_sizes)?;
     let (device, shares) = match flags.shares {
@@ -102,16 +105,12 @@ pub fn measure(
         measurements: Vec::new(),
     };
     write!(out, "{}", report.header())?;
-    let mut written = Ok(());
     let subject = profiled.subject(length, Clock::start());
-    let measurements = subject.measure_shares(&shares, &sizes, budget, |measurement| {
-        if written.is_ok() {
-            written = write!(out, "{}", report.row(measurement)).and_then(|()| out.flush());
-        }
-    })?;
-    ensure!(!measurements.is_empty(), "'{}': a batch of one is too large to be measured", profiled.name);
-    report.complete(measurements);
-    written.and_then(|()| write!(out, "{}", report.summary()))?;
+    let row = |measurement: &ShareMeasurement| report.row(measurement);
+    let measured = watched(out, row, |watch| subject.measure_shares(&shares, &sizes, budget, watch))?;
+    ensure!(!measured.is_empty(), "'{}': a batch of one is too large to be measured", profiled.name);
+    report.complete(measured);
+    write!(out, "{}", report.summary())?;
     Ok(report)
 }
 

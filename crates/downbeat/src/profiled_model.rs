@@ -12,7 +12,7 @@ use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
 use downbeat_server::find_answer;
 use downbeat_server::model_source::stream_priority;
-use downbeat_server::profiler::Subject;
+use downbeat_server::sampler::Subject;
 
 use crate::units;
 
@@ -132,26 +132,5 @@ impl ProfiledModel {
         let threads = units::threads(self.threads);
         let length = self.length(length).map_or_else(String::new, |n| format!(", varying dimensions {n}"));
         format!("{} {} on {}, {threads} a run{length}", info.name, info.version, info.device)
-    }
-}
-
-/// Every second power of two below `max_batch`, and `max_batch`: few sizes, for what is measured for many cases each.
-pub fn few_sizes(max_batch: u32) -> Vec<u32> {
-    let mut sizes: Vec<u32> =
-        (0..16).map(|exponent| 1 << (2 * exponent)).take_while(|size| *size < max_batch).collect();
-    sizes.push(max_batch.max(1));
-    sizes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::few_sizes;
-
-    #[test]
-    fn few_sizes_reach_the_largest() {
-        assert_eq!(few_sizes(0), [1]);
-        assert_eq!(few_sizes(1), [1]);
-        assert_eq!(few_sizes(16), [1, 4, 16]);
-        assert_eq!(few_sizes(33), [1, 4, 16, 33]);
     }
 }

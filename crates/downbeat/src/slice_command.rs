@@ -2,23 +2,27 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::Args;
-use downbeat_core::tensor::{DataType, Signature};
-use downbeat_engine::{Buffer, Cut, Lane, LoadOptions, Search, State, Tensor};
+use downbeat_core::tensor::Signature;
+use downbeat_core::{Duration, median};
+use downbeat_engine::{Buffer, Cut, Fill, Lane, LoadOptions, Search, State, Tensor};
 use downbeat_report::{Html, Json};
 use downbeat_repository::{ModelFormat, ModelRepository};
 use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
+use downbeat_server::sampler;
 
 use crate::engine_command::engine_for;
 use crate::resolve;
 use crate::slice_report::{Memory, SliceReport};
+use crate::units;
+use crate::watched::watched;
 
 /// Longest time that whole and cut are compared for.
-const BUDGET_MS: u64 = 20_000;
+const BUDGET: Duration = Duration::from_millis(20_000);
 /// Pairs of runs, one whole and one cut in turns: at least, and at most.
-const PAIRS: (usize, usize) = (5, 200);
+const PAIRS: [usize; 2] = [5, 200];
 
 /// Cut a model into segments, and show where, and what that costs.
 #[derive(Args, Debug)]
@@ -58,10 +62,7 @@ pub struct SliceArgs {
 /// If the model cannot be loaded, cut or run, or a file cannot be written.
 pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
     let (file, format) = file(args)?;
-    let threads = match args.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
+    let threads = units::threads_of(args.threads);
     let engine = engine_for(format, args.engine, &Search { threads, ..Search::from_env() })?;
     let cut = match args.stages {
         Some(stages) => Cut::Stages(stages),
@@ -127,16 +128,7 @@ fn inputs(signature: &Signature, args: &SliceArgs) -> anyhow::Result<Vec<Tensor>
         let count = downbeat_engine::tensor::elements(&shape).filter(|n| *n < 1 << 30);
         let count = count.with_context(|| format!("input '{}': shape {shape:?} is too large", spec.name))?;
         let mut data = Buffer::new();
-        let integer = 1u64.to_le_bytes();
-        let one: &[u8] = match spec.datatype {
-            DataType::Fp32 => &1f32.to_le_bytes(),
-            DataType::Fp64 => &1f64.to_le_bytes(),
-            DataType::Fp16 => &0x3c00u16.to_le_bytes(),
-            DataType::Bf16 => &0x3f80u16.to_le_bytes(),
-            DataType::Bytes => &[0; 4],
-            other => integer.get(..other.size().unwrap_or(1)).unwrap_or_default(),
-        };
-        (0..count).for_each(|_| data.extend_from_slice(one));
+        Fill::Ones.write(&spec.name, spec.datatype, count, &mut data);
         Ok(Tensor { datatype: spec.datatype, shape, data })
     };
     signature.inputs.iter().map(tensor).collect()
@@ -159,27 +151,24 @@ fn compare(
     mut cut: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<(f64, f64)> {
     let clock = Clock::start();
-    let (mut wholes, mut cuts) = (Vec::new(), Vec::new());
-    let timed = |run: &mut dyn FnMut() -> anyhow::Result<()>, into: &mut Vec<f64>| {
+    let timed = |run: &mut dyn FnMut() -> anyhow::Result<()>| {
         let start = clock.now();
         run()?;
-        into.push(clock.now().since(start).as_millis_f64());
-        anyhow::Ok(())
+        anyhow::Ok(clock.now().since(start))
     };
-    while wholes.len() < PAIRS.1 {
-        timed(&mut whole, &mut wholes)?;
-        timed(&mut cut, &mut cuts)?;
-        let spent = clock.now().since(downbeat_core::Time::ZERO);
-        if wholes.len() >= PAIRS.0 && spent > downbeat_core::Duration::from_millis(BUDGET_MS) {
-            break;
-        }
-    }
-    ensure!(!wholes.is_empty(), "nothing was measured");
-    let median = |mut times: Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    Ok((median(wholes), median(cuts)))
+    let [least, most] = PAIRS;
+    let compared = watched(
+        &mut std::io::sink(),
+        |_| String::new(),
+        |watch| {
+            sampler::each(clock, BUDGET, [()], watch, |(), turn| {
+                turn.in_turns([least, least, most], || timed(&mut whole), || timed(&mut cut))
+            })
+        },
+    )?;
+    let medians = compared.into_iter().next().map(|runs| runs.map(median));
+    let Some([Some(whole), Some(cut)]) = medians else { bail!("nothing was measured") };
+    Ok((whole.as_millis_f64(), cut.as_millis_f64()))
 }
 
 /// Resident memory of this process, bytes, where the system says.

@@ -16,6 +16,11 @@ pub fn in_millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
+/// The threads that are asked for; 0: one a core.
+pub fn threads_of(asked: usize) -> usize {
+    if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
+}
+
 /// So many threads, in words.
 pub fn threads(count: usize) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }

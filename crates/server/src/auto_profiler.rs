@@ -5,7 +5,7 @@ use downbeat_core::device::{Overlap, OverlapPoint};
 use serde::{Deserialize, Serialize};
 
 use crate::pair_profiler;
-use crate::profiler::Subject;
+use crate::sampler::Subject;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
@@ -25,7 +25,7 @@ pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<O
     let mut sizes = subject.timed(&[1, max_batch.max(1)]);
     sizes.dedup();
     let pairs: Vec<[u32; 2]> = sizes.iter().map(|size| [*size; 2]).collect();
-    let found = pair_profiler::measure([subject, subject], device, &pairs, None, BUDGET, |_| {}).ok()?;
+    let found = pair_profiler::measure([subject, subject], device, &pairs, None, BUDGET, &mut ()).ok()?;
     let mean = |latencies: [pair_profiler::Latencies; 2]| {
         let [a, b] = latencies.map(|latencies| latencies.median_ns);
         Duration::from_nanos(a.midpoint(b))

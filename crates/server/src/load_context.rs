@@ -21,7 +21,7 @@ use crate::model_source::is_emulated;
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::Placement;
-use crate::profiler::ProfileStore;
+use crate::profile_store::ProfileStore;
 
 /// Who is told how a load goes on.
 pub trait LoadProgress: Send + Sync {

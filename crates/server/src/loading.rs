@@ -367,14 +367,13 @@ impl<'a> Loading<'a> {
     /// What its policy decides by.
     fn segments(&self, runnable: &mut Runnable, profile: &LatencyProfile) -> SegmentProfile {
         let lane = runnable.lane.take();
+        let measuring = self.measuring(&runnable.codec);
         let subject = SegmentSubject {
-            model: &*runnable.model,
-            plan: &runnable.codec,
+            subject: measuring.subject(&*runnable.model),
             padding: runnable.padding.as_deref(),
-            clock: self.context.clock,
             budget: self.context.options.profiling.budget,
         };
-        self.measuring(&runnable.codec).segments(&subject, profile, lane)
+        measuring.segments(&subject, profile, lane)
     }
 
     /// Starts its lanes on its devices, and warms them up.

@@ -14,7 +14,9 @@ use crate::model_source::ModelSource;
 use crate::placement::Placed;
 use crate::policy_choice::AutoSubject;
 use crate::policy_report::PolicyReport;
-use crate::profiler::{self, Measurement, NOISE, StoredProfile, Subject, Threads};
+use crate::profile_store::StoredProfile;
+use crate::profiler::{self, Measurement, NOISE, Threads};
+use crate::sampler::Subject;
 use crate::segment_profiler::SegmentSubject;
 
 /// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
@@ -143,7 +145,7 @@ impl Measuring<'_> {
         if let Threads::UpTo(most) = self.threads
             && most > 1
         {
-            let one = self.subject(&**model).measure(&mut *model.lane()?, &[largest], part(0.05), |_| {})?;
+            let one = self.subject(&**model).measure(&mut *model.lane()?, &[largest], part(0.05), &mut ())?;
             if one.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()) || one.is_empty() {
                 self.progress.step("choosing the threads", 0.25);
                 let wide = self.source.load(most)?;
@@ -152,18 +154,16 @@ impl Measuring<'_> {
                 }
             }
         }
-        let mut done = 0;
         let lane = match lane {
             Some(lane) => lane,
             None => lane.insert(model.lane()?),
         };
         let sizes = profiler::default_sizes(largest);
-        let measured = self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), |m| {
-            done += 1;
-            let fraction = 0.35 + 0.65 * f64::from(done) / sizes.len() as f64;
-            self.progress.step(&format!("measured batch {}: {}", m.batch, m.median()), 0.2 + 0.7 * fraction);
-        });
-        Ok(measured?)
+        let mut told = |m: &Measurement, done: f64| {
+            let fraction = 0.2 + 0.7 * (0.35 + 0.65 * done);
+            self.progress.step(&format!("measured batch {}: {}", m.batch, m.median()), fraction);
+        };
+        Ok(self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), &mut told)?)
     }
 
     /// What a model takes on each hardware that it is on: `profile` on that of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
@@ -190,7 +190,7 @@ impl Measuring<'_> {
             let mut lane = model.lane_at(Place { device: other, share: Share::Whole }).ok()?;
             let sizes = profiler::default_sizes(self.codec.max_batch());
             let budget = self.context.options.profiling.budget;
-            let measure = || self.subject(model).measure(&mut *lane, &sizes, budget, |_| {});
+            let measure = || self.subject(model).measure(&mut *lane, &sizes, budget, &mut ());
             let (measurements, settled) = self.source.turn.timed(measure);
             let measurements = measurements.ok()?;
             let profile = profiler::profile(&measurements).ok()?;
@@ -201,7 +201,7 @@ impl Measuring<'_> {
     }
 
     /// A model to be timed.
-    fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
+    pub fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
         Subject { model, plan: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
     }
 
@@ -212,7 +212,7 @@ impl Measuring<'_> {
         profile: &LatencyProfile,
         lane: Option<Box<dyn Lane>>,
     ) -> SegmentProfile {
-        let SegmentSubject { model, padding, .. } = *subject;
+        let SegmentSubject { subject: Subject { model, .. }, padding, .. } = *subject;
         let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
         if is_known || !self.context.options.profiling.enabled {
             return SegmentProfile::even(profile, model.segments());

@@ -15,7 +15,8 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::load_turns::LoadTurn;
-use crate::profiler::{ProfileStore, StoredOperators, Threads};
+use crate::profile_store::{ProfileStore, StoredOperators};
+use crate::profiler::Threads;
 
 /// A model file and the engine that reads it.
 pub struct ModelSource<'a> {
@@ -110,9 +111,7 @@ impl<'a> ModelSource<'a> {
 
     /// Stores what was measured of it, `what` in words.
     pub fn keep(&self, key: Result<String, String>, what: &str, measured: &impl Serialize) {
-        if let Err(error) = key.and_then(|key| self.store.put(&key, measured).map_err(|error| error.to_string())) {
-            tracing::warn!(%error, "{what} cannot be stored; it will be measured again at the next start");
-        }
+        self.store.keep(key, what, measured);
     }
 
     /// What the key of all begins with that is measured of it with these threads. Reads the file, once.

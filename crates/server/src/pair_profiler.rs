@@ -1,20 +1,16 @@
 //! Measures two models that run at the same time on a device, against each of them alone (Abacus figure 3).
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
 
-use downbeat_core::Duration;
-use downbeat_engine::{Lane, LoadError, Place, RunError, Share};
+use downbeat_core::{Duration, quantiles};
+use downbeat_engine::{Lane, Place, RunError, Share};
 use serde::Serialize;
 
 use crate::batch_codec::Admitted;
-use crate::profiler::Subject;
-use crate::share_profiler::quantile;
+use crate::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
 
-/// Most runs of each that are timed for one pair of batch sizes.
-const MOST_RUNS: usize = 1000;
-/// Fewest, however little time there is.
-const FEWEST_RUNS: usize = 3;
+/// The fewest runs of each that are timed for one pair of batch sizes, however little time there is, and the most.
+const RUNS: [usize; 2] = [3, 1000];
 
 /// How long runs took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,10 +26,14 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort_unstable();
-        let at = |share| quantile(&times, share);
-        Latencies { runs: times.len() as u32, p5_ns: at(0.05), median_ns: at(0.5), p95_ns: at(0.95) }
+    fn of(times: impl ExactSizeIterator<Item = u64>) -> Self {
+        let runs = times.len() as u32;
+        let [p5_ns, median_ns, p95_ns] = quantiles(times, [0.05, 0.5, 0.95]).unwrap_or_default();
+        Latencies { runs, p5_ns, median_ns, p95_ns }
+    }
+
+    fn of_runs(runs: &[TimedRun]) -> Self {
+        Latencies::of(runs.iter().map(|run| run.total().as_nanos()))
     }
 }
 
@@ -71,33 +71,9 @@ struct Side<'a> {
     item: Admitted,
 }
 
-/// The times of some runs, and whether they are by the device's clock.
-struct Times {
-    times: Vec<Duration>,
-    by_device: bool,
-}
-
 impl Side<'_> {
-    fn run(&mut self, rows: &[u32], times: &mut Times) -> Result<(), RunError> {
-        let run = self.subject.run_timed(&mut *self.lane, &self.item, rows)?;
-        times.by_device &= run.by_device;
-        times.times.push(if run.by_device { run.total() } else { run.host });
-        Ok(())
-    }
-
-    fn alone(&mut self, batch: u32, budget: Duration) -> Result<Times, RunError> {
-        let rows = vec![1; batch as usize];
-        let clock = self.subject.clock;
-        let mut times = Times { times: Vec::new(), by_device: true };
-        // The first run of a size allocates and plans, the second may be recorded to be repeated.
-        self.run(&rows, &mut times)?;
-        self.run(&rows, &mut times)?;
-        times.times.clear();
-        let until = clock.now() + budget;
-        while times.times.len() < FEWEST_RUNS || times.times.len() < MOST_RUNS && clock.now() < until {
-            self.run(&rows, &mut times)?;
-        }
-        Ok(times)
+    fn run(&mut self, batch: u32) -> Result<TimedRun, RunError> {
+        self.subject.run_cut(&mut *self.lane, &self.item, batch as usize)
     }
 }
 
@@ -110,44 +86,38 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Both at once, each one batch after another, for `budget` or until the slower has run a few times.
-fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], budget: Duration) -> Result<[Times; 2], RunError> {
+/// One after the other, each alone.
+fn alone(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
+    let sides = sides.iter_mut().zip(batches).zip([0.5, 1.0]);
+    sides.map(|((side, batch), share)| turn.part(share).runs(RUNS, || side.run(batch))).collect()
+}
+
+/// Both at once, each one batch after another, until the time is over and the slower has run a few times.
+fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let done = [AtomicBool::new(false), AtomicBool::new(false)];
-    let gate = RwLock::new(());
-    let go = |side: &mut Side<'_>, batch: u32, mine: &AtomicBool, other: &AtomicBool| {
+    let [least, most] = RUNS;
+    let go = |side: &mut Side<'_>, batch, mine: &AtomicBool| {
         let is_done = Done(mine);
-        let rows = vec![1; batch as usize];
-        let clock = side.subject.clock;
-        let mut times = Times { times: Vec::new(), by_device: true };
-        drop(gate.read().unwrap_or_else(PoisonError::into_inner));
-        let until = clock.now() + budget;
+        let mut runs = Vec::new();
         // Whoever is done goes on until the other is, so that every run but the last has company throughout.
-        while !(mine.load(Ordering::Acquire) && other.load(Ordering::Acquire)) {
-            side.run(&rows, &mut times)?;
-            times.times.truncate(MOST_RUNS);
-            if times.times.len() >= FEWEST_RUNS && clock.now() >= until {
+        while !done.iter().all(|done| done.load(Ordering::Acquire)) {
+            let run = side.run(batch)?;
+            runs.truncate(most - 1);
+            runs.push(run);
+            if !turn.wants(runs.len(), [least, usize::MAX]) {
                 mine.store(true, Ordering::Release);
             }
         }
-        times.times.pop();
+        runs.pop();
         drop(is_done);
-        Ok(times)
+        Ok(runs)
     };
-    let failed = |reason: String| RunError::new("pair profiler", reason);
-    let [first, second] = sides;
-    std::thread::scope(|scope| {
-        let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
-        let thread = std::thread::Builder::new().spawn_scoped(scope, || go(second, batches[1], &done[1], &done[0]));
-        let thread = thread.map_err(|error| failed(format!("no thread for a lane: {error}")))?;
-        drop(closed);
-        let first = go(first, batches[0], &done[0], &done[1]);
-        let second = thread.join().unwrap_or_else(|_| Err(failed("the engine panicked".to_owned())));
-        Ok([first?, second?])
-    })
+    let (go, both) = (&go, sides.iter_mut().zip(batches).zip(&done));
+    at_once(both.map(|((side, batch), mine)| move || go(side, batch, mine)))
 }
 
 /// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget` for all. `split`: the first model has so many compute
-/// units, the second the others; otherwise both have all. `progress` hears of each pair.
+/// units, the second the others; otherwise both have all. `watch` hears of each pair.
 ///
 /// # Errors
 /// If the device cannot be split so, or an engine cannot run such a batch.
@@ -157,51 +127,41 @@ pub fn measure(
     pairs: &[[u32; 2]],
     split: Option<u32>,
     budget: Duration,
-    mut progress: impl FnMut(&PairMeasurement),
+    watch: &mut dyn Watch<PairMeasurement>,
 ) -> Result<Vec<PairMeasurement>, RunError> {
     let side = |index: usize, share: Share| -> Result<Side<'_>, RunError> {
-        let no_lane = |error: LoadError| RunError::new("pair profiler", error.to_string());
         let subject = subjects[index];
-        let lane = subject.model.lane_at(Place { device, share }).map_err(no_lane)?;
-        Ok(Side { subject, lane, item: subject.item()? })
+        Ok(Side { subject, lane: subject.lane_at(Place { device, share })?, item: subject.item()? })
     };
     let mut whole = [side(0, Share::Whole)?, side(1, Share::Whole)?];
     let mut parts = match split {
         Some(units) => Some([side(0, Share::Units(units))?, side(1, Share::AllBut(units))?]),
         None => None,
     };
-    let mut found = Vec::with_capacity(pairs.len());
-    let clock = subjects[0].clock;
-    let end = clock.now() + budget;
-    for batches in pairs {
-        let left = end.since(clock.now()).as_nanos() / (pairs.len() - found.len()) as u64;
+    sampler::each(subjects[0].clock, budget, pairs.iter().copied(), watch, |batches, turn| {
         // As much for both together as for all that run alone.
-        let (alone_budget, budget) =
-            (Duration::from_nanos(left / if split.is_some() { 8 } else { 4 }), Duration::from_nanos(left / 2));
-        let mut by_device = true;
-        let mut alone = |sides: &mut [Side<'_>; 2]| -> Result<[Latencies; 2], RunError> {
-            let [first, second] = sides;
-            let (first, second) = (first.alone(batches[0], alone_budget)?, second.alone(batches[1], alone_budget)?);
-            by_device &= first.by_device && second.by_device;
-            Ok([Latencies::of(first.times), Latencies::of(second.times)])
+        let alone_on_whole = alone(&mut whole, batches, &turn.part(if split.is_some() { 0.25 } else { 0.5 }))?;
+        let alone_in_partition = match &mut parts {
+            Some(parts) => Some(alone(parts, batches, &turn.part(1.0 / 3.0))?),
+            None => None,
         };
-        let alone_on_whole = alone(&mut whole)?;
-        let alone_in_partition = parts.as_mut().map(&mut alone).transpose()?;
-        let [first, second] = together(parts.as_mut().unwrap_or(&mut whole), *batches, budget)?;
-        let together = [Latencies::of(first.times), Latencies::of(second.times)];
+        let together = together(parts.as_mut().unwrap_or(&mut whole), batches, turn)?;
+        let all = alone_on_whole.iter().chain(alone_in_partition.iter().flatten()).chain(&together);
+        let by_device = all.flatten().all(|run| run.by_device);
+        let both = |runs: &[Vec<TimedRun>]| {
+            [0, 1].map(|side| Latencies::of_runs(runs.get(side).map_or(&[][..], Vec::as_slice)))
+        };
+        let (alone, together) = (both(&alone_on_whole), both(&together));
         let medians = |of: &[Latencies; 2]| of.map(|latencies| latencies.median_ns);
-        let measurement = PairMeasurement {
-            batches: *batches,
-            share_of_sequential: share_of_sequential(medians(&alone_on_whole), medians(&together)),
-            alone: alone_on_whole,
-            alone_in_partition,
+        Ok(PairMeasurement {
+            batches,
+            share_of_sequential: share_of_sequential(medians(&alone), medians(&together)),
+            alone,
+            alone_in_partition: alone_in_partition.as_deref().map(both),
             together,
-            by_device: by_device && first.by_device && second.by_device,
-        };
-        progress(&measurement);
-        found.push(measurement);
-    }
-    Ok(found)
+            by_device,
+        })
+    })
 }
 
 #[cfg(test)]
@@ -220,7 +180,7 @@ mod tests {
 
     #[test]
     fn latencies_are_quantiles_of_the_runs() {
-        let times = (1..=101).rev().map(Duration::from_nanos).collect();
+        let times = (1..=101).rev().collect::<Vec<u64>>().into_iter();
         assert_eq!(Latencies::of(times), Latencies { runs: 101, p5_ns: 6, median_ns: 51, p95_ns: 96 });
     }
 }

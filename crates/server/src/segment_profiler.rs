@@ -1,30 +1,26 @@
 //! Measures what each segment of a model takes, by items and by what requests are padded to, and remembers it for the next start.
 
 use downbeat_core::device::SegmentProfile;
-use downbeat_core::{Duration, LatencyProfile};
-use downbeat_engine::{Lane, Model};
+use downbeat_core::{Duration, LatencyProfile, median};
+use downbeat_engine::{Lane, RunError};
 use serde::{Deserialize, Serialize};
 
-use crate::batch_codec::{BatchCodec, LARGEST_TRIAL};
-use crate::clock::Clock;
 use crate::host::Padding;
-use crate::profiler::{ProfileStore, WARM_UP, settled};
+use crate::profile_store::ProfileStore;
+use crate::profiler::few_sizes;
+use crate::sampler::{self, Subject, TimedRun};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
-/// Most runs that are timed for one batch size.
-const MOST_RUNS: usize = 50;
+/// Most runs that are timed for one batch size; one has to be enough where there is no time.
+const RUNS: [usize; 2] = [0, 50];
 
 /// A model whose segments are to be timed.
 pub struct SegmentSubject<'a> {
-    /// The model.
-    pub model: &'a dyn Model,
-    /// How its batches are made.
-    pub plan: &'a BatchCodec,
+    /// It.
+    pub subject: Subject<'a>,
     /// How requests are padded, if they vary.
     pub padding: Option<&'a Padding>,
-    /// What times it.
-    pub clock: Clock,
     /// About how long it may take in all.
     pub budget: Duration,
 }
@@ -47,21 +43,21 @@ impl SegmentSubject<'_> {
     pub fn measured(&self, lane: &mut dyn Lane, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
         let measured = self.measure(lane)?;
         let profile = self.checked(&measured)?;
-        if let Some(Err(error)) = key.map(|key| store.put(&self.own_key(key), &measured)) {
-            tracing::warn!(%error, "the profile of segments cannot be stored; it will be measured again at the next start");
+        if let Some(key) = key {
+            store.keep(Ok(self.own_key(key)), "the profile of segments", &measured);
         }
         Some(profile)
     }
 
     fn own_key(&self, key: &str) -> String {
         let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
-        format!("{key}-s{}-{:08x}-l{most}", self.model.segments(), self.cuts())
+        format!("{key}-s{}-{:08x}-l{most}", self.subject.model.segments(), self.cuts())
     }
 
     /// What tells one cut of a model from another into as many segments.
     fn cuts(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
-        for segment in self.model.segment_info() {
+        for segment in self.subject.model.segment_info() {
             hasher.update(segment.last.as_bytes());
             hasher.update(&[0]);
         }
@@ -76,7 +72,7 @@ impl SegmentSubject<'_> {
         let segments = stored.segments.iter().map(|lengths| lengths.iter().map(latency).collect());
         let segments: Vec<Vec<LatencyProfile>> = segments.collect::<Option<_>>()?;
         let profile = SegmentProfile::new(stored.lengths.clone(), &segments).ok()?;
-        (usize::from(profile.segments()) == self.model.segments()).then_some(profile)
+        (usize::from(profile.segments()) == self.subject.model.segments()).then_some(profile)
     }
 
     fn measure(&self, lane: &mut dyn Lane) -> Option<StoredSegments> {
@@ -88,7 +84,8 @@ impl SegmentSubject<'_> {
                 below.chain((most < LENGTHS[LENGTHS.len() - 1]).then_some(most)).collect()
             }
         };
-        let mut stored = StoredSegments { lengths: Vec::new(), segments: vec![Vec::new(); self.model.segments()] };
+        let mut stored =
+            StoredSegments { lengths: Vec::new(), segments: vec![Vec::new(); self.subject.model.segments()] };
         let share = Duration::from_nanos(self.budget.as_nanos() / lengths.len().max(1) as u64);
         for length in lengths {
             // Longer than the model takes: what it would take is drawn from the others.
@@ -103,41 +100,25 @@ impl SegmentSubject<'_> {
 
     /// Medians by segment and batch size.
     fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<(u32, u64)>>> {
-        let varying = i64::from(length.max(1));
-        let item_bytes = self.plan.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL)?;
-        let most_rows = u32::try_from(LARGEST_TRIAL / item_bytes.max(1)).unwrap_or(u32::MAX);
-        // Every second power of two, and the largest: enough to draw a profile through.
-        let mut sizes: Vec<u32> =
-            (0..16).map(|n| 1 << (2 * n)).take_while(|size| *size < self.plan.max_batch()).collect();
-        sizes.push(self.plan.max_batch());
-        sizes.retain(|size| *size <= most_rows);
-        let item = self.plan.trial(varying).ok()?;
-        let mut found = vec![Vec::new(); self.model.segments()];
-        let end = self.clock.now() + budget;
-        for (done, rows) in sizes.iter().enumerate() {
-            let members = std::iter::repeat_n(&item, *rows as usize);
-            let mut times: Vec<Vec<u64>> = vec![Vec::new(); self.model.segments()];
-            let left = end.since(self.clock.now()).as_nanos();
-            let until = self.clock.now() + Duration::from_nanos(left / (sizes.len() - done) as u64);
-            for _ in 0..MOST_RUNS + WARM_UP {
-                let mut begin = self.clock.now();
-                let mut state = self.plan.assemble(members.clone()).ok()?;
-                for (segment, times) in times.iter_mut().enumerate() {
-                    lane.run(segment..segment + 1, &mut state).ok()?;
-                    let now = self.clock.now();
-                    times.push(now.since(begin).as_nanos());
-                    begin = now;
-                }
-                if self.clock.now() >= until {
-                    break;
-                }
-            }
-            for (found, times) in found.iter_mut().zip(times) {
-                let mut times = settled(times);
-                times.sort_unstable();
-                found.push((*rows, times[times.len() / 2]));
-            }
-        }
-        (!sizes.is_empty()).then_some(found)
+        let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
+        let sizes = subject.timed(&few_sizes(subject.plan.max_batch()));
+        let item = subject.item().ok()?;
+        let measured = sampler::each(subject.clock, budget, sizes, &mut (), |rows, turn| {
+            let runs = turn.runs(RUNS, || subject.run_cut(lane, &item, rows as usize))?;
+            Ok::<_, RunError>((rows, runs))
+        });
+        let measured = measured.ok().filter(|measured| !measured.is_empty())?;
+        // The first segment has what it takes to join the requests, too.
+        let taken = |run: &TimedRun, segment: usize| {
+            let joining = if segment == 0 { run.joining } else { Duration::ZERO };
+            Some((*run.segments_on_host.get(segment)? + joining).as_nanos())
+        };
+        let points = |segment| {
+            let points = measured.iter().filter_map(move |(rows, runs)| {
+                Some((*rows, median(runs.iter().filter_map(|run| taken(run, segment)))?))
+            });
+            points.collect()
+        };
+        Some((0..self.subject.model.segments()).map(points).collect())
     }
 }

@@ -1,38 +1,13 @@
 //! Measures what the segments of a model take, by batch size and by share of a device's compute units (GSLICE figures 2 and 3).
 
-use downbeat_core::Duration;
-use downbeat_engine::{Lane, Place, RunError, Share};
+use downbeat_core::{Duration, median, quantiles};
+use downbeat_engine::{Place, RunError, Share};
 use serde::Serialize;
 
-use crate::batch_codec::Admitted;
-use crate::profiler::Subject;
+use crate::sampler::{self, Subject, TimedRun, Watch};
 
-/// Most runs that are timed for one batch size on one share, and the fewest, however little time there is.
-const MOST_RUNS: usize = 100;
-const FEWEST_RUNS: usize = 3;
-/// Runs before them: the first allocates and plans, the second may be recorded to be repeated.
-const WARM_UP: usize = 2;
-
-/// One run of all segments.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TimedRun {
-    /// What each segment took: by the device's clock where it has one, by the host's otherwise.
-    pub segments: Vec<Duration>,
-    /// From joining the requests to separating the outputs, by the host's clock.
-    pub host: Duration,
-    /// Whether the segments are by the device's clock.
-    pub by_device: bool,
-}
-
-impl TimedRun {
-    /// What all segments took one after another, what the host did between them left out where the device has a clock.
-    pub fn total(&self) -> Duration {
-        if !self.by_device && self.segments.len() == 1 {
-            return self.host;
-        }
-        self.segments.iter().fold(Duration::ZERO, |sum, segment| sum + *segment)
-    }
-}
+/// The fewest runs that are timed for one batch size on one share, however little time there is, and the most.
+const RUNS: [usize; 2] = [3, 100];
 
 /// What batches of one size took on one share of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -55,38 +30,9 @@ pub struct ShareMeasurement {
     pub by_device: bool,
 }
 
-/// The value at a quantile of some that are sorted; 0 of none.
-pub(crate) fn quantile(sorted: &[Duration], quantile: f64) -> u64 {
-    let at = (sorted.len().saturating_sub(1) as f64 * quantile).round() as usize;
-    sorted.get(at).map_or(0, |value| value.as_nanos())
-}
-
-fn median(values: impl Iterator<Item = Duration>) -> u64 {
-    let mut sorted: Vec<Duration> = values.collect();
-    sorted.sort_unstable();
-    quantile(&sorted, 0.5)
-}
-
 impl Subject<'_> {
-    /// Runs a batch of copies of `item`, of one row each, segment by segment. `rows` has a 1 for each copy.
-    pub(crate) fn run_timed(&self, lane: &mut dyn Lane, item: &Admitted, rows: &[u32]) -> Result<TimedRun, RunError> {
-        let begin = self.clock.now();
-        let state = self.plan.assemble(std::iter::repeat_n(item, rows.len()));
-        let mut state = state.map_err(|reason| RunError::new("batch plan", reason))?;
-        let (mut segments, mut by_device) = (Vec::with_capacity(self.model.segments()), true);
-        for segment in 0..self.model.segments() {
-            let start = self.clock.now();
-            lane.run(segment..segment + 1, &mut state)?;
-            let device = lane.last_run().and_then(|span| span.took());
-            by_device &= device.is_some();
-            segments.push(device.unwrap_or_else(|| self.clock.now().since(start)));
-        }
-        self.plan.separate(state, rows).map_err(|reason| RunError::new("batch plan", reason))?;
-        Ok(TimedRun { segments, host: self.clock.now().since(begin), by_device })
-    }
-
     /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A share has the number of units that is reported.
-    /// `progress` hears of each measurement.
+    /// `watch` hears of each measurement.
     ///
     /// # Errors
     /// If the device cannot give a share, or the engine cannot run such a batch.
@@ -95,49 +41,42 @@ impl Subject<'_> {
         shares: &[(Option<u32>, Share)],
         sizes: &[u32],
         budget: Duration,
-        mut progress: impl FnMut(&ShareMeasurement),
+        watch: &mut dyn Watch<ShareMeasurement>,
     ) -> Result<Vec<ShareMeasurement>, RunError> {
         let (item, sizes) = (self.item()?, self.timed(sizes));
-        let cells = shares.len() * sizes.len();
-        let mut found = Vec::with_capacity(cells);
-        let end = self.clock.now() + budget;
-        for (units, share) in shares {
-            let no_lane = |error: downbeat_engine::LoadError| RunError::new("profiler", error.to_string());
-            let mut lane = self.model.lane_at(Place { device: 0, share: *share }).map_err(no_lane)?;
-            for batch in &sizes {
-                let rows = vec![1; *batch as usize];
-                let left = end.since(self.clock.now()).as_nanos();
-                let until = self.clock.now() + Duration::from_nanos(left / (cells - found.len()) as u64);
-                for _ in 0..WARM_UP {
-                    self.run_timed(&mut *lane, &item, &rows)?;
-                }
-                let mut runs = Vec::new();
-                while runs.len() < FEWEST_RUNS || runs.len() < MOST_RUNS && self.clock.now() < until {
-                    runs.push(self.run_timed(&mut *lane, &item, &rows)?);
-                }
-                let measurement = summary(*units, *batch, &runs);
-                progress(&measurement);
-                found.push(measurement);
+        let cases: Vec<_> = shares.iter().flat_map(|share| sizes.iter().map(move |batch| (share, *batch))).collect();
+        // That of the share of the last case.
+        let mut lane = None;
+        sampler::each(self.clock, budget, cases, watch, |((units, share), batch), turn| {
+            if sizes.first() == Some(&batch) {
+                drop(lane.take());
             }
-        }
-        Ok(found)
+            let lane = match &mut lane {
+                Some(lane) => lane,
+                None => lane.insert(self.lane_at(Place { device: 0, share: *share })?),
+            };
+            let runs = turn.runs(RUNS, || self.run_cut(&mut **lane, &item, batch as usize))?;
+            Ok(summary(*units, batch, &runs))
+        })
     }
 }
 
 /// The medians of some runs.
 fn summary(units: Option<u32>, batch: u32, runs: &[TimedRun]) -> ShareMeasurement {
-    let mut totals: Vec<Duration> = runs.iter().map(TimedRun::total).collect();
-    totals.sort_unstable();
+    let totals = runs.iter().map(|run| run.total().as_nanos());
+    let [median_ns, p95_ns] = quantiles(totals, [0.5, 0.95]).unwrap_or_default();
+    let median_of = |what: &dyn Fn(&TimedRun) -> Option<Duration>| {
+        median(runs.iter().filter_map(what)).map_or(0, Duration::as_nanos)
+    };
     let segments = runs.first().map_or(0, |run| run.segments.len());
-    let of = |segment: usize| median(runs.iter().filter_map(|run| run.segments.get(segment).copied()));
     ShareMeasurement {
         units,
         batch,
         runs: runs.len() as u32,
-        median_ns: quantile(&totals, 0.5),
-        p95_ns: quantile(&totals, 0.95),
-        segments_ns: (0..segments).map(of).collect(),
-        host_ns: median(runs.iter().map(|run| run.host)),
+        median_ns,
+        p95_ns,
+        segments_ns: (0..segments).map(|segment| median_of(&|run| run.segments.get(segment).copied())).collect(),
+        host_ns: median_of(&|run| Some(run.host)),
         by_device: runs.iter().all(|run| run.by_device),
     }
 }
@@ -196,8 +135,10 @@ mod tests {
     #[test]
     fn a_summary_has_the_medians_of_each_segment_and_of_their_sums() {
         let run = |segments: &[u64], host: u64| TimedRun {
-            segments: ms(segments),
             host: Duration::from_millis(host),
+            joining: Duration::ZERO,
+            segments: ms(segments),
+            segments_on_host: ms(segments),
             by_device: true,
         };
         let runs = [run(&[1, 9], 12), run(&[2, 2], 5), run(&[3, 3], 7)];

@@ -53,7 +53,7 @@ fn mixes_of_lanes_are_measured_and_the_best_are_written() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (mixes, json, page) = (file("mixes.toml"), file("m.json"), file("m.html"));
-    let output = profile(&["mlp", "--worker-mix", "2,4", "--mixes", &mixes, "--json", &json, "--html", &page]);
+    let output = profile(&["mlp", "--lane-mix", "2,4", "--mixes", &mixes, "--json", &json, "--html", &page]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let measured: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
     let of = |load: usize| measured["loads"][load][1].as_array().unwrap().len();
@@ -196,8 +196,8 @@ fn what_cannot_be_measured_is_named() {
     refuses(&["digitz"], 1, "no model 'digitz' in");
     refuses(&["digits", "--batch", "100"], 1, "'digits' takes batches of up to 64 (max_batch_size), 100 is asked for");
     refuses(&["digits", "--batch", "4..1"], 2, "'4..1' is empty; write the smaller size first");
-    refuses(&["digits", "--worker-mix", "65"], 1, "65 items are too many: up to 64 lanes can be measured at once");
-    refuses(&["digits", "--mixes", "m.toml"], 2, "--worker-mix");
+    refuses(&["digits", "--lane-mix", "65"], 1, "65 items are too many: up to 64 lanes can be measured at once");
+    refuses(&["digits", "--mixes", "m.toml"], 2, "--lane-mix");
     let no_parts = "the engine rten cannot part its device (cpu): shares of compute units are for NVIDIA GPUs";
     refuses(&["digits", "--shares"], 1, no_parts);
     refuses(&["digits", "--beside", "mlp", "--split", "8"], 1, no_parts);

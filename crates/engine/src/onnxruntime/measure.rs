@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+use downbeat_core::{Duration, median};
 use ort::session::Session;
 use prost::Message;
 use serde::Deserialize;
@@ -173,9 +173,8 @@ fn evaluate(
     }
     let mut times = Vec::with_capacity(runs.len());
     for (operator, runs) in graph.operators.iter().zip(&runs) {
-        let mut taken: Vec<u64> = runs.iter().take(at_batch_1).skip(WARM_UP).map(|e| e.dur.max(0) as u64).collect();
-        taken.sort_unstable();
-        times.push(Duration::from_micros(taken.get(taken.len() / 2).copied().unwrap_or(0)));
+        let taken = runs.iter().take(at_batch_1).skip(WARM_UP).map(|e| e.dur.max(0) as u64);
+        times.push(Duration::from_micros(median(taken).unwrap_or(0)));
         let (Some(one), Some(two), Some(three)) = (runs.first(), runs.get(at_batch_1), runs.get(at_batch_1 + 1)) else {
             continue;
         };

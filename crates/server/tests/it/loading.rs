@@ -7,7 +7,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferInput, InferRequest};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
-use downbeat_server::profiler::{ProfileStore, StoredOperators, StoredProfile};
+use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use serde_json::json;

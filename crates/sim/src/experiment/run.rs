@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::Time;
+use downbeat_core::{Time, median, quantiles};
 use serde::Serialize;
 
 use super::{Experiment, Measure, Planned, Value};
@@ -256,12 +256,9 @@ impl Case {
 impl Outcome {
     /// Of some values; `None` of none.
     pub fn of(values: &[f64]) -> Option<Outcome> {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (first, last) = (sorted.first()?, sorted.last()?);
-        let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
-        Some(Outcome { median, min: *first, max: *last })
+        let [min, upper, max] = quantiles(values.iter().copied(), [0.0, 0.5, 1.0])?;
+        let lower = -median(values.iter().map(|value| -value))?;
+        Some(Outcome { median: (lower + upper) / 2.0, min, max })
     }
 }
 

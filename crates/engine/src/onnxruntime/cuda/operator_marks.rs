@@ -8,8 +8,8 @@ use std::sync::{Arc, MutexGuard};
 
 use bytes::Bytes;
 use cudarc::driver::result;
-use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
+use downbeat_core::{Duration, median};
 use ort::operator::{ComputeContext, Kernel, KernelContext, Operator, OperatorDomain, OperatorInput, OperatorOutput};
 use ort::session::builder::SessionBuilder;
 use ort::value::DynTensorValueType;
@@ -184,9 +184,7 @@ impl Marked {
     pub(in crate::onnxruntime) fn of_operators(&self, runs: &[Vec<Duration>]) -> Vec<Duration> {
         let mut each = Vec::with_capacity(self.places.last().copied().unwrap_or(0));
         for (stretch, end) in self.places.iter().skip(1).enumerate() {
-            let mut times: Vec<u64> = runs.iter().filter_map(|run| run.get(stretch)).map(|t| t.as_nanos()).collect();
-            times.sort_unstable();
-            let median = times.get(times.len() / 2).copied().unwrap_or(0);
+            let median = median(runs.iter().filter_map(|run| run.get(stretch))).map_or(0, |time| time.as_nanos());
             let count = end.saturating_sub(each.len());
             each.extend(std::iter::repeat_n(Duration::from_nanos(median / count.max(1) as u64), count));
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
+use downbeat_core::{Duration, median};
 
 use super::agreement::{agree, noise};
 use super::host_kernels::Call;
@@ -84,17 +84,13 @@ impl SegmentSession {
             (*plain, _) = ground.time(|| self.run(ground, &mut inputs))?;
             (*graph, _) = ground.time(|| recorded.enqueue(ground, &inputs))?;
         }
-        let (nodes, plain, graph) = (recorded.nodes().clone(), median(plain), median(graph));
+        let [plain, graph] = [plain, graph].map(|times| median(times).unwrap_or_default());
+        let nodes = recorded.nodes().clone();
         if graph.as_secs_f64() > NOT_SLOWER * plain.as_secs_f64() {
             return Ok((None, GraphOutcome::Slower { nodes, plain, graph }));
         }
         Ok((Some(recorded), GraphOutcome::Recorded { nodes, plain, graph }))
     }
-}
-
-fn median(mut times: [Duration; TIMED]) -> Duration {
-    times.sort_unstable();
-    times[TIMED / 2]
 }
 
 /// What a run gave.

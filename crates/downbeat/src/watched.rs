@@ -1,0 +1,56 @@
+//! What is seen of measuring while it goes on: a bar where it takes long, a line for each case, and after Ctrl-C what there is by then.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::ensure;
+use downbeat_bench::interrupt;
+use downbeat_server::sampler::Watch;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// What takes less has no bar.
+const BRIEF: std::time::Duration = std::time::Duration::from_secs(2);
+/// Steps of the bar.
+const STEPS: u64 = 1000;
+
+struct Watched<'a, L> {
+    out: &'a mut (dyn Write + Sync),
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+    line: L,
+}
+
+impl<M, L: Fn(&M) -> String + Sync> Watch<M> for Watched<'_, L> {
+    fn goes_on(&self, fraction: f64) -> bool {
+        if self.bar.elapsed() > BRIEF {
+            self.bar.set_position((fraction * STEPS as f64) as u64);
+        }
+        !self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn measured(&mut self, case: &M, _fraction: f64) {
+        // A line as soon as it is known: large batches of large models take their time. Where it cannot be written the end of the table cannot either, which says so.
+        let _ = self.bar.suspend(|| write!(self.out, "{}", (self.line)(case)).and_then(|()| self.out.flush()));
+    }
+}
+
+/// What `measure` gives, which tells of its way, `line` for each case. Ctrl-C ends it with the cases there are; a second one ends the process.
+///
+/// # Errors
+/// What it says; if it was ended before there was a case.
+pub fn watched<M, E: Into<anyhow::Error>>(
+    out: &mut (dyn Write + Sync),
+    line: impl Fn(&M) -> String + Sync,
+    measure: impl FnOnce(&mut dyn Watch<M>) -> Result<Vec<M>, E>,
+) -> anyhow::Result<Vec<M>> {
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% of the measuring, for {elapsed}")?;
+    let mut watch = Watched { out, bar: ProgressBar::new(STEPS).with_style(style), interrupted: Arc::default(), line };
+    interrupt::watch(watch.interrupted.clone())?;
+    let found = measure(&mut watch);
+    watch.bar.finish_and_clear();
+    let found = found.map_err(Into::into)?;
+    let is_early = found.is_empty() && watch.interrupted.load(Ordering::Relaxed);
+    ensure!(!is_early, "it was interrupted before anything was measured");
+    Ok(found)
+}

@@ -1,0 +1,200 @@
+//! Keeps what was measured of models for the next start.
+
+use std::path::{Path, PathBuf};
+
+use downbeat_engine::{EngineInfo, OperatorProfile};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::machine_load::processor;
+use crate::profiler::{Measurement, Threads};
+
+/// What was found out about a model file on this machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoredProfile {
+    /// The model's file.
+    #[serde(default)]
+    pub model: PathBuf,
+    /// What ran it.
+    #[serde(default)]
+    pub engine: String,
+    /// Threads a run used.
+    pub threads: usize,
+    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    #[serde(default)]
+    pub settled: bool,
+    /// Latency by batch size.
+    pub measurements: Vec<Measurement>,
+}
+
+/// What was found out about the operators of a model file when it was cut on this machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StoredOperators {
+    /// The model's file.
+    pub model: PathBuf,
+    /// What ran it.
+    pub engine: String,
+    /// Threads a run used.
+    pub threads: usize,
+    /// What they take and give.
+    pub operators: OperatorProfile,
+}
+
+/// A folder of measured profiles. Losing it costs time at the next start, nothing else.
+#[derive(Clone, Debug)]
+pub struct ProfileStore {
+    folder: Option<PathBuf>,
+}
+
+impl ProfileStore {
+    /// A store in `folder`, or in the user's cache folder; stores nothing if there is neither.
+    pub fn new(folder: Option<PathBuf>) -> Self {
+        let folder = folder.or_else(|| {
+            let cache = std::env::var_os("XDG_CACHE_HOME")
+                .map(PathBuf::from)
+                .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
+            cache.map(|cache| cache.join("downbeat").join("profiles"))
+        });
+        ProfileStore { folder }
+    }
+
+    /// What tells a model file from another: what it holds.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn file_key(path: &Path) -> std::io::Result<String> {
+        let mut hasher = crc32fast::Hasher::new();
+        let mut file = std::fs::File::open(path)?;
+        let mut chunk = vec![0u8; 1 << 20];
+        let mut length = 0u64;
+        loop {
+            let read = std::io::Read::read(&mut file, &mut chunk)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&chunk[..read]);
+            length += read as u64;
+        }
+        Ok(format!("{:08x}-{length}", hasher.finalize()))
+    }
+
+    /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, on which part of it if it is divided, and on what.
+    pub fn key(file: &str, engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let processor = crc32fast::hash(processor().as_bytes());
+        let part = part.map_or_else(String::new, |part| format!("-{part}"));
+        // What was measured on zeros is not found again.
+        format!(
+            "{file}-{}-{}-{}-random-p{processor:08x}-c{cores}{part}-t{threads}",
+            engine.name, engine.version, engine.device,
+        )
+        .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
+    }
+
+    /// Where it is; `None`: nowhere.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The files of the store, in order of their names.
+    ///
+    /// # Errors
+    /// If the folder is there and cannot be read.
+    fn files(&self) -> std::io::Result<Vec<PathBuf>> {
+        let Some(folder) = &self.folder else { return Ok(Vec::new()) };
+        let entries = match std::fs::read_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                files.push(path);
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    /// What is stored of one kind: profiles of whole models, or of the operators of those that are cut.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn list<T: DeserializeOwned>(&self) -> std::io::Result<Vec<T>> {
+        let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).ok()?).ok();
+        Ok(self.files()?.into_iter().filter_map(read).collect())
+    }
+
+    /// Forgets everything; how many files there were.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn clear(&self) -> std::io::Result<usize> {
+        let files = self.files()?;
+        files.iter().try_for_each(std::fs::remove_file)?;
+        Ok(files.len())
+    }
+
+    /// What is stored under a key. A file that cannot be read or understood is as good as none.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let text = std::fs::read(self.folder.as_ref()?.join(format!("{key}.json"))).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Stores what was measured, `what` in words; where that cannot be done it is said, and measured again at the next start.
+    pub fn keep(&self, key: Result<String, String>, what: &str, profile: &impl Serialize) {
+        if let Err(error) = key.and_then(|key| self.put(&key, profile).map_err(|error| error.to_string())) {
+            tracing::warn!(%error, "{what} cannot be stored; it will be measured again at the next start");
+        }
+    }
+
+    /// Stores a profile.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    fn put(&self, key: &str, profile: &impl Serialize) -> std::io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        std::fs::create_dir_all(folder)?;
+        // Written aside and moved, so that nobody reads half a file: a server that starts beside this one, or another load of the same model.
+        let mut aside = tempfile::NamedTempFile::new_in(folder)?;
+        std::io::Write::write_all(&mut aside, &serde_json::to_vec_pretty(profile)?)?;
+        aside.persist(folder.join(format!("{key}.json")))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_listed_and_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = ProfileStore::new(Some(folder.path().join("profiles")));
+        assert_eq!((store.list::<StoredProfile>().unwrap(), store.clear().unwrap()), (Vec::new(), 0));
+        let profile = StoredProfile {
+            model: "m/1/model.onnx".into(),
+            engine: "rten".to_owned(),
+            threads: 2,
+            settled: true,
+            measurements: Vec::new(),
+        };
+        store.put("a", &profile).unwrap();
+        store.put("segments", &[1, 2]).unwrap();
+        assert_eq!(store.list::<StoredProfile>().unwrap(), [profile]);
+        assert_eq!(store.list::<StoredOperators>().unwrap(), []);
+        assert_eq!((store.clear().unwrap(), store.list::<StoredProfile>().unwrap()), (2, Vec::new()));
+    }
+
+    #[test]
+    fn threads_that_were_chosen_have_profiles_of_their_own() {
+        let file = ProfileStore::file_key(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
+        let engine = downbeat_engine::Engine::info(&downbeat_engine::Emulated::new());
+        let key = |threads| ProfileStore::key(&file, &engine, threads, None);
+        let on = |part| ProfileStore::key(&file, &engine, Threads::Chosen(2), Some(part));
+        assert_ne!(key(Threads::Chosen(2)), key(Threads::UpTo(2)));
+        assert_eq!(key(Threads::UpTo(2)), key(Threads::UpTo(2)));
+        assert!(on("CPUs 0-3") != on("CPUs 4-7") && on("CPUs 0-3") != key(Threads::Chosen(2)));
+    }
+}

@@ -1,0 +1,337 @@
+//! Runs the same again and again and times it: one case after another, in the time that there is for all.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use downbeat_core::{Duration, Time};
+use downbeat_engine::{Lane, Model, Place, RunError};
+use parking_lot::RwLock;
+
+use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
+use crate::clock::Clock;
+
+/// The runs of a size that engines do more in than run: in the first one they allocate and plan, and on a GPU the second one may be tried as a graph.
+const WARM_UP: usize = 2;
+
+/// Who is told how measuring goes on, and may end it early.
+pub trait Watch<M>: Sync {
+    /// This part (0 to 1) of the time is over; whether to go on. What was not measured by then is left out.
+    fn goes_on(&self, _fraction: f64) -> bool {
+        true
+    }
+
+    /// A case is measured, and so this part (0 to 1) of all.
+    fn measured(&mut self, _case: &M, _fraction: f64) {}
+}
+
+impl<M> Watch<M> for () {}
+
+impl<M, F: FnMut(&M, f64) + Sync> Watch<M> for F {
+    fn measured(&mut self, case: &M, fraction: f64) {
+        self(case, fraction);
+    }
+}
+
+/// Measures `cases` in their order, in about `budget` for all: each has an equal part of what the ones before it have left. Gives those that were
+/// measured, which are all if nobody ends it early.
+///
+/// # Errors
+/// What `measure` says.
+pub fn each<C, M, E>(
+    clock: Clock,
+    budget: Duration,
+    cases: impl IntoIterator<Item = C, IntoIter: ExactSizeIterator>,
+    watch: &mut dyn Watch<M>,
+    mut measure: impl FnMut(C, &Turn<'_>) -> Result<M, E>,
+) -> Result<Vec<M>, E> {
+    let cases = cases.into_iter();
+    let (count, end) = (cases.len(), clock.now() + budget);
+    let mut found = Vec::with_capacity(count);
+    for case in cases {
+        let (begin, done) = (clock.now(), found.len());
+        let part = Duration::from_nanos(end.since(begin).as_nanos() / (count - done) as u64);
+        let is_cut_short = AtomicBool::new(false);
+        let goes_on = || {
+            let of_case = clock.now().since(begin).as_secs_f64() / part.as_secs_f64().max(f64::MIN_POSITIVE);
+            watch.goes_on((done as f64 + of_case.min(1.0)) / count as f64)
+        };
+        let turn = Turn { clock, until: begin + part, goes_on: &goes_on, is_cut_short: &is_cut_short };
+        let measured = measure(case, &turn)?;
+        if is_cut_short.into_inner() {
+            break;
+        }
+        watch.measured(&measured, (done + 1) as f64 / count as f64);
+        found.push(measured);
+    }
+    Ok(found)
+}
+
+/// The time of one case.
+#[derive(Clone, Copy)]
+pub struct Turn<'a> {
+    clock: Clock,
+    until: Time,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+    is_cut_short: &'a AtomicBool,
+}
+
+impl Turn<'_> {
+    /// A turn of this share of the time, which begins now.
+    #[must_use]
+    pub fn part(&self, share: f64) -> Self {
+        let now = self.clock.now();
+        Turn { until: now + Duration::from_secs_f64(self.until.since(now).as_secs_f64() * share), ..*self }
+    }
+
+    /// Whether there is to be one more run than `done`: there are at least `least`, and at most `most`, however much time there is.
+    pub fn wants(&self, done: usize, [least, most]: [usize; 2]) -> bool {
+        if !(self.goes_on)() {
+            self.is_cut_short.fetch_or(done < least.max(WARM_UP + 1), Ordering::Relaxed);
+            return false;
+        }
+        done < least || done < most && self.clock.now() < self.until
+    }
+
+    /// What `run` gives, at least and at most so many times, and the runs to warm up before them; `least` of 0: that may be all that there is time for. See [`settled`].
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn runs<T: Ord, E>(
+        &self,
+        [least, most]: [usize; 2],
+        mut run: impl FnMut() -> Result<T, E>,
+    ) -> Result<Vec<T>, E> {
+        let bounds = [if least == 0 { 1 } else { least + WARM_UP }, most + WARM_UP];
+        let mut runs = Vec::new();
+        while self.wants(runs.len(), bounds) {
+            runs.push(run()?);
+        }
+        Ok(settled(runs))
+    }
+
+    /// What two give that are run in turns, so that both meet whatever else the machine does: at least and at most so many times each. `few`: for so many
+    /// there may be twice the time.
+    ///
+    /// # Errors
+    /// What they say.
+    pub fn in_turns<T, E>(
+        &self,
+        [least, few, most]: [usize; 3],
+        mut one: impl FnMut() -> Result<T, E>,
+        mut other: impl FnMut() -> Result<T, E>,
+    ) -> Result<[Vec<T>; 2], E> {
+        let longer = Turn { until: self.until + self.until.since(self.clock.now()), ..*self };
+        let mut runs = [Vec::new(), Vec::new()];
+        while self.wants(runs[0].len(), [least, most]) || longer.wants(runs[0].len(), [least, few]) {
+            runs[0].push(one()?);
+            runs[1].push(other()?);
+        }
+        Ok(runs)
+    }
+}
+
+/// Runs in their order, without those to warm up; where there was no time for more, the shortest of them: one that took this long has little to gain from a warm-up.
+fn settled<T: Ord>(mut runs: Vec<T>) -> Vec<T> {
+    if runs.len() > WARM_UP {
+        runs.drain(..WARM_UP);
+        return runs;
+    }
+    runs.into_iter().min().into_iter().collect()
+}
+
+/// Does all at the same time, each on a thread of its own: they begin when there is a thread for each.
+///
+/// # Errors
+/// If there is none, or one of them fails.
+pub fn at_once<T: Send, F: FnOnce() -> Result<T, RunError> + Send>(
+    tasks: impl Iterator<Item = F>,
+) -> Result<Vec<T>, RunError> {
+    let failed = |reason: String| RunError::new("profiler", reason);
+    let gate = RwLock::new(false);
+    std::thread::scope(|scope| {
+        let mut is_open = gate.write();
+        let spawned = tasks.map(|task| {
+            let go = || if *gate.read() { task() } else { Err(failed("it was not begun".to_owned())) };
+            std::thread::Builder::new().spawn_scoped(scope, go)
+        });
+        let threads = spawned.collect::<Result<Vec<_>, _>>();
+        *is_open = threads.is_ok();
+        drop(is_open);
+        let threads = threads.map_err(|error| failed(format!("no thread for a lane: {error}")))?;
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(failed("the engine panicked".to_owned())))
+        };
+        let ended: Vec<_> = threads.into_iter().map(join).collect();
+        ended.into_iter().collect()
+    })
+}
+
+/// A model to be timed.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The model.
+    pub model: &'a dyn Model,
+    /// How its batches are made.
+    pub plan: &'a BatchCodec,
+    /// The length of dimensions that vary.
+    pub varying: i64,
+    /// What times it.
+    pub clock: Clock,
+}
+
+/// One run of all segments. The shorter one is less.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimedRun {
+    /// From joining the requests to separating the outputs, by the host's clock.
+    pub host: Duration,
+    /// Of that, what joining the requests took.
+    pub joining: Duration,
+    /// What each segment took: by the device's clock where it has one, by the host's otherwise.
+    pub segments: Vec<Duration>,
+    /// What each took by the host's clock.
+    pub segments_on_host: Vec<Duration>,
+    /// Whether the segments are by the device's clock.
+    pub by_device: bool,
+}
+
+impl TimedRun {
+    /// What all segments took one after another, what the host did between them left out where the device has a clock.
+    pub fn total(&self) -> Duration {
+        if !self.by_device && self.segments.len() == 1 {
+            return self.host;
+        }
+        self.segments.iter().fold(Duration::ZERO, |sum, segment| sum + *segment)
+    }
+}
+
+impl Subject<'_> {
+    /// Runs a batch of copies of `item`, of one row each, all segments at once, from joining the requests to separating the outputs: that is the most there is to join and to
+    /// separate. Gives how long it took.
+    pub(crate) fn run(&self, lane: &mut dyn Lane, item: &Admitted, batch: usize) -> Result<Duration, RunError> {
+        Ok(self.run_in_steps(self.model.segments(), lane, item, batch)?.host)
+    }
+
+    /// Runs such a batch segment by segment.
+    pub(crate) fn run_cut(&self, lane: &mut dyn Lane, item: &Admitted, batch: usize) -> Result<TimedRun, RunError> {
+        self.run_in_steps(1, lane, item, batch)
+    }
+
+    fn run_in_steps(
+        &self,
+        step: usize,
+        lane: &mut dyn Lane,
+        item: &Admitted,
+        batch: usize,
+    ) -> Result<TimedRun, RunError> {
+        let refused = |reason| RunError::new("batch plan", reason);
+        let count = self.model.segments();
+        let (rows, mut segments, mut segments_on_host) = (vec![1; batch], Vec::with_capacity(count), Vec::new());
+        let mut by_device = true;
+        let begin = self.clock.now();
+        let mut state = self.plan.assemble(std::iter::repeat_n(item, batch)).map_err(refused)?;
+        let mut start = self.clock.now();
+        let joining = start.since(begin);
+        for first in (0..count).step_by(step.max(1)) {
+            lane.run(first..first + step, &mut state)?;
+            let end = self.clock.now();
+            let (on_host, on_device) = (end.since(start), lane.last_run().and_then(|span| span.took()));
+            by_device &= on_device.is_some();
+            segments.push(on_device.unwrap_or(on_host));
+            segments_on_host.push(on_host);
+            start = end;
+        }
+        self.plan.separate(state, &rows).map_err(refused)?;
+        Ok(TimedRun { host: self.clock.now().since(begin), joining, segments, segments_on_host, by_device })
+    }
+
+    /// The largest batch that is timed. Larger ones are taken to go on as the measured ones.
+    pub(crate) fn largest(&self) -> usize {
+        LARGEST_TRIAL / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Those of these batch sizes that are timed.
+    pub(crate) fn timed(&self, sizes: &[u32]) -> Vec<u32> {
+        let largest = self.largest();
+        sizes.iter().copied().filter(|size| *size as usize <= largest).collect()
+    }
+
+    /// A lane to time it on.
+    pub(crate) fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, RunError> {
+        self.model.lane_at(place).map_err(|error| RunError::new("profiler", error.to_string()))
+    }
+
+    /// What batches are made of.
+    pub(crate) fn item(&self) -> Result<Admitted, RunError> {
+        self.plan.trial(self.varying).map_err(|reason| RunError::new("batch plan", reason))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::atomic::AtomicUsize;
+
+    /// Ends it after so many looks.
+    struct Ends(AtomicUsize);
+
+    impl Watch<u32> for Ends {
+        fn goes_on(&self, fraction: f64) -> bool {
+            assert!((0.0..=1.0).contains(&fraction), "{fraction}");
+            self.0.fetch_sub(1, Ordering::Relaxed) > 1
+        }
+    }
+
+    /// The runs of each of three cases, where there is no time for more than there have to be, and it is ended after so many looks.
+    fn runs_of_cases(looks: usize) -> Vec<u32> {
+        let mut watch = Ends(AtomicUsize::new(looks));
+        let measured = each(Clock::start(), Duration::ZERO, [0, 1, 2], &mut watch, |_, turn| {
+            let runs = turn.runs([2, 9], || Ok::<_, ()>(0))?;
+            Ok::<_, ()>(runs.len() as u32)
+        });
+        measured.unwrap()
+    }
+
+    #[test]
+    fn what_was_measured_before_it_was_ended_is_kept() {
+        assert_eq!(runs_of_cases(usize::MAX), [2, 2, 2]);
+        // A case is looked at before each of its four runs, and behind the last.
+        assert_eq!(runs_of_cases(5), [2], "ended as the first has enough");
+        assert_eq!(runs_of_cases(9), [2], "ended before the second had enough");
+        assert_eq!(runs_of_cases(1), [0; 0]);
+    }
+
+    #[test]
+    fn where_there_is_no_time_there_are_as_few_runs_as_may_be() {
+        let nothing = || Ok::<_, ()>(7);
+        let measured = each(Clock::start(), Duration::ZERO, [()], &mut (), |(), turn| {
+            Ok::<_, ()>((turn.runs([0, 9], nothing)?, turn.in_turns([3, 5, 9], nothing, nothing)?))
+        });
+        assert_eq!(measured, Ok(vec![(vec![7], [vec![7; 3], vec![7; 3]])]));
+    }
+
+    #[test]
+    fn all_begin_at_once_and_one_that_fails_or_panics_fails_them() {
+        let both = std::sync::Barrier::new(2);
+        let waits = |n| {
+            (0..n).map(|n| {
+                let both = &both;
+                move || {
+                    both.wait();
+                    Ok(n)
+                }
+            })
+        };
+        assert_eq!(at_once(waits(2)).unwrap(), [0, 1]);
+        let fails = (0..2).map(|n| move || if n == 0 { Ok(()) } else { Err(RunError::new("x", "no")) });
+        assert_eq!(at_once(fails).unwrap_err().reason, "no");
+        let panics = (0..2).map(|n| move || if n == 0 { Ok(()) } else { panic!("as it should") });
+        assert_eq!(at_once(panics).unwrap_err().reason, "the engine panicked");
+    }
+
+    #[test]
+    fn runs_in_which_engines_do_more_do_not_count() {
+        assert_eq!(settled(vec![90, 400, 30, 31, 29]), [30, 31, 29]);
+        assert_eq!(settled(vec![90, 400, 30]), [30]);
+        assert_eq!((settled(vec![90, 400]), settled(vec![90])), (vec![90], vec![90]));
+    }
+}

@@ -146,7 +146,7 @@ impl Metrics {
         self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
     }
 
-    /// Sets what a version holds of the CPU's memory for each of [`MODEL_PARTS`], bytes.
+    /// Sets what a version holds of the CPU's memory for each of `MODEL_PARTS`, bytes.
     pub fn set_model_memory(&self, name: &str, version: &str, parts: [u64; 3]) {
         for (part, bytes) in MODEL_PARTS.into_iter().zip(parts) {
             self.table.model_memory.with_label_values(&[name, version, part]).set(bytes as f64);

@@ -32,7 +32,7 @@ use load_thread::{LoadFailure, LoadedModel};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::write_overlay;
 
-/// The models of a repository and what they are doing: the [`Service`] behind the frontends. A clone is the same registry.
+/// The models of a repository and what they are doing: the [`Service`](crate::service::Service) behind the frontends. A clone is the same registry.
 #[derive(Clone)]
 pub struct Registry {
     options: Arc<ServerOptions>,

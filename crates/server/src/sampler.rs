@@ -91,7 +91,7 @@ impl Turn<'_> {
         done < least || done < most && self.clock.now() < self.until
     }
 
-    /// What `run` gives, at least and at most so many times, and the runs to warm up before them; `least` of 0: that may be all that there is time for. See [`settled`].
+    /// What `run` gives, at least and at most so many times, and the runs to warm up before them; `least` of 0: that may be all that there is time for. See `settled`.
     ///
     /// # Errors
     /// What it says.

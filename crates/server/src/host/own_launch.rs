@@ -24,7 +24,7 @@ enum Wanted {
     Brief,
     /// One that is over soon, and goes on with a batch that has run in part.
     BriefRest,
-    /// Any of this crew's lanes.
+    /// Of one of this crew's lanes, one that goes on with a batch, or is over soon: any other is begun by another thread while this one answers what has ended.
     Of(Arc<Crew>),
 }
 
@@ -97,7 +97,7 @@ pub(super) fn offer(host: &Arc<DeviceHost>, seat: &Arc<Seat>) {
         Wanted::None => false,
         Wanted::Brief => seat.claim(Work::is_brief),
         Wanted::BriefRest => seat.claim(|work| work.is_brief() && work.goes_on()),
-        Wanted::Of(crew) => Arc::ptr_eq(crew, seat.crew()) && seat.claim(|_| true),
+        Wanted::Of(crew) => Arc::ptr_eq(crew, seat.crew()) && seat.claim(|work| work.goes_on() || work.is_brief()),
     });
     if takes {
         WANTED.set(Wanted::None);

@@ -58,8 +58,9 @@ impl Loader {
                 let report = chosen.report.clone();
                 let policy = options.settings_of(&name, report.policy.parse()?)?;
                 match self.load_by(&policy, Why::Chosen(chosen), definition, file) {
-                    Err(error) if error.is::<PolicyError>() => (report, error),
-                    outcome => return self.ready(outcome?, definition),
+                    Ok(outcome) => return self.ready(outcome, definition),
+                    // Nobody asked for this policy: what it cannot have, or has no room for, `exclusive` may.
+                    Err(error) => (report, error),
                 }
             }
             Err(error) if error.is::<PolicyError>() && asked != PolicyName::AUTO && !is_named => (report, error),

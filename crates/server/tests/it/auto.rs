@@ -21,6 +21,11 @@ fn policy(registry: &Registry) -> PolicyReport {
 
 /// A server whose models were measured, as it says, by another before: lanes do not disturb each other, and handing over costs nothing.
 async fn where_lanes_are_free(models: &Models) -> Registry {
+    where_lanes_are_free_and(models, |_| ()).await
+}
+
+/// The same, with other options besides.
+async fn where_lanes_are_free_and(models: &Models, change: impl FnOnce(&mut ServerOptions)) -> Registry {
     drop(models.serve(auto).await);
     let files = std::fs::read_dir(models.path().join(".profiles")).unwrap().map(|file| file.unwrap().path());
     let files: Vec<_> = files.filter(|file| file.to_string_lossy().ends_with("-together.json")).collect();
@@ -28,7 +33,12 @@ async fn where_lanes_are_free(models: &Models) -> Registry {
     let point = |batch| format!("{{\"batch\": {batch}, \"alone_ns\": 100, \"together_ns\": 100}}");
     let stored = format!("{{\"launch_ns\": 1, \"overlap\": [{}, {}]}}", point(1), point(8));
     std::fs::write(&files[0], stored).unwrap();
-    models.serve(auto).await
+    models
+        .serve(|options| {
+            auto(options);
+            change(options);
+        })
+        .await
 }
 
 #[tokio::test]
@@ -87,6 +97,18 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     registry.load("m", LoadOverrides::default()).await.unwrap();
     let report = policy(&registry);
     assert_eq!((&*report.policy, report.guard.unwrap().windows), ("elastic", 0));
+}
+
+/// Its input rings take more than models may hold; `exclusive` has none.
+#[tokio::test]
+async fn a_policy_that_there_is_no_room_for_is_left_for_exclusive() {
+    let models = Models::new();
+    models.add("m", 1, (1.0, 0.0), 4, "");
+    let registry = where_lanes_are_free_and(&models, |options| options.model_memory_bytes = Some(64)).await;
+    let report = policy(&registry);
+    assert_eq!((&*report.policy, &*report.asked), ("exclusive", "auto"));
+    assert!(report.reason.contains("input rings") && report.reason.contains("model_memory_bytes"), "{}", report.reason);
+    registry.infer(request("m", 8, 4)).await.unwrap();
 }
 
 #[tokio::test]

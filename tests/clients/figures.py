@@ -305,7 +305,7 @@ def terminations(binary, _bench, _folder):
 
 
 def policy(name, more=""):
-    return f'[device]\npolicy = "{name}"\n{more}'
+    return f'[[device.groups]]\nmodels = ["*"]\npolicy = "{name}"\n{more}'
 
 
 ZOO = EXAMPLES.parent / "target" / "zoo"

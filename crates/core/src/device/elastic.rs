@@ -70,7 +70,8 @@ pub struct Elastic {
 struct Running {
     lane: usize,
     size: u32,
-    rows: u32,
+    /// [`Cores::brief`]: it takes no longer.
+    brief: bool,
     slots: Option<SlotRun>,
     members: Vec<RequestId>,
 }
@@ -110,11 +111,12 @@ impl Elastic {
         SegmentRange::new(0, self.options.profile.segments())
     }
 
-    /// The largest idle lane of the mix that what is ready fills, and what it takes (algorithm 1, lines 3 to 13).
+    /// The largest idle lane of the mix that what is ready fills, by its size, and what it takes (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
         let room = self.options.max_running - self.pool.running_rows();
+        let DeviceRequest { size: head, length, .. } = self.pool.ready().next()?.request;
         // With each request that comes: before anything is looked at that takes longer.
-        if !self.has_core_for(self.pool.ready_rows().min(room)) {
+        if !self.has_core_for(self.pool.ready_rows().min(room), length) {
             return None;
         }
         let (_, mix) = self.options.mixes.at(self.load);
@@ -122,35 +124,38 @@ impl Elastic {
             self.busy.get(&size).copied().unwrap_or(0) < count
                 && self.idle.get(&size).is_some_and(|idle| !idle.is_empty())
         };
-        let head = self.pool.ready().next()?.request.size;
         let (_, together, _) = self.pool.neighbours(room);
         let sizes = || mix.counts().filter(|(size, count)| may(*size, *count)).map(|(size, _)| size);
         // Filled exactly, or, where its parts would share cores, as full as what is ready fills one; or, by a request of several items that no lane of the mix can take,
         // the smallest idle lane there is for it.
-        let fits = |size: &u32| head <= *size;
-        let whole = || sizes().find(|size| *size >= together).or_else(|| sizes().next_back()).filter(fits);
-        let exact = || sizes().rev().find(|size| *size <= together && fits(size));
-        let fitting = self.options.cores.and_then(|_| whole()).or_else(exact);
+        let fitting = match self.options.cores {
+            Some(_) => sizes().find(|size| *size >= together).or_else(|| sizes().next_back()),
+            None => sizes().rev().find(|size| *size <= together),
+        };
         let idle = || self.idle.iter().filter(|(_, lanes)| !lanes.is_empty()).map(|(size, _)| *size);
-        let size = fitting.or_else(|| idle().find(|size| head > 1 && *size >= head && head <= room))?;
+        let other = || idle().find(|size| head > 1 && *size >= head && head <= room);
+        let size = fitting.filter(|size| head <= *size).or_else(other)?;
         let (members, rows, slots) = self.pool.neighbours(size.min(room));
-        (!members.is_empty() && self.has_core_for(rows)).then_some((size, members, rows, slots))
+        let length = self.pool.longest(members.len());
+        (!members.is_empty() && self.has_core_for(rows, length)).then_some((size, members, rows, slots))
     }
 
-    /// Whether there is a core for a launch of at most so many items, and it is worth one beside those that run.
-    fn has_core_for(&self, rows: u32) -> bool {
-        let Some(Cores { count, brief }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
-        let is_brief = |rows: u32| self.options.profile.total(rows, 0) <= brief;
-        self.running.len() < count as usize && !(is_brief(rows) && self.running.values().all(|run| is_brief(run.rows)))
+    /// Whether there is a core for a launch of at most so many items, padded to `length`, and it is worth one beside those that run.
+    fn has_core_for(&self, rows: u32, length: u32) -> bool {
+        let Some(Cores { count, .. }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
+        let are_brief = || self.is_brief(rows, length) && self.running.values().all(|run| run.brief);
+        self.running.len() < count as usize && !are_brief()
+    }
+
+    fn is_brief(&self, rows: u32, length: u32) -> bool {
+        self.options.cores.is_some_and(|cores| self.options.profile.total(rows, length) <= cores.brief)
     }
 
     fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
         let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
         *self.busy.entry(size).or_insert(0) += 1;
-        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
-        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
-        let (id, batch) = (turn.new_launch(), turn.new_batch());
-        turn.note(Note::New { batch, rows, length });
+        let (batch, length) = self.pool.begin_batch(turn, &members, rows);
+        let (id, brief) = (turn.new_launch(), self.is_brief(rows, length));
         turn.launch(Launch {
             id,
             batch,
@@ -164,7 +169,7 @@ impl Elastic {
             length,
             inputs: slots.map_or(InputSource::Device, InputSource::Ring),
         });
-        self.running.insert(id, Running { lane, size, rows, slots, members });
+        self.running.insert(id, Running { lane, size, brief, slots, members });
     }
 }
 

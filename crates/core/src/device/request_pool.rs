@@ -8,7 +8,7 @@ use super::note::Note;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::segment_profile::SegmentProfile;
 use super::turn::{DeviceTimeout, Turn};
-use crate::ids::{LaunchId, RequestId};
+use crate::ids::{BatchId, LaunchId, RequestId};
 use crate::time::{Duration, Time};
 
 /// The requests of a device policy: those that wait for a launch, in the order of their arrival (E²bird §5.1), and those that run.
@@ -204,6 +204,11 @@ impl RequestPool {
         self.iter().take_while(|waiting| waiting.ready)
     }
 
+    /// The longest of the first so many ready requests.
+    pub fn longest(&self, count: usize) -> u32 {
+        self.ready().take(count).map(|waiting| waiting.request.length).max().unwrap_or(0)
+    }
+
     /// Items that wait.
     pub fn rows(&self) -> u32 {
         self.rows
@@ -251,6 +256,15 @@ impl RequestPool {
         self.running.insert(request, waiting.request.size);
         self.running_rows += waiting.request.size;
         Some(waiting)
+    }
+
+    /// Takes requests of so many items into a new batch. Gives it, and what it is padded to: the longest of them.
+    pub fn begin_batch(&mut self, turn: &mut Turn<'_>, members: &[RequestId], rows: u32) -> (BatchId, u32) {
+        let taken = members.iter().filter_map(|request| self.begin(*request));
+        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
+        let batch = turn.new_batch();
+        turn.note(Note::New { batch, rows, length });
+        (batch, length)
     }
 
     /// A request that runs leaves its launch for good: it is answered with the turn of `launch`, unless its client has gone. Gives its items.

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
-use super::note::Note;
 use super::policy::DevicePolicy;
 use super::request::{DeviceReject, DeviceRequest};
 use super::request_pool::RequestPool;
@@ -116,10 +115,8 @@ impl DevicePolicy for Windowed {
             return;
         }
         let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
-        let taken = members.iter().filter_map(|request| self.pool.begin(*request));
-        let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
-        let (id, batch) = (turn.new_launch(), turn.new_batch());
-        turn.note(Note::New { batch, rows, length });
+        let (batch, length) = self.pool.begin_batch(turn, &members, rows);
+        let id = turn.new_launch();
         turn.launch(Launch {
             id,
             batch,

@@ -235,6 +235,7 @@ scenarios! {
     elastic_on_two_cores
     /// Nor are brief ones begun side by side.
     elastic_with_brief_launches
+    elastic_with_brief_launches_by_length
     /// E²bird algorithm 2: lanes by load.
     elastic_switches_lanes
     /// E²bird §5.1: a run goes on across the end of the ring.

@@ -64,8 +64,7 @@ impl Staged {
         // After the last stage there is nothing left to do together.
         let Some(pair) = pair.filter(|_| stage + 1 < self.stages) else { return false };
         let (members, joined, _) = self.pool.neighbours(room);
-        let longest = self.pool.ready().take(members.len()).map(|waiting| waiting.request.length).max();
-        if members.is_empty() || longest.is_some_and(|length| length > batch.length) {
+        if members.is_empty() || self.pool.longest(members.len()) > batch.length {
             return false;
         }
         // Worth it if the answers come sooner on the whole than those of two batches, one after the other.
@@ -111,11 +110,10 @@ impl Staged {
 
     /// How long the oldest request may wait for others while batches run.
     pub(super) fn window(&self) -> Duration {
-        let longest = || self.pool.ready().map(|waiting| waiting.request.length).max().unwrap_or(0);
         match self.options.window {
             _ if !self.options.by_length => Duration::ZERO,
             Some(window) => window,
-            None => self.options.profile.time(0, self.options.max_batch, longest()),
+            None => self.options.profile.time(0, self.options.max_batch, self.pool.longest(usize::MAX)),
         }
     }
 
@@ -132,8 +130,7 @@ impl Staged {
         }
         if !self.options.by_length {
             let (members, rows, _) = self.pool.neighbours(room);
-            let longest =
-                self.pool.ready().take(members.len()).map(|waiting| waiting.request.length).max().unwrap_or(0);
+            let longest = self.pool.longest(members.len());
             return self.new_batch(turn, members, rows, longest);
         }
         let mut taken: Vec<DeviceRequest> = Vec::new();

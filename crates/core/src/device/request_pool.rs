@@ -1,6 +1,6 @@
 //! The requests of a device policy, from their arrival to their answer.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::input_ring::{InputRing, SlotRun};
 use super::launch::DeviceOutput;
@@ -27,8 +27,10 @@ pub struct RequestPool {
     arrivals: BTreeMap<RequestId, u64>,
     /// Those that have a deadline, by it.
     deadlines: BTreeSet<(Time, u64)>,
-    /// Those without slots, oldest first; may name some that have gone.
-    overflow: VecDeque<u64>,
+    /// With a ring: all that came before this one had slots, none from it on has.
+    admitted: u64,
+    /// How many have none.
+    overflow: u32,
     /// Slots of requests that have gone while their inputs were on the way.
     abandoned: BTreeMap<RequestId, SlotRun>,
     next: u64,
@@ -97,7 +99,8 @@ impl RequestPool {
             waiting: BTreeMap::new(),
             arrivals: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            overflow: VecDeque::new(),
+            admitted: 0,
+            overflow: 0,
             abandoned: BTreeMap::new(),
             next: 0,
             rows: 0,
@@ -135,7 +138,7 @@ impl RequestPool {
         if size > largest {
             return Err(DeviceReject::TooLarge { size, largest });
         }
-        if self.rows.saturating_add(size) > self.bound {
+        if size > self.bound.saturating_sub(self.rows) {
             return Err(DeviceReject::QueueFull { bound: self.bound });
         }
         let sequence = self.next;
@@ -149,11 +152,11 @@ impl RequestPool {
             self.deadlines.insert((request.deadline, sequence));
         }
         if self.ring.is_some() {
-            self.overflow.push_back(sequence);
+            self.overflow += 1;
             self.admit(turn);
-            if self.waiting.get(&sequence).is_some_and(|waiting| waiting.slots.is_none()) {
+            if self.admitted <= sequence {
                 self.overflowed += 1;
-                turn.note(Note::RingFull { waiting: self.overflow.len() as u32 });
+                turn.note(Note::RingFull { waiting: self.overflow });
             }
         }
         Ok(())
@@ -162,13 +165,11 @@ impl RequestPool {
     /// Gives slots to those that wait for some, oldest first.
     fn admit(&mut self, turn: &mut Turn<'_>) {
         let Some(ring) = &mut self.ring else { return };
-        while let Some(sequence) = self.overflow.front() {
-            if let Some(waiting) = self.waiting.get_mut(sequence) {
-                let Ok(slots) = ring.allocate(waiting.request.size) else { return };
-                waiting.slots = Some(slots);
-                turn.push(DeviceOutput::Admit { model: turn.model(), request: waiting.request.id, slots });
-            }
-            self.overflow.pop_front();
+        while let Some((sequence, waiting)) = self.waiting.range_mut(self.admitted..).next() {
+            let Ok(slots) = ring.allocate(waiting.request.size) else { return };
+            waiting.slots = Some(slots);
+            (self.admitted, self.overflow) = (sequence + 1, self.overflow - 1);
+            turn.push(DeviceOutput::Admit { model: turn.model(), request: waiting.request.id, slots });
         }
     }
 
@@ -314,8 +315,12 @@ impl RequestPool {
             Some(slots) => {
                 self.abandoned.insert(request, slots);
             }
-            // Whoever waited for room behind it may have it.
-            None => self.admit(turn),
+            None if self.ring.is_some() => {
+                self.overflow -= 1;
+                // Whoever waited for room behind it may have it.
+                self.admit(turn);
+            }
+            None => {}
         }
         true
     }

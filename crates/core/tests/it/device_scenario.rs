@@ -242,6 +242,7 @@ scenarios! {
     elastic_across_the_wrap
     elastic_back_pressure
     room_for_those_behind_one_that_goes
+    who_has_gone_waits_for_no_room
     elastic_with_a_request_of_several_items
     a_hole_in_the_ring_parts_a_batch
     windowed_static_fills_up

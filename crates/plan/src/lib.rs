@@ -38,7 +38,6 @@ pub mod workload;
 pub use evaluation::{Evaluation, Load, Violation};
 pub use fluid::{FluidNeed, fluid_need};
 pub use generator::generate;
-pub use infeasible::{Least, Reason};
 pub use problem::{BadProblem, Model, Problem};
 pub use random::random_partition;
 pub use solve::{FoundBy, HAS_SOLVER, Method, Options, Plan, PlanError, plan};

@@ -51,50 +51,10 @@ pub struct Problem {
     pub max_disruption: Option<f64>,
 }
 
-/// Why numbers are no problem to be solved. Every text names the place.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadProblem {
-    /// Nothing to put anywhere.
-    #[error("there are no models")]
-    NoModels,
-    /// Nowhere to put it.
-    #[error("there are no sub-clusters: at least 1 is needed")]
-    NoSubClusters,
-    /// So many that a plan for them would not fit into memory.
-    #[error(
-        "{models} models on {sub_clusters} sub-clusters are too many: at most {MOST_PAIRS} pairs of the two are supported"
-    )]
-    TooLarge {
-        /// Models.
-        models: usize,
-        /// Sub-clusters.
-        sub_clusters: usize,
-    },
-    /// A number that is negative, infinite or none.
-    #[error("{what} of model '{model}' is {value}; it must be a finite number and at least 0")]
-    Number {
-        /// Which number.
-        what: &'static str,
-        /// Of which model.
-        model: String,
-        /// The number.
-        value: f64,
-    },
-    /// A limit or weight that is negative, infinite or none.
-    #[error("{what} is {value}; it must be a finite number and at least 0")]
-    Limit {
-        /// Which limit.
-        what: &'static str,
-        /// The number.
-        value: f64,
-    },
-    /// Two models of one name: an answer could not be read.
-    #[error("there are two models named '{name}'")]
-    SameName {
-        /// The name.
-        name: String,
-    },
-}
+/// Why numbers are no problem to be solved, with the place.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadProblem(String);
 
 /// Most pairs of a model and a sub-cluster.
 const MOST_PAIRS: usize = 1_000_000;
@@ -105,34 +65,36 @@ impl Problem {
     /// # Errors
     /// The first that is not as it should be.
     pub fn check(&self) -> Result<(), BadProblem> {
-        if self.models.is_empty() {
-            return Err(BadProblem::NoModels);
+        let wrong = |what: String| Err(BadProblem(what));
+        let (models, sub_clusters) = (self.models.len(), self.sub_clusters);
+        if models == 0 {
+            return wrong("there are no models".to_owned());
         }
-        if self.sub_clusters == 0 {
-            return Err(BadProblem::NoSubClusters);
+        if sub_clusters == 0 {
+            return wrong("there are no sub-clusters: at least 1 is needed".to_owned());
         }
-        if self.models.len().saturating_mul(self.sub_clusters) > MOST_PAIRS {
-            return Err(BadProblem::TooLarge { models: self.models.len(), sub_clusters: self.sub_clusters });
+        if models.saturating_mul(sub_clusters) > MOST_PAIRS {
+            return wrong(format!(
+                "{models} models on {sub_clusters} sub-clusters are too many: at most {MOST_PAIRS} pairs of the two are supported"
+            ));
         }
-        let bad = |value: f64| !(value >= 0.0 && value.is_finite());
         let limits = [
-            ("the largest rate of a sub-cluster", self.max_rate.unwrap_or(0.0)),
-            ("the largest disruption", self.max_disruption.unwrap_or(0.0)),
-            ("the weight of memory", self.memory_weight),
+            ("the largest rate of a sub-cluster".to_owned(), self.max_rate.unwrap_or(0.0)),
+            ("the largest disruption".to_owned(), self.max_disruption.unwrap_or(0.0)),
+            ("the weight of memory".to_owned(), self.memory_weight),
         ];
-        if let Some((what, value)) = limits.into_iter().find(|(_, value)| bad(*value)) {
-            return Err(BadProblem::Limit { what, value });
-        }
-        for model in &self.models {
-            let numbers = [("the rate", model.rate), ("the load cost", model.load_cost)];
-            if let Some((what, value)) = numbers.into_iter().find(|(_, value)| bad(*value)) {
-                return Err(BadProblem::Number { what, model: model.name.clone(), value });
-            }
+        let numbers = self.models.iter().flat_map(|model| {
+            let of = |what: &str| format!("{what} of model '{}'", model.name);
+            [(of("the rate"), model.rate), (of("the load cost"), model.load_cost)]
+        });
+        let is_bad = |value: f64| !(value >= 0.0 && value.is_finite());
+        if let Some((what, value)) = limits.into_iter().chain(numbers).find(|(_, value)| is_bad(*value)) {
+            return wrong(format!("{what} is {value}; it must be a finite number and at least 0"));
         }
         let mut names: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(BadProblem::SameName { name: pair[0].to_owned() }),
+            Some(pair) => wrong(format!("there are two models named '{}'", pair[0])),
             None => Ok(()),
         }
     }

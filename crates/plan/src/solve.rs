@@ -5,7 +5,7 @@ use std::fmt;
 use downbeat_core::Duration;
 
 use crate::evaluation::{Evaluation, Violation};
-use crate::infeasible::{Least, Reason, in_words, obvious};
+use crate::infeasible::{first_few, not_together, obvious, too_many_moves};
 use crate::local_search::{Goal, search};
 use crate::problem::{BadProblem, Problem};
 
@@ -81,23 +81,16 @@ pub enum PlanError {
     #[error(transparent)]
     Bad(#[from] BadProblem),
     /// No partition keeps every limit.
-    #[error("no partition keeps every limit: {}", list(.0))]
-    Infeasible(Vec<Reason>),
+    #[error("no partition keeps every limit: {}", first_few(.0, "more reasons"))]
+    Infeasible(Vec<String>),
     /// None was found in time, and none was proved to be impossible.
-    #[error("no partition was found within {limit}, which does not prove that there is none; the nearest one: {}", in_words(.closest))]
+    #[error("no partition was found within {limit}, which does not prove that there is none; the nearest one: {}", first_few(.closest, "more"))]
     NotFound {
         /// The time that was allowed.
         limit: Duration,
         /// What the best partition that was found breaks.
         closest: Vec<Violation>,
     },
-}
-
-/// All reasons, the first few of many.
-fn list(reasons: &[Reason]) -> String {
-    let shown: Vec<String> = reasons.iter().take(5).map(Reason::to_string).collect();
-    let more = reasons.len().saturating_sub(5);
-    format!("{}{}", shown.join("; "), if more > 0 { format!("; and {more} more reasons") } else { String::new() })
 }
 
 /// Partitions the models. `elapsed` is the caller's clock: the time since it called.
@@ -238,9 +231,8 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
             && least > bound
         {
             let known = infeasible || solved.proved || solved.bound.is_some_and(|cost| cost > bound);
-            let least = if solved.proved { Least::Exactly(least) } else { Least::AtMost(least) };
             if known {
-                return PlanError::Infeasible(vec![Reason::Disruption { least, limit: bound }]);
+                return PlanError::Infeasible(vec![too_many_moves(least, solved.proved, bound)]);
             }
             return PlanError::NotFound {
                 limit: options.time_limit,
@@ -260,16 +252,15 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
     if !infeasible {
         return PlanError::NotFound { limit: options.time_limit, closest: nearest.violations };
     }
-    let mut overrun = (0.0_f64, 0_u64);
+    let (mut rate, mut memory) = (0.0_f64, 0_u64);
     for violation in &nearest.violations {
         match violation {
-            Violation::Rate { by, .. } => overrun.0 = overrun.0.max(*by),
-            Violation::Memory { by, .. } => overrun.1 = overrun.1.max(*by),
+            Violation::Rate { by, .. } => rate = rate.max(*by),
+            Violation::Memory { by, .. } => memory = memory.max(*by),
             Violation::Disruption { .. } => {}
         }
     }
-    let (rate, memory) = overrun;
-    PlanError::Infeasible(vec![Reason::Together { rate, memory, exact: solved.proved }])
+    PlanError::Infeasible(vec![not_together(rate, memory, solved.proved)])
 }
 
 /// The same partition with its sub-clusters numbered so that much stays where it runs: pairs of an old and a new sub-cluster,

@@ -22,11 +22,9 @@
 //!
 //! A key that is not listed is an error.
 
-use std::fmt::Write as _;
-
 use downbeat_core::{Duration, LatencyProfile};
-use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize, Serializer};
 use toml::Spanned;
 
 use crate::fluid::{FluidNeed, fluid_need};
@@ -39,47 +37,64 @@ const MIB: f64 = 1024.0 * 1024.0;
 const DEFAULT_MAX_BATCH: u32 = 1024;
 
 /// A workload as its file says it, checked.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Sub-clusters.
+    #[serde(deserialize_with = "some_sub_clusters")]
     pub sub_clusters: usize,
     /// Devices in all.
     pub devices: Option<u32>,
     /// Bytes of one device's memory.
+    #[serde(rename = "device_memory_mib", default, deserialize_with = "some_mib", serialize_with = "some_in_mib")]
     pub device_memory: Option<u64>,
     /// Most requests per second of a sub-cluster.
+    #[serde(default, deserialize_with = "some_number")]
     pub max_rate: Option<f64>,
     /// See [`Problem::memory_weight`].
+    #[serde(default = "one", deserialize_with = "number")]
     pub memory_weight: f64,
     /// See [`Problem::max_disruption`].
+    #[serde(default, deserialize_with = "some_number")]
     pub max_disruption: Option<f64>,
     /// The models.
     pub models: Vec<Entry>,
 }
 
 /// A model of a workload.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Entry {
     /// Its name.
     pub name: String,
     /// Requests per second.
+    #[serde(deserialize_with = "number")]
     pub rate: f64,
     /// Bytes of static memory.
+    #[serde(rename = "memory_mib", deserialize_with = "mib", serialize_with = "in_mib")]
     pub memory: u64,
     /// Bytes of dynamic memory.
+    #[serde(rename = "dynamic_memory_mib", default, deserialize_with = "mib", serialize_with = "in_mib")]
     pub dynamic_memory: u64,
     /// See [`Model::load_cost`].
+    #[serde(default = "one", deserialize_with = "number")]
     pub load_cost: f64,
     /// Milliseconds from arrival to answer.
+    #[serde(deserialize_with = "number")]
     pub slo_ms: f64,
-    /// How long batches take.
-    pub profile: Profile,
     /// The sub-cluster where it runs now.
     pub running_on: Option<usize>,
+    /// How long batches take.
+    pub profile: Profile,
 }
 
 /// How long batches of a model take.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "a profile is either alpha_ms and beta_ms (and max_batch), or points_ms"
+)]
 pub enum Profile {
     /// `alpha * b + beta`.
     Linear {
@@ -90,8 +105,11 @@ pub enum Profile {
         /// The largest batch.
         max_batch: Option<u32>,
     },
-    /// Measured: batch size and milliseconds.
-    Points(Vec<(u32, f64)>),
+    /// Measured.
+    Points {
+        /// Batch size and milliseconds.
+        points_ms: Vec<(u32, f64)>,
+    },
 }
 
 /// What is wrong with a file, and where.
@@ -106,48 +124,10 @@ pub struct BadWorkload {
     pub message: String,
 }
 
+/// Where the models of a file are.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenFile {
-    #[serde(deserialize_with = "some_sub_clusters")]
-    sub_clusters: usize,
-    devices: Option<u32>,
-    #[serde(default, deserialize_with = "optional_mib")]
-    device_memory_mib: Option<u64>,
-    #[serde(default, deserialize_with = "optional_number")]
-    max_rate: Option<f64>,
-    #[serde(default = "one", deserialize_with = "number")]
-    memory_weight: f64,
-    #[serde(default, deserialize_with = "optional_number")]
-    max_disruption: Option<f64>,
-    models: Vec<Spanned<WrittenModel>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenModel {
-    name: String,
-    #[serde(deserialize_with = "number")]
-    rate: f64,
-    #[serde(deserialize_with = "mib")]
-    memory_mib: u64,
-    #[serde(default, deserialize_with = "mib")]
-    dynamic_memory_mib: u64,
-    #[serde(default = "one", deserialize_with = "number")]
-    load_cost: f64,
-    #[serde(deserialize_with = "number")]
-    slo_ms: f64,
-    profile: Spanned<WrittenProfile>,
-    running_on: Option<usize>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenProfile {
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    max_batch: Option<u32>,
-    points_ms: Option<Vec<(u32, f64)>>,
+struct Places {
+    models: Vec<Spanned<serde::de::IgnoredAny>>,
 }
 
 fn one() -> f64 {
@@ -163,7 +143,7 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     }
 }
 
-fn optional_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+fn some_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     number(deserializer).map(Some)
 }
 
@@ -177,7 +157,7 @@ fn mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     }
 }
 
-fn optional_mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+fn some_mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     mib(deserializer).map(Some)
 }
 
@@ -188,19 +168,15 @@ fn some_sub_clusters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize
     }
 }
 
-impl Profile {
-    fn read(written: &WrittenProfile) -> Result<Self, String> {
-        match written {
-            WrittenProfile { alpha_ms: Some(alpha_ms), beta_ms: Some(beta_ms), max_batch, points_ms: None } => {
-                Ok(Profile::Linear { alpha_ms: *alpha_ms, beta_ms: *beta_ms, max_batch: *max_batch })
-            }
-            WrittenProfile { alpha_ms: None, beta_ms: None, max_batch: None, points_ms: Some(points) } => {
-                Ok(Profile::Points(points.clone()))
-            }
-            _ => Err("a profile is either alpha_ms and beta_ms (and max_batch), or points_ms".to_owned()),
-        }
-    }
+fn in_mib<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    (*bytes as f64 / MIB).serialize(serializer)
+}
 
+fn some_in_mib<S: Serializer>(bytes: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    bytes.map(|bytes| bytes as f64 / MIB).serialize(serializer)
+}
+
+impl Profile {
     /// The profile as the scheduler has it.
     ///
     /// # Errors
@@ -217,7 +193,7 @@ impl Profile {
             Profile::Linear { alpha_ms, beta_ms, max_batch } => {
                 LatencyProfile::linear(ms(*alpha_ms)?, ms(*beta_ms)?, max_batch.unwrap_or(DEFAULT_MAX_BATCH))
             }
-            Profile::Points(points) => {
+            Profile::Points { points_ms: points } => {
                 let points: Result<Vec<_>, String> = points.iter().map(|(b, l)| Ok((*b, ms(*l)?))).collect();
                 LatencyProfile::from_points(&points?)
             }
@@ -232,7 +208,7 @@ impl Entry {
     /// # Errors
     /// If its profile is none, or one request alone misses its SLO.
     pub fn need(&self) -> Result<FluidNeed, String> {
-        let profile = self.profile.latency()?;
+        let profile = self.profile.latency().map_err(|message| format!("model '{}': {message}", self.name))?;
         fluid_need(self.rate, &profile, Duration::from_millis_f64(self.slo_ms)).ok_or_else(|| {
             format!(
                 "model '{}' cannot make its SLO of {} ms: one request alone takes {} ms",
@@ -250,90 +226,28 @@ impl Workload {
     /// # Errors
     /// The first thing that is not as it should be, with its line and column.
     pub fn parse(text: &str) -> Result<Self, BadWorkload> {
-        let written: WrittenFile = toml::from_str(text)
-            .map_err(|e| at(text, e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " ")))?;
-        let mut models: Vec<Entry> = Vec::with_capacity(written.models.len());
+        let wrong =
+            |e: toml::de::Error| at(text, e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " "));
+        let workload: Workload = toml::from_str(text).map_err(wrong)?;
+        let Places { models: places } = toml::from_str(text).map_err(wrong)?;
         let mut names = std::collections::BTreeSet::new();
-        for spanned in written.models {
-            let start = spanned.span().start;
-            let model = spanned.into_inner();
-            let profile_start = model.profile.span().start;
-            let wrong = |message: String| at(text, profile_start, format!("model '{}': {message}", model.name));
-            let profile = Profile::read(model.profile.as_ref()).map_err(wrong)?;
-            profile.latency().map_err(wrong)?;
-            let entry = Entry {
-                profile,
-                name: model.name,
-                rate: model.rate,
-                memory: model.memory_mib,
-                dynamic_memory: model.dynamic_memory_mib,
-                load_cost: model.load_cost,
-                slo_ms: model.slo_ms,
-                running_on: model.running_on,
-            };
-            entry.need().map_err(|message| at(text, start, message))?;
-            if !names.insert(entry.name.clone()) {
-                return Err(at(text, start, format!("there is a model named '{}' already", entry.name)));
+        for (entry, place) in workload.models.iter().zip(places) {
+            let wrong = |message| at(text, place.span().start, message);
+            entry.need().map_err(wrong)?;
+            if !names.insert(&entry.name) {
+                return Err(wrong(format!("there is a model named '{}' already", entry.name)));
             }
-            models.push(entry);
         }
-        if models.is_empty() {
-            return Err(at(text, 0, "there are no models: add [[models]]".to_owned()));
+        match workload.models.is_empty() {
+            true => Err(at(text, 0, "there are no models: add [[models]]".to_owned())),
+            false => Ok(workload),
         }
-        Ok(Workload {
-            sub_clusters: written.sub_clusters,
-            devices: written.devices,
-            device_memory: written.device_memory_mib,
-            max_rate: written.max_rate,
-            memory_weight: written.memory_weight,
-            max_disruption: written.max_disruption,
-            models,
-        })
     }
 
     /// The workload as a file that [`Workload::parse`] reads.
     pub fn to_toml(&self) -> String {
-        // Numbers as floats with a point or an exponent, also where they are whole: a whole one may be beyond TOML's integers.
-        let mut text = String::new();
-        let mib = |bytes: u64| bytes as f64 / MIB;
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "sub_clusters = {}", self.sub_clusters);
-        if let Some(devices) = self.devices {
-            let _ = writeln!(text, "devices = {devices}");
-        }
-        if let Some(memory) = self.device_memory {
-            let _ = writeln!(text, "device_memory_mib = {:?}", mib(memory));
-        }
-        if let Some(rate) = self.max_rate {
-            let _ = writeln!(text, "max_rate = {rate:?}");
-        }
-        let _ = writeln!(text, "memory_weight = {:?}", self.memory_weight);
-        if let Some(cost) = self.max_disruption {
-            let _ = writeln!(text, "max_disruption = {cost:?}");
-        }
-        for model in &self.models {
-            let name = toml::Value::from(model.name.clone());
-            let _ = writeln!(text, "\n[[models]]\nname = {name}\nrate = {:?}", model.rate);
-            let _ = writeln!(text, "memory_mib = {:?}", mib(model.memory));
-            let _ = writeln!(text, "dynamic_memory_mib = {:?}", mib(model.dynamic_memory));
-            let _ = writeln!(text, "load_cost = {:?}\nslo_ms = {:?}", model.load_cost, model.slo_ms);
-            let _ = match &model.profile {
-                Profile::Linear { alpha_ms, beta_ms, max_batch: None } => {
-                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms:?}, beta_ms = {beta_ms:?} }}")
-                }
-                Profile::Linear { alpha_ms, beta_ms, max_batch: Some(most) } => {
-                    writeln!(text, "profile = {{ alpha_ms = {alpha_ms:?}, beta_ms = {beta_ms:?}, max_batch = {most} }}")
-                }
-                Profile::Points(points) => {
-                    let points: Vec<String> = points.iter().map(|(b, l)| format!("[{b}, {l:?}]")).collect();
-                    writeln!(text, "profile = {{ points_ms = [{}] }}", points.join(", "))
-                }
-            };
-            if let Some(cluster) = model.running_on {
-                let _ = writeln!(text, "running_on = {cluster}");
-            }
-        }
-        text
+        // Numbers, words and lists of them: nothing of it can fail.
+        toml::to_string(self).unwrap_or_default()
     }
 
     /// What the partitioner is to solve.

@@ -1,7 +1,7 @@
 //! What is said where there is no partition.
 
 use downbeat_core::Duration;
-use downbeat_plan::{BadProblem, Evaluation, HAS_SOLVER, Least, Method, Options, PlanError, Problem, Reason};
+use downbeat_plan::{BadProblem, Evaluation, HAS_SOLVER, Method, Options, PlanError, Problem};
 
 use crate::{methods, model, plan, problem};
 
@@ -89,8 +89,8 @@ fn a_disruption_bound_that_is_too_small_is_told_with_the_least_that_would_do() {
             assert!(error.to_string().contains("the moves cost 3 more than is allowed"), "{error}");
             continue;
         }
-        assert_eq!(error, PlanError::Infeasible(vec![Reason::Disruption { least: Least::Exactly(least), limit: 1.0 }]));
-        assert!(error.to_string().contains("the least disruption that would do is 4"), "{error}");
+        assert!(matches!(&error, PlanError::Infeasible(reasons) if reasons.len() == 1), "{error}");
+        assert!(error.to_string().ends_with("disruption (1); the least disruption that would do is 4"), "{error}");
     }
     tight.max_disruption = Some(least);
     for method in methods() {
@@ -110,8 +110,7 @@ fn limits_that_cannot_be_kept_together_are_told_with_what_is_missing() {
             assert!(error.to_string().contains("does not prove that there is none"), "{error}");
             assert!(error.to_string().contains("is 20 B over a device's memory"), "{error}");
         } else {
-            let reason = Reason::Together { rate: 0.0, memory: 20, exact: true };
-            assert_eq!(error, PlanError::Infeasible(vec![reason]), "{method:?}");
+            assert!(matches!(&error, PlanError::Infeasible(reasons) if reasons.len() == 1), "{method:?}: {error}");
             assert!(
                 error.to_string().contains("with 20 B of memory more for each sub-cluster, and with no less"),
                 "{error}"

@@ -35,7 +35,7 @@ fn a_file_is_read_with_its_defaults() {
     let [a, b] = &workload.models[..] else { panic!("{workload:?}") };
     assert_eq!((a.memory, a.dynamic_memory, a.load_cost, a.running_on), (195 << 19, 0, 1.0, Some(1)));
     assert_eq!((b.dynamic_memory, b.load_cost, b.running_on), (300 << 20, 2.5, None));
-    assert_eq!(b.profile, Profile::Points(vec![(1, 4.0), (8, 18.0)]));
+    assert_eq!(b.profile, Profile::Points { points_ms: vec![(1, 4.0), (8, 18.0)] });
     let problem = workload.problem();
     assert_eq!((problem.models[0].running, problem.max_memory), (Some(1), Some(1 << 30)));
     assert!((a.need().unwrap().devices - 100.0 * 0.007 / 2.0).abs() < 1e-12, "10 ms for one more, 7 ms to run");
@@ -69,9 +69,9 @@ fn what_is_wrong_is_told_with_its_place() {
     );
     assert_eq!(
         wrong("alpha_ms = 1.0, ", ""),
-        "12:11: model 'a': a profile is either alpha_ms and beta_ms (and max_batch), or points_ms"
+        "12:11: a profile is either alpha_ms and beta_ms (and max_batch), or points_ms"
     );
-    assert!(wrong("alpha_ms = 1.0", "alpha_ms = -1.0").starts_with("12:11: model 'a': -1 ms must be at least 0"));
+    assert!(wrong("alpha_ms = 1.0", "alpha_ms = -1.0").starts_with("7:1: model 'a': -1 ms must be at least 0"));
     assert!(wrong("[[1, 4.0], [8, 18.0]]", "[]").contains("model 'b': a latency profile needs at least one"));
     assert_eq!(wrong("name = \"b\"", "name = \"a\""), "15:1: there is a model named 'a' already");
     assert_eq!(

@@ -300,7 +300,7 @@ impl PolicyOptions for ElasticOptions {
         }
         let entries = self.mixes.entries();
         if entries.is_empty() || !entries.is_sorted_by(|(a, _), (b, _)| a < b) {
-            return Err(BadMix::Loads.to_string());
+            return Err(BadMix::loads().to_string());
         }
         let lanes = self.mixes.union().counts().fold(0u32, |sum, (_, count)| sum.saturating_add(count));
         at_most("lanes", lanes, MOST_LANES)?;

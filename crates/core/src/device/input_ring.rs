@@ -13,18 +13,6 @@ pub struct SlotRun {
     pub count: u32,
 }
 
-/// There are not as many free neighbouring slots.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the input ring has {free} free slots of {slots}, {asked} are needed")]
-pub struct RingFull {
-    /// Slots that were asked for.
-    pub asked: u32,
-    /// Slots that are free.
-    pub free: u32,
-    /// Slots there are.
-    pub slots: u32,
-}
-
 /// Which slots of the ring are in use. Given out in the order of the ring; a slot that is released before an older one is free only when
 /// that one is, as in every ring.
 #[derive(Clone, Debug)]
@@ -59,20 +47,16 @@ impl InputRing {
         self.most_used
     }
 
-    /// Takes the next `count` slots.
-    ///
-    /// # Errors
-    /// If fewer are free.
-    pub fn allocate(&mut self, count: u32) -> Result<SlotRun, RingFull> {
-        let free = self.slots - self.occupied();
-        if count > free {
-            return Err(RingFull { asked: count, free, slots: self.slots });
+    /// Takes the next `count` slots; `None` if fewer are free.
+    pub fn allocate(&mut self, count: u32) -> Option<SlotRun> {
+        if count > self.slots - self.occupied() {
+            return None;
         }
         let run = SlotRun { first: self.head, count };
         self.used.extend(std::iter::repeat_n(true, count as usize));
         self.head = (self.head + count) % self.slots;
         self.most_used = self.most_used.max(self.occupied());
-        Ok(run)
+        Some(run)
     }
 
     /// Gives slots back. Asserts that they are in use.

@@ -15,22 +15,17 @@ pub struct LaneMix {
 
 /// Why something is no mix, or no table of mixes.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadMix {
-    /// A batch size that is no power of two.
-    #[error("a lane's batch size is a power of two, not {0}")]
-    NotPowerOfTwo(u32),
-    /// No lane at all.
-    #[error("a mix has at least one lane")]
-    Empty,
-    /// Text that is no list of numbers.
-    #[error("'{0}' is no mix of lanes; expected batch sizes such as 1,1,2,4,8,16")]
-    Text(String),
-    /// No lane for a single item.
-    #[error("a mix has a lane of batch size 1, or what its other lanes leave over waits for ever")]
-    NoLaneOfOne,
-    /// Two mixes for one load, or loads that do not ascend.
-    #[error("the loads of a table of mixes must ascend")]
-    Loads,
+#[error("{0}")]
+pub struct BadMix(String);
+
+impl BadMix {
+    fn new(what: &str) -> Self {
+        BadMix(what.to_owned())
+    }
+
+    pub(super) fn loads() -> Self {
+        BadMix::new("the loads of a table of mixes must ascend")
+    }
 }
 
 impl LaneMix {
@@ -40,12 +35,12 @@ impl LaneMix {
     /// If there is none, or one is no power of two.
     pub fn new(sizes: &[u32]) -> Result<Self, BadMix> {
         if sizes.is_empty() {
-            return Err(BadMix::Empty);
+            return Err(BadMix::new("a mix has at least one lane"));
         }
         let mut counts = BTreeMap::new();
         for size in sizes {
             if !size.is_power_of_two() {
-                return Err(BadMix::NotPowerOfTwo(*size));
+                return Err(BadMix(format!("a lane's batch size is a power of two, not {size}")));
             }
             *counts.entry(*size).or_insert(0) += 1;
         }
@@ -134,7 +129,8 @@ impl FromStr for LaneMix {
     type Err = BadMix;
     fn from_str(text: &str) -> Result<Self, BadMix> {
         let sizes = text.split(',').map(|size| size.trim().parse()).collect::<Result<Vec<u32>, _>>();
-        LaneMix::new(&sizes.map_err(|_| BadMix::Text(text.to_owned()))?)
+        let bad = |_| BadMix(format!("'{text}' is no mix of lanes; expected batch sizes such as 1,1,2,4,8,16"));
+        LaneMix::new(&sizes.map_err(bad)?)
     }
 }
 
@@ -157,7 +153,9 @@ impl MixTable {
     /// If it has no lane of one item: what is left over would wait for ever.
     pub fn single(mix: LaneMix) -> Result<Self, BadMix> {
         if mix.count(1) == 0 {
-            return Err(BadMix::NoLaneOfOne);
+            return Err(BadMix::new(
+                "a mix has a lane of batch size 1, or what its other lanes leave over waits for ever",
+            ));
         }
         Ok(MixTable { entries: vec![(1, mix)] })
     }
@@ -169,10 +167,10 @@ impl MixTable {
     /// If there is none, or loads do not ascend.
     pub fn enhanced(best: Vec<(u32, LaneMix)>) -> Result<Self, BadMix> {
         if best.is_empty() {
-            return Err(BadMix::Empty);
+            return Err(BadMix::new("a mix has at least one lane"));
         }
         if !best.is_sorted_by(|(a, _), (b, _)| a < b) {
-            return Err(BadMix::Loads);
+            return Err(BadMix::loads());
         }
         let small = LaneMix { counts: BTreeMap::from([(1, 1), (2, 1)]) };
         let mut entries: Vec<_> = best.into_iter().map(|(load, mix)| (load, mix.union(&small))).collect();

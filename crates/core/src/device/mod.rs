@@ -50,7 +50,7 @@ pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
 pub use elastic::{Elastic, ElasticOptions};
 pub use granted::{Granted, GrantedOptions};
-pub use input_ring::{InputRing, RingFull, SlotRun};
+pub use input_ring::{InputRing, SlotRun};
 pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;

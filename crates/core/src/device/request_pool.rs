@@ -166,7 +166,7 @@ impl RequestPool {
     fn admit(&mut self, turn: &mut Turn<'_>) {
         let Some(ring) = &mut self.ring else { return };
         while let Some((sequence, waiting)) = self.waiting.range_mut(self.admitted..).next() {
-            let Ok(slots) = ring.allocate(waiting.request.size) else { return };
+            let Some(slots) = ring.allocate(waiting.request.size) else { return };
             waiting.slots = Some(slots);
             (self.admitted, self.overflow) = (sequence + 1, self.overflow - 1);
             turn.push(DeviceOutput::Admit { model: turn.model(), request: waiting.request.id, slots });

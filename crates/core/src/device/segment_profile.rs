@@ -28,48 +28,31 @@ impl TryFrom<Unchecked> for SegmentProfile {
     type Error = BadSegmentProfile;
 
     fn try_from(Unchecked { lengths, rest, max_rows }: Unchecked) -> Result<Self, BadSegmentProfile> {
+        let wrong = |what: String| Err(BadSegmentProfile(what));
         if lengths.is_empty() || rest.len() < 2 || max_rows == 0 {
-            return Err(BadSegmentProfile::Empty);
+            return wrong("a profile of segments needs at least one segment and one length".to_owned());
         }
         if rest.len() > usize::from(u16::MAX) {
-            return Err(BadSegmentProfile::TooMany(rest.len() - 1));
+            return wrong(format!("{} segments are more than a model can have", rest.len() - 1));
         }
         if !lengths.is_sorted_by(|a, b| a < b) {
-            return Err(BadSegmentProfile::Lengths);
+            return wrong("the lengths of a profile of segments must ascend".to_owned());
         }
         let is_whole = |tables: &Vec<Vec<u64>>| {
             tables.len() == lengths.len() && tables.iter().all(|table| table.len() == max_rows as usize)
         };
         if let Some(segment) = rest.iter().position(|tables| !is_whole(tables)) {
-            return Err(BadSegmentProfile::Ragged { segment, found: rest[segment].len(), expected: lengths.len() });
+            let (found, expected) = (rest[segment].len(), lengths.len());
+            return wrong(format!("segment {segment} has {found} latency profiles for {expected} lengths"));
         }
         Ok(SegmentProfile { lengths, rest, max_rows })
     }
 }
 
 /// Why numbers are no profile of segments.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadSegmentProfile {
-    /// No segment, or no length.
-    #[error("a profile of segments needs at least one segment and one length")]
-    Empty,
-    /// Lengths that do not ascend.
-    #[error("the lengths of a profile of segments must ascend")]
-    Lengths,
-    /// A segment with fewer or more profiles than there are lengths.
-    #[error("segment {segment} has {found} latency profiles for {expected} lengths")]
-    Ragged {
-        /// Which.
-        segment: usize,
-        /// Its profiles.
-        found: usize,
-        /// The lengths.
-        expected: usize,
-    },
-    /// More segments than a model can have.
-    #[error("{0} segments are more than a model can have")]
-    TooMany(usize),
-}
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadSegmentProfile(String);
 
 impl SegmentProfile {
     /// The profile whose segment `s` takes `segments[s][l].latency(b)` for `b` items of length `lengths[l]`.
@@ -77,30 +60,18 @@ impl SegmentProfile {
     /// # Errors
     /// If there is no segment or length, lengths do not ascend, or a segment does not have a profile for each.
     pub fn new(lengths: Vec<u32>, segments: &[Vec<LatencyProfile>]) -> Result<Self, BadSegmentProfile> {
-        if lengths.is_empty() || segments.is_empty() {
-            return Err(BadSegmentProfile::Empty);
-        }
-        if segments.len() >= usize::from(u16::MAX) {
-            return Err(BadSegmentProfile::TooMany(segments.len()));
-        }
-        if !lengths.is_sorted_by(|a, b| a < b) {
-            return Err(BadSegmentProfile::Lengths);
-        }
-        if let Some(segment) = segments.iter().position(|profiles| profiles.len() != lengths.len()) {
-            return Err(BadSegmentProfile::Ragged { segment, found: segments[segment].len(), expected: lengths.len() });
-        }
         let max_rows = segments.iter().flatten().map(LatencyProfile::max_batch).min().unwrap_or(1);
-        let mut rest = vec![vec![vec![0u64; max_rows as usize]; lengths.len()]; segments.len() + 1];
-        for (segment, profiles) in segments.iter().enumerate().rev() {
-            let (before, after) = rest.split_at_mut(segment + 1);
-            for (length, profile) in profiles.iter().enumerate() {
-                for rows in 1..=max_rows {
-                    let at = rows as usize - 1;
-                    before[segment][length][at] = after[0][length][at].saturating_add(profile.latency(rows).as_nanos());
-                }
-            }
+        let mut rest = vec![vec![vec![0u64; max_rows as usize]; lengths.len()]];
+        for profiles in segments.iter().rev() {
+            let after = &rest[rest.len() - 1];
+            let table = |(length, profile): (usize, &LatencyProfile)| -> Vec<u64> {
+                let after = |rows: u32| after.get(length).map_or(0, |table| table[rows as usize - 1]);
+                (1..=max_rows).map(|rows| profile.latency(rows).as_nanos().saturating_add(after(rows))).collect()
+            };
+            rest.push(profiles.iter().enumerate().map(table).collect());
         }
-        Ok(SegmentProfile { lengths, rest, max_rows })
+        rest.reverse();
+        Unchecked { lengths, rest, max_rows }.try_into()
     }
 
     /// A model of one segment whose requests do not vary.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::failure::{DeviceFailure, named};
 use super::operator::Operator;
 use super::{bert, convolutional};
 
@@ -29,13 +30,6 @@ pub enum Architecture {
     BertBase,
     /// 24 layers, 1024 wide.
     BertLarge,
-}
-
-/// A word that is no network.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{name}' is no emulated model; there are {}", Architecture::ALL.map(Architecture::name).join(", "))]
-pub struct UnknownArchitecture {
-    name: String,
 }
 
 impl Architecture {
@@ -111,9 +105,9 @@ impl fmt::Display for Architecture {
 }
 
 impl FromStr for Architecture {
-    type Err = UnknownArchitecture;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = Architecture::ALL.into_iter().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| UnknownArchitecture { name: text.to_owned() })
+    type Err = DeviceFailure;
+
+    fn from_str(text: &str) -> Result<Self, DeviceFailure> {
+        named("emulated model", Architecture::ALL, Architecture::name, text)
     }
 }

@@ -30,6 +30,7 @@ use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::contended::{DeviceLimits, Sharing};
+use super::failure::DeviceFailure;
 use super::fit::{PairSample, Sample, fit_device, fit_segment};
 use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
@@ -120,42 +121,8 @@ pub struct CalibratedPair {
     pub together_us: [f64; 2],
 }
 
-/// Why a calibration cannot be used.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadCalibration {
-    /// Not the format.
-    #[error("not a calibration as `downbeat profile --save` writes it: {0}")]
-    Format(String),
-    /// Measured elsewhere.
-    #[error(
-        "it is of {found} with {found_units} compute units, not of {wanted} with {wanted_units}. Write another file"
-    )]
-    OtherDevice {
-        /// The file's.
-        found: String,
-        /// Its units.
-        found_units: u32,
-        /// The one at hand.
-        wanted: String,
-        /// Its units.
-        wanted_units: u32,
-    },
-    /// No such model.
-    #[error("it has no model '{name}'; there is: {}", there.join(", "))]
-    NoModel {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        there: Vec<String>,
-    },
-    /// Measured in no way that constants can come from.
-    #[error("'{name}': segment {segment} has no measured time above zero")]
-    NoTime {
-        /// The model.
-        name: String,
-        /// The segment, from 1.
-        segment: usize,
-    },
+fn wrong_format(what: impl std::fmt::Display) -> DeviceFailure {
+    DeviceFailure(format!("not a calibration as `downbeat profile --save` writes it: {what}"))
 }
 
 /// Most compute units of a device.
@@ -181,9 +148,9 @@ impl Calibration {
     ///
     /// # Errors
     /// If it is none, or a number is out of range.
-    pub fn read(text: &str) -> Result<Self, BadCalibration> {
-        let calibration: Calibration = toml::from_str(text).map_err(|e| BadCalibration::Format(e.to_string()))?;
-        let wrong = |what: String| Err(BadCalibration::Format(what));
+    pub fn read(text: &str) -> Result<Self, DeviceFailure> {
+        let calibration: Calibration = toml::from_str(text).map_err(wrong_format)?;
+        let wrong = |what: String| Err(wrong_format(what));
         if !(1..=MOST_UNITS).contains(&calibration.device.units) {
             return wrong(format!("device.units is {}; expected 1 to {MOST_UNITS}", calibration.device.units));
         }
@@ -208,24 +175,22 @@ impl Calibration {
     ///
     /// # Errors
     /// If it cannot be written down.
-    pub fn write(&self) -> Result<String, BadCalibration> {
-        toml::to_string(self).map_err(|e| BadCalibration::Format(e.to_string()))
+    pub fn write(&self) -> Result<String, DeviceFailure> {
+        toml::to_string(self).map_err(wrong_format)
     }
 
     /// Whether it is of this device.
     ///
     /// # Errors
     /// If it is of another.
-    pub fn check_device(&self, name: &str, units: u32) -> Result<(), BadCalibration> {
+    pub fn check_device(&self, name: &str, units: u32) -> Result<(), DeviceFailure> {
         if (self.device.name.as_str(), self.device.units) == (name, units) {
             return Ok(());
         }
-        Err(BadCalibration::OtherDevice {
-            found: self.device.name.clone(),
-            found_units: self.device.units,
-            wanted: name.to_owned(),
-            wanted_units: units,
-        })
+        Err(DeviceFailure(format!(
+            "it is of {} with {} compute units, not of {name} with {units}. Write another file",
+            self.device.name, self.device.units
+        )))
     }
 
     /// Adds a model, in place of one of that name.
@@ -245,7 +210,7 @@ impl Calibration {
     ///
     /// # Errors
     /// If a segment has no time.
-    pub fn fit(&mut self) -> Result<(), BadCalibration> {
+    pub fn fit(&mut self) -> Result<(), DeviceFailure> {
         for model in self.models.iter_mut().filter(|model| !model.measured.is_empty()) {
             let count = model.measured.iter().map(|point| point.segments_us.len()).min().unwrap_or(0);
             let mut laws = Vec::with_capacity(count);
@@ -256,8 +221,8 @@ impl Calibration {
                     time_us: point.segments_us.get(segment).copied().unwrap_or(0.0),
                 };
                 let samples: Vec<Sample> = model.measured.iter().map(sample).collect();
-                let no_time = || BadCalibration::NoTime { name: model.name.clone(), segment: segment + 1 };
-                laws.push(fit_segment(&samples).ok_or_else(no_time)?.0);
+                let no_time = || format!("'{}': segment {} has no measured time above zero", model.name, segment + 1);
+                laws.push(fit_segment(&samples).ok_or_else(|| DeviceFailure(no_time()))?.0);
             }
             // The error of the whole is what counts: one segment's may make up for another's.
             let off = |point: &MeasuredPoint| {
@@ -298,10 +263,12 @@ impl Calibration {
         }
     }
 
-    fn measured(&self, name: &str) -> Result<MeasuredModel, BadCalibration> {
-        let there = || self.models.iter().map(|model| model.name.clone()).collect();
+    fn measured(&self, name: &str) -> Result<MeasuredModel, DeviceFailure> {
         let found = self.models.iter().find(|model| model.name == name && !model.segments.is_empty());
-        let model = found.ok_or_else(|| BadCalibration::NoModel { name: name.to_owned(), there: there() })?;
+        let model = found.ok_or_else(|| {
+            let there: Vec<&str> = self.models.iter().map(|model| model.name.as_str()).collect();
+            DeviceFailure(format!("it has no model '{name}'; there is: {}", there.join(", ")))
+        })?;
         Ok(MeasuredModel {
             name: model.name.clone(),
             segments: model.segments.clone(),
@@ -316,7 +283,7 @@ impl Calibration {
     ///
     /// # Errors
     /// If there is no such model.
-    pub fn model(&self, name: &str, units: Option<u32>) -> Result<EmulatedModel, BadCalibration> {
+    pub fn model(&self, name: &str, units: Option<u32>) -> Result<EmulatedModel, DeviceFailure> {
         let mut model = self.measured(name)?;
         model.limits.units = units.unwrap_or(self.device.units).clamp(1, self.device.units);
         Ok(EmulatedModel::measured(model))

@@ -40,6 +40,7 @@ mod bert;
 mod calibration;
 mod contended;
 mod convolutional;
+mod failure;
 mod figures;
 mod fit;
 mod launch_checker;
@@ -53,21 +54,22 @@ mod search;
 mod simulation;
 mod workload;
 
-pub use architecture::{Architecture, UnknownArchitecture};
-pub use calibration::{BadCalibration, CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
+pub use architecture::Architecture;
+pub use calibration::{CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
-pub use figures::{Figure, FigureError, FigureOptions};
+pub use failure::DeviceFailure;
+pub use figures::{Figure, FigureOptions};
 pub use fit::{DeviceFit, PairSample, Sample, fit_device, fit_segment, slowdowns};
 pub use launch_checker::LaunchChecker;
 pub use measured::{MeasuredModel, SegmentLaw};
-pub use model::{BadModel, EmulatedModel};
+pub use model::EmulatedModel;
 pub use operator::Operator;
-pub use platform::{Platform, UnknownPlatform};
-pub use policy::{BadTuning, DevicePolicyName, Diversity, Tuning, UnknownDevicePolicy};
+pub use platform::Platform;
+pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use report::{DeviceReport, Span};
 pub use search::{
-    MeasuredMix, Peak, SearchFailure, TOLERATED_LATE, TRIED_STAGES, TriedStages, TriedWindow, best_mixes, measure_mix,
-    measure_mixes, peak, tune_stages, tune_window,
+    MeasuredMix, Peak, TOLERATED_LATE, TRIED_STAGES, TriedStages, TriedWindow, best_mixes, measure_mix, measure_mixes,
+    peak, tune_stages, tune_window,
 };
 pub use simulation::DeviceSimulation;
-pub use workload::{DeviceLoad, Glue, UnknownGlue};
+pub use workload::{DeviceLoad, Glue};

@@ -1,11 +1,11 @@
 //! A network on a platform: what launches of it take, alone and as work for a contended device.
 
-use downbeat_core::device::{BadSegmentProfile, SegmentProfile, SegmentRange};
-use downbeat_core::profile::ProfileError;
+use downbeat_core::device::{SegmentProfile, SegmentRange};
 use downbeat_core::{Duration, LatencyProfile};
 
 use super::architecture::Architecture;
 use super::contended::{DeviceLimits, Kernel, Work};
+use super::failure::DeviceFailure;
 use super::measured::MeasuredModel;
 use super::platform::Platform;
 
@@ -26,27 +26,6 @@ enum Source {
     Measured(MeasuredModel),
     /// Segments that take their times, of so many units.
     Plain(SegmentProfile, u32),
-}
-
-/// Why a model cannot be emulated as asked.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadModel {
-    /// More stages than operators, or none.
-    #[error("{model} has {operators} operators: it can be cut into 1 to {operators} stages, not {stages}")]
-    Stages {
-        /// The model.
-        model: String,
-        /// What was asked for.
-        stages: usize,
-        /// Its operators.
-        operators: usize,
-    },
-    /// No batch size, or one that is too large.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
-    /// No length, or lengths that do not ascend.
-    #[error(transparent)]
-    Segments(#[from] BadSegmentProfile),
 }
 
 /// What stages of equal time are measured with, where nothing else is said: items, and tokens.
@@ -78,7 +57,7 @@ impl EmulatedModel {
     ///
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
-    pub fn staged(architecture: Architecture, platform: Platform, stages: usize) -> Result<Self, BadModel> {
+    pub fn staged(architecture: Architecture, platform: Platform, stages: usize) -> Result<Self, DeviceFailure> {
         EmulatedModel::new(architecture, platform).cut(stages)
     }
 
@@ -86,7 +65,7 @@ impl EmulatedModel {
     ///
     /// # Errors
     /// As [`Self::staged`].
-    pub fn cut(&self, stages: usize) -> Result<Self, BadModel> {
+    pub fn cut(&self, stages: usize) -> Result<Self, DeviceFailure> {
         Ok(EmulatedModel { source: self.source.clone(), boundaries: self.segments(stages)? })
     }
 
@@ -158,13 +137,16 @@ impl EmulatedModel {
     ///
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
-    pub fn segments(&self, stages: usize) -> Result<Vec<usize>, BadModel> {
+    pub fn segments(&self, stages: usize) -> Result<Vec<usize>, DeviceFailure> {
         let (rows, length) = REFERENCE;
         let times: Vec<u64> =
             self.all_kernels(rows, length).iter().map(|kernel| (kernel.issue + kernel.run).as_nanos()).collect();
         let operators = times.len();
         if stages == 0 || stages > operators {
-            return Err(BadModel::Stages { model: self.name().to_owned(), stages, operators });
+            return Err(DeviceFailure(format!(
+                "{} has {operators} operators: it can be cut into 1 to {operators} stages, not {stages}",
+                self.name()
+            )));
         }
         let total: u64 = times.iter().sum();
         let (mut boundaries, mut passed) = (vec![0], 0);
@@ -199,7 +181,7 @@ impl EmulatedModel {
     ///
     /// # Errors
     /// If there is no batch size or no length, or lengths do not ascend.
-    pub fn profile(&self, lengths: &[u32], max_batch: u32) -> Result<SegmentProfile, BadModel> {
+    pub fn profile(&self, lengths: &[u32], max_batch: u32) -> Result<SegmentProfile, DeviceFailure> {
         let mut points = vec![vec![Vec::new(); lengths.len()]; usize::from(self.segment_count())];
         for (index, length) in lengths.iter().enumerate() {
             for rows in 1..=max_batch {

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use downbeat_core::Duration;
 
 use super::contended::{DeviceLimits, Kernel, Sharing};
+use super::failure::{DeviceFailure, named};
 use super::operator::Operator;
 
 /// A device with the library that computes on it. The table in [`super`] says where the numbers come from.
@@ -48,22 +49,16 @@ pub struct Platform {
     pub crowding_permille: u32,
 }
 
-/// A word that is no platform.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{name}' is no emulated platform; there are titan-cudnn, titan-tensorrt and v100-tensorrt")]
-pub struct UnknownPlatform {
-    name: String,
-}
-
 impl FromStr for Platform {
-    type Err = UnknownPlatform;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "titan-cudnn" => Ok(Platform::TITAN_CUDNN),
-            "titan-tensorrt" => Ok(Platform::TITAN_TENSORRT),
-            "v100-tensorrt" => Ok(Platform::V100_TENSORRT),
-            _ => Err(UnknownPlatform { name: text.to_owned() }),
-        }
+    type Err = DeviceFailure;
+
+    fn from_str(text: &str) -> Result<Self, DeviceFailure> {
+        let all = [
+            ("titan-cudnn", Platform::TITAN_CUDNN),
+            ("titan-tensorrt", Platform::TITAN_TENSORRT),
+            ("v100-tensorrt", Platform::V100_TENSORRT),
+        ];
+        named("emulated platform", all, |(name, _)| name, text).map(|(_, platform)| platform)
     }
 }
 

@@ -10,7 +10,8 @@ use downbeat_core::device::{
 use serde_json::{Value, json};
 
 use super::architecture::Architecture;
-use super::model::{BadModel, EmulatedModel};
+use super::failure::DeviceFailure;
+use super::model::EmulatedModel;
 
 /// A device policy by its name in the papers, where it is one of the table with settings, or by that of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,16 +30,6 @@ pub enum DevicePolicyName {
     DvaBatch,
     /// One of the table, which makes batches, with the settings that it has where nobody says.
     Plain(PolicyName),
-}
-
-/// A word that is no device policy.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "'{name}' is no device policy; there are {}, and zerobatch and delaybatch, which are no-wait and opt-wait",
-    DevicePolicyName::all().map(DevicePolicyName::name).collect::<Vec<_>>().join(", ")
-)]
-pub struct UnknownDevicePolicy {
-    name: String,
 }
 
 impl DevicePolicyName {
@@ -86,15 +77,22 @@ impl fmt::Display for DevicePolicyName {
 }
 
 impl FromStr for DevicePolicyName {
-    type Err = UnknownDevicePolicy;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    type Err = DeviceFailure;
+
+    fn from_str(text: &str) -> Result<Self, DeviceFailure> {
         let name = match text {
             "zerobatch" => "no-wait",
             "delaybatch" => "opt-wait",
             other => other,
         };
         let found = DevicePolicyName::all().find(|policy| policy.name() == name);
-        found.ok_or_else(|| UnknownDevicePolicy { name: text.to_owned() })
+        found.ok_or_else(|| {
+            let all: Vec<&str> = DevicePolicyName::all().map(DevicePolicyName::name).collect();
+            let all = all.join(", ");
+            DeviceFailure(format!(
+                "'{text}' is no device policy; there are {all}, and zerobatch and delaybatch, which are no-wait and opt-wait"
+            ))
+        })
     }
 }
 
@@ -151,7 +149,7 @@ impl Tuning {
     ///
     /// # Errors
     /// If `max_batch` is 0.
-    pub fn new(model: &EmulatedModel, max_batch: u32) -> Result<Self, BadModel> {
+    pub fn new(model: &EmulatedModel, max_batch: u32) -> Result<Self, DeviceFailure> {
         let lengths: &[u32] = if model.has_length() { &LENGTHS } else { &[0] };
         let profile = model.profile(lengths, max_batch)?;
         let window = Duration::from_secs_f64(profile.total(max_batch, 64).as_secs_f64() * WINDOW);
@@ -189,9 +187,11 @@ impl Tuning {
     ///
     /// # Errors
     /// If it cannot have the model.
-    pub fn policy(&self, name: DevicePolicyName) -> Result<DeviceModel, BadTuning> {
+    pub fn policy(&self, name: DevicePolicyName) -> Result<DeviceModel, DeviceFailure> {
         let (policy, settings) = self.settings(name);
-        let refused = |error: &dyn fmt::Display| BadTuning { name, reason: error.to_string() };
+        let refused = |error: &dyn fmt::Display| {
+            DeviceFailure(format!("the device policy {name} cannot have this model: {error}"))
+        };
         let policy: PolicyName = policy.parse().map_err(|error| refused(&error))?;
         let settings: WrittenSettings = serde_json::from_value(settings).map_err(|error| refused(&error))?;
         let settings = policy.read(&settings).map_err(|error| refused(&error))?.settings;
@@ -210,12 +210,4 @@ impl Tuning {
         };
         settings.spec(model).map_err(|error| refused(&error))?.build().map_err(|error| refused(&error))
     }
-}
-
-/// A policy cannot be made with what is tuned for a model.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the device policy {name} cannot have this model: {reason}")]
-pub struct BadTuning {
-    name: DevicePolicyName,
-    reason: String,
 }

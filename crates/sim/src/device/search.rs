@@ -4,11 +4,11 @@ use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};
 
 use super::contended::{Completed, ContendedDevice};
-use super::model::{BadModel, EmulatedModel};
-use super::policy::{BadTuning, DevicePolicyName, Tuning};
+use super::failure::DeviceFailure;
+use super::model::EmulatedModel;
+use super::policy::{DevicePolicyName, Tuning};
 use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
-use crate::arrivals::BadArrivals;
 use crate::capacity::Bounds;
 
 /// A mix of lanes and what its batches take when all start at once.
@@ -88,9 +88,9 @@ pub const TOLERATED_LATE: f64 = 0.01;
 /// If the arrival process has no positive, finite shape, or there is no such policy.
 pub fn peak(
     simulation: &DeviceSimulation,
-    policy: &dyn Fn() -> Result<DeviceModel, BadTuning>,
-) -> Result<Option<Peak>, SearchFailure> {
-    let trial = |rate: f64| -> Result<Option<Peak>, SearchFailure> {
+    policy: &dyn Fn() -> Result<DeviceModel, DeviceFailure>,
+) -> Result<Option<Peak>, DeviceFailure> {
+    let trial = |rate: f64| -> Result<Option<Peak>, DeviceFailure> {
         let mut simulation = simulation.clone();
         simulation.load.rate = rate;
         simulation.give_up_above = Some(TOLERATED_LATE);
@@ -120,10 +120,10 @@ pub type TriedWindow = (Duration, f64, f64);
 pub fn tune_window(
     simulation: &DeviceSimulation,
     tuning: &Tuning,
-) -> Result<(Duration, Vec<TriedWindow>), SearchFailure> {
+) -> Result<(Duration, Vec<TriedWindow>), DeviceFailure> {
     let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
     let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
-    let with = |window| -> Result<_, SearchFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
+    let with = |window| -> Result<_, DeviceFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
     let (chosen, tried) = tune(&windows, DevicePolicyName::OptWait, with)?;
     Ok((chosen.unwrap_or(tuning.window), tried))
 }
@@ -139,8 +139,8 @@ pub type TriedStages = (usize, f64, f64);
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
-pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), SearchFailure> {
-    let cut = |stages: usize| -> Result<_, SearchFailure> {
+pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), DeviceFailure> {
+    let cut = |stages: usize| -> Result<_, DeviceFailure> {
         let model = simulation.model.cut(stages)?;
         let profile = Tuning::new(&model, tuning.max_batch)?.profile;
         Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
@@ -157,8 +157,8 @@ type Tried<C> = (C, f64, f64);
 fn tune<C: Copy>(
     choices: &[C],
     policy: DevicePolicyName,
-    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), SearchFailure>,
-) -> Result<(Option<C>, Vec<Tried<C>>), SearchFailure> {
+    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), DeviceFailure>,
+) -> Result<(Option<C>, Vec<Tried<C>>), DeviceFailure> {
     let mut tried = Vec::new();
     for choice in choices {
         let (simulation, tuning) = with(*choice)?;
@@ -176,18 +176,4 @@ fn tune<C: Copy>(
         }
     }
     Ok((chosen, tried))
-}
-
-/// Why nothing can be searched.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum SearchFailure {
-    /// A model that cannot be cut so.
-    #[error(transparent)]
-    Model(#[from] BadModel),
-    /// A rate or shape that is none.
-    #[error(transparent)]
-    Arrivals(#[from] BadArrivals),
-    /// No policy.
-    #[error(transparent)]
-    Tuning(#[from] BadTuning),
 }

@@ -7,6 +7,7 @@ use downbeat_core::Time;
 use rand_distr::{Distribution, LogNormal};
 use rand_pcg::Pcg64;
 
+use super::failure::{DeviceFailure, named};
 use crate::arrivals::{ArrivalStream, Arrivals, BadArrivals, random};
 use crate::pace::Pace;
 
@@ -25,13 +26,6 @@ pub enum Glue {
     Mrpc,
     /// Premise and hypothesis: DVABatch's default.
     Rte,
-}
-
-/// A word that is no workload of GLUE.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{name}' is no workload of GLUE; there are {}", Glue::ALL.map(Glue::name).join(", "))]
-pub struct UnknownGlue {
-    name: String,
 }
 
 /// Tokens of the shortest and of the longest sentence.
@@ -73,10 +67,10 @@ impl fmt::Display for Glue {
 }
 
 impl FromStr for Glue {
-    type Err = UnknownGlue;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = Glue::ALL.into_iter().find(|glue| glue.name() == text);
-        found.ok_or_else(|| UnknownGlue { name: text.to_owned() })
+    type Err = DeviceFailure;
+
+    fn from_str(text: &str) -> Result<Self, DeviceFailure> {
+        named("workload of GLUE", Glue::ALL, Glue::name, text)
     }
 }
 

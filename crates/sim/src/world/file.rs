@@ -68,8 +68,7 @@ struct Text {
     title: String,
     #[serde(default)]
     note: String,
-    #[serde(default = "one")]
-    seed: u64,
+    seed: Option<u64>,
     /// Clients send until then.
     #[serde(deserialize_with = "millis")]
     span_ms: Duration,
@@ -111,8 +110,7 @@ struct DeviceText {
     /// Compute units; 100 unless the calibration says it.
     units: Option<Spanned<Number<1, 65536>>>,
     /// By partition: slots for the batches of the cluster's scheduler.
-    #[serde(default = "one_slot")]
-    slots: Vec<Number<0, 64>>,
+    slots: Option<Vec<Number<0, 64>>>,
     #[serde(default)]
     kind: Number<0, 15>,
 }
@@ -129,8 +127,8 @@ struct ModelText {
     units: Option<Number<1, 65536>>,
     /// In place of these: a model of the calibration.
     calibrated: Option<Spanned<String>>,
-    #[serde(default = "eight")]
-    max_batch: Number<1, 1024>,
+    #[serde(default)]
+    max_batch: Number<1, 1024, 8>,
     /// From arrival to deadline of its requests.
     #[serde(default, deserialize_with = "some_millis")]
     slo_ms: Option<Duration>,
@@ -144,8 +142,8 @@ struct ModelText {
     /// With the policy `exclusive`: the scheduler's policy, as with `downbeat simulate --policy`.
     dispatch: Option<Spanned<String>>,
     /// Items that may wait, of each priority level.
-    #[serde(default = "thousand")]
-    queue_bound: Number<0, 1_000_000>,
+    #[serde(default)]
+    queue_bound: Number<0, 1_000_000, 1000>,
     #[serde(default)]
     priority_levels: Number<1, 16>,
     /// Give up requests that are hopeless.
@@ -169,8 +167,8 @@ struct ClientText {
     arrivals: Option<Arrivals>,
     #[serde(default, deserialize_with = "millis")]
     think_ms: Duration,
-    #[serde(default = "many")]
-    requests: Number<1, 10_000_000>,
+    #[serde(default)]
+    requests: Number<1, 10_000_000, 10_000_000>,
     /// 1 to so many items a request.
     #[serde(default)]
     items: Number<1, 1024>,
@@ -206,17 +204,17 @@ struct FaultText {
     delay_ms: Option<Duration>,
 }
 
-/// A number from `LEAST`, which is the default, to `MOST`.
+/// A number from `LEAST` to `MOST`.
 #[derive(Clone, Copy, Debug)]
-struct Number<const LEAST: u32, const MOST: u32>(u32);
+struct Number<const LEAST: u32, const MOST: u32, const DEFAULT: u32 = LEAST>(u32);
 
-impl<const LEAST: u32, const MOST: u32> Default for Number<LEAST, MOST> {
+impl<const LEAST: u32, const MOST: u32, const DEFAULT: u32> Default for Number<LEAST, MOST, DEFAULT> {
     fn default() -> Self {
-        Number(LEAST)
+        Number(DEFAULT)
     }
 }
 
-impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for Number<LEAST, MOST> {
+impl<'de, const LEAST: u32, const MOST: u32, const DEFAULT: u32> Deserialize<'de> for Number<LEAST, MOST, DEFAULT> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let found = i64::deserialize(deserializer)?;
         let number = u32::try_from(found).ok().filter(|number| (LEAST..=MOST).contains(number));
@@ -261,21 +259,6 @@ where
     String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
 }
 
-fn one() -> u64 {
-    1
-}
-fn one_slot() -> Vec<Number<0, 64>> {
-    vec![Number(1)]
-}
-fn eight() -> Number<1, 1024> {
-    Number(8)
-}
-fn thousand() -> Number<0, 1_000_000> {
-    Number(1000)
-}
-fn many() -> Number<1, 10_000_000> {
-    Number(10_000_000)
-}
 fn yes() -> bool {
     true
 }
@@ -376,7 +359,7 @@ impl Text {
             shards: self.shards.0,
             order: self.order,
             noise: self.noise.0,
-            seed: self.seed,
+            seed: self.seed.unwrap_or(1),
             ..WorldScenario::default()
         };
         for device in &self.device {
@@ -388,7 +371,7 @@ impl Text {
                 (Some(calibration), None) => calibration.limits(),
                 (None, units) => DeviceLimits::plain(units.as_ref().map_or(UNITS, |units| units.get_ref().0)),
             };
-            let layout = layout(&device.slots, at)?;
+            let layout = layout(device.slots.as_deref().unwrap_or(&[Number(1)]), at)?;
             scenario.devices.push(WorldDevice { limits, layout, kind: DeviceKind(device.kind.0) });
         }
         let mut shown = Vec::new();
@@ -397,7 +380,8 @@ impl Text {
             let (emulated, serving, policy) = model.resolve(calibration.as_ref(), &devices)?;
             if let Serving::Devices(spec, on) = &serving {
                 let partition = model.partition.as_ref().map_or(0, |partition| partition.get_ref().0);
-                let missing = on.iter().find(|device| self.device[**device].slots.len() <= partition as usize);
+                let missing =
+                    on.iter().find(|device| scenario.devices[**device].layout.shared_lanes.len() <= partition as usize);
                 if let (Some(device), Some(at)) = (missing, &model.partition) {
                     let message = format!("the device '{}' has no partition {partition}", devices[*device].get_ref());
                     return Err((at.span().start, message));

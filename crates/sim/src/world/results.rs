@@ -34,22 +34,21 @@ pub struct WorldRun {
     pub devices: Vec<DeviceRow>,
 }
 
-/// A model. Each request is in one of the counts.
+/// A model.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-#[expect(missing_docs, reason = "as in `ModelOutcome`")]
 pub struct ModelRow {
+    /// Its name.
     pub name: String,
+    /// Its policy.
     pub policy: String,
-    pub offered: u64,
-    pub good: u64,
-    pub late: u64,
-    pub dropped: u64,
-    pub rejected: u64,
-    pub cancelled: u64,
-    pub failed: u64,
-    /// From arrival to answer; `None`: nothing was answered.
+    /// What came of its requests.
+    #[serde(flatten)]
+    pub outcome: ModelOutcome,
+    /// From arrival to answer on average; `None`: nothing was answered.
     pub mean_ms: Option<f64>,
+    /// Half of the answers took at most this.
     pub p50_ms: Option<f64>,
+    /// 99% of the answers took at most this.
     pub p99_ms: Option<f64>,
 }
 
@@ -85,8 +84,8 @@ impl WorldFile {
     fn summary(&self, seed: u64, report: WorldReport) -> WorldRun {
         let WorldReport { models, busy, launches, end } = report;
         let end_s = end.since(Time::ZERO).as_secs_f64();
-        let models = self.models.iter().zip(models).map(|((name, policy), outcome)| {
-            let ModelOutcome { offered, rejected, good, late, dropped, cancelled, failed, mut latencies } = outcome;
+        let models = self.models.iter().zip(models).map(|((name, policy), mut outcome)| {
+            let mut latencies = std::mem::take(&mut outcome.latencies);
             latencies.sort_unstable();
             let quantile = |share: f64| {
                 let rank = (share * latencies.len() as f64).ceil() as usize;
@@ -96,13 +95,7 @@ impl WorldFile {
             ModelRow {
                 name: name.clone(),
                 policy: policy.clone(),
-                offered,
-                good,
-                late,
-                dropped,
-                rejected,
-                cancelled,
-                failed,
+                outcome,
                 mean_ms: (!latencies.is_empty()).then(|| sum / latencies.len() as f64),
                 p50_ms: quantile(0.5),
                 p99_ms: quantile(0.99),
@@ -134,13 +127,13 @@ impl fmt::Display for WorldResults {
         self.rows(|run| &run.models)
             .text("model", |(_, row)| &row.name)
             .text("policy", |(_, row)| &row.policy)
-            .number("offered", |(_, row)| row.offered)
-            .number("good", |(_, row)| row.good)
-            .number("late", |(_, row)| row.late)
-            .number("dropped", |(_, row)| row.dropped)
-            .number("rejected", |(_, row)| row.rejected)
-            .number("cancelled", |(_, row)| row.cancelled)
-            .number("failed", |(_, row)| row.failed)
+            .number("offered", |(_, row)| row.outcome.offered)
+            .number("good", |(_, row)| row.outcome.good)
+            .number("late", |(_, row)| row.outcome.late)
+            .number("dropped", |(_, row)| row.outcome.dropped)
+            .number("rejected", |(_, row)| row.outcome.rejected)
+            .number("cancelled", |(_, row)| row.outcome.cancelled)
+            .number("failed", |(_, row)| row.outcome.failed)
             .number("mean ms", |(_, row)| ms(row.mean_ms))
             .number("p50 ms", |(_, row)| ms(row.p50_ms))
             .number("p99 ms", |(_, row)| ms(row.p99_ms))

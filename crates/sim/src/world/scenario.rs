@@ -108,23 +108,24 @@ impl Client {
 }
 
 /// What came of a model's requests: each is counted once.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ModelOutcome {
     /// All.
     pub offered: u64,
-    /// Refused when they came.
-    pub rejected: u64,
     /// Answered by their deadlines.
     pub good: u64,
     /// Answered after them.
     pub late: u64,
     /// Given up by a scheduler.
     pub dropped: u64,
+    /// Refused when they came.
+    pub rejected: u64,
     /// Clients that went away.
     pub cancelled: u64,
     /// Answered with an error, because something went wrong.
     pub failed: u64,
     /// From arrival to answer, of those that were answered, in the order of answers.
+    #[serde(skip)]
     pub latencies: Vec<Duration>,
 }
 

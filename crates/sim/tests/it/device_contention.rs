@@ -3,8 +3,8 @@
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time};
 use downbeat_sim::device::{
-    Architecture, BadModel, Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, Kernel, Platform,
-    Sharing, Work, measure_mix,
+    Architecture, Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, Kernel, Platform, Sharing, Work,
+    measure_mix,
 };
 use proptest::prelude::*;
 
@@ -147,7 +147,7 @@ fn stages_are_the_whole_in_parts_of_nearly_equal_time() {
 fn more_stages_than_operators_and_none_are_errors_that_say_how_many_there_are() {
     for stages in [0, 10_000] {
         let error = EmulatedModel::staged(Architecture::Vgg16, Platform::TITAN_TENSORRT, stages).unwrap_err();
-        assert!(matches!(error, BadModel::Stages { operators: 21, .. }), "{error}");
+        assert!(error.to_string().contains("can be cut into 1 to 21 stages"), "{error}");
         assert!(error.to_string().contains("can be cut into 1 to 21 stages"), "{error}");
     }
     let most = EmulatedModel::staged(Architecture::Vgg16, Platform::TITAN_TENSORRT, 21).unwrap();

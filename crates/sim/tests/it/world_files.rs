@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use downbeat_sim::world::{BadWorld, ModelRow, WorldFile, WorldRun};
+use downbeat_sim::world::{BadWorld, ModelOutcome, ModelRow, WorldFile, WorldRun};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments/worlds")
@@ -29,8 +29,9 @@ fn every_world_of_the_repository_runs() {
         let results = world.run(&[]).unwrap();
         assert_eq!(results, world.run(&[world.scenario.seed]).unwrap(), "{}: one seed, one run", file.display());
         for row in &results.runs[0].models {
-            let ended = row.good + row.late + row.dropped + row.rejected + row.cancelled + row.failed;
-            assert!(row.offered > 100 && ended == row.offered && row.good > 0, "{}: {row:?}", file.display());
+            let ModelOutcome { offered, good, late, dropped, rejected, cancelled, failed, .. } = row.outcome;
+            let ended = good + late + dropped + rejected + cancelled + failed;
+            assert!(offered > 100 && ended == offered && good > 0, "{}: {row:?}", file.display());
         }
         let text = results.to_string();
         let names = world.devices.iter().chain(world.models.iter().map(|(name, _)| name));
@@ -43,16 +44,16 @@ fn three_models_on_two_devices_keep_both_equally_busy() {
     for run in runs("three_models_two_devices") {
         let [first, second] = [0, 1].map(|device| run.devices[device].busy_s);
         assert!((first - second).abs() < 0.1 * first.max(second), "{first:.3} and {second:.3} s");
-        assert!(run.models.iter().all(|model| model.good == model.offered), "{run:?}");
+        assert!(run.models.iter().all(|model| model.outcome.good == model.outcome.offered), "{run:?}");
     }
 }
 
 #[test]
 fn a_device_lost_under_load_fails_what_is_on_it_and_the_rest_is_served() {
     for run in runs("device_lost") {
-        let failed: u64 = run.models.iter().map(|model| model.failed).sum();
+        let failed: u64 = run.models.iter().map(|model| model.outcome.failed).sum();
         assert!((1..100).contains(&failed), "{run:?}");
-        assert!(run.models.iter().all(|model| 2 * model.good > model.offered), "{run:?}");
+        assert!(run.models.iter().all(|model| 2 * model.outcome.good > model.outcome.offered), "{run:?}");
         assert!(run.devices[0].busy_s < run.devices[1].busy_s, "{run:?}");
     }
 }
@@ -65,7 +66,7 @@ fn a_model_in_a_partition_of_its_own_is_not_disturbed() {
     for seed in 1..4 {
         let row = |text: &str| parse(text).unwrap().run(&[seed]).unwrap().runs.remove(0);
         let (busy, idle) = (row(&text), row(&alone));
-        assert!(model(&busy, "job").good > 100 && model(&idle, "job").offered == 1);
+        assert!(model(&busy, "job").outcome.good > 100 && model(&idle, "job").outcome.offered == 1);
         // The arrivals are the same, and who goes away is drawn from what others draw from.
         let median = |run: &WorldRun| model(run, "interactive").p50_ms.unwrap();
         assert!((median(&busy) - median(&idle)).abs() < 1.0, "{} and {} ms", median(&busy), median(&idle));

@@ -3,7 +3,7 @@
 use downbeat_core::Duration;
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
-use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
+use super::{DeviceFailure, Figure, FigureOptions, change, each, found_peak, head, mean, row};
 use crate::arrivals::Arrivals;
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
@@ -47,7 +47,7 @@ impl Bench {
         stages: usize,
         glue: Glue,
         options: &FigureOptions,
-    ) -> Result<Self, FigureError> {
+    ) -> Result<Self, DeviceFailure> {
         let model = EmulatedModel::staged(architecture, Platform::TITAN_TENSORRT, stages)?;
         let tuning = Tuning::new(&model, MAX_BATCH)?;
         let load = DeviceLoad::steady(1.0, options.requests, architecture.has_length().then_some(glue));
@@ -55,7 +55,7 @@ impl Bench {
     }
 
     /// With DelayBatch's window searched, and DelayBatch's peak.
-    fn tuned(architecture: Architecture, glue: Glue, options: &FigureOptions) -> Result<(Self, f64), FigureError> {
+    fn tuned(architecture: Architecture, glue: Glue, options: &FigureOptions) -> Result<(Self, f64), DeviceFailure> {
         let mut bench = Bench::new(architecture, stages(architecture), glue, options)?;
         let (window, tried) = tune_window(&bench.simulation, &bench.tuning)?;
         bench.tuning.window = window;
@@ -67,11 +67,11 @@ impl Bench {
         Ok((bench, peak))
     }
 
-    fn peak(&self, policy: DevicePolicyName) -> Result<Peak, FigureError> {
+    fn peak(&self, policy: DevicePolicyName) -> Result<Peak, DeviceFailure> {
         found_peak(&self.simulation, &self.tuning, policy)
     }
 
-    fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, FigureError> {
+    fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, DeviceFailure> {
         let mut simulation = self.simulation.clone();
         simulation.load.rate = rate;
         Ok(simulation.run(self.tuning.policy(policy)?)?)
@@ -85,7 +85,7 @@ fn ms(value: f64) -> String {
     if value < 9.95 { format!("{value:.2}") } else { format!("{value:.1}") }
 }
 
-pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let runs = each(&MODELS, options, |architecture| {
         let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
         let mut reports = Vec::new();
@@ -94,25 +94,9 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
         }
         Ok((peak, bench.tuning.window, reports))
     })?;
-    let head = [
-        "model",
-        "load",
-        "rate/s",
-        "window ms",
-        "zero mean",
-        "delay mean",
-        "dva mean",
-        "to zero",
-        "to delay",
-        "zero p99",
-        "delay p99",
-        "dva p99",
-        "to zero",
-        "to delay",
-        "stretches",
-        "splits",
-    ];
-    let mut table = vec![row(&head)];
+    let mut table = vec![head(
+        "model | load | rate/s | window ms | zero mean | delay mean | dva mean | to zero | to delay | zero p99 | delay p99 | dva p99 | to zero | to delay | stretches | splits",
+    )];
     let mut plots = Vec::new();
     for (load, (name, share)) in LOADS.into_iter().enumerate() {
         let mut bars = Vec::new();
@@ -146,7 +130,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
-pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let (steps, each_step) = (16u32, 2_000u32);
     let runs = each(&MODELS, options, |architecture| {
         let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
@@ -165,14 +149,8 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> 
         }
         Ok((peak, bench.peak(DVA)?.rate, held, reports))
     })?;
-    let mut table = vec![row(&[
-        "model",
-        "delaybatch peak/s",
-        "dvabatch peak/s",
-        "change",
-        "stepping: first late request",
-        "of dvabatch",
-    ])];
+    let mut table =
+        vec![head("model | delaybatch peak/s | dvabatch peak/s | change | stepping: first late request | of dvabatch")];
     let mut plots = Vec::new();
     for (architecture, (delay, dva, held, latencies)) in MODELS.iter().zip(&runs) {
         let mut cells =
@@ -194,22 +172,15 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
-pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let cases: Vec<_> =
         [Architecture::BertBase, Architecture::BertLarge].into_iter().flat_map(|a| Glue::ALL.map(|g| (a, g))).collect();
     let peaks = each(&cases, options, |(architecture, glue)| {
         let (bench, rate) = Bench::tuned(*architecture, *glue, options)?;
         Ok([Peak { rate, report: bench.at(rate, DELAY)? }, bench.peak(DVA)?])
     })?;
-    let mut table = vec![row(&[
-        "model",
-        "workload",
-        "delaybatch/s",
-        "dvabatch/s",
-        "change",
-        "padding of delaybatch",
-        "of dvabatch",
-    ])];
+    let mut table =
+        vec![head("model | workload | delaybatch/s | dvabatch/s | change | padding of delaybatch | of dvabatch")];
     let mut bars = Vec::new();
     for ((architecture, glue), peaks) in cases.iter().zip(&peaks) {
         let [delay, dva] = [peaks[0].rate, peaks[1].rate];
@@ -227,7 +198,7 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, plots: plots.collect(), ..Figure::default() })
 }
 
-pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let models = [Architecture::LinkNet, Architecture::UNet];
     let runs = each(&models, options, |architecture| {
         let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
@@ -236,10 +207,10 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, FigureError> 
         let alone =
             Bench { tuning: Tuning { diversity, ..bench.tuning.clone() }, simulation: bench.simulation.clone() };
         let at = |rate| Ok([bench.at(rate, DELAY)?, alone.at(rate, DVA)?, bench.at(rate, DVA)?]);
-        LOADS.map(|(_, share)| at(peak * share)).into_iter().collect::<Result<Vec<_>, FigureError>>()
+        LOADS.map(|(_, share)| at(peak * share)).into_iter().collect::<Result<Vec<_>, DeviceFailure>>()
     })?;
     let mut table =
-        vec![row(&["model", "load", "delaybatch ms", "split only ms", "dvabatch ms", "split only", "splits", "batch"])];
+        vec![head("model | load | delaybatch ms | split only ms | dvabatch ms | split only | splits | batch")];
     let cases = models.iter().flat_map(|architecture| LOADS.map(|(load, _)| (architecture, load)));
     for ((architecture, load), [delay, split, dva]) in cases.zip(runs.iter().flatten()) {
         let mut cells = vec![architecture.to_string(), load.to_owned()];
@@ -255,7 +226,7 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
-pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let pairs = [1u16, 2, 3, 4];
     let means = each(&MODELS, options, |architecture| {
         let mut bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
@@ -267,7 +238,7 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, FigureError> 
         }
         Ok(means)
     })?;
-    let mut table = vec![row(&["model", "1 pair ms", "2", "3", "4"])];
+    let mut table = vec![head("model | 1 pair ms | 2 | 3 | 4")];
     for (architecture, means) in MODELS.iter().zip(&means) {
         table.push([vec![architecture.to_string()], means.iter().map(|mean| ms(*mean)).collect()].concat());
     }
@@ -275,7 +246,7 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
-pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let models = [Architecture::BertBase, Architecture::LinkNet, Architecture::ResNet152];
     // ZeroBatch runs all stages at once: their number is nothing to it.
     let models = each(&models, options, |architecture| {
@@ -288,7 +259,7 @@ pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> 
         let peak = bench.peak(DVA)?.rate;
         Ok((peak, bench.at(zero * 0.9, DVA)?))
     })?;
-    let mut table = vec![row(&["model", "stages", "peak/s", "mean ms", "launches a batch"])];
+    let mut table = vec![head("model | stages | peak/s | mean ms | launches a batch")];
     for (((architecture, _), stages), (peak, report)) in cases.iter().zip(&found) {
         let cells = [stages.to_string(), format!("{peak:.0}"), ms(report.mean_ms)];
         let launches = format!("{:.1}", report.launches as f64 / report.batches.max(1) as f64);
@@ -298,7 +269,7 @@ pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
-pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let found = each(&MODELS, options, |architecture| {
         let mut bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
         bench.tuning.diversity.window = Duration::ZERO;
@@ -308,7 +279,7 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, FigureError> 
         // So seldom that the device is idle when the next comes, as for a client that waits for its answer.
         Ok([bench.at(2.0, ZERO)?.mean_ms, bench.at(2.0, DVA)?.mean_ms])
     })?;
-    let mut table = vec![row(&["model", "zerobatch ms", "dvabatch ms", "more ms"])];
+    let mut table = vec![head("model | zerobatch ms | dvabatch ms | more ms")];
     for (architecture, [zero, dva]) in MODELS.iter().zip(&found) {
         table.push(vec![architecture.to_string(), ms(*zero), ms(*dva), format!("{:+.3}", dva - zero)]);
     }
@@ -318,7 +289,7 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, FigureError> 
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
-pub(super) fn early_exits(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn early_exits(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let chances = [0.0, 0.25, 0.5, 0.75];
     let bench = || Bench::new(Architecture::ResNet152, 4, Glue::Rte, options);
     let rate = bench()?.peak(ZERO)?.rate * 0.9;
@@ -327,7 +298,7 @@ pub(super) fn early_exits(options: &FigureOptions) -> Result<Figure, FigureError
         bench.simulation.exits = vec![(0, *chance), (1, *chance)];
         Ok((bench.at(rate, DVA)?, bench.peak(DVA)?.rate))
     })?;
-    let mut table = vec![row(&["leaves after each of two stages", "mean ms", "exits", "peak/s"])];
+    let mut table = vec![head("leaves after each of two stages | mean ms | exits | peak/s")];
     for (chance, (report, peak)) in chances.iter().zip(&found) {
         let chance = format!("{:.0}%", chance * 100.0);
         table.push(vec![chance, ms(report.mean_ms), report.exits.to_string(), format!("{peak:.0}")]);

@@ -4,7 +4,7 @@ use downbeat_core::Duration;
 use downbeat_core::device::LaneMix;
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
-use super::{Figure, FigureError, FigureOptions, change, each, found_peak, mean, row};
+use super::{DeviceFailure, Figure, FigureOptions, change, each, found_peak, head, mean, row};
 use crate::arrivals::Arrivals;
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Platform, Tuning,
@@ -31,18 +31,18 @@ fn emulated(architecture: Architecture) -> EmulatedModel {
     EmulatedModel::new(architecture, Platform::TITAN_CUDNN)
 }
 
-fn tuned(model: &EmulatedModel) -> Result<Tuning, FigureError> {
+fn tuned(model: &EmulatedModel) -> Result<Tuning, DeviceFailure> {
     let mixes = best_mixes(model, MAX_BATCH);
     Ok(Tuning { mixes, ..Tuning::new(model, MAX_BATCH)? })
 }
 
-pub(super) fn table_1(_: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn table_1(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let published = [
         (Architecture::ResNet50, [6.8, 12.1, 21.5, 40.1]),
         (Architecture::ResNet101, [11.8, 20.6, 36.2, 65.4]),
         (Architecture::ResNet152, [17.3, 29.2, 49.5, 93.7]),
     ];
-    let mut table = vec![row(&["model", "batch", "paper ms", "here ms", "off", "here req/s"])];
+    let mut table = vec![head("model | batch | paper ms | here ms | off | here req/s")];
     for (architecture, latencies) in published {
         for (batch, latency) in [4u32, 8, 16, 32].into_iter().zip(latencies) {
             let found = emulated(architecture).time(batch, 0).as_millis_f64();
@@ -58,7 +58,7 @@ pub(super) fn table_1(_: &FigureOptions) -> Result<Figure, FigureError> {
     })
 }
 
-pub(super) fn figure_2(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_2(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let (steps, each_step) = (7u32, 150u32);
     let policies = [DevicePolicyName::NoWait, DevicePolicyName::OptWait, DevicePolicyName::Static];
     let model = emulated(Architecture::ResNet152);
@@ -99,9 +99,9 @@ fn latencies(title: &str, policies: &[DevicePolicyName], reports: &[DeviceReport
 /// Table 4's mixes, by what they serve.
 const PUBLISHED_MIXES: [(u32, &str); 4] = [(4, "4"), (8, "8"), (16, "4,4,8"), (32, "8,8,16")];
 
-pub(super) fn table_4(_: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn table_4(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let model = emulated(Architecture::ResNet152);
-    let mut table = vec![row(&["items", "mix", "rank", "mean ms", "last ms", ""])];
+    let mut table = vec![head("items | mix | rank | mean ms | last ms | ")];
     for (total, published) in PUBLISHED_MIXES {
         let measured = measure_mixes(&model, total);
         let one = LaneMix::new(&[total]);
@@ -140,7 +140,7 @@ pub(super) fn table_4(_: &FigureOptions) -> Result<Figure, FigureError> {
 /// Low load, as a share of what TF-Serving holds.
 const LOW: f64 = 0.1;
 
-pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let (first, second) = (150u32, 250u32);
     let runs = each(&MODELS, options, |architecture| {
         let model = emulated(*architecture);
@@ -165,17 +165,8 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
         }
         Ok((low, high, means))
     })?;
-    let mut table = vec![row(&[
-        "model",
-        "load",
-        "rate/s",
-        "opt-wait ms",
-        "n-ebird ms",
-        "e-ebird ms",
-        "n-ebird",
-        "e-ebird",
-        "e over n",
-    ])];
+    let mut table =
+        vec![head("model | load | rate/s | opt-wait ms | n-ebird ms | e-ebird ms | n-ebird | e-ebird | e over n")];
     let mut bars = Vec::new();
     for (load, name) in ["low", "high"].into_iter().enumerate() {
         for (architecture, (low, high, means)) in MODELS.iter().zip(&runs) {
@@ -205,7 +196,7 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, FigureError> 
 /// Bursts of 400 requests are short: their means are taken over so many seeds.
 const SEEDS: u64 = 20;
 
-pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> {
+pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let tunings = each(&MODELS, options, |architecture| Ok((*architecture, tuned(&emulated(*architecture))?)))?;
     let cases: Vec<_> = [Arrivals::Constant, Arrivals::Poisson]
         .into_iter()
@@ -219,21 +210,9 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, FigureError> 
         let mixes: Vec<String> = tuning.mixes.iter().map(|(total, mix)| format!("{total}: {mix}")).collect();
         Ok(([windowed?, naive?, enhanced?], mixes.join("; ")))
     })?;
-    let head = [
-        "arrivals",
-        "model",
-        "opt-wait/s",
-        "n-ebird/s",
-        "e-ebird/s",
-        "n-ebird",
-        "e-ebird",
-        "e over n",
-        "units used",
-        "",
-        "",
-        "mixes of e-ebird",
-    ];
-    let mut table = vec![row(&head)];
+    let mut table = vec![head(
+        "arrivals | model | opt-wait/s | n-ebird/s | e-ebird/s | n-ebird | e-ebird | e over n | units used |  |  | mixes of e-ebird",
+    )];
     let mut plots = Vec::new();
     for (cases, runs) in cases.chunks(MODELS.len()).zip(runs.chunks(MODELS.len())) {
         let mut bars = Vec::new();

@@ -9,11 +9,10 @@ use downbeat_report::{Page, Table};
 use serde::Serialize;
 
 use super::architecture::Architecture;
-use super::model::BadModel;
-use super::policy::{BadTuning, DevicePolicyName, Tuning};
-use super::search::{Peak, SearchFailure, peak};
+use super::failure::{DeviceFailure, named};
+use super::policy::{DevicePolicyName, Tuning};
+use super::search::{Peak, peak};
 use super::simulation::DeviceSimulation;
-use crate::arrivals::BadArrivals;
 use crate::parallel;
 
 /// A table or figure of a paper, on the emulated device.
@@ -47,38 +46,7 @@ impl Default for FigureOptions {
     }
 }
 
-/// Why there is no such figure.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum FigureError {
-    /// No such name.
-    #[error("'{name}' is no figure; there are {}", NAMES.map(|(name, _, _)| name).join(", "))]
-    Unknown {
-        /// What was asked for.
-        name: String,
-    },
-    /// A model that cannot be emulated.
-    #[error(transparent)]
-    Model(#[from] BadModel),
-    /// A rate that is none.
-    #[error(transparent)]
-    Arrivals(#[from] BadArrivals),
-    /// No policy.
-    #[error(transparent)]
-    Tuning(#[from] BadTuning),
-    /// What was to be searched first.
-    #[error(transparent)]
-    Search(#[from] SearchFailure),
-    /// Not one rate is held, so that there is nothing to compare.
-    #[error("{model} with {policy} holds no rate at all within the target")]
-    NoPeak {
-        /// The model.
-        model: &'static str,
-        /// The policy.
-        policy: &'static str,
-    },
-}
-
-type Maker = fn(&FigureOptions) -> Result<Figure, FigureError>;
+type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
 const NAMES: [(&str, &str, Maker); 13] = [
@@ -107,9 +75,8 @@ impl Figure {
     ///
     /// # Errors
     /// If there is none, or a model of it holds no load.
-    pub fn make(name: &str, options: &FigureOptions) -> Result<Figure, FigureError> {
-        let found = NAMES.into_iter().find(|(known, _, _)| *known == name);
-        let (_, title, make) = found.ok_or_else(|| FigureError::Unknown { name: name.to_owned() })?;
+    pub fn make(name: &str, options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+        let (_, title, make) = named("figure", NAMES, |(name, _, _)| name, name)?;
         Ok(Figure { title: title.to_owned(), ..make(options)? })
     }
 
@@ -139,19 +106,25 @@ impl fmt::Display for Figure {
 fn each<J: Sync, R: Send>(
     jobs: &[J],
     options: &FigureOptions,
-    work: impl Fn(&J) -> Result<R, FigureError> + Sync,
-) -> Result<Vec<R>, FigureError> {
+    work: impl Fn(&J) -> Result<R, DeviceFailure> + Sync,
+) -> Result<Vec<R>, DeviceFailure> {
     parallel::map(jobs, options.threads, work, |_| ()).into_iter().collect()
 }
 
 /// The highest rate that a policy holds.
-fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, FigureError> {
+fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, DeviceFailure> {
     let model = simulation.model.architecture().map_or("measured", Architecture::name);
-    peak(simulation, &|| tuning.policy(policy))?.ok_or(FigureError::NoPeak { model, policy: policy.name() })
+    let none = || DeviceFailure(format!("{model} with {policy} holds no rate at all within the target"));
+    peak(simulation, &|| tuning.policy(policy))?.ok_or_else(none)
 }
 
 fn row(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| (*cell).to_owned()).collect()
+}
+
+/// The heads of a table's columns, with `|` between them.
+fn head(names: &str) -> Vec<String> {
+    names.split('|').map(|name| name.trim().to_owned()).collect()
 }
 
 /// How much lower `value` is than `base`, or higher, in percent.

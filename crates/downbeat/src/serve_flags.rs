@@ -69,8 +69,12 @@ fn argument(key: &'static Key<Draft>) -> Arg {
         let text = text.to_owned();
         (key.set)(&mut Draft::default(), &Given::texts(std::slice::from_ref(&text))).map(|()| text)
     };
-    let default = [key.without, key.default.trim_matches('"')].into_iter().find(|text| !text.is_empty());
-    let default = default.map_or(String::new(), |default| format!(" [default: {default}]"));
+    let default = match key.without {
+        "" => key.default.trim_matches('"'),
+        "none" => "",
+        without => without,
+    };
+    let default = if default.is_empty() { String::new() } else { format!(" [default: {default}]") };
     let mut argument = Arg::new(key.flag).hide(key.is_hidden).help(format!("{}{default}", key.help));
     if key.arity == Arity::Bare {
         argument = argument.action(ArgAction::SetTrue);

@@ -44,6 +44,8 @@ fn version_and_help_are_there() {
     for command in ["serve", "infer", "config"] {
         let help = stdout(&run(&[command, "--help"]));
         assert!(help.contains("Usage: downbeat"), "{help}");
+        let repository = help.lines().find(|line| line.contains("Model repository")).unwrap_or_default();
+        assert!(!repository.contains("[default"), "there is none: {repository}");
     }
 }
 

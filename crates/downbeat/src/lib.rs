@@ -39,6 +39,7 @@ mod watched;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_bench::scheduler::SchedulerArgs;
 use downbeat_report::note;
@@ -95,7 +96,7 @@ const USAGE: u8 = 2;
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     downbeat_engine::process::begin();
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| with_tip(error, std::env::args().collect()).exit());
     match run(cli.command) {
         Ok(code) => code,
         Err(failure) => {
@@ -103,6 +104,16 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Where an argument is missing that `--json` has taken for its file: the same with what is to be written.
+fn with_tip(mut error: clap::Error, arguments: Vec<String>) -> clap::Error {
+    let taken = arguments.windows(2).find(|pair| pair[0] == "--json" && !pair[1].starts_with('-'));
+    if let (ErrorKind::MissingRequiredArgument, Some([_, file])) = (error.kind(), taken) {
+        let tip = format!("'--json {file}' writes the report to {file}; for JSON on standard output write '{file} --json'");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Why a command failed, and the exit status that says so.

@@ -30,13 +30,18 @@ use crate::simulate_device::{self, DeviceArgs, FigureArgs};
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
 ///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
 #[derive(Args, Debug)]
-#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(
+    verbatim_doc_comment,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true
+)]
 pub struct SimulateArgs {
     #[command(subcommand)]
     command: Option<SimulateCommand>,
 
     /// Experiment: a TOML file such as those in experiments/.
-    #[arg(value_name = "EXPERIMENT.toml")]
+    #[arg(value_name = "EXPERIMENT.toml", required = true)]
     file: Option<PathBuf>,
 
     #[command(flatten)]

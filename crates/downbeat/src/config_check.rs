@@ -1,44 +1,34 @@
 //! `downbeat config check`: what is wrong, and what is passed over, in a model repository.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_report::say;
-use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepository};
-use downbeat_server::options::{EngineChoice, ModelControl, ServerOptions};
+use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
+use downbeat_server::options::{ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::LoadOverrides;
 
 use crate::resolve::resolve;
-use crate::serve_flags::{KeyFlags, ServeFlags};
+use crate::serve_flags::ServeFlags;
 
 /// Look at configurations without serving them.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// Check every model of a repository, and load it as `downbeat serve` would; fails if one could not be served
-    Check(CheckArgs),
+    /// Check every model of a repository, and load it as `downbeat serve` with the same flags would; fails if one could not be served
+    Check(Box<CheckArgs>),
 }
 
 /// Arguments of `downbeat config check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// The model repository
-    repository: PathBuf,
     /// Fail on warnings, too
     #[arg(long)]
     strict: bool,
-    /// The engine that ONNX models would be served with: auto, cuda, tensorrt, onnxruntime, rten or emulated [default: auto]
-    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE")]
-    engine: Option<EngineChoice>,
-    /// The options file that they would be served with; without it the one that `downbeat serve` would use
-    #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
-    config: Option<PathBuf>,
-    /// A plan that `downbeat plan --json` has printed, as for `downbeat serve`
-    #[arg(long, value_name = "FILE", env = "DOWNBEAT_PLAN")]
-    plan: Option<PathBuf>,
+    #[command(flatten)]
+    flags: ServeFlags,
 }
 
 /// Runs the command; `false` if something was found that it fails on.
@@ -47,15 +37,17 @@ pub struct CheckArgs {
 /// If the repository or the options cannot be read or are wrong, or there is no such engine.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
-    let repository = ModelRepository::open(&args.repository)?;
-    let scan = repository.scan()?;
+    let options = options(&args.flags)?;
+    let scan = ModelRepositories::open(&options.repositories)?.scan()?;
+    let notices = options.notices.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let registry = Registry::open(Arc::new(options(args)?))?;
+    let registry = Registry::open(Arc::new(options))?;
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
         say(format_args!("warning: {warning}"))
     };
+    notices.iter().try_for_each(|notice| warn(notice))?;
     scan.warnings.iter().try_for_each(|w| warn(w))?;
     for name in &scan.names {
         let mut definition = match registry.definition(name) {
@@ -87,16 +79,8 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 }
 
 /// Of a server that loads a model when it is told to, and measures none and writes nothing.
-fn options(args: &CheckArgs) -> anyhow::Result<ServerOptions> {
-    let repository = args.repository.to_str().context("the path of the repository is not UTF-8")?;
-    let keys = KeyFlags::default().with("model-repository", repository);
-    let flags = ServeFlags {
-        keys: args.engine.into_iter().fold(keys, |keys, engine| keys.with("engine", engine.name())),
-        config: args.config.clone(),
-        plan: args.plan.clone(),
-        ..ServeFlags::default()
-    };
-    let mut options = resolve(&flags, Path::new(""))?.options;
+fn options(flags: &ServeFlags) -> anyhow::Result<ServerOptions> {
+    let mut options = resolve(flags, Path::new(""))?.options;
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
     options.autoscale = None;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
 use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
@@ -62,6 +63,11 @@ impl From<When> for NvidiaLibraries {
             When::Never => NvidiaLibraries::Never,
         }
     }
+}
+
+/// The value of `--engine`.
+pub fn engine_choice() -> impl TypedValueParser<Value = EngineChoice> {
+    PossibleValuesParser::new(EngineChoice::names()).try_map(|name| name.parse::<EngineChoice>())
 }
 
 /// The engine for models of this format; what there is to know of the choice is printed.

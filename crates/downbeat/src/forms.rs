@@ -55,12 +55,21 @@ pub struct Form<T> {
     pub unit: &'static str,
     /// What values there are: type, unit and bounds.
     pub values: String,
+    /// The names of them, where there are only these.
+    pub choices: Vec<&'static str>,
     /// Whether there may be several; on the command line the flag is repeated.
     pub is_list: bool,
     /// Reads a value.
     pub read: Read<T>,
     /// Writes a value as in a file.
     pub write: Write<T>,
+}
+
+impl<T> Form<T> {
+    /// There are only these, by their names.
+    pub fn of(self, choices: impl IntoIterator<Item = &'static str>) -> Self {
+        Form { choices: choices.into_iter().collect(), ..self }
+    }
 }
 
 fn scalar<T: 'static>(
@@ -73,7 +82,7 @@ fn scalar<T: 'static>(
     let values = values.into();
     let expected = values.clone();
     let read = move |given: &Given<'_>| given.text(takes, &expected).and_then(|text| parse(text.trim()));
-    Form { unit, values, is_list: false, read: Box::new(read), write: Box::new(write) }
+    Form { unit, values, choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
 }
 
 fn quoted<T: Display>(text: &T) -> String {
@@ -107,7 +116,7 @@ pub fn address() -> Form<IpAddr> {
 pub fn path(unit: &'static str) -> Form<PathBuf> {
     let read = |given: &Given<'_>| given.text(Value::is_string, "a path").map(|text| given.folder.join(text));
     let write = |path: &PathBuf| quoted(&path.display());
-    Form { unit, values: "path".to_owned(), is_list: false, read: Box::new(read), write: Box::new(write) }
+    Form { unit, values: "path".to_owned(), choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
 }
 
 /// `true` or `false`.
@@ -117,7 +126,7 @@ pub fn switch() -> Form<bool> {
         "n" | "no" | "f" | "false" | "off" | "0" => Ok(false),
         _ => Err(format!("'{text}' is not true or false")),
     };
-    scalar("BOOL", "true or false", Value::is_boolean, parse, bool::to_string)
+    scalar("BOOL", "true or false", Value::is_boolean, parse, bool::to_string).of(["true", "false"])
 }
 
 /// A port, or none.
@@ -164,7 +173,7 @@ pub fn mebibytes() -> Form<u64> {
     let Form { unit, values, read, .. } = number::<u64>(1..=u64::MAX >> 20);
     let read = move |given: &Given<'_>| read(given).map(|mebibytes| mebibytes << 20);
     let write = |bytes: &u64| (bytes >> 20).to_string();
-    Form { unit, values, is_list: false, read: Box::new(read), write: Box::new(write) }
+    Form { unit, values, choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
 }
 
 /// Bytes, more than none.
@@ -218,7 +227,7 @@ pub fn seconds_from(least: Duration) -> Form<Duration> {
 
 /// Several; in a file a list of them, or one alone.
 pub fn list<T: 'static>(of: Form<T>) -> Form<Vec<T>> {
-    let Form { unit, values, read, write, .. } = of;
+    let Form { unit, values, choices, read, write, .. } = of;
     let read = move |given: &Given<'_>| match given.written {
         Written::Texts(texts) => {
             texts.chunks(1).map(|text| read(&Given { written: Written::Texts(text), ..*given })).collect()
@@ -229,5 +238,5 @@ pub fn list<T: 'static>(of: Form<T>) -> Form<Vec<T>> {
         Written::Value(_) => read(given).map(|one| vec![one]),
     };
     let write = move |all: &Vec<T>| format!("[{}]", all.iter().map(&write).collect::<Vec<_>>().join(", "));
-    Form { unit, values: format!("list: {values}"), is_list: true, read: Box::new(read), write: Box::new(write) }
+    Form { unit, values: format!("list: {values}"), choices, is_list: true, read: Box::new(read), write: Box::new(write) }
 }

@@ -39,6 +39,8 @@ pub struct Key<D> {
     /// What values there are.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the pages, which a test writes"))]
     pub values: String,
+    /// The names of them, where there are only these.
+    pub choices: Vec<&'static str>,
     /// The default as in a file; empty: there is none.
     pub default: String,
     /// What holds where nothing is said and there is no default.
@@ -96,7 +98,7 @@ pub fn flag<D, T: 'static>(
     form: Form<T>,
     set: impl Fn(&mut D, T) + Send + Sync + 'static,
 ) -> Key<D> {
-    let Form { unit, values, is_list, read, .. } = form;
+    let Form { unit, values, choices, is_list, read, .. } = form;
     Key {
         path: "",
         flag,
@@ -105,6 +107,7 @@ pub fn flag<D, T: 'static>(
         help: String::new(),
         unit,
         values,
+        choices,
         default: String::new(),
         without: "",
         example: "",

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, PolicyName,
+    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, PolicyName,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -99,7 +99,7 @@ fn ports() -> Vec<Key<Draft>> {
 
 fn engine() -> Vec<Key<Draft>> {
     vec![
-        key("engine", name("ENGINE"), |d| &mut d.options.engine)
+        key("engine", name("ENGINE").of(EngineChoice::names()), |d| &mut d.options.engine)
             .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated"),
         key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
@@ -117,7 +117,7 @@ fn gpus() -> Vec<Key<Draft>> {
         key("cuda.gpus", list(number(0..=u32::MAX.into())), |d| &mut d.options.cuda.devices)
             .flag("gpus", "GPUs to use, by their numbers, such as 0,1")
             .unless("all", ""),
-        key("cuda.missing", name("WHAT"), |d| &mut d.options.cuda.missing)
+        key("cuda.missing", name("WHAT").of(CudaMissing::NAMES), |d| &mut d.options.cuda.missing)
             .flag("cuda-missing", "What to do if the engine is cuda or tensorrt and no GPU can be used: exit or cpu"),
         optional("cuda.memory_limit_mb", mebibytes(), |d| &mut d.options.cuda.memory_limit, "no limit", "8192")
             .flag("cuda-memory-limit-mb", "Most memory that one session may take of a GPU for tensors, MiB"),
@@ -139,10 +139,10 @@ fn gpus() -> Vec<Key<Draft>> {
 
 fn scheduling() -> Vec<Key<Draft>> {
     vec![
-        key("scheduler", name("POLICY"), |d| &mut d.options.dispatch)
+        key("scheduler", name("POLICY").of(DispatchPolicy::names()), |d| &mut d.options.dispatch)
             .flag("scheduler", "When a batch leaves: adaptive, consolidating, eager, deferred, timeout or latest; route: the device policy decides")
             .of_models(),
-        optional("drop", name("POLICY"), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
+        optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
             .flag("drop", "Which requests are dropped when not all can make their deadlines: adaptive, window, head or none")
             .of_models(),
         Key { is_hidden: true, ..optional("default_slo_ms", millis(), |d| &mut d.options.default_slo, "", "") },
@@ -166,7 +166,7 @@ fn scheduling() -> Vec<Key<Draft>> {
             .of_models(),
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
-        key("device.policy", name("POLICY"), |d| &mut d.options.device.policy)
+        key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
@@ -176,9 +176,12 @@ fn scheduling() -> Vec<Key<Draft>> {
     ]
 }
 
+fn device_policies() -> impl Iterator<Item = PolicyName> {
+    PolicyName::all().chain([PolicyName::AUTO])
+}
+
 fn device_policy_help() -> String {
-    let all = PolicyName::all().chain([PolicyName::AUTO]);
-    let policies = all.map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
+    let policies = device_policies().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
     format!("What makes batches on a device: {policies}")
 }
 
@@ -223,7 +226,7 @@ fn models() -> Vec<Key<Draft>> {
         }
         .help("A model to load at start in mode explicit, * for all; repeatable")
         .unless("none", "[\"digits\"]"),
-        key("model_control.mode", name("MODE"), |d| &mut d.mode).flag(
+        key("model_control.mode", name("MODE").of(ControlMode::names()), |d| &mut d.mode).flag(
             "model-control-mode",
             "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",
         ),
@@ -294,7 +297,7 @@ fn operation() -> Vec<Key<Draft>> {
             .arity(Arity::Optional),
         optional("decision_log", path("FOLDER"), |d| &mut d.options.decision_log, "nothing is written", "\"decisions\"")
             .flag("decision-log", "Folder to write down what the scheduler is told and decides, with the reasons: downbeat log show FILE, downbeat log replay FILE"),
-        key("log.format", parsed("FORMAT", log_format, LogFormat::to_string), |d| &mut d.options.log.format)
+        key("log.format", parsed("FORMAT", log_format, LogFormat::to_string).of(LogFormat::names()), |d| &mut d.options.log.format)
             .flag("log-format", "Form of log lines: text or json"),
         triton("log-info", switch(), |d, info| level(d, !info, "warn")),
         triton("log-warning", switch(), |d, warning| level(d, !warning && d.options.log.level == "warn", "error")),

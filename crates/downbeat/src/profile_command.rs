@@ -16,7 +16,7 @@ use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfil
 use downbeat_server::profiler::{self, Measurement};
 
 use crate::calibration_file;
-use crate::engine_command::engine_for;
+use crate::engine_command::{engine_choice, engine_for};
 use crate::mix_report::MixReport;
 use crate::profile_pairs::{self, PairFlags};
 use crate::profile_report::ProfileReport;
@@ -51,7 +51,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "VERSION")]
     model_version: Option<u64>,
     /// Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated
-    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto", value_parser = engine_choice(), hide_possible_values = true)]
     engine: EngineChoice,
     /// Threads inside one run; 0: one a core
     #[arg(long, value_name = "N", env = "DOWNBEAT_THREADS", default_value_t = 0)]

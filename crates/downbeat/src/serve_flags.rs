@@ -1,7 +1,9 @@
 //! The flags of `downbeat serve`: those of the [keys](crate::keys), and the few that are no keys.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::draft::Draft;
@@ -42,13 +44,6 @@ pub struct KeyFlags(Vec<(&'static Key<Draft>, Vec<String>)>);
 const REPOSITORY: &str = "model-repository";
 
 impl KeyFlags {
-    /// Adds a flag with a value.
-    #[must_use]
-    pub fn with(mut self, flag: &str, value: &str) -> Self {
-        self.0.extend(KEYS.iter().filter(|key| key.flag == flag).map(|key| (key, vec![value.to_owned()])));
-        self
-    }
-
     /// The values of a flag; empty: it is not given.
     pub fn values(&self, flag: &str) -> &[String] {
         self.0.iter().find(|(key, _)| key.flag == flag).map_or(&[], |(_, values)| values)
@@ -64,11 +59,27 @@ impl KeyFlags {
     }
 }
 
+/// Checks a value of a key on the command line, and names the choices for shells. It stays a text, which is set later.
+#[derive(Clone)]
+struct Checked(&'static Key<Draft>);
+
+impl TypedValueParser for Checked {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, argument: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        let check = |text: &str| {
+            let text = text.to_owned();
+            (self.0.set)(&mut Draft::default(), &Given::texts(std::slice::from_ref(&text))).map(|()| text)
+        };
+        check.parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        (!self.0.choices.is_empty()).then(|| Box::new(self.0.choices.iter().map(PossibleValue::new)) as Box<_>)
+    }
+}
+
 fn argument(key: &'static Key<Draft>) -> Arg {
-    let parse = |text: &str| {
-        let text = text.to_owned();
-        (key.set)(&mut Draft::default(), &Given::texts(std::slice::from_ref(&text))).map(|()| text)
-    };
     let default = match key.without {
         "" => key.default.trim_matches('"'),
         "none" => "",
@@ -79,7 +90,8 @@ fn argument(key: &'static Key<Draft>) -> Arg {
     if key.arity == Arity::Bare {
         argument = argument.action(ArgAction::SetTrue);
     } else {
-        argument = argument.value_name(key.unit).value_parser(parse);
+        // The help says which there are, and what they do.
+        argument = argument.value_name(key.unit).value_parser(Checked(key)).hide_possible_values(true);
     }
     if !key.heading.is_empty() {
         argument = argument.help_heading(key.heading);

@@ -13,7 +13,7 @@ use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
 use downbeat_server::sampler;
 
-use crate::engine_command::engine_for;
+use crate::engine_command::{engine_choice, engine_for};
 use crate::resolve;
 use crate::slice_report::{Memory, SliceReport};
 use crate::units;
@@ -36,7 +36,7 @@ pub struct SliceArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     at: Vec<String>,
     /// Engine: auto, rten, onnxruntime or emulated
-    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto")]
+    #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto", value_parser = engine_choice(), hide_possible_values = true)]
     engine: EngineChoice,
     /// Batch size that whole and cut are compared at
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]

@@ -14,6 +14,11 @@ macro_rules! named {
             /// Every value, in the order of the documentation.
             pub const ALL: &'static [$name] = &[$($name::$variant),+];
 
+            /// The names of all.
+            pub fn names() -> impl Iterator<Item = &'static str> {
+                Self::ALL.iter().map(|value| value.name())
+            }
+
             /// The name in flags and files.
             pub const fn name(self) -> &'static str {
                 match self { $($name::$variant => $text),+ }
@@ -33,7 +38,7 @@ macro_rules! named {
                 Self::ALL.iter().copied().find(|v| v.name() == s).ok_or_else(|| $crate::names::UnknownName {
                     what: $what,
                     found: s.chars().take(64).collect(),
-                    expected: Self::ALL.iter().map(|v| v.name()).collect(),
+                    expected: Self::names().collect(),
                 })
             }
         }

@@ -139,6 +139,10 @@ fn manual_pages_and_completions_know_the_flags() {
         let script = stdout(&run(&["completions", shell]));
         assert!(script.contains("max-queue-wait"), "{shell}: {script}");
     }
+    let script = stdout(&run(&["completions", "bash"]));
+    for choices in ["deferred eager timeout", "auto cuda tensorrt", "exclusive windowed", "text json", "exit cpu"] {
+        assert!(script.contains(choices), "{choices}: {script}");
+    }
     refuses(&["completions", "dash"], 2, "invalid value 'dash'");
 }
 
@@ -208,6 +212,16 @@ fn a_reader_that_has_gone_is_no_failure() {
         let output = downbeat(arguments).stdout(writer.try_clone().unwrap()).stderr(writer).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
     }
+}
+
+/// The file of `--json` may be left out, so it takes what comes after it.
+#[test]
+fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
+    for command in ["plan", "slice --stages 2", "profile", "simulate --quiet"] {
+        let arguments: Vec<&str> = command.split(' ').chain(["--json", "mine"]).collect();
+        refuses(&arguments, 2, "for JSON on standard output write 'mine --json'");
+    }
+    assert!(!stderr(&run(&["plan", "--json"])).contains("standard output"));
 }
 
 /// `--json` without a file prints JSON in place of the text, `--json FILE` both: in every command that reports what it measured.

@@ -89,7 +89,6 @@ pub fn http_infer(data: &[u8]) {
 pub fn http_management(data: &[u8]) {
     let _ = serde_json::from_slice::<http::IndexRequest>(data);
     let _ = serde_json::from_slice::<http::LoadRequest>(data);
-    let _ = serde_json::from_slice::<http::UnloadRequest>(data);
     let _ = serde_json::from_slice::<http::RegisterRegionRequest>(data);
     let _ = serde_json::from_slice::<http::ModelMetadataBody>(data);
     let _ = serde_json::from_slice::<http::ServerMetadataBody>(data);
@@ -109,13 +108,13 @@ pub fn grpc_messages(data: &[u8]) {
     {
         let again = grpc::request_from_message(grpc::request_to_message(request.clone()));
         // NaN in a parameter is unlike itself.
-        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, grpc::MessageError>(&request)));
+        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, downbeat_protocol::CodecError>(&request)));
     }
     if let Ok(message) = inference::ModelInferResponse::decode(data.clone())
         && let Ok(response) = grpc::response_from_message(message)
     {
         let again = grpc::response_from_message(grpc::response_to_message(response.clone()));
-        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, grpc::MessageError>(&response)));
+        assert_eq!(format!("{:?}", again.as_ref()), format!("{:?}", Ok::<_, downbeat_protocol::CodecError>(&response)));
     }
     let _ = inference::RepositoryModelLoadRequest::decode(data.clone());
     let _ = inference::ModelConfigResponse::decode(data.clone())

@@ -1,23 +1,22 @@
 //! Asks the server about its models: metadata and statistics. One request at a time, outside the load.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use downbeat_core::tensor::TensorSpec;
+use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, statistics_from_json};
 use downbeat_protocol::inference as proto;
 use downbeat_protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
-use serde::Deserialize;
 
 use crate::args::Protocol;
+use crate::client::Client;
 use crate::request::Envelope;
-use crate::response::{Keep, ResponseReader};
-use crate::statistics::{BatchStatistics, ModelStatistics, Phase};
+use crate::statistics::ModelStatistics;
 
-/// Longest wait for an answer.
+/// Longest wait for a step.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of an answer.
+/// Most bytes of an answer over gRPC.
 const MOST_BODY: usize = 16 << 20;
 
 /// Where the server is.
@@ -38,68 +37,17 @@ impl Target {
     }
 }
 
-/// The answer to a metadata request.
-#[derive(Deserialize)]
-struct Metadata {
-    #[serde(default)]
-    inputs: Vec<MetadataTensor>,
-}
-
-#[derive(Deserialize)]
-struct MetadataTensor {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
-}
-
-/// The answer to a statistics request.
-#[derive(Deserialize)]
-struct Statistics {
-    #[serde(default)]
-    model_stats: Vec<StatisticsOfModel>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StatisticsOfModel {
-    inference_count: u64,
-    execution_count: u64,
-    inference_stats: Phases,
-    batch_stats: Vec<StatisticsOfBatch>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Phases {
-    queue: Phase,
-    compute_input: Phase,
-    compute_infer: Phase,
-    compute_output: Phase,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StatisticsOfBatch {
-    batch_size: u64,
-    compute_infer: Phase,
-}
-
 /// A client of the server's other endpoints.
 pub struct Control {
     target: Target,
-    /// Drives the gRPC client; `None` for HTTP.
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Control {
     /// # Errors
     /// If the system has no room for another event loop.
     pub fn new(target: Target) -> Result<Self> {
-        let runtime = match target.protocol {
-            Protocol::Http => None,
-            Protocol::Grpc => Some(tokio::runtime::Builder::new_current_thread().enable_all().build()?),
-        };
-        Ok(Control { target, runtime })
+        Ok(Control { target, runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()? })
     }
 
     /// The inputs of a model.
@@ -107,32 +55,24 @@ impl Control {
     /// # Errors
     /// If the server does not answer, or does not have the model.
     pub fn inputs(&self, model: &Envelope) -> Result<Vec<TensorSpec>> {
-        let metadata = match &self.runtime {
-            None => serde_json::from_slice::<Metadata>(&self.get(&model.path(""))?).context("not model metadata")?,
-            Some(runtime) => {
-                let request = proto::ModelMetadataRequest { name: model.model.clone(), version: model.version.clone() };
-                let response = runtime.block_on(async {
-                    let mut client = self.client().await?;
-                    client.model_metadata(self.request(model, request)?).await.map_err(said)
-                })?;
-                Metadata {
-                    inputs: response
-                        .into_inner()
-                        .inputs
-                        .into_iter()
-                        .map(|t| MetadataTensor { name: t.name, datatype: t.datatype, shape: t.shape })
-                        .collect(),
-                }
+        let inputs: Vec<TensorMetadataBody> = self.runtime.block_on(async {
+            if self.target.protocol == Protocol::Http {
+                return Ok(self.http().await?.get::<ModelMetadataBody>(&model.path("")).await?.inputs);
             }
+            let request = proto::ModelMetadataRequest { name: model.model.clone(), version: model.version.clone() };
+            let answer = self.grpc().await?.model_metadata(with_headers(model, request)?).await.map_err(said)?;
+            let tensor = |t: proto::model_metadata_response::TensorMetadata| TensorMetadataBody {
+                name: t.name,
+                datatype: t.datatype,
+                shape: t.shape,
+            };
+            anyhow::Ok(answer.into_inner().inputs.into_iter().map(tensor).collect())
+        })?;
+        let spec = |t: TensorMetadataBody| {
+            let datatype = t.datatype.parse().with_context(|| format!("input '{}'", t.name))?;
+            Ok(TensorSpec { name: t.name, datatype, dims: t.shape })
         };
-        metadata
-            .inputs
-            .into_iter()
-            .map(|t| {
-                let datatype = t.datatype.parse().with_context(|| format!("input '{}'", t.name))?;
-                Ok(TensorSpec { name: t.name, datatype, dims: t.shape })
-            })
-            .collect()
+        inputs.into_iter().map(spec).collect()
     }
 
     /// What the server has counted for a model so far, all its versions together.
@@ -140,110 +80,56 @@ impl Control {
     /// # Errors
     /// If the server does not answer or keeps no statistics.
     pub fn statistics(&self, model: &Envelope) -> Result<ModelStatistics> {
-        let answer = match &self.runtime {
-            None => serde_json::from_slice::<Statistics>(&self.get(&model.path("/stats"))?)
-                .context("not model statistics")?,
-            Some(runtime) => {
-                let request =
-                    proto::ModelStatisticsRequest { name: model.model.clone(), version: model.version.clone() };
-                let response = runtime.block_on(async {
-                    let mut client = self.client().await?;
-                    client.model_statistics(self.request(model, request)?).await.map_err(said)
-                })?;
-                Statistics { model_stats: response.into_inner().model_stats.into_iter().map(from_proto).collect() }
+        let versions: Vec<proto::ModelStatistics> = self.runtime.block_on(async {
+            if self.target.protocol == Protocol::Http {
+                return Ok(statistics_from_json(&self.http().await?.get_bytes(&model.path("/stats")).await?)?);
             }
-        };
+            let request = proto::ModelStatisticsRequest { name: model.model.clone(), version: model.version.clone() };
+            let answer = self.grpc().await?.model_statistics(with_headers(model, request)?).await.map_err(said)?;
+            anyhow::Ok(answer.into_inner().model_stats)
+        })?;
         let mut sum = ModelStatistics::default();
-        for version in answer.model_stats {
+        for version in versions {
+            let phases = version.inference_stats.unwrap_or_default();
             sum.requests_executed += version.inference_count;
             sum.executions += version.execution_count;
-            sum.queue += version.inference_stats.queue;
-            sum.compute_input += version.inference_stats.compute_input;
-            sum.compute_infer += version.inference_stats.compute_infer;
-            sum.compute_output += version.inference_stats.compute_output;
+            sum.queue += phases.queue.into();
+            sum.compute_input += phases.compute_input.into();
+            sum.compute_infer += phases.compute_infer.into();
+            sum.compute_output += phases.compute_output.into();
             for batch in version.batch_stats {
-                let entry = sum.batches.entry(batch.batch_size).or_insert_with(BatchStatistics::default);
-                entry.executions += batch.compute_infer.count;
-                entry.compute_infer_ns += batch.compute_infer.ns;
+                let (entry, phase) = (sum.batches.entry(batch.batch_size).or_default(), batch.compute_infer);
+                entry.executions += phase.map_or(0, |phase| phase.count);
+                entry.compute_infer_ns += phase.map_or(0, |phase| phase.ns);
             }
         }
         Ok(sum)
     }
 
-    async fn client(&self) -> Result<GrpcInferenceServiceClient<tonic::transport::Channel>> {
+    async fn http(&self) -> Result<Client> {
+        Client::connect(&self.target.url(), PATIENCE).await
+    }
+
+    async fn grpc(&self) -> Result<GrpcInferenceServiceClient<tonic::transport::Channel>> {
         let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", self.target.address))?
             .connect_timeout(PATIENCE)
             .timeout(PATIENCE);
-        let channel = endpoint.connect().await.with_context(|| unreachable(&self.target))?;
+        let (url, address) = (self.target.url(), self.target.address);
+        let channel = endpoint.connect().await.with_context(|| format!("no server at {url} ({address})"))?;
         Ok(GrpcInferenceServiceClient::new(channel).max_decoding_message_size(MOST_BODY))
-    }
-
-    fn request<T>(&self, model: &Envelope, message: T) -> Result<tonic::Request<T>> {
-        let mut request = tonic::Request::new(message);
-        for (name, value) in &model.headers {
-            let name: tonic::metadata::AsciiMetadataKey =
-                name.to_lowercase().parse().with_context(|| format!("--header {name}: not a metadata name"))?;
-            request.metadata_mut().insert(name, value.parse().with_context(|| format!("--header {value}"))?);
-        }
-        Ok(request)
-    }
-
-    /// The body of a GET.
-    fn get(&self, path: &str) -> Result<Vec<u8>> {
-        let mut stream =
-            TcpStream::connect_timeout(&self.target.address, PATIENCE).with_context(|| unreachable(&self.target))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: downbeat-bench\r\nConnection: close\r\n\r\n",
-            self.target.host
-        );
-        stream.write_all(request.as_bytes())?;
-        let mut reader = ResponseReader::new(Keep { good: MOST_BODY, bad: 4096 });
-        let mut buffer = vec![0; 64 * 1024];
-        let finished = loop {
-            let read = stream.read(&mut buffer).with_context(|| format!("GET {path}"))?;
-            if read == 0 {
-                break reader.closed().with_context(|| format!("GET {path}: the server closed the connection"))?;
-            }
-            let pushed = reader.push(buffer.get(..read).unwrap_or_default());
-            if let Some(finished) = pushed.map_err(|e| anyhow!("GET {path}: {}", e.0))? {
-                break finished;
-            }
-        };
-        if finished.status != 200 {
-            let said = String::from_utf8_lossy(reader.body()).into_owned();
-            bail!("GET {path}: status {}: {}", finished.status, said.trim());
-        }
-        Ok(reader.body().to_vec())
     }
 }
 
-fn unreachable(target: &Target) -> String {
-    format!("no server at {} ({})", target.url(), target.address)
+fn with_headers<T>(model: &Envelope, message: T) -> Result<tonic::Request<T>> {
+    let mut request = tonic::Request::new(message);
+    for (name, value) in &model.headers {
+        let name: tonic::metadata::AsciiMetadataKey =
+            name.to_lowercase().parse().with_context(|| format!("--header {name}: not a metadata name"))?;
+        request.metadata_mut().insert(name, value.parse().with_context(|| format!("--header {value}"))?);
+    }
+    Ok(request)
 }
 
 fn said(status: tonic::Status) -> anyhow::Error {
     anyhow!("{:?}: {}", status.code(), status.message())
-}
-
-fn from_proto(model: proto::ModelStatistics) -> StatisticsOfModel {
-    let phase =
-        |d: Option<proto::StatisticDuration>| d.map_or(Phase::default(), |d| Phase { count: d.count, ns: d.ns });
-    let phases = model.inference_stats.unwrap_or_default();
-    StatisticsOfModel {
-        inference_count: model.inference_count,
-        execution_count: model.execution_count,
-        inference_stats: Phases {
-            queue: phase(phases.queue),
-            compute_input: phase(phases.compute_input),
-            compute_infer: phase(phases.compute_infer),
-            compute_output: phase(phases.compute_output),
-        },
-        batch_stats: model
-            .batch_stats
-            .into_iter()
-            .map(|b| StatisticsOfBatch { batch_size: b.batch_size, compute_infer: phase(b.compute_infer) })
-            .collect(),
-    }
 }

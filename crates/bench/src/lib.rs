@@ -12,6 +12,7 @@ pub mod allocations;
 pub mod args;
 pub mod arrivals;
 pub mod capacity;
+pub mod client;
 pub mod clock;
 pub mod control;
 pub mod html;

@@ -91,4 +91,9 @@ impl Failed {
         }
         Failed { failure, message }
     }
+
+    /// A failure with what the system said.
+    pub fn of(failure: Failure, error: impl Into<std::io::Error>) -> Self {
+        Failed::new(failure, error.into().to_string())
+    }
 }

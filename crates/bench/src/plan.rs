@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use downbeat_core::Duration;
+use downbeat_protocol::InferTensor;
+use downbeat_protocol::http::RequestForm;
 use downbeat_sim::Arrivals;
 
 use crate::args::{Args, Body, Protocol};
@@ -15,7 +17,7 @@ use crate::control::{Control, Target};
 use crate::load::Pace;
 use crate::request::Envelope;
 use crate::seed::Stream;
-use crate::tensors::{InputRules, InputTensor, from_json};
+use crate::tensors::{InputRules, from_json};
 
 /// Largest number of steps.
 const MOST_STEPS: usize = 10_000;
@@ -317,8 +319,8 @@ fn models(args: &Args, plan: &Plan) -> Result<Vec<ModelPlan>> {
                 .iter()
                 .map(|tensors| match (plan.target.protocol, plan.body) {
                     (Protocol::Grpc, _) => envelope.grpc(tensors),
-                    (Protocol::Http, Body::Binary) => Ok(envelope.http_binary(&plan.target.host, tensors)),
-                    (Protocol::Http, Body::Json) => envelope.http_json(&plan.target.host, tensors),
+                    (Protocol::Http, Body::Binary) => envelope.http(&plan.target.host, RequestForm::BINARY, tensors),
+                    (Protocol::Http, Body::Json) => envelope.http(&plan.target.host, RequestForm::JSON, tensors),
                 })
                 .collect::<Result<_>>()?;
             Ok(ModelPlan { envelope, share, requests })
@@ -332,7 +334,7 @@ fn file_of<'a>(inputs: &'a [String], model: &str) -> Option<&'a str> {
     named.or_else(|| inputs.iter().find(|i| !i.contains('=')).map(String::as_str))
 }
 
-fn read_inputs(path: &str) -> Result<Vec<Vec<InputTensor>>> {
+fn read_inputs(path: &str) -> Result<Vec<Vec<InferTensor>>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("--input {path}"))?;
     from_json(&text).with_context(|| format!("--input {path}"))
 }

@@ -1,16 +1,11 @@
 //! Requests as bytes, written once before the load begins.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, bail};
 use bytes::{BufMut, Bytes, BytesMut};
-use downbeat_protocol::inference::infer_parameter::ParameterChoice;
-use downbeat_protocol::inference::model_infer_request::InferInputTensor;
-use downbeat_protocol::inference::{InferParameter, ModelInferRequest};
+use downbeat_protocol::grpc::request_to_message;
+use downbeat_protocol::http::{EncodedBody, RequestForm, model_path, write_request};
+use downbeat_protocol::{InferRequest, InferTensor, Parameter};
 use prost::Message;
-use serde_json::{Map, Value, json};
-
-use crate::tensors::{InputTensor, to_json};
 
 /// What is the same in every request to a model.
 #[derive(Clone, Debug, Default)]
@@ -30,108 +25,51 @@ pub struct Envelope {
 impl Envelope {
     /// The path of an endpoint of the model: `/v2/models/NAME[/versions/VERSION]ENDPOINT`.
     pub fn path(&self, endpoint: &str) -> String {
-        let version = match self.version.as_str() {
-            "" => String::new(),
-            version => format!("/versions/{}", escape(version)),
-        };
-        format!("/v2/models/{}{version}{endpoint}", escape(&self.model))
+        model_path(&self.model, &self.version) + endpoint
     }
 
-    fn parameters(&self) -> Map<String, Value> {
-        let mut parameters = Map::new();
-        if let Some(timeout) = self.timeout_us {
-            parameters.insert("timeout".into(), timeout.into());
+    fn request(&self, inputs: &[InferTensor]) -> InferRequest {
+        let timeout = self.timeout_us.map(|us| Parameter::Int64(i64::try_from(us).unwrap_or(i64::MAX)));
+        let parameters = [("timeout", timeout), ("priority", self.priority.map(Parameter::Uint64))];
+        InferRequest {
+            model_name: self.model.clone(),
+            model_version: self.version.clone(),
+            parameters: parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect(),
+            inputs: inputs.to_vec(),
+            ..InferRequest::default()
         }
-        if let Some(priority) = self.priority {
-            parameters.insert("priority".into(), priority.into());
-        }
-        parameters
     }
 
-    /// An HTTP/1.1 request with the tensors in the binary extension, which also asks for binary outputs.
-    pub fn http_binary(&self, host: &str, tensors: &[InputTensor]) -> Bytes {
-        let mut parameters = self.parameters();
-        parameters.insert("binary_data_output".into(), true.into());
-        let inputs: Vec<Value> = tensors
-            .iter()
-            .map(|t| {
-                json!({"name": t.name, "shape": t.shape, "datatype": t.datatype.name(),
-                       "parameters": {"binary_data_size": t.data.len()}})
-            })
-            .collect();
-        let head = json!({"inputs": inputs, "parameters": parameters}).to_string();
-        let data: Vec<&[u8]> = tensors.iter().map(|t| t.data.as_slice()).collect();
-        self.http(host, &head, Some(&data.concat()))
-    }
-
-    /// An HTTP/1.1 request in JSON.
+    /// An HTTP/1.1 request with the tensors in this form, which also asks for the outputs in it.
     ///
     /// # Errors
     /// For data that JSON has no form for.
-    pub fn http_json(&self, host: &str, tensors: &[InputTensor]) -> Result<Bytes> {
-        let mut inputs = Vec::new();
-        for t in tensors {
-            inputs.push(json!({"name": t.name, "shape": t.shape, "datatype": t.datatype.name(), "data": to_json(t)?}));
-        }
-        let mut body = Map::new();
-        body.insert("inputs".into(), inputs.into());
-        let parameters = self.parameters();
-        if !parameters.is_empty() {
-            body.insert("parameters".into(), parameters.into());
-        }
-        Ok(self.http(host, &Value::Object(body).to_string(), None))
-    }
-
-    fn http(&self, host: &str, json: &str, binary: Option<&[u8]>) -> Bytes {
+    pub fn http(&self, host: &str, form: RequestForm, inputs: &[InferTensor]) -> Result<Bytes> {
+        let EncodedBody { bytes, header_length } = write_request(&self.request(inputs), form)?;
         let mut head = format!(
             "POST {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: downbeat-bench\r\nContent-Length: {}\r\n",
             self.path("/infer"),
-            json.len() + binary.map_or(0, <[u8]>::len),
+            bytes.len(),
         );
-        head += match binary {
-            Some(_) => "Content-Type: application/octet-stream\r\n",
-            None => "Content-Type: application/json\r\n",
-        };
-        if binary.is_some() {
-            head += &format!("Inference-Header-Content-Length: {}\r\n", json.len());
+        match header_length {
+            Some(length) => {
+                head += "Content-Type: application/octet-stream\r\n";
+                head += &format!("Inference-Header-Content-Length: {length}\r\n");
+            }
+            None => head += "Content-Type: application/json\r\n",
         }
         for (name, value) in &self.headers {
             head += &format!("{name}: {value}\r\n");
         }
-        head += "\r\n";
-        [head.as_bytes(), json.as_bytes(), binary.unwrap_or_default()].concat().into()
+        Ok([head.as_bytes(), b"\r\n", &bytes].concat().into())
     }
 
     /// A `ModelInfer` message with gRPC's five bytes of prefix (not compressed, length).
     ///
     /// # Errors
     /// If it is longer than a gRPC message can be.
-    pub fn grpc(&self, tensors: &[InputTensor]) -> Result<Bytes> {
-        let parameter = |choice| InferParameter { parameter_choice: Some(choice) };
-        let mut parameters = BTreeMap::new();
-        if let Some(timeout) = self.timeout_us {
-            let timeout = i64::try_from(timeout).unwrap_or(i64::MAX);
-            parameters.insert("timeout".to_owned(), parameter(ParameterChoice::Int64Param(timeout)));
-        }
-        if let Some(priority) = self.priority {
-            parameters.insert("priority".to_owned(), parameter(ParameterChoice::Uint64Param(priority)));
-        }
-        let message = ModelInferRequest {
-            model_name: self.model.clone(),
-            model_version: self.version.clone(),
-            parameters,
-            inputs: tensors
-                .iter()
-                .map(|t| InferInputTensor {
-                    name: t.name.clone(),
-                    datatype: t.datatype.name().to_owned(),
-                    shape: t.shape.clone(),
-                    ..InferInputTensor::default()
-                })
-                .collect(),
-            raw_input_contents: tensors.iter().map(|t| Bytes::copy_from_slice(&t.data)).collect(),
-            ..ModelInferRequest::default()
-        };
+    pub fn grpc(&self, inputs: &[InferTensor]) -> Result<Bytes> {
+        let message = request_to_message(self.request(inputs));
         let length = message.encoded_len();
         let Ok(prefix) = u32::try_from(length) else { bail!("a request of {length} bytes is too long for gRPC") };
         let mut bytes = BytesMut::with_capacity(length + 5);
@@ -140,17 +78,4 @@ impl Envelope {
         message.encode(&mut bytes)?;
         Ok(bytes.freeze())
     }
-}
-
-/// Percent-encodes what may not stand in a path segment.
-fn escape(segment: &str) -> String {
-    let mut escaped = String::with_capacity(segment.len());
-    for byte in segment.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            escaped.push(byte.into());
-        } else {
-            escaped += &format!("%{byte:02X}");
-        }
-    }
-    escaped
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use downbeat_protocol::inference::StatisticDuration;
+use serde::Serialize;
 
 /// A phase of requests, as the protocol's statistics give it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Phase {
     /// Requests or executions that went through it.
     pub count: u64,
@@ -18,6 +18,12 @@ impl std::ops::AddAssign for Phase {
     fn add_assign(&mut self, other: Phase) {
         self.count += other.count;
         self.ns += other.ns;
+    }
+}
+
+impl From<Option<StatisticDuration>> for Phase {
+    fn from(duration: Option<StatisticDuration>) -> Phase {
+        duration.map_or(Phase::default(), |StatisticDuration { count, ns }| Phase { count, ns })
     }
 }
 

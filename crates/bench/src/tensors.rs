@@ -1,28 +1,19 @@
 //! Input tensors of requests: random data that fits a model, or data from a file.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
+use downbeat_protocol::InferTensor;
+use downbeat_protocol::http::parse_request;
+use downbeat_protocol::infer::push_number;
 use rand::{Rng, RngExt};
 use rand_distr::StandardNormal;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// Most bytes of the tensors of one request.
 const MOST_BYTES: u64 = 1 << 30;
 /// Upper bound of a lognormal size if none is given.
 const DEFAULT_LONGEST: i64 = 512;
-
-/// An input tensor with its data.
-#[derive(Clone, PartialEq, Debug)]
-pub struct InputTensor {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub datatype: DataType,
-    /// Sizes, the batch dimension included.
-    pub shape: Vec<i64>,
-    /// The elements in the protocol's binary form.
-    pub data: Vec<u8>,
-}
 
 /// What the command line says about inputs.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -121,7 +112,7 @@ impl InputRules {
     ///
     /// # Errors
     /// If a dimension varies and no rule sizes it, or a rule does not fit.
-    pub fn generate(&self, specs: &[TensorSpec], random: &mut impl Rng) -> Result<Vec<InputTensor>> {
+    pub fn generate(&self, specs: &[TensorSpec], random: &mut impl Rng) -> Result<Vec<InferTensor>> {
         let deviate: f64 = random.sample(StandardNormal);
         let shapes = specs.iter().map(|spec| self.shape(spec, deviate)).collect::<Result<Vec<_>>>()?;
         let mut left = MOST_BYTES;
@@ -137,8 +128,8 @@ impl InputRules {
                 left = left.checked_sub(bytes).with_context(|| {
                     format!("a request of more than {MOST_BYTES} bytes: input '{}' has shape {shape:?}", spec.name)
                 })?;
-                let data = self.data(spec, elements, random);
-                Ok(InputTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data })
+                let (name, data) = (spec.name.clone(), self.data(spec, elements, random).into());
+                Ok(InferTensor { name, datatype: spec.datatype, shape, parameters: Default::default(), data })
             })
             .collect()
     }
@@ -208,137 +199,20 @@ fn is_float(datatype: DataType) -> bool {
     matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// Appends a number in the protocol's binary form; what the type cannot hold becomes the nearest it can.
-fn push_number(data: &mut Vec<u8>, datatype: DataType, value: f64) {
-    match datatype {
-        DataType::Bool => data.push(u8::from(value != 0.0)),
-        DataType::Uint8 => data.push(value as u8),
-        DataType::Int8 => data.extend((value as i8).to_le_bytes()),
-        DataType::Uint16 => data.extend((value as u16).to_le_bytes()),
-        DataType::Int16 => data.extend((value as i16).to_le_bytes()),
-        DataType::Uint32 => data.extend((value as u32).to_le_bytes()),
-        DataType::Int32 => data.extend((value as i32).to_le_bytes()),
-        DataType::Uint64 => data.extend((value as u64).to_le_bytes()),
-        DataType::Int64 => data.extend((value as i64).to_le_bytes()),
-        DataType::Fp16 => data.extend(half::f16::from_f64(value).to_le_bytes()),
-        DataType::Bf16 => data.extend(half::bf16::from_f64(value).to_le_bytes()),
-        DataType::Fp32 => data.extend((value as f32).to_le_bytes()),
-        DataType::Fp64 => data.extend(value.to_le_bytes()),
-        DataType::Bytes => push_bytes(data, format!("{value}").as_bytes()),
-    }
-}
-
-fn push_bytes(data: &mut Vec<u8>, bytes: &[u8]) {
-    data.extend((bytes.len() as u32).to_le_bytes());
-    data.extend(bytes);
-}
-
 /// The requests in a `--input` file.
 ///
 /// # Errors
-/// Saying which request and which input is wrong.
-pub fn from_json(text: &str) -> Result<Vec<Vec<InputTensor>>> {
-    let value: Value = serde_json::from_str(text).context("not JSON")?;
-    let requests = match value {
-        Value::Array(requests) => requests,
-        request => vec![request],
+/// Saying which request is wrong, and why.
+pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
+    let requests: Vec<&RawValue> = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).context("not JSON")?,
+        false => vec![serde_json::from_str(text).context("not JSON")?],
     };
     ensure!(!requests.is_empty(), "no request in the list");
-    requests
-        .iter()
-        .enumerate()
-        .map(|(i, request)| request_from_json(request).with_context(|| format!("request {i}")))
-        .collect()
-}
-
-fn request_from_json(request: &Value) -> Result<Vec<InputTensor>> {
-    let inputs =
-        request.get("inputs").and_then(Value::as_array).context("expected an object with a list \"inputs\"")?;
-    inputs
-        .iter()
-        .enumerate()
-        .map(|(i, input)| {
-            let name = input.get("name").and_then(Value::as_str).with_context(|| format!("input {i}: no \"name\""))?;
-            input_from_json(name, input).with_context(|| format!("input '{name}'"))
-        })
-        .collect()
-}
-
-fn input_from_json(name: &str, input: &Value) -> Result<InputTensor> {
-    let datatype: DataType = input.get("datatype").and_then(Value::as_str).context("no \"datatype\"")?.parse()?;
-    let shape = input.get("shape").and_then(Value::as_array).context("no \"shape\"")?;
-    let shape: Vec<i64> = shape
-        .iter()
-        .map(|s| s.as_i64().filter(|s| *s >= 0).context("a shape is a list of whole numbers"))
-        .collect::<Result<_>>()?;
-    let values = input.get("data").context("no \"data\"")?;
-    let mut data = Vec::new();
-    let count = push_json(&mut data, datatype, values)?;
-    let expected = shape.iter().try_fold(1_i64, |n, s| n.checked_mul(*s)).context("the shape is too large")?;
-    ensure!(i64::try_from(count) == Ok(expected), "{count} elements, but the shape {shape:?} has {expected}");
-    Ok(InputTensor { name: name.to_owned(), datatype, shape, data })
-}
-
-/// Appends a nested or flat list of elements in binary form, and returns how many there were.
-fn push_json(data: &mut Vec<u8>, datatype: DataType, value: &Value) -> Result<u64> {
-    match (datatype, value) {
-        (_, Value::Array(values)) => {
-            let mut count = 0;
-            for value in values {
-                count += push_json(data, datatype, value)?;
-            }
-            return Ok(count);
-        }
-        (DataType::Bytes, Value::String(text)) => push_bytes(data, text.as_bytes()),
-        (DataType::Bool, Value::Bool(b)) => data.push(u8::from(*b)),
-        // 64-bit integers do not go through a float.
-        (DataType::Int64, v) if v.is_i64() => data.extend(v.as_i64().unwrap_or(0).to_le_bytes()),
-        (DataType::Uint64, v) if v.is_u64() => data.extend(v.as_u64().unwrap_or(0).to_le_bytes()),
-        (DataType::Bytes | DataType::Bool, v) => bail!("{v} is not a {datatype} element"),
-        (_, v) => match v.as_f64() {
-            Some(number) => push_number(data, datatype, number),
-            None => bail!("{v} is not a {datatype} element"),
-        },
-    }
-    Ok(1)
-}
-
-/// The elements as a flat JSON list.
-///
-/// # Errors
-/// For the datatypes that JSON has no form for.
-pub fn to_json(tensor: &InputTensor) -> Result<Value> {
-    fn numbers<const N: usize, T: Into<Value>>(data: &[u8], read: impl Fn([u8; N]) -> T) -> Value {
-        let (chunks, _) = data.as_chunks::<N>();
-        Value::Array(chunks.iter().map(|c| read(*c).into()).collect())
-    }
-    let data = tensor.data.as_slice();
-    Ok(match tensor.datatype {
-        DataType::Bool => numbers(data, |[b]| b != 0),
-        DataType::Uint8 => numbers(data, u8::from_le_bytes),
-        DataType::Uint16 => numbers(data, u16::from_le_bytes),
-        DataType::Uint32 => numbers(data, u32::from_le_bytes),
-        DataType::Uint64 => numbers(data, u64::from_le_bytes),
-        DataType::Int8 => numbers(data, i8::from_le_bytes),
-        DataType::Int16 => numbers(data, i16::from_le_bytes),
-        DataType::Int32 => numbers(data, i32::from_le_bytes),
-        DataType::Int64 => numbers(data, i64::from_le_bytes),
-        DataType::Fp32 => numbers(data, f32::from_le_bytes),
-        DataType::Fp64 => numbers(data, f64::from_le_bytes),
-        DataType::Fp16 | DataType::Bf16 => {
-            bail!("input '{}': the protocol has no JSON form for {}; use --body binary", tensor.name, tensor.datatype)
-        }
-        DataType::Bytes => {
-            let mut elements = Vec::new();
-            let mut rest = data;
-            while let Some((length, after)) = rest.split_first_chunk::<4>() {
-                let (element, after) = after.split_at(after.len().min(u32::from_le_bytes(*length) as usize));
-                let text = std::str::from_utf8(element)
-                    .with_context(|| format!("input '{}': not UTF-8; use --body binary", tensor.name))?;
-                elements.push(Value::from(text));
-                rest = after;
-            }
-            Value::Array(elements)
-        }
-    })
+    let read = |(i, request): (usize, &&RawValue)| {
+        let body = Bytes::copy_from_slice(request.get().as_bytes());
+        let read = parse_request(String::new(), String::new(), body, None).with_context(|| format!("request {i}"));
+        Ok(read?.0.inputs)
+    };
+    requests.iter().enumerate().map(read).collect()
 }

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::net::SocketAddr;
 
 use crate::mix::Choice;
-use crate::outcome::Failed;
+use crate::outcome::{Failed, Failure};
 use crate::poller::{Poller, Ready};
 
 /// Names a request in flight. A slot is used again with the next generation, so that what comes late finds nobody.
@@ -61,14 +61,24 @@ pub trait Transport {
     fn connections(&self) -> usize;
 }
 
-/// Begins to connect; the socket becomes ready when it is known whether that worked.
-pub(crate) fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    sockopt::set_tcp_nodelay(&socket, true)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-        Err(e) => Err(e),
-    }
+/// Begins to connect; the socket becomes ready, with this token, when it is known whether that worked.
+fn connect(address: SocketAddr, poller: &Poller, token: u64) -> Result<OwnedFd, Failed> {
+    let begin = || -> std::io::Result<OwnedFd> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(e) => return Err(e.into()),
+        }
+        poller.add(&socket, token)?;
+        Ok(socket)
+    };
+    begin().map_err(|e| Failed::of(Failure::Connect, e))
+}
+
+/// Whether that worked, once the socket is ready.
+fn check_connected(socket: &OwnedFd) -> Result<(), Failed> {
+    sockopt::socket_error(socket).and_then(|connected| connected).map_err(|e| Failed::of(Failure::Connect, e))
 }

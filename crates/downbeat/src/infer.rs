@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use clap::Args;
+use downbeat_bench::client::Client;
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody};
-use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, RequestedOutput};
+use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, model_path};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, RequestedOutput};
 use downbeat_report::out;
 use serde_json::Value;
 
-use crate::client::{Client, infer_path, model_path};
 use crate::picture::{Picture, PixelRange};
 
 /// Largest request body that is read from a file, bytes.
@@ -58,15 +58,15 @@ pub fn run(args: &InferArgs) -> anyhow::Result<()> {
 
 async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
     let limit = Duration::from(args.timeout);
+    let path = model_path(&args.model, &args.model_version);
     if let Some(file) = &args.request {
         let body = read_body(file)?;
         let mut client = Client::connect(&args.url, limit).await?;
-        return client.infer_body(&infer_path(&args.model, &args.model_version), body, None).await;
+        return client.infer_body(&format!("{path}/infer"), body, None).await;
     }
     let Some(file) = &args.picture else { bail!("name a picture or a request (--request)") };
     let picture = Picture::read(file)?;
     let mut client = Client::connect(&args.url, limit).await?;
-    let path = model_path(&args.model, &args.model_version);
     let metadata: ModelMetadataBody = client.get(&path).await?;
     // A server without this extension has no labels and no scale; the request works without them.
     let config: Value = client.get(&format!("{path}/config")).await.unwrap_or(Value::Null);
@@ -157,7 +157,7 @@ fn request(
     Ok(InferRequest {
         model_name: args.model.clone(),
         model_version: args.model_version.clone(),
-        inputs: vec![InferInput { name: input.name.clone(), datatype, shape, parameters: Default::default(), data }],
+        inputs: vec![InferTensor { name: input.name.clone(), datatype, shape, parameters: Default::default(), data }],
         outputs,
         ..InferRequest::default()
     })
@@ -216,7 +216,7 @@ impl std::fmt::Display for Class<'_> {
 }
 
 /// The elements as text.
-fn elements(output: &InferOutput) -> Vec<String> {
+fn elements(output: &InferTensor) -> Vec<String> {
     let data = output.data.as_ref();
     macro_rules! numbers {
         ($convert:expr, $size:literal) => {
@@ -257,19 +257,19 @@ fn elements(output: &InferOutput) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn shown(output: InferOutput) -> String {
+    fn shown(output: InferTensor) -> String {
         let response = InferResponse { outputs: vec![output], ..InferResponse::default() };
         let mut out = Vec::new();
         show(&response, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
-    fn output(datatype: DataType, shape: &[i64], data: &[u8]) -> InferOutput {
+    fn output(datatype: DataType, shape: &[i64], data: &[u8]) -> InferTensor {
         let data = Bytes::copy_from_slice(data);
-        InferOutput { name: "y".into(), datatype, shape: shape.to_vec(), parameters: Default::default(), data }
+        InferTensor { name: "y".into(), datatype, shape: shape.to_vec(), parameters: Default::default(), data }
     }
 
-    fn texts(texts: &[&str]) -> InferOutput {
+    fn texts(texts: &[&str]) -> InferTensor {
         let data: Vec<u8> =
             texts.iter().flat_map(|t| (t.len() as u32).to_le_bytes().into_iter().chain(t.bytes())).collect();
         output(DataType::Bytes, &[1, texts.len() as i64], &data)

@@ -3,7 +3,6 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod calibration_file;
-mod client;
 mod config_check;
 mod device_groups;
 mod draft;
@@ -110,7 +109,8 @@ pub fn main() -> ExitCode {
 fn with_tip(mut error: clap::Error, arguments: Vec<String>) -> clap::Error {
     let taken = arguments.windows(2).find(|pair| pair[0] == "--json" && !pair[1].starts_with('-'));
     if let (ErrorKind::MissingRequiredArgument, Some([_, file])) = (error.kind(), taken) {
-        let tip = format!("'--json {file}' writes the report to {file}; for JSON on standard output write '{file} --json'");
+        let tip =
+            format!("'--json {file}' writes the report to {file}; for JSON on standard output write '{file} --json'");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
+use downbeat_protocol::infer::push_number;
 
 /// Largest picture that is decoded, pixels times channels.
 const MAX_SAMPLES: usize = 1 << 28;
@@ -31,12 +32,6 @@ pub struct PixelRange {
     pub scale: f64,
     /// `pixel_offset`, default 0.
     pub offset: f64,
-}
-
-impl Default for PixelRange {
-    fn default() -> Self {
-        PixelRange { scale: 1.0, offset: 0.0 }
-    }
 }
 
 impl Picture {
@@ -118,39 +113,22 @@ impl Picture {
                  resized, so bring a picture of the input's size"
             );
         };
-        let numbers = samples.iter().map(|s| f64::from(*s) * range.scale + range.offset);
-        Ok((elements(numbers, datatype)?, shape))
+        if matches!(datatype, DataType::Bool | DataType::Bytes) {
+            bail!("a picture cannot be an input of datatype {datatype}");
+        }
+        let mut elements = Vec::with_capacity(samples.len() * datatype.size().unwrap_or(1));
+        for sample in samples {
+            push_number(&mut elements, datatype, f64::from(sample) * range.scale + range.offset);
+        }
+        Ok((elements.into(), shape))
     }
-}
-
-/// Numbers as elements of a tensor. Integers are rounded and saturate.
-fn elements(numbers: impl Iterator<Item = f64>, datatype: DataType) -> anyhow::Result<Bytes> {
-    macro_rules! encode {
-        ($convert:expr) => {
-            numbers.flat_map(|n| $convert(n).to_le_bytes()).collect::<Vec<u8>>()
-        };
-    }
-    let bytes = match datatype {
-        DataType::Fp32 => encode!(|n: f64| n as f32),
-        DataType::Fp64 => encode!(|n: f64| n),
-        DataType::Fp16 => encode!(half::f16::from_f64),
-        DataType::Bf16 => encode!(half::bf16::from_f64),
-        DataType::Uint8 => encode!(|n: f64| n.round() as u8),
-        DataType::Uint16 => encode!(|n: f64| n.round() as u16),
-        DataType::Uint32 => encode!(|n: f64| n.round() as u32),
-        DataType::Uint64 => encode!(|n: f64| n.round() as u64),
-        DataType::Int8 => encode!(|n: f64| n.round() as i8),
-        DataType::Int16 => encode!(|n: f64| n.round() as i16),
-        DataType::Int32 => encode!(|n: f64| n.round() as i32),
-        DataType::Int64 => encode!(|n: f64| n.round() as i64),
-        DataType::Bool | DataType::Bytes => bail!("a picture cannot be an input of datatype {datatype}"),
-    };
-    Ok(bytes.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const AS_IT_IS: PixelRange = PixelRange { scale: 1.0, offset: 0.0 };
 
     fn encode(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> Vec<u8> {
         let mut file = Vec::new();
@@ -178,7 +156,7 @@ mod tests {
         let (bytes, shape) = picture.tensor(&[1, -1], DataType::Fp32, range).unwrap();
         assert_eq!(shape, [1, 2]);
         assert_eq!(floats(&bytes), [-0.5, 0.5]);
-        let (bytes, shape) = picture.tensor(&[2], DataType::Uint8, PixelRange::default()).unwrap();
+        let (bytes, shape) = picture.tensor(&[2], DataType::Uint8, AS_IT_IS).unwrap();
         assert_eq!((shape.as_slice(), bytes.as_ref()), ([2].as_slice(), [0, 255].as_slice()), "pixels in a row");
     }
 
@@ -186,7 +164,7 @@ mod tests {
     fn transparency_is_left_out_and_colours_become_planes_or_gray() {
         let picture = decode(&encode(2, 1, png::ColorType::Rgba, &[10, 20, 30, 255, 40, 50, 60, 0]));
         assert_eq!(picture.channels, 3);
-        let range = PixelRange::default();
+        let range = AS_IT_IS;
         let (planes, shape) = picture.tensor(&[3, -1, -1], DataType::Uint8, range).unwrap();
         assert_eq!((shape.as_slice(), planes.as_ref()), ([3, 1, 2].as_slice(), [10, 40, 20, 50, 30, 60].as_slice()));
         let (pixels, _) = picture.tensor(&[1, 2, 3], DataType::Uint8, range).unwrap();
@@ -198,9 +176,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let picture = decode(&encode(2, 1, png::ColorType::Grayscale, &[0, 255]));
-        let error = picture.tensor(&[3, 224, 224], DataType::Fp32, PixelRange::default()).unwrap_err().to_string();
+        let error = picture.tensor(&[3, 224, 224], DataType::Fp32, AS_IT_IS).unwrap_err().to_string();
         assert!(error.starts_with("the picture has 2 x 1 pixels, but the input has dims [3, 224, 224]"), "{error}");
-        assert!(picture.tensor(&[1, 2], DataType::Bytes, PixelRange::default()).is_err());
+        assert!(picture.tensor(&[1, 2], DataType::Bytes, AS_IT_IS).is_err());
     }
 
     #[test]

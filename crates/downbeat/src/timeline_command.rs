@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use downbeat_bench::client::Client;
 use downbeat_report::{Box as Batch, Page, Timeline as Plot, say};
 use downbeat_server::host::{PastLaunch, PastLaunches, Timeline};
 
-use crate::client::Client;
 use crate::units::in_millis;
 
 /// Most time that one picture shows, milliseconds: more is drawn in several, one below the other.

@@ -15,7 +15,6 @@
 //! infinities, for which JSON has no number, are taken as `NaN`, `Infinity` and `-Infinity` (with or without quotes) and
 //! written as `null`.
 
-mod error;
 mod header;
 mod json_writer;
 mod management;
@@ -24,16 +23,29 @@ mod request;
 mod response;
 mod tensor_json;
 
-pub use error::CodecError;
 pub use management::{
-    CudaRegionBody, ErrorBody, IndexRequest, LiveBody, LoadRequest, ModelMetadataBody, ModelReadyBody, RawHandle,
-    ReadyBody, RegionBody, RegisterCudaRegionRequest, RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody,
-    UnloadRequest, config_to_json, statistics_from_json, statistics_to_json,
+    ErrorBody, IndexRequest, LoadRequest, ModelMetadataBody, RawHandle, RegisterCudaRegionRequest,
+    RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_from_json,
+    statistics_to_json,
 };
 pub use request::{OutputForms, RequestForm, parse_request, write_request};
 pub use response::{parse_response, write_response};
 
 use bytes::Bytes;
+
+/// `/v2/models/MODEL[/versions/VERSION]`, escaped; no version if it is empty.
+pub fn model_path(model: &str, version: &str) -> String {
+    let escape = |text: &str| -> String {
+        text.bytes()
+            .map(|b| match b {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(b).to_string(),
+                _ => format!("%{b:02X}"),
+            })
+            .collect()
+    };
+    let version = if version.is_empty() { String::new() } else { format!("/versions/{}", escape(version)) };
+    format!("/v2/models/{}{version}", escape(model))
+}
 
 /// The header with the length in bytes of the JSON at the start of a body that has tensors after it.
 pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-length";

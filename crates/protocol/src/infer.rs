@@ -6,7 +6,8 @@ use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 
 /// A value in a `parameters` object.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, serde::Serialize)]
+#[serde(untagged)]
 #[allow(missing_docs, reason = "the variants are the protocol's types")]
 pub enum Parameter {
     Bool(bool),
@@ -31,14 +32,14 @@ pub struct InferRequest {
     /// `timeout` (microseconds), `priority` and whatever else the client sent.
     pub parameters: Parameters,
     /// Input tensors, in the client's order.
-    pub inputs: Vec<InferInput>,
+    pub inputs: Vec<InferTensor>,
     /// Outputs the client asked for; empty: all.
     pub outputs: Vec<RequestedOutput>,
 }
 
-/// An input tensor.
+/// An input or output tensor.
 #[derive(Clone, PartialEq, Debug)]
-pub struct InferInput {
+pub struct InferTensor {
     /// Name.
     pub name: String,
     /// Element type.
@@ -51,6 +52,16 @@ pub struct InferInput {
     /// length as a little-endian `u32`. Empty while the data is in shared memory.
     pub data: Bytes,
 }
+
+impl InferTensor {
+    /// Whether its data is in a shared memory region.
+    pub fn is_elsewhere(&self) -> bool {
+        self.parameters.contains_key(SHARED_MEMORY)
+    }
+}
+
+/// The parameter of a tensor whose data is not in the message.
+pub(crate) const SHARED_MEMORY: &str = "shared_memory_region";
 
 /// An output the client asked for.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -73,23 +84,13 @@ pub struct InferResponse {
     /// Parameters of the answer.
     pub parameters: Parameters,
     /// Output tensors.
-    pub outputs: Vec<InferOutput>,
+    pub outputs: Vec<InferTensor>,
 }
 
-/// An output tensor.
-#[derive(Clone, PartialEq, Debug)]
-pub struct InferOutput {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub datatype: DataType,
-    /// Sizes, the batch dimension included.
-    pub shape: Vec<i64>,
-    /// Parameters of the output.
-    pub parameters: Parameters,
-    /// As [`InferInput::data`].
-    pub data: Bytes,
-}
+/// What does not follow the protocol. The message says what was found where, and what is expected.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CodecError(pub(crate) String);
 
 /// How many elements a tensor of this shape has; 1 for no dimensions.
 ///
@@ -102,6 +103,31 @@ pub fn element_count(shape: &[i64]) -> Result<usize, String> {
             format!("shape {shape:?} causes total element count to exceed maximum size of {}", usize::MAX)
         })
     })
+}
+
+/// Appends a number in the protocol's binary form: for integers rounded, and the nearest that the datatype can hold.
+pub fn push_number(data: &mut Vec<u8>, datatype: DataType, value: f64) {
+    let rounded = value.round();
+    match datatype {
+        DataType::Bool => data.push(u8::from(value != 0.0)),
+        DataType::Uint8 => data.push(rounded as u8),
+        DataType::Int8 => data.extend((rounded as i8).to_le_bytes()),
+        DataType::Uint16 => data.extend((rounded as u16).to_le_bytes()),
+        DataType::Int16 => data.extend((rounded as i16).to_le_bytes()),
+        DataType::Uint32 => data.extend((rounded as u32).to_le_bytes()),
+        DataType::Int32 => data.extend((rounded as i32).to_le_bytes()),
+        DataType::Uint64 => data.extend((rounded as u64).to_le_bytes()),
+        DataType::Int64 => data.extend((rounded as i64).to_le_bytes()),
+        DataType::Fp16 => data.extend(half::f16::from_f64(value).to_le_bytes()),
+        DataType::Bf16 => data.extend(half::bf16::from_f64(value).to_le_bytes()),
+        DataType::Fp32 => data.extend((value as f32).to_le_bytes()),
+        DataType::Fp64 => data.extend(value.to_le_bytes()),
+        DataType::Bytes => {
+            let text = value.to_string();
+            data.extend((text.len() as u32).to_le_bytes());
+            data.extend(text.bytes());
+        }
+    }
 }
 
 /// Checks that `data`, in the protocol's binary form, is a tensor of this datatype and shape.

@@ -7,7 +7,7 @@ pub mod grpc;
 pub mod http;
 pub mod infer;
 
-pub use infer::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
+pub use infer::{CodecError, InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 
 /// The protobuf messages and the gRPC service (`GRPCInferenceService`), generated from `proto/`.
 #[allow(missing_docs, clippy::all, reason = "generated")]
@@ -17,3 +17,15 @@ pub mod inference {
 
 /// The compiled descriptors of `proto/`, for reflection and the protobuf text format.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The descriptor of a message of `proto/`, by its full name.
+///
+/// # Panics
+/// If there is no message of this name.
+pub fn descriptor(name: &str) -> prost_reflect::MessageDescriptor {
+    static POOL: std::sync::LazyLock<prost_reflect::DescriptorPool> = std::sync::LazyLock::new(|| {
+        prost_reflect::DescriptorPool::decode(FILE_DESCRIPTOR_SET)
+            .expect("the build wrote the descriptors of its messages")
+    });
+    POOL.get_message_by_name(name).expect("the name is that of a message in proto/")
+}

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_protocol::{InferRequest, InferTensor};
 
 /// Largest input that is generated or read for a warm-up, bytes.
 const MAX_INPUT_BYTES: usize = 1 << 30;
@@ -60,7 +60,7 @@ impl Warmup {
                 .map_err(|e| format!("model_warmup '{}', input '{name}': {e}", self.name))?;
             let batch = self.batched.then_some(i64::from(self.batch_size));
             let dims = input.dims.iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX));
-            request.inputs.push(InferInput {
+            request.inputs.push(InferTensor {
                 name: name.clone(),
                 datatype: input.datatype,
                 shape: batch.into_iter().chain(dims).collect(),

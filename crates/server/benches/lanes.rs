@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_server::clock::Clock;
 use downbeat_server::options::{DeviceGroup, EngineChoice, PolicyName, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -88,7 +88,7 @@ async fn round(repository: &std::path::Path, policy: PolicyName, row: &mut Row) 
 }
 
 fn request() -> InferRequest {
-    let input = InferInput {
+    let input = InferTensor {
         name: "x".to_owned(),
         datatype: DataType::Fp32,
         shape: vec![1, 64],

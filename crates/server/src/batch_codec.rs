@@ -426,7 +426,7 @@ fn strings_length(data: &[u8], elements: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use downbeat_core::tensor::{DataType, TensorSpec};
-    use downbeat_protocol::{InferInput, InferRequest};
+    use downbeat_protocol::{InferRequest, InferTensor};
     use proptest::prelude::*;
 
     use super::*;
@@ -449,8 +449,8 @@ mod tests {
         BatchCodec::new(vec![text, binding("x", DataType::Int16, &[-1, 2])], vec![], 8)
     }
 
-    fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
-        InferInput {
+    fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferTensor {
+        InferTensor {
             name: name.to_owned(),
             datatype,
             shape: shape.to_vec(),
@@ -463,11 +463,11 @@ mod tests {
         elements.iter().flat_map(|e| [&(e.len() as u32).to_le_bytes()[..], e].concat()).collect()
     }
 
-    fn request(inputs: Vec<InferInput>) -> InferRequest {
+    fn request(inputs: Vec<InferTensor>) -> InferRequest {
         InferRequest { model_name: "m".to_owned(), inputs, ..Default::default() }
     }
 
-    fn good() -> Vec<InferInput> {
+    fn good() -> Vec<InferTensor> {
         vec![
             input("text", DataType::Bytes, &[2, 1], strings(&[b"a", b""])),
             input("x", DataType::Int16, &[2, 2], vec![1; 8]),
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_request_that_does_not_fit_is_told_what_was_expected() {
-        type Change = fn(&mut Vec<InferInput>);
+        type Change = fn(&mut Vec<InferTensor>);
         let cases: [(Change, &str); 9] = [
             (|i| i[1].name = "y".into(), "unexpected inference input 'y' for model 'm'; its inputs are ['x','text']"),
             (

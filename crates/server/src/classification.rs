@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use bytes::{BufMut, BytesMut};
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::InferOutput;
+use downbeat_protocol::InferTensor;
 use half::{bf16, f16};
 
 use crate::error::ServiceError;
@@ -67,7 +67,7 @@ fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
 ///
 /// # Errors
 /// `InvalidArgument` if it holds no numbers.
-pub fn classify(output: &mut InferOutput, count: usize, batched: bool, labels: &[String]) -> Result<(), ServiceError> {
+pub fn classify(output: &mut InferTensor, count: usize, batched: bool, labels: &[String]) -> Result<(), ServiceError> {
     let numbers = numbers(output.datatype, &output.data).ok_or_else(|| {
         ServiceError::InvalidArgument(format!(
             "output '{}': 'classification' needs numbers, and its datatype is {}",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use downbeat_protocol::infer::{check_data, element_count};
-use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 
 use crate::budget::Reservation;
 use crate::classification::classify;
@@ -163,7 +163,7 @@ pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut Infer
 }
 
 /// The byte size is known from shape and datatype; a wrong one is found before anything is copied.
-fn check_byte_size(input: &InferInput, byte_size: u64) -> Result<(), ServiceError> {
+fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceError> {
     let Some(element) = input.datatype.size() else { return Ok(()) };
     let expected = element_count(&input.shape).ok().and_then(|count| count.checked_mul(element));
     // A negative or overflowing shape is named once the data is there.
@@ -191,7 +191,7 @@ pub fn apply_outputs(
     labels: impl Fn(&str) -> Vec<String>,
     batched: bool,
     requested: &[RequestedOutput],
-    outputs: &mut [InferOutput],
+    outputs: &mut [InferTensor],
 ) -> Result<(), ServiceError> {
     for request in requested {
         let Some(extension) = OutputExtension::of(request)? else { continue };
@@ -284,7 +284,7 @@ fn store(
     memory: &SharedMemory,
     client: Client,
     place: &Place<'_>,
-    output: &mut InferOutput,
+    output: &mut InferTensor,
 ) -> Result<(), ServiceError> {
     let size = output.data.len() as u64;
     if size > place.byte_size {

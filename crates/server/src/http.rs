@@ -88,7 +88,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
         .merge(health_routes())
-        .route("/v2/models/stats", get(metadata::all_statistics::<S>))
+        .route("/v2/models/stats", get(metadata::statistics::<S>))
         .merge(model_routes("/v2/models/{model}"))
         .merge(model_routes("/v2/models/{model}/versions/{version}"))
         .route(
@@ -127,8 +127,8 @@ fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
 
 fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
     Router::new()
-        .route("/status", get(shared_memory::status_of_all::<S>))
-        .route("/unregister", post(shared_memory::unregister_all::<S>))
+        .route("/status", get(shared_memory::status::<S>))
+        .route("/unregister", post(shared_memory::unregister::<S>))
         .route("/region/{region}/status", get(shared_memory::status::<S>))
         .route("/region/{region}/register", post(shared_memory::register::<S>))
         .route("/region/{region}/unregister", post(shared_memory::unregister::<S>))
@@ -136,8 +136,8 @@ fn system_memory_routes<S: Service>() -> Router<HttpState<S>> {
 
 fn cuda_memory_routes<S: Service>() -> Router<HttpState<S>> {
     Router::new()
-        .route("/status", get(shared_memory::cuda_status_of_all::<S>))
-        .route("/unregister", post(shared_memory::cuda_unregister_all::<S>))
+        .route("/status", get(shared_memory::cuda_status::<S>))
+        .route("/unregister", post(shared_memory::cuda_unregister::<S>))
         .route("/region/{region}/status", get(shared_memory::cuda_status::<S>))
         .route("/region/{region}/register", post(shared_memory::cuda_register::<S>))
         .route("/region/{region}/unregister", post(shared_memory::cuda_unregister::<S>))

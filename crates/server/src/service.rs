@@ -122,16 +122,19 @@ pub struct ModelMetadata {
     pub signature: Signature,
 }
 
-/// A line of the repository index.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+/// A line of the repository index. As JSON it is without what is empty, as Triton's.
+#[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ModelIndexEntry {
     /// Model name.
     pub name: String,
     /// Version; empty if no version was ever tried.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
     /// `READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE` or empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub state: String,
     /// Why it is not ready.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 

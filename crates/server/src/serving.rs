@@ -10,7 +10,7 @@ use downbeat_core::profile::ProfileError;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_repository::ModelDefinition;
 use parking_lot::RwLock;
 
@@ -409,11 +409,11 @@ fn response(
     outputs: Outputs,
 ) -> InferResponse {
     let plans = loaded.codec.outputs();
-    let mut outputs: Vec<Option<InferOutput>> = outputs
+    let mut outputs: Vec<Option<InferTensor>> = outputs
         .into_iter()
         .zip(plans)
         .map(|(part, plan)| {
-            Some(InferOutput {
+            Some(InferTensor {
                 name: plan.client.name.clone(),
                 datatype: plan.datatype(),
                 shape: part.shape,

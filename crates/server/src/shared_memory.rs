@@ -65,7 +65,7 @@ enum Region {
 }
 
 /// What is known of a registered region of a GPU's memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct CudaRegionStatus {
     /// The name requests use.
     pub name: String,

@@ -10,17 +10,19 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 
 use bytes::Bytes;
 use downbeat_core::{Duration, Time};
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use h2::client::{Connection, ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Reason, SendStream};
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE, USER_AGENT};
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use percent_encoding::percent_decode;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::SendFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{Done, Start, Ticket, Transport, connect};
+use super::{Done, Start, Ticket, Transport, check_connected, connect};
 use crate::clock::Clock;
 use crate::control::Target;
 use crate::mix::Choice;
@@ -121,17 +123,6 @@ impl Wake for Woken {
     }
 }
 
-/// A request whose answer is awaited.
-struct Call {
-    ticket: Ticket,
-    stage: Stage,
-}
-
-enum Stage {
-    Head(ResponseFuture),
-    Body(RecvStream, Message),
-}
-
 /// Checks the length of a message against its prefix.
 #[derive(Default)]
 struct Message {
@@ -155,7 +146,7 @@ impl Message {
     }
 }
 
-fn of_h2(error: &h2::Error) -> Failed {
+fn of_h2(error: h2::Error) -> Failed {
     // What the library itself objects to is no HTTP/2; the rest is an end of the stream or the connection.
     let failure = if error.is_library() && !error.is_reset() { Failure::Garbage } else { Failure::Closed };
     Failed::new(failure, error.to_string())
@@ -167,89 +158,39 @@ fn grpc_status(headers: &HeaderMap) -> Option<Result<(), Failed>> {
     if status == "0" {
         return Some(Ok(()));
     }
-    let message = headers.get("grpc-message").map_or(String::new(), |m| unescape(m.as_bytes()));
+    let message = headers.get("grpc-message").map(|m| percent_decode(m.as_bytes()).decode_utf8_lossy());
     Some(Err(match status.to_str().ok().and_then(|s| s.parse().ok()) {
-        Some(code) => Failed::new(Failure::Grpc(code), message),
+        Some(code) => Failed::new(Failure::Grpc(code), message.unwrap_or_default()),
         None => Failed::new(Failure::Garbage, "a grpc-status that is not a number"),
     }))
 }
 
-/// Undoes the percent-encoding of `grpc-message`.
-fn unescape(bytes: &[u8]) -> String {
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((first, after)) = rest.split_first() {
-        let hex = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
-        match (first, after) {
-            (b'%', [high, low, after @ ..]) if hex(*high).is_some() && hex(*low).is_some() => {
-                out.push(hex(*high).unwrap_or(0) << 4 | hex(*low).unwrap_or(0));
-                rest = after;
-            }
-            _ => {
-                out.push(*first);
-                rest = after;
-            }
-        }
+/// How a call ends: well only with a whole message before the status.
+async fn ended(response: ResponseFuture) -> Result<(), Failed> {
+    let garbage = |what: &str| Err(Failed::new(Failure::Garbage, what));
+    let (head, mut body) = response.await.map_err(of_h2)?.into_parts();
+    if let Some(status) = grpc_status(&head.headers) {
+        return status.and(garbage("status OK without a message"));
     }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
-impl Call {
-    fn poll_result(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Failed>> {
-        loop {
-            match &mut self.stage {
-                Stage::Head(response) => match ready!(Pin::new(response).poll(context)) {
-                    Err(e) => return Poll::Ready(Err(of_h2(&e))),
-                    Ok(response) => {
-                        let (head, body) = response.into_parts();
-                        if let Some(status) = grpc_status(&head.headers) {
-                            // Good news needs a message as well, and this is its end.
-                            let empty = || Failed::new(Failure::Garbage, "status OK without a message");
-                            return Poll::Ready(status.and_then(|()| Err(empty())));
-                        }
-                        if head.status != StatusCode::OK {
-                            return Poll::Ready(Err(Failed::new(Failure::Http(head.status.as_u16()), "")));
-                        }
-                        self.stage = Stage::Body(body, Message::default());
-                    }
-                },
-                Stage::Body(body, message) => match ready!(body.poll_data(context)) {
-                    Some(Ok(data)) => {
-                        message.push(&data);
-                        // Fails only for more than was received.
-                        let _ = body.flow_control().release_capacity(data.len());
-                    }
-                    Some(Err(e)) => return Poll::Ready(Err(of_h2(&e))),
-                    None => {
-                        let trailers = ready!(body.poll_trailers(context));
-                        let result = match trailers {
-                            Err(e) => Err(of_h2(&e)),
-                            Ok(trailers) => match trailers.as_ref().and_then(grpc_status) {
-                                None => Err(Failed::new(Failure::Garbage, "no grpc-status at the end")),
-                                Some(Ok(())) if !message.is_whole() => {
-                                    Err(Failed::new(Failure::Garbage, "status OK without a whole message"))
-                                }
-                                Some(status) => status,
-                            },
-                        };
-                        return Poll::Ready(result);
-                    }
-                },
-            }
-        }
+    if head.status != StatusCode::OK {
+        return Err(Failed::new(Failure::Http(head.status.as_u16()), ""));
+    }
+    let mut message = Message::default();
+    while let Some(data) = body.data().await {
+        let data = data.map_err(of_h2)?;
+        message.push(&data);
+        // Fails only for more than was received.
+        let _ = body.flow_control().release_capacity(data.len());
+    }
+    match body.trailers().await.map_err(of_h2)?.as_ref().and_then(grpc_status) {
+        None => garbage("no grpc-status at the end"),
+        Some(Ok(())) if !message.is_whole() => garbage("status OK without a whole message"),
+        Some(status) => status,
     }
 }
 
-impl Future for Call {
-    type Output = (Ticket, Result<(), Failed>);
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = ready!(self.poll_result(context));
-        Poll::Ready((self.ticket, result))
-    }
-}
-
-type Handshake = Pin<Box<dyn Future<Output = Result<(SendRequest<Bytes>, Connection<Socket, Bytes>), h2::Error>>>>;
+type Call = LocalBoxFuture<'static, (Ticket, Result<(), Failed>)>;
+type Handshake = LocalBoxFuture<'static, Result<(SendRequest<Bytes>, Connection<Socket, Bytes>), h2::Error>>;
 
 enum State {
     /// No connection; not before this time again.
@@ -346,13 +287,10 @@ impl Grpc {
             link.woken.readable.store(false, Ordering::Relaxed);
             link.woken.hung_up.store(false, Ordering::Relaxed);
             let token = u64::from(link.generation) << 32 | index as u64;
-            let opened = connect(self.address)
-                .map_err(std::io::Error::from)
-                .and_then(|socket| poller.add(&socket, token).map(|()| socket));
-            link.state = match opened {
+            link.state = match connect(self.address, poller, token) {
                 Ok(socket) => State::Connecting(socket),
-                Err(e) => {
-                    link.error = Failed::new(Failure::Connect, e.to_string());
+                Err(failed) => {
+                    link.error = failed;
                     State::Closed(now + RETRY)
                 }
             };
@@ -407,7 +345,7 @@ impl Grpc {
                     match Pin::new(connection.as_mut()).poll(&mut context) {
                         Poll::Pending => {}
                         Poll::Ready(Ok(())) => ended = Some(Failed::new(Failure::Closed, "the server closed")),
-                        Poll::Ready(Err(e)) => ended = Some(of_h2(&e)),
+                        Poll::Ready(Err(e)) => ended = Some(of_h2(e)),
                     }
                     while let Poll::Ready(Some(answer)) = Pin::new(&mut *calls).poll_next(&mut context) {
                         answers.push(answer);
@@ -462,14 +400,14 @@ impl Transport for Grpc {
             self.next = index + 1;
             match sent {
                 Ok((response, stream)) => {
-                    calls.push(Call { ticket, stage: Stage::Head(response) });
+                    calls.push(Box::pin(async move { (ticket, ended(response).await) }));
                     let place = ticket.slot as usize;
                     if self.on_way.len() <= place {
                         self.on_way.resize_with(place + 1, || None);
                     }
                     self.on_way[place] = Some(OnWay { ticket, link: index, stream });
                 }
-                Err(e) => done.push(Done { ticket, at: self.clock.now(), result: Err(of_h2(&e)) }),
+                Err(e) => done.push(Done { ticket, at: self.clock.now(), result: Err(of_h2(e)) }),
             }
             return Start::Taken;
         }
@@ -488,8 +426,7 @@ impl Transport for Grpc {
             return;
         }
         if let State::Connecting(socket) = &link.state {
-            if let Ok(Err(e)) | Err(e) = sockopt::socket_error(socket) {
-                let failed = Failed::new(Failure::Connect, std::io::Error::from(e).to_string());
+            if let Err(failed) = check_connected(socket) {
                 return self.close(index, failed, done);
             }
             let State::Connecting(socket) = std::mem::replace(&mut link.state, State::Closed(Time::ZERO)) else {

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, sockopt};
+use rustix::net::SendFlags;
 
-use super::{Done, Start, Ticket, Transport, connect};
+use super::{Done, Start, Ticket, Transport, check_connected, connect};
 use crate::clock::Clock;
 use crate::mix::Choice;
 use crate::outcome::{Failed, Failure};
@@ -89,10 +89,7 @@ impl Http {
                 (self.slots.len() - 1) as u32
             }
         };
-        let opened = connect(self.address)
-            .map_err(std::io::Error::from)
-            .and_then(|socket| poller.add(&socket, self.token(slot)).map(|()| socket));
-        match opened {
+        match connect(self.address, poller, self.token(slot)) {
             Ok(socket) => {
                 if let Some(s) = self.slots.get_mut(slot as usize) {
                     s.connection = Some(Connection {
@@ -107,9 +104,9 @@ impl Http {
                 self.open += 1;
                 Ok(slot)
             }
-            Err(e) => {
+            Err(failed) => {
                 self.empty.push(slot);
-                Err(Failed::new(Failure::Connect, e.to_string()))
+                Err(failed)
             }
         }
     }
@@ -147,13 +144,11 @@ impl Http {
                     self.read(slot, done);
                     let still = self.connection(slot).is_some_and(|c| c.ticket.is_some());
                     if still {
-                        self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
+                        self.fail(slot, Failed::of(Failure::Closed, e), done);
                     }
                     return;
                 }
-                Err(e) => {
-                    return self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
-                }
+                Err(e) => return self.fail(slot, Failed::of(Failure::Closed, e), done),
             }
         }
     }
@@ -171,9 +166,7 @@ impl Http {
                 Ok(n) => n,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return,
-                Err(e) => {
-                    return self.fail(slot, Failed::new(Failure::Closed, std::io::Error::from(e).to_string()), done);
-                }
+                Err(e) => return self.fail(slot, Failed::of(Failure::Closed, e), done),
             };
             if connection.ticket.is_none() {
                 // Idle: the server closed the connection, or sent what nobody asked for.
@@ -261,12 +254,8 @@ impl Transport for Http {
         let Some(connection) = self.connection(slot) else { return };
         connection.hung_up |= ready.hung_up;
         if connection.connecting {
-            let error = match sockopt::socket_error(&connection.socket) {
-                Ok(Ok(())) => None,
-                Ok(Err(e)) | Err(e) => Some(e),
-            };
-            if let Some(e) = error {
-                return self.fail(slot, Failed::new(Failure::Connect, std::io::Error::from(e).to_string()), done);
+            if let Err(failed) = check_connected(&connection.socket) {
+                return self.fail(slot, failed, done);
             }
             connection.connecting = false;
         }

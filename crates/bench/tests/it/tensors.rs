@@ -2,8 +2,10 @@
 
 use downbeat_bench::request::Envelope;
 use downbeat_bench::seed::Stream;
-use downbeat_bench::tensors::{InputRules, InputTensor, from_json, to_json};
+use downbeat_bench::tensors::{InputRules, from_json};
 use downbeat_core::tensor::{DataType, TensorSpec};
+use downbeat_protocol::InferTensor;
+use downbeat_protocol::http::RequestForm;
 use downbeat_protocol::inference::ModelInferRequest;
 use prost::Message;
 
@@ -16,7 +18,7 @@ fn rules(batch: u32, shapes: &[&str], lognormal: &[&str], ranges: &[&str]) -> an
     InputRules::parse(batch, &owned(shapes), &owned(lognormal), &owned(ranges))
 }
 
-fn generate(rules: &InputRules, specs: &[TensorSpec]) -> anyhow::Result<Vec<InputTensor>> {
+fn generate(rules: &InputRules, specs: &[TensorSpec]) -> anyhow::Result<Vec<InferTensor>> {
     rules.generate(specs, &mut Stream::Data(0).random(5))
 }
 
@@ -99,11 +101,15 @@ fn a_file_is_read_back_as_it_was_written() {
         {"name": "s", "datatype": "BYTES", "shape": [2], "data": ["é", ""]},
         {"name": "b", "datatype": "BOOL", "shape": [1], "data": [true]}]}]"#;
     let requests = from_json(text).expect("valid");
-    assert_eq!(to_json(&requests[0][0]).expect("numbers").to_string(), "[1,-9007199254740993,3,4]");
-    assert_eq!(to_json(&requests[0][1]).expect("text").to_string(), "[\"é\",\"\"]");
-    assert_eq!(requests[0][2].data, [1]);
+    let written = Envelope::default().http("h:1", RequestForm::JSON, &requests[0]).expect("numbers and text");
+    let written = String::from_utf8_lossy(&written);
+    assert!(written.contains("[1,-9007199254740993,3,4]") && written.contains("[\"é\",\"\"]"), "{written}");
+    assert_eq!(requests[0][2].data[..], [1]);
     for (wrong, says) in [
-        (r#"{"inputs": [{"name": "a", "datatype": "FP32", "shape": [3], "data": [1, 2]}]}"#, "2 elements"),
+        (
+            r#"{"inputs": [{"name": "a", "datatype": "FP32", "shape": [3], "data": [1, 2]}]}"#,
+            "3 elements in `data`, got 2",
+        ),
         (r#"{"inputs": [{"name": "a", "datatype": "FP31", "shape": [1], "data": [1]}]}"#, "FP31"),
         (r#"{"inputs": [{"name": "a", "datatype": "FP32", "shape": [1], "data": ["x"]}]}"#, "input 'a'"),
         (r#"{"inputs": 3}"#, "request 0"),
@@ -124,9 +130,14 @@ fn requests_are_what_the_protocol_says() {
         priority: Some(1),
         headers: vec![("X-Id".to_owned(), "7".to_owned())],
     };
-    let tensor =
-        InputTensor { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![1, 3], data: vec![1, 2, 3] };
-    let binary = envelope.http_binary("h:1", std::slice::from_ref(&tensor));
+    let tensor = InferTensor {
+        name: "x".to_owned(),
+        datatype: DataType::Uint8,
+        shape: vec![1, 3],
+        parameters: Default::default(),
+        data: vec![1, 2, 3].into(),
+    };
+    let binary = envelope.http("h:1", RequestForm::BINARY, std::slice::from_ref(&tensor)).expect("bytes");
     let text = String::from_utf8_lossy(&binary);
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("POST /v2/models/a%2Fb/versions/2/infer HTTP/1.1\r\nHost: h:1\r\n"), "{head}");
@@ -142,7 +153,7 @@ fn requests_are_what_the_protocol_says() {
     assert_eq!(json["inputs"][0]["parameters"]["binary_data_size"], 3);
     assert_eq!(json["parameters"], serde_json::json!({"timeout": 5, "priority": 1, "binary_data_output": true}));
 
-    let json = envelope.http_json("h:1", std::slice::from_ref(&tensor)).expect("JSON");
+    let json = envelope.http("h:1", RequestForm::JSON, std::slice::from_ref(&tensor)).expect("JSON");
     assert!(String::from_utf8_lossy(&json).contains(r#""data":[1,2,3]"#));
 
     let grpc = envelope.grpc(&[tensor]).expect("short");

@@ -8,10 +8,9 @@ use downbeat_core::tensor::DataType;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::error::{self, CodecError};
 use super::parameter::TensorParameters;
 use super::tensor_json::{self, Nulls};
-use crate::infer::{Parameters, check_data, element_count};
+use crate::infer::{CodecError, InferTensor, Parameters, SHARED_MEMORY, check_data, element_count};
 
 /// The JSON of an inference request.
 #[derive(Deserialize)]
@@ -119,7 +118,7 @@ impl BodyParts {
     }
 
     /// Checks that every byte was somebody's.
-    pub fn finish(self) -> Result<(), CodecError> {
+    fn finish(self) -> Result<(), CodecError> {
         let left = self.tail.len() - self.taken;
         if left > 0 {
             return Err(CodecError(format!(
@@ -133,18 +132,9 @@ impl BodyParts {
     }
 }
 
-/// A tensor as read: its data in the binary form.
-pub(super) struct ReadTensor {
-    pub name: String,
-    pub datatype: DataType,
-    pub shape: Vec<i64>,
-    pub parameters: Parameters,
-    pub data: Bytes,
-}
-
 impl TensorHeader<'_> {
     /// Finds or converts the data.
-    pub fn read(self, role: Role, body: &mut BodyParts) -> Result<ReadTensor, CodecError> {
+    fn read(self, role: Role, body: &mut BodyParts) -> Result<InferTensor, CodecError> {
         let nulls = match role {
             Role::Input => Nulls::Refused,
             Role::Output => Nulls::NotANumber,
@@ -152,7 +142,7 @@ impl TensorHeader<'_> {
         let TensorHeader { name, datatype, shape, parameters, data } = self;
         let datatype: DataType = datatype.parse().map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
         let TensorParameters { binary_data_size, others } = parameters;
-        let elsewhere = others.contains_key("shared_memory_region");
+        let elsewhere = others.contains_key(SHARED_MEMORY);
         let data = match (data, binary_data_size) {
             (Some(_), Some(_)) => {
                 return Err(CodecError(format!(
@@ -192,8 +182,19 @@ impl TensorHeader<'_> {
                 )));
             }
         };
-        Ok(ReadTensor { name, datatype, shape, parameters: others, data })
+        Ok(InferTensor { name, datatype, shape, parameters: others, data })
     }
+}
+
+/// Finds or converts the data of all tensors of a body.
+pub(super) fn tensors(
+    headers: Vec<TensorHeader<'_>>,
+    role: Role,
+    mut body: BodyParts,
+) -> Result<Vec<InferTensor>, CodecError> {
+    let tensors = headers.into_iter().map(|tensor| tensor.read(role, &mut body)).collect::<Result<_, _>>()?;
+    body.finish()?;
+    Ok(tensors)
 }
 
 /// Reads the JSON of a body into its header; `what` it is ("request") stands in the error. `repaired` keeps the text
@@ -214,10 +215,20 @@ pub(super) fn read<'a, H: serde::Deserialize<'a>>(
         parsed => parsed,
     };
     parsed.map_err(|e| {
-        let place = error::place_of::<H>(json);
+        let place = place_of::<H>(json);
         CodecError(format!(
             "the {what} is not the JSON of an inference {what} ({} bytes of JSON): {place}{e}",
             json.len()
         ))
     })
+}
+
+/// Where in the JSON a value is that cannot be read as a `T`, as a prefix of the message; empty if it is the whole. For
+/// errors only: it reads the text once more.
+fn place_of<'de, T: Deserialize<'de>>(json: &'de [u8]) -> String {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
+        Err(error) if error.inner().is_data() && error.path().iter().len() > 0 => format!("`{}`: ", error.path()),
+        _ => String::new(),
+    }
 }

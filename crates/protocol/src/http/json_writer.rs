@@ -1,14 +1,17 @@
 //! Writes the JSON of requests and responses without a tree of values in between.
 
-use downbeat_core::tensor::DataType;
+use bytes::Bytes;
 use serde::Serialize;
 
-use crate::infer::Parameters;
+use super::EncodedBody;
+use super::header::Role;
+use super::tensor_json;
+use crate::infer::{CodecError, InferTensor, Parameters};
 
 /// JSON in the making. Commas put themselves.
 pub(super) struct JsonWriter {
     /// What is written so far.
-    pub out: Vec<u8>,
+    out: Vec<u8>,
 }
 
 impl JsonWriter {
@@ -60,18 +63,41 @@ impl JsonWriter {
         serde_json::to_writer(&mut self.out, value).expect("memory takes every write, and every map has string keys");
     }
 
-    /// The fields of a tensor before its data. `binary_data_size` is written among its parameters.
-    pub fn tensor_fields(
+    /// `"inputs":[...]` or `"outputs":[...]`: each tensor with its data, or, where `is_binary`, with the length of its
+    /// bytes after the JSON. Of an output in shared memory it says neither data nor place, as Triton does: the client
+    /// named the place, and clients take any parameters of an output for those of binary data.
+    ///
+    /// # Errors
+    /// The data of a tensor does not have the form of its datatype, or is not UTF-8 and should be JSON.
+    pub fn tensors(
         &mut self,
-        name: &str,
-        datatype: DataType,
-        shape: &[i64],
-        parameters: &Parameters,
-        binary_data_size: Option<usize>,
-    ) {
-        self.field("name", name);
-        self.field("datatype", datatype.name());
-        self.field("shape", shape);
+        role: Role,
+        tensors: &[InferTensor],
+        is_binary: impl Fn(&InferTensor) -> bool,
+    ) -> Result<(), CodecError> {
+        self.open_list(if role == Role::Input { "inputs" } else { "outputs" });
+        for tensor in tensors {
+            let binary = is_binary(tensor);
+            self.open_object();
+            self.field("name", &tensor.name);
+            self.field("datatype", tensor.datatype.name());
+            self.field("shape", &tensor.shape);
+            if role == Role::Input || !tensor.is_elsewhere() {
+                self.tensor_parameters(&tensor.parameters, binary.then_some(tensor.data.len()));
+            }
+            if !binary && !tensor.is_elsewhere() {
+                self.key("data");
+                tensor_json::write(&mut self.out, tensor.datatype, &tensor.data)
+                    .map_err(|e| CodecError(format!("{role} '{}': {e}", tensor.name)))?;
+            }
+            self.close_object();
+        }
+        self.close_list();
+        Ok(())
+    }
+
+    /// `binary_data_size` is written among the others.
+    fn tensor_parameters(&mut self, parameters: &Parameters, binary_data_size: Option<usize>) {
         if parameters.is_empty() && binary_data_size.is_none() {
             return;
         }
@@ -87,5 +113,17 @@ impl JsonWriter {
             serde_json::to_writer(&mut self.out, value).expect("memory takes every write");
         }
         self.out.push(b'}');
+    }
+
+    /// The JSON as a body, with the bytes of `tensors` after it that are binary.
+    pub fn body(self, tensors: &[InferTensor], is_binary: impl Fn(&InferTensor) -> bool) -> EncodedBody {
+        let mut out = self.out;
+        let json_length = out.len();
+        let mut any_binary = false;
+        for tensor in tensors.iter().filter(|tensor| is_binary(tensor)) {
+            any_binary = true;
+            out.extend_from_slice(&tensor.data);
+        }
+        EncodedBody { bytes: Bytes::from(out), header_length: any_binary.then_some(json_length) }
     }
 }

@@ -1,13 +1,11 @@
 //! The JSON bodies of everything but inference: health, metadata, configuration, statistics, repository, shared memory.
 
-use std::sync::LazyLock;
-
 use prost::Message;
-use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor, SerializeOptions};
+use prost_reflect::{DeserializeOptions, DynamicMessage, SerializeOptions};
 use serde::{Deserialize, Serialize};
 
-use super::error::CodecError;
-use crate::infer::Parameters;
+use crate::descriptor;
+use crate::infer::{CodecError, Parameters};
 use crate::inference::{InferBatchStatistics, InferStatistics, ModelConfig, ModelStatistics, ModelStatisticsResponse};
 
 /// Any error.
@@ -15,29 +13,6 @@ use crate::inference::{InferBatchStatistics, InferStatistics, ModelConfig, Model
 pub struct ErrorBody {
     /// What was wrong and what is expected.
     pub error: String,
-}
-
-/// Answer of `GET /v2/health/live`.
-#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LiveBody {
-    /// The process answers.
-    pub live: bool,
-}
-
-/// Answer of `GET /v2/health/ready`.
-#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReadyBody {
-    /// Every model that was asked for is ready.
-    pub ready: bool,
-}
-
-/// Answer of `GET /v2/models/{model}/ready`.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct ModelReadyBody {
-    /// Model name.
-    pub name: String,
-    /// The model can answer now.
-    pub ready: bool,
 }
 
 /// Answer of `GET /v2`.
@@ -51,13 +26,13 @@ pub struct ServerMetadataBody {
     pub extensions: Vec<String>,
 }
 
-/// Answer of `GET /v2/models/{model}`.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+/// Answer of `GET /v2/models/{model}`. A client does without what a server leaves out.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
+#[serde(default)]
 pub struct ModelMetadataBody {
     /// Model name.
     pub name: String,
     /// Ready versions.
-    #[serde(default)]
     pub versions: Vec<String>,
     /// Framework and format, `onnxruntime_onnx`.
     pub platform: String,
@@ -87,20 +62,11 @@ pub struct IndexRequest {
     pub ready: bool,
 }
 
-/// Body of `POST /v2/repository/models/{model}/load`.
+/// Body of `POST /v2/repository/models/{model}/load` and of `.../unload`, whose only parameter is `unload_dependents`.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 #[serde(expecting = "an object, optionally with `parameters`")]
 pub struct LoadRequest {
     /// `config` (a configuration in JSON), `file:1/model.onnx` (a file in base64).
-    #[serde(default)]
-    pub parameters: Parameters,
-}
-
-/// Body of `POST /v2/repository/models/{model}/unload`.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
-#[serde(expecting = "an object, optionally with `parameters`")]
-pub struct UnloadRequest {
-    /// `unload_dependents`.
     #[serde(default)]
     pub parameters: Parameters,
 }
@@ -113,19 +79,6 @@ pub struct RegisterRegionRequest {
     pub key: String,
     /// Where the region starts in the object, in bytes.
     #[serde(default)]
-    pub offset: u64,
-    /// Size of the region in bytes.
-    pub byte_size: u64,
-}
-
-/// An entry of the answer of `GET /v2/systemsharedmemory/status`.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct RegionBody {
-    /// Name of the region.
-    pub name: String,
-    /// Name of the shared memory object.
-    pub key: String,
-    /// Where the region starts in the object, in bytes.
     pub offset: u64,
     /// Size of the region in bytes.
     pub byte_size: u64,
@@ -149,17 +102,6 @@ pub struct RegisterCudaRegionRequest {
 pub struct RawHandle {
     /// In base64.
     pub b64: String,
-}
-
-/// An entry of the answer of `GET /v2/cudasharedmemory/status`.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct CudaRegionBody {
-    /// Name of the region.
-    pub name: String,
-    /// The GPU's ordinal.
-    pub device_id: u32,
-    /// Size of the region in bytes.
-    pub byte_size: u64,
 }
 
 /// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum values, 64-bit
@@ -206,14 +148,6 @@ pub fn statistics_from_json(json: &[u8]) -> Result<Vec<ModelStatistics>, CodecEr
     let response: ModelStatisticsResponse =
         message.transcode_to().map_err(|e| CodecError(format!("the response is not the JSON of statistics: {e}")))?;
     Ok(response.model_stats)
-}
-
-static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    DescriptorPool::decode(crate::FILE_DESCRIPTOR_SET).expect("the build wrote the descriptors of its own messages")
-});
-
-fn descriptor(name: &str) -> MessageDescriptor {
-    POOL.get_message_by_name(name).expect("the name is that of a message in proto/")
 }
 
 fn to_json<M: Message>(name: &str, message: &M) -> String {

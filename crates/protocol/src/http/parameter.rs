@@ -4,21 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
-use serde::ser::{Serialize, Serializer};
 
 use crate::infer::{Parameter, Parameters};
-
-impl Serialize for Parameter {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Parameter::Bool(v) => serializer.serialize_bool(*v),
-            Parameter::Int64(v) => serializer.serialize_i64(*v),
-            Parameter::Uint64(v) => serializer.serialize_u64(*v),
-            Parameter::Double(v) => serializer.serialize_f64(*v),
-            Parameter::String(v) => serializer.serialize_str(v),
-        }
-    }
-}
 
 impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -3,11 +3,9 @@
 use bytes::Bytes;
 
 use super::EncodedBody;
-use super::error::CodecError;
 use super::header::{self, BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
-use super::tensor_json;
-use crate::infer::{InferInput, InferRequest, Parameter, RequestedOutput};
+use crate::infer::{CodecError, InferRequest, InferTensor, Parameter, RequestedOutput};
 
 /// Which outputs of a response are bytes after the JSON: what the client asked for with `binary_data` and
 /// `binary_data_output`.
@@ -41,7 +39,7 @@ pub fn parse_request(
     body: Bytes,
     header_length: Option<usize>,
 ) -> Result<(InferRequest, OutputForms), CodecError> {
-    let mut parts = BodyParts::new(body, header_length)?;
+    let parts = BodyParts::new(body, header_length)?;
     let json = parts.json();
     // serde would also take a list of the fields' values.
     if json.trim_ascii_start().first() == Some(&b'[') {
@@ -52,19 +50,7 @@ pub fn parse_request(
     let mut repaired = None;
     let header: RequestHeader<'_> = header::read(&json, &mut repaired, "request")?;
 
-    let mut inputs = Vec::with_capacity(header.inputs.len());
-    for input in header.inputs {
-        let tensor = input.read(Role::Input, &mut parts)?;
-        inputs.push(InferInput {
-            name: tensor.name,
-            datatype: tensor.datatype,
-            shape: tensor.shape,
-            parameters: tensor.parameters,
-            data: tensor.data,
-        });
-    }
-    parts.finish()?;
-
+    let inputs = header::tensors(header.inputs, Role::Input, parts)?;
     let mut parameters = header.parameters.unwrap_or_default();
     let mut forms = OutputForms::default();
     if let Some(parameter) = parameters.remove("binary_data_output") {
@@ -121,9 +107,9 @@ impl RequestForm {
 /// # Errors
 /// The data of an input does not have the form of its datatype, or is not UTF-8 and should be JSON.
 pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<EncodedBody, CodecError> {
-    let binary_bytes: usize =
-        if form.binary_inputs { request.inputs.iter().map(|input| input.data.len()).sum() } else { 0 };
-    let mut json = JsonWriter::with_capacity(256 + 128 * request.inputs.len() + binary_bytes);
+    let is_binary = |input: &InferTensor| form.binary_inputs && !input.is_elsewhere();
+    let bytes: usize = request.inputs.iter().map(|input| input.data.len()).sum();
+    let mut json = JsonWriter::with_capacity(256 + 128 * request.inputs.len() + bytes);
     json.open_object();
     if !request.id.is_empty() {
         json.field("id", &request.id);
@@ -135,26 +121,7 @@ pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<Encode
     } else if !request.parameters.is_empty() {
         json.field("parameters", &request.parameters);
     }
-    json.open_list("inputs");
-    for input in &request.inputs {
-        let elsewhere = input.parameters.contains_key("shared_memory_region");
-        let binary = form.binary_inputs && !elsewhere;
-        json.open_object();
-        json.tensor_fields(
-            &input.name,
-            input.datatype,
-            &input.shape,
-            &input.parameters,
-            binary.then_some(input.data.len()),
-        );
-        if !binary && !elsewhere {
-            json.key("data");
-            tensor_json::write(&mut json.out, input.datatype, &input.data)
-                .map_err(|e| CodecError(format!("input '{}': {e}", input.name)))?;
-        }
-        json.close_object();
-    }
-    json.close_list();
+    json.tensors(Role::Input, &request.inputs, is_binary)?;
     if !request.outputs.is_empty() {
         json.open_list("outputs");
         for output in &request.outputs {
@@ -168,16 +135,5 @@ pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<Encode
         json.close_list();
     }
     json.close_object();
-
-    let mut out = json.out;
-    let json_length = out.len();
-    if form.binary_inputs {
-        for input in &request.inputs {
-            if !input.parameters.contains_key("shared_memory_region") {
-                out.extend_from_slice(&input.data);
-            }
-        }
-    }
-    let header_length = form.binary_inputs.then_some(json_length);
-    Ok(EncodedBody { bytes: Bytes::from(out), header_length })
+    Ok(json.body(&request.inputs, is_binary))
 }

@@ -138,7 +138,7 @@ impl Elements {
             DataType::Bool if value == 0 || value == 1 => self.push(&[u8::from(value == 1)]),
             DataType::Bool => Err(self.out_of_range(value)),
             DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => self.float(value as f64),
-            DataType::Bytes => Err(E::invalid_type(de::Unexpected::Other("number"), self)),
+            DataType::Bytes => Err(E::invalid_type(de::Unexpected::Other("number"), &self)),
         }
     }
 
@@ -158,27 +158,12 @@ impl Elements {
                 let v = half::bf16::from_f64(value);
                 (v.is_finite(), self.push(&v.to_le_bytes()))
             }
-            _ => return Err(E::invalid_type(de::Unexpected::Float(value), self)),
+            _ => return Err(E::invalid_type(de::Unexpected::Float(value), &self)),
         };
         if !fits && value.is_finite() {
             return Err(self.out_of_range(value));
         }
         pushed
-    }
-}
-
-impl de::Expected for Elements {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_expectation(self.datatype, f)
-    }
-}
-
-fn write_expectation(datatype: DataType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match datatype {
-        DataType::Bool => f.write_str("a list of true and false"),
-        DataType::Bytes => f.write_str("a list of strings"),
-        DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => f.write_str("a list of numbers"),
-        _ => f.write_str("a list of integers"),
     }
 }
 
@@ -194,7 +179,12 @@ impl<'de> Visitor<'de> for &mut Elements {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_expectation(self.datatype, f)
+        f.write_str(match self.datatype {
+            DataType::Bool => "a list of true and false",
+            DataType::Bytes => "a list of strings",
+            DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => "a list of numbers",
+            _ => "a list of integers",
+        })
     }
 
     fn visit_bool<E: de::Error>(self, v: bool) -> Result<(), E> {

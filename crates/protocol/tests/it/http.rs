@@ -7,7 +7,7 @@ use downbeat_protocol::http::{
     write_request, write_response,
 };
 use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
-use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -25,12 +25,12 @@ fn any_parameters() -> impl Strategy<Value = Parameters> {
     btree_map("[ a-z\"\\\\é]{0,12}", value, 0..4)
 }
 
-fn input((name, parameters, (datatype, shape, data)): (String, Parameters, Tensor)) -> InferInput {
-    InferInput { name, datatype, shape, parameters, data }
+fn input((name, parameters, (datatype, shape, data)): (String, Parameters, Tensor)) -> InferTensor {
+    InferTensor { name, datatype, shape, parameters, data }
 }
 
-fn output((name, parameters, (datatype, shape, data)): (String, Parameters, Tensor)) -> InferOutput {
-    InferOutput { name, datatype, shape, parameters, data }
+fn output((name, parameters, (datatype, shape, data)): (String, Parameters, Tensor)) -> InferTensor {
+    InferTensor { name, datatype, shape, parameters, data }
 }
 
 fn any_request(tensor: impl Strategy<Value = Tensor>) -> impl Strategy<Value = InferRequest> {
@@ -130,7 +130,7 @@ fn parse_data(datatype: &str, shape: &[i64], data: Value) -> Result<Bytes, Strin
     let body = json!({"inputs": [{"name": "x", "data": data, "shape": shape, "datatype": datatype}]}).to_string();
     parse_request(String::new(), String::new(), Bytes::from(body), None)
         .map(|(mut request, _)| request.inputs.remove(0).data)
-        .map_err(|e| e.into_message())
+        .map_err(|e| e.to_string())
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn half_precision_in_json_is_rounded_and_its_range_is_kept() {
 #[test]
 fn what_json_has_no_number_for_is_null_in_a_response_and_refused_in_a_request() {
     let response = InferResponse {
-        outputs: vec![InferOutput {
+        outputs: vec![InferTensor {
             name: "y".to_owned(),
             datatype: DataType::Fp32,
             shape: vec![3],
@@ -211,7 +211,7 @@ fn tensors_in_shared_memory_have_no_data() {
     ]
     .into();
     let request = InferRequest {
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: "a".to_owned(),
             datatype: DataType::Fp32,
             shape: vec![2],
@@ -226,7 +226,7 @@ fn tensors_in_shared_memory_have_no_data() {
         assert_eq!(read.inputs, request.inputs);
     }
     let response = InferResponse {
-        outputs: vec![InferOutput {
+        outputs: vec![InferTensor {
             name: "y".to_owned(),
             datatype: DataType::Fp32,
             shape: vec![2],

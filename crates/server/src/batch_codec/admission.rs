@@ -1,7 +1,7 @@
 //! What requests have to be like to enter a batch.
 
 use bytes::Bytes;
-use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_repository::TensorBinding;
 use smallvec::SmallVec;
 
@@ -95,7 +95,7 @@ impl BatchCodec {
     }
 
     /// Checks datatype and shape of one input; gives its batch dimension.
-    fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<i64, ServiceError> {
+    fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<i64, ServiceError> {
         let spec = &binding.client;
         if input.datatype != spec.datatype {
             return Err(ServiceError::InvalidArgument(format!(
@@ -120,7 +120,7 @@ impl BatchCodec {
     }
 
     /// Checks one input; gives its batch dimension.
-    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferInput) -> Result<u32, ServiceError> {
+    fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<u32, ServiceError> {
         let rows = self.check_shape(model, binding, input)?;
         let spec = &binding.client;
         let elements = input.shape.iter().try_fold(1u64, |product, d| product.checked_mul(*d as u64));
@@ -166,7 +166,7 @@ impl BatchCodec {
         ))
     }
 
-    fn wrong_inputs(&self, model: &str, got: &[InferInput]) -> ServiceError {
+    fn wrong_inputs(&self, model: &str, got: &[InferTensor]) -> ServiceError {
         let list = |names: &mut dyn Iterator<Item = &str>| {
             let names: Vec<String> =
                 names.map(|name| format!("'{}'", name.chars().take(128).collect::<String>())).collect();

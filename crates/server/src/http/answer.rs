@@ -5,7 +5,8 @@ use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER}
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use downbeat_protocol::http::{CodecError, ErrorBody};
+use downbeat_protocol::CodecError;
+use downbeat_protocol::http::ErrorBody;
 use serde::Serialize;
 
 use crate::error::ServiceError;
@@ -64,7 +65,7 @@ impl From<ServiceError> for HttpError {
 
 impl From<CodecError> for HttpError {
     fn from(error: CodecError) -> Self {
-        HttpError::new(StatusCode::BAD_REQUEST, error.into_message())
+        HttpError::new(StatusCode::BAD_REQUEST, error.to_string())
     }
 }
 

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use downbeat_protocol::http::{LiveBody, ModelReadyBody, ReadyBody};
+use serde_json::json;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, json};
@@ -14,7 +14,7 @@ use crate::service::Service;
 
 pub(super) async fn live<S: Service>(State(state): State<HttpState<S>>) -> Response {
     let live = state.service().is_live();
-    json(status(live), &LiveBody { live }).map(Body::from)
+    json(status(live), &json!({ "live": live })).map(Body::from)
 }
 
 fn status(ready: bool) -> StatusCode {
@@ -23,7 +23,7 @@ fn status(ready: bool) -> StatusCode {
 
 pub(super) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Response {
     let ready = state.service().is_ready();
-    json(status(ready), &ReadyBody { ready }).map(Body::from)
+    json(status(ready), &json!({ "ready": ready })).map(Body::from)
 }
 
 pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
@@ -35,5 +35,5 @@ pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, p
     {
         return Err(HttpError::from(error));
     }
-    Ok(json(status(ready), &ModelReadyBody { name: path.model, ready }).map(Body::from))
+    Ok(json(status(ready), &json!({ "name": path.model, "ready": ready })).map(Body::from))
 }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response};
-use downbeat_protocol::{InferInput, InferOutput, InferRequest};
+use downbeat_protocol::{InferRequest, InferTensor};
 
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
 use super::body::WholeBody;
@@ -107,7 +107,7 @@ fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) ->
 }
 
 /// What writing an output takes, in bytes of JSON read: a number takes as long as some tens of bytes that are copied.
-fn writing_cost(forms: &OutputForms, output: &InferOutput) -> usize {
+fn writing_cost(forms: &OutputForms, output: &InferTensor) -> usize {
     let bytes = output.data.len();
     if forms.is_binary(&output.name) { bytes / (offload::COPY_FROM / offload::PARSE_FROM) } else { bytes }
 }
@@ -183,7 +183,7 @@ fn raw_request<S: Service>(
     let request = InferRequest {
         model_name: path.model,
         model_version: path.version,
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: input.name.clone(),
             datatype: input.datatype,
             shape,

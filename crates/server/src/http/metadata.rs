@@ -49,12 +49,8 @@ pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: 
     ok(&state.service().policy(&path.model, &path.version)?)
 }
 
+/// Of all models where the path names none.
 pub(super) async fn statistics<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
     let statistics = state.service().statistics(&path.model, &path.version)?;
-    Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
-}
-
-pub(super) async fn all_statistics<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
-    let statistics = state.service().statistics("", "")?;
     Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
 }

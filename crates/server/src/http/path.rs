@@ -30,9 +30,15 @@ impl ModelPath {
     }
 }
 
-/// `{region}`.
+/// `{region}`; empty where the path has none, which means all.
 pub(super) struct RegionPath {
-    pub region: String,
+    pub name: String,
+}
+
+impl RegionPath {
+    pub fn region(&self) -> Option<&str> {
+        Some(self.name.as_str()).filter(|name| !name.is_empty())
+    }
 }
 
 fn decode(text: &str) -> Option<String> {
@@ -43,15 +49,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
     type Rejection = HttpError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
-        let mut path = ModelPath { model: String::new(), version: String::new() };
-        for (key, value) in &raw(parts, state).await? {
-            match key {
-                "model" => value.clone_into(&mut path.model),
-                "version" => value.clone_into(&mut path.version),
-                _ => {}
-            }
-        }
-        Ok(path)
+        let parameters = raw(parts, state).await?;
+        Ok(ModelPath { model: named(&parameters, "model"), version: named(&parameters, "version") })
     }
 }
 
@@ -59,14 +58,13 @@ impl<S: Send + Sync> FromRequestParts<S> for RegionPath {
     type Rejection = HttpError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
-        let mut path = RegionPath { region: String::new() };
-        for (key, value) in &raw(parts, state).await? {
-            if key == "region" {
-                value.clone_into(&mut path.region);
-            }
-        }
-        Ok(path)
+        Ok(RegionPath { name: named(&raw(parts, state).await?, "region") })
     }
+}
+
+/// What stands for `{key}`; empty if there is no such part.
+fn named(parameters: &RawPathParams, key: &str) -> String {
+    parameters.iter().find(|(name, _)| *name == key).map_or(String::new(), |(_, value)| value.to_owned())
 }
 
 async fn raw<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<RawPathParams, HttpError> {

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use downbeat_protocol::Parameter;
-use downbeat_protocol::http::{IndexRequest, LoadRequest, UnloadRequest};
+use downbeat_protocol::http::{IndexRequest, LoadRequest};
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, read_json};
@@ -17,26 +17,7 @@ use crate::service::{LoadOverrides, Service};
 
 pub(super) async fn index<S: Service>(State(state): State<HttpState<S>>, body: WholeBody) -> HandlerResult {
     let request: IndexRequest = read_json(&body.bytes)?;
-    let entries: Vec<_> = state.service().repository_index(request.ready).into_iter().map(IndexEntry::from).collect();
-    ok(&entries)
-}
-
-/// A line of the index; Triton leaves out what is empty.
-#[derive(serde::Serialize)]
-struct IndexEntry {
-    name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    version: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    state: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    reason: String,
-}
-
-impl From<crate::service::ModelIndexEntry> for IndexEntry {
-    fn from(entry: crate::service::ModelIndexEntry) -> Self {
-        IndexEntry { name: entry.name, version: entry.version, state: entry.state, reason: entry.reason }
-    }
+    ok(&state.service().repository_index(request.ready))
 }
 
 pub(super) async fn load<S: Service>(
@@ -81,7 +62,7 @@ pub(super) async fn unload<S: Service>(
     body: WholeBody,
 ) -> HandlerResult {
     // `unload_dependents` is for ensembles, which this server does not have.
-    let _: UnloadRequest = read_json(&body.bytes)?;
+    let _: LoadRequest = read_json(&body.bytes)?;
     state.service().unload(&path.model).await?;
     ok(&serde_json::Map::new())
 }

@@ -6,7 +6,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use downbeat_protocol::http::{CudaRegionBody, RegionBody, RegisterCudaRegionRequest, RegisterRegionRequest};
+use downbeat_protocol::http::{RegisterCudaRegionRequest, RegisterRegionRequest};
 use serde_json::Map;
 
 use super::HttpState;
@@ -16,7 +16,7 @@ use super::path::RegionPath;
 use crate::error::ServiceError;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::{Client, CudaRegionStatus, RegionStatus};
+use crate::shared_memory::Client;
 
 /// Where the connection says who is at its other end; nobody does where the router is in another server.
 impl<S: Send + Sync> FromRequestParts<S> for Client {
@@ -31,26 +31,12 @@ fn done() -> HandlerResult {
     ok(&Map::new())
 }
 
-fn regions(regions: Vec<RegionStatus>) -> HandlerResult {
-    let body = |region: RegionStatus| RegionBody {
-        name: region.name,
-        key: region.key,
-        offset: region.offset,
-        byte_size: region.byte_size,
-    };
-    ok(&regions.into_iter().map(body).collect::<Vec<_>>())
-}
-
-pub(super) async fn status_of_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
-    regions(state.memory().status(client, None)?)
-}
-
 pub(super) async fn status<S: Service>(
     State(state): State<HttpState<S>>,
     client: Client,
     path: RegionPath,
 ) -> HandlerResult {
-    regions(state.memory().status(client, Some(&path.region))?)
+    ok(&state.memory().status(client, path.region())?)
 }
 
 pub(super) async fn register<S: Service>(
@@ -60,7 +46,7 @@ pub(super) async fn register<S: Service>(
     body: WholeBody,
 ) -> HandlerResult {
     let request: RegisterRegionRequest = parse_json(&body.bytes)?;
-    state.memory().register(client, &path.region, &request.key, request.offset, request.byte_size)?;
+    state.memory().register(client, &path.name, &request.key, request.offset, request.byte_size)?;
     done()
 }
 
@@ -69,22 +55,11 @@ pub(super) async fn unregister<S: Service>(
     client: Client,
     path: RegionPath,
 ) -> HandlerResult {
-    state.memory().unregister(client, &path.region)?;
+    match path.region() {
+        Some(region) => state.memory().unregister(client, region)?,
+        None => state.memory().unregister_all(client)?,
+    }
     done()
-}
-
-pub(super) async fn unregister_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
-    state.memory().unregister_all(client)?;
-    done()
-}
-
-fn cuda_regions(regions: Vec<CudaRegionStatus>) -> HandlerResult {
-    let body = |CudaRegionStatus { name, device_id, byte_size }| CudaRegionBody { name, device_id, byte_size };
-    ok(&regions.into_iter().map(body).collect::<Vec<_>>())
-}
-
-pub(super) async fn cuda_status_of_all<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
-    cuda_regions(state.memory().cuda_status(client, None)?)
 }
 
 pub(super) async fn cuda_status<S: Service>(
@@ -92,7 +67,7 @@ pub(super) async fn cuda_status<S: Service>(
     client: Client,
     path: RegionPath,
 ) -> HandlerResult {
-    cuda_regions(state.memory().cuda_status(client, Some(&path.region))?)
+    ok(&state.memory().cuda_status(client, path.region())?)
 }
 
 pub(super) async fn cuda_register<S: Service>(
@@ -106,7 +81,7 @@ pub(super) async fn cuda_register<S: Service>(
         ServiceError::InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t".to_owned())
     })?;
     let memory = state.memory().clone();
-    offload::run(move || memory.register_cuda(client, &path.region, &handle, device_id, byte_size)).await??;
+    offload::run(move || memory.register_cuda(client, &path.name, &handle, device_id, byte_size)).await??;
     done()
 }
 
@@ -116,15 +91,6 @@ pub(super) async fn cuda_unregister<S: Service>(
     path: RegionPath,
 ) -> HandlerResult {
     let memory = state.memory().clone();
-    offload::run(move || memory.unregister_cuda(client, Some(&path.region))).await?;
-    done()
-}
-
-pub(super) async fn cuda_unregister_all<S: Service>(
-    State(state): State<HttpState<S>>,
-    client: Client,
-) -> HandlerResult {
-    let memory = state.memory().clone();
-    offload::run(move || memory.unregister_cuda(client, None)).await?;
+    offload::run(move || memory.unregister_cuda(client, path.region())).await?;
     done()
 }

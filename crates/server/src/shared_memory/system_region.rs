@@ -13,7 +13,7 @@ use crate::error::ServiceError;
 const MAX_KEY_BYTES: usize = 255;
 
 /// What is known of a registered region.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct RegionStatus {
     /// The name requests use.
     pub name: String,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cuda_stand_in::{Kind, StandIn};
 use downbeat_core::Duration;
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{DeviceGroup, EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -72,9 +72,9 @@ async fn serve(engine: EngineChoice, models: &[&str], policy: &str, settings: Va
     registry
 }
 
-fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
+fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferTensor {
     let (name, shape) = (name.to_owned(), shape.to_vec());
-    InferInput { name, datatype, shape, parameters: Default::default(), data: data.into() }
+    InferTensor { name, datatype, shape, parameters: Default::default(), data: data.into() }
 }
 
 /// A random request of one of the examples; all of `encoder` have the same length.
@@ -98,7 +98,7 @@ fn request(rng: &mut Pcg64Mcg, model: &str) -> InferRequest {
 }
 
 fn copy(request: &InferRequest) -> InferRequest {
-    let input = |i: &InferInput| input(&i.name, i.datatype, &i.shape, i.data.to_vec());
+    let input = |i: &InferTensor| input(&i.name, i.datatype, &i.shape, i.data.to_vec());
     InferRequest {
         model_name: request.model_name.clone(),
         inputs: request.inputs.iter().map(input).collect(),

@@ -1,7 +1,7 @@
 //! The classification extension.
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferOutput, InferResponse, Parameter, Parameters, RequestedOutput};
+use downbeat_protocol::{InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 use downbeat_server::error::ServiceError;
 use downbeat_server::extension::apply_outputs;
 use downbeat_server::shared_memory::{Client, SharedMemory};
@@ -18,7 +18,7 @@ fn classify(
     labels: &[&str],
     count: Parameter,
 ) -> Result<(Vec<i64>, Vec<String>), ServiceError> {
-    let output = InferOutput {
+    let output = InferTensor {
         name: "y".into(),
         datatype,
         shape: shape.to_vec(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{DeviceGroup, DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
 use downbeat_server::policy_report::AskedFor;
@@ -84,8 +84,8 @@ async fn refused(model: &str, policy: &str, settings: Value) -> String {
     load(options(&[model], policy, settings)).await.err().expect("it loads").to_string()
 }
 
-pub fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferInput {
-    InferInput {
+pub fn input(name: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferTensor {
+    InferTensor {
         name: name.to_owned(),
         datatype,
         shape: shape.to_vec(),

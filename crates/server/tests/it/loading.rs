@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest};
+use downbeat_protocol::{InferRequest, InferTensor};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile};
@@ -59,7 +59,7 @@ pub async fn load(registry: &Registry, name: &str) -> Result<(), String> {
 }
 
 pub fn request(model: &str, datatype: DataType, shape: &[i64], data: Vec<u8>) -> InferRequest {
-    let inputs = vec![InferInput {
+    let inputs = vec![InferTensor {
         name: "x".into(),
         datatype,
         shape: shape.to_vec(),

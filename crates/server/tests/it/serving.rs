@@ -9,7 +9,7 @@ use std::time::Duration;
 use downbeat_core::cluster::Output;
 use downbeat_core::cluster::journal::{Decision, Input, Record, read, replay};
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferRequest, InferResponse, Parameter};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -68,7 +68,7 @@ impl Models {
 pub fn request(model: &str, rows: i64, dim: i64) -> InferRequest {
     InferRequest {
         model_name: model.to_owned(),
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: "x".to_owned(),
             datatype: DataType::Fp32,
             shape: vec![rows, dim],
@@ -321,7 +321,7 @@ async fn a_request_that_the_engine_refuses_does_not_cost_its_batch_mates_their_a
     let registry = Registry::open(Arc::new(options)).unwrap();
     registry.load_model("encoder", LoadOverrides::default(), Arc::new(())).await.unwrap();
     let tokens = |token: i64| {
-        let tensor = |name: &str, value: i64| InferInput {
+        let tensor = |name: &str, value: i64| InferTensor {
             name: name.to_owned(),
             datatype: DataType::Int64,
             shape: vec![1, 4],

@@ -1,7 +1,7 @@
 //! The registered regions, and tensors in them.
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse, Parameter, Parameters, RequestedOutput};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 use downbeat_server::error::ServiceError;
 use downbeat_server::extension::{apply_outputs, resolve_inputs};
 use downbeat_server::shared_memory::{Client, MAX_REGIONS, RegionStatus, SharedMemory};
@@ -203,7 +203,7 @@ fn place(region: &str, byte_size: i64, offset: Option<i64>) -> Parameters {
 
 fn request(datatype: DataType, shape: &[i64], parameters: Parameters, data: &[u8]) -> InferRequest {
     InferRequest {
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: "x".into(),
             datatype,
             shape: shape.to_vec(),
@@ -267,7 +267,7 @@ fn outputs_go_to_shared_memory() {
     let object = SharedObject::new("outputs", 64);
     let memory = SharedMemory::new();
     memory.register(ME, "r", &object.key, 0, 64).unwrap();
-    let output = |name: &str| InferOutput {
+    let output = |name: &str| InferTensor {
         name: name.into(),
         datatype: DataType::Uint8,
         shape: vec![4],

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::http::{RequestForm, parse_response, write_request};
-use downbeat_protocol::{InferInput, InferRequest, Parameter};
+use downbeat_protocol::{InferRequest, InferTensor, Parameter};
 use serde_json::json;
 
 use super::client::post_bytes;
@@ -14,7 +14,7 @@ use super::{Reply, Server, json_request};
 fn scores_input(batch: usize) -> InferRequest {
     let data: Vec<u8> = (0..784 * batch).flat_map(|i| ((i % 7) as f32).to_le_bytes()).collect();
     InferRequest {
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: "x".to_owned(),
             datatype: DataType::Fp32,
             shape: vec![batch as i64, 784],
@@ -195,7 +195,7 @@ async fn megabytes_come_back_as_they_were() {
     let server = Server::start().await;
     let data: Vec<u8> = (0..5_000_001_u32).map(|i| (i * 31 % 251) as u8).collect();
     let request = InferRequest {
-        inputs: vec![InferInput {
+        inputs: vec![InferTensor {
             name: "UINT8".to_owned(),
             datatype: DataType::Uint8,
             shape: vec![1, data.len() as i64],

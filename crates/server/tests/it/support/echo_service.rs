@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{InferStatistics, ModelConfig, ModelStatistics, StatisticDuration};
-use downbeat_protocol::{InferOutput, InferRequest, InferResponse, Parameter};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_server::error::ServiceError;
 use downbeat_server::policy_report::{AskedFor, PolicyReport};
 use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -128,7 +128,7 @@ fn ints(data: &[u8]) -> Vec<i32> {
     data.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
 }
 
-fn simple(request: &InferRequest) -> Result<Vec<InferOutput>, ServiceError> {
+fn simple(request: &InferRequest) -> Result<Vec<InferTensor>, ServiceError> {
     let input = |name: &str| {
         let input = request.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
             ServiceError::InvalidArgument(format!("input '{name}' is missing; expected INPUT0, INPUT1"))
@@ -154,7 +154,7 @@ fn simple(request: &InferRequest) -> Result<Vec<InferOutput>, ServiceError> {
         )));
     }
     let ((shape, a), (_, b)) = (input("INPUT0")?, input("INPUT1")?);
-    let output = |name: &str, operator: fn(i32, i32) -> i32| InferOutput {
+    let output = |name: &str, operator: fn(i32, i32) -> i32| InferTensor {
         name: name.into(),
         datatype: DataType::Int32,
         shape: shape.clone(),
@@ -287,7 +287,7 @@ impl Service for EchoService {
             _ => request
                 .inputs
                 .into_iter()
-                .map(|input| InferOutput {
+                .map(|input| InferTensor {
                     name: input.name,
                     datatype: input.datatype,
                     shape: input.shape,

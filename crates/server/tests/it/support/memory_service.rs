@@ -16,7 +16,7 @@ use bytes::Bytes;
 use downbeat_core::Duration;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_protocol::inference::{self, ModelConfig, ModelStatistics};
-use downbeat_protocol::{InferInput, InferOutput, InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
 use downbeat_server::error::ServiceError;
 use downbeat_server::policy_report::{AskedFor, PolicyReport};
 use downbeat_server::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -118,7 +118,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-fn check(model: &str, signature: &Signature, input: &InferInput) -> Result<(), ServiceError> {
+fn check(model: &str, signature: &Signature, input: &InferTensor) -> Result<(), ServiceError> {
     let wrong = |what: String| Err(ServiceError::InvalidArgument(format!("model '{model}': {what}")));
     let Some(spec) = signature.inputs.iter().find(|spec| spec.name == input.name) else {
         let names: Vec<_> = signature.inputs.iter().map(|spec| spec.name.as_str()).collect();
@@ -136,15 +136,15 @@ fn check(model: &str, signature: &Signature, input: &InferInput) -> Result<(), S
         .or_else(|e| wrong(format!("input '{}': {e}", input.name)))
 }
 
-fn output(name: &str, datatype: DataType, shape: &[i64], data: Bytes) -> InferOutput {
-    InferOutput { name: name.to_owned(), datatype, shape: shape.to_vec(), parameters: Default::default(), data }
+fn output(name: &str, datatype: DataType, shape: &[i64], data: Bytes) -> InferTensor {
+    InferTensor { name: name.to_owned(), datatype, shape: shape.to_vec(), parameters: Default::default(), data }
 }
 
 fn integers(data: &[u8]) -> impl Iterator<Item = i32> {
     data.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b))
 }
 
-fn scores(input: &InferInput) -> InferOutput {
+fn scores(input: &InferTensor) -> InferTensor {
     let values: Vec<f32> = input.data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let mut sums = vec![0_f32; values.len() / 784 * 10];
     for (i, value) in values.iter().enumerate() {

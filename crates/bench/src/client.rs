@@ -76,8 +76,16 @@ impl Client {
     /// # Errors
     /// If the server refuses, or its answer is not what it should be.
     pub async fn get<T: DeserializeOwned>(&mut self, path: &str) -> anyhow::Result<T> {
-        let (body, _) = self.send(Method::GET, path, Bytes::new(), None).await?;
-        serde_json::from_slice(&body).with_context(|| format!("the answer to GET {path} is not what the protocol says"))
+        serde_json::from_slice(&self.get_bytes(path).await?)
+            .with_context(|| format!("the answer to GET {path} is not what the protocol says"))
+    }
+
+    /// The body of `GET path`.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub async fn get_bytes(&mut self, path: &str) -> anyhow::Result<Bytes> {
+        Ok(self.send(Method::GET, path, Bytes::new(), None).await?.0)
     }
 
     /// Runs an inference, with tensors as bytes.
@@ -86,7 +94,7 @@ impl Client {
     /// If the server refuses, or its answer is not what it should be.
     pub async fn infer(&mut self, request: &InferRequest) -> anyhow::Result<InferResponse> {
         let body = codec::write_request(request, RequestForm::BINARY)?;
-        let path = infer_path(&request.model_name, &request.model_version);
+        let path = codec::model_path(&request.model_name, &request.model_version) + "/infer";
         self.infer_body(&path, body.bytes, body.header_length).await
     }
 
@@ -157,25 +165,6 @@ impl Client {
     }
 }
 
-/// `/v2/models/MODEL[/versions/VERSION]`, escaped.
-pub fn model_path(model: &str, version: &str) -> String {
-    let escape = |text: &str| -> String {
-        text.bytes()
-            .map(|b| match b {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(b).to_string(),
-                _ => format!("%{b:02X}"),
-            })
-            .collect()
-    };
-    let version = if version.is_empty() { String::new() } else { format!("/versions/{}", escape(version)) };
-    format!("/v2/models/{}{version}", escape(model))
-}
-
-/// The path of inferences.
-pub fn infer_path(model: &str, version: &str) -> String {
-    format!("{}/infer", model_path(model, version))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,7 +183,7 @@ mod tests {
 
     #[test]
     fn names_are_escaped_in_paths() {
-        assert_eq!(infer_path("a/b c", ""), "/v2/models/a%2Fb%20c/infer");
-        assert_eq!(infer_path("m", "3"), "/v2/models/m/versions/3/infer");
+        assert_eq!(codec::model_path("a/b c", ""), "/v2/models/a%2Fb%20c");
+        assert_eq!(codec::model_path("m", "3"), "/v2/models/m/versions/3");
     }
 }

@@ -12,7 +12,6 @@ use tonic::Status;
 
 use super::answer::{self, AnswerBody};
 use super::message::{self, Doorkeeper, MessageReader, Received, read_request};
-use super::stream::AnswerStream;
 use super::{GrpcOptions, timeout};
 use crate::budget::ByteBudget;
 use crate::compression::Coding;
@@ -28,7 +27,7 @@ pub(super) struct Codings {
 }
 
 impl Codings {
-    fn of(headers: &HeaderMap) -> Result<Self, Status> {
+    pub fn of(headers: &HeaderMap) -> Result<Self, Status> {
         let requests = message::coding(headers)?;
         Ok(Codings { requests, answers: answer::coding_of_answers(headers, requests) })
     }
@@ -41,9 +40,10 @@ pub(super) struct Inference<S> {
     pub budget: Arc<ByteBudget>,
     /// Largest message, bytes.
     pub limit: usize,
-    max_stream_requests: usize,
+    /// Most requests of one stream at once.
+    pub max_stream_requests: usize,
     doorkeeper: Doorkeeper,
-    draining: watch::Receiver<bool>,
+    pub draining: watch::Receiver<bool>,
 }
 
 impl<S: Service> Inference<S> {
@@ -65,7 +65,8 @@ impl<S: Service> Inference<S> {
         }
     }
 
-    fn reader<B>(&self, body: B, codings: Codings) -> MessageReader<B>
+    /// The messages of a call.
+    pub fn reader<B>(&self, body: B, codings: Codings) -> MessageReader<B>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -97,20 +98,6 @@ impl<S: Service> Inference<S> {
         let pieces = answer::pieces(response_to_message(response), false, codings.answers, &self.budget).await?;
         Ok(answer::response(codings.answers, tonic::body::Body::new(AnswerBody::one(pieces))))
     }
-
-    /// Answers `ModelStreamInfer`.
-    pub fn stream<B>(self: Arc<Self>, client: Client, call: http::Request<B>) -> Result<Answer, Status>
-    where
-        B: Body<Data = Bytes> + Unpin + Send + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let (head, body) = call.into_parts();
-        let codings = Codings::of(&head.headers)?;
-        let reader = self.reader(body, codings);
-        let (bound, draining) = (self.max_stream_requests, self.draining.clone());
-        let answers = AnswerStream::new(self, client, codings, reader, bound, draining);
-        Ok(answer::response(codings.answers, tonic::body::Body::new(AnswerBody::many(answers))))
-    }
 }
 
-type Answer = http::Response<tonic::body::Body>;
+pub(super) type Answer = http::Response<tonic::body::Body>;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use http::Request;
 use http_body_util::BodyExt;
-use http_body_util::combinators::MapErr;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -16,6 +15,7 @@ use tonic::Status;
 use super::GrpcOptions;
 use super::frontend::Frontend;
 use crate::connections::{self, Answering, BodyError, Connections, Framing, Protocol, Stages, WatchedBody};
+use crate::service::Service;
 use crate::shared_memory::Client;
 
 /// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip every 64 KiB.
@@ -37,13 +37,10 @@ const CLIENT_STREAMS: [&str; 3] = [
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// What a client sends in a call.
-pub(super) type CallBody = MapErr<WatchedBody, fn(BodyError) -> Status>;
-
-pub(super) async fn serve<F: Frontend>(
+pub(super) async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,
-    frontend: F,
+    frontend: Frontend<S>,
     options: &GrpcOptions,
     stages: Stages,
 ) {
@@ -57,9 +54,10 @@ pub(super) async fn serve<F: Frontend>(
         .max_pending_accept_reset_streams(MAX_RESET_CALLS)
         .auto_date_header(false);
     let connection_options = connections.options().clone();
+    let frontend = Arc::new(frontend);
     connections::serve(listener, Protocol::Grpc, connections, stages, move |stream, watched, peer| {
         let (http, options) = (http.clone(), connection_options.clone());
-        let frontend = frontend.for_client(Client::at(peer));
+        let frontend = Arc::clone(&frontend);
         async move {
             let of_calls = Arc::clone(&watched);
             let service = service_fn(move |request: Request<Incoming>| {
@@ -68,9 +66,9 @@ pub(super) async fn serve<F: Frontend>(
                 let framing = if is_stream { Framing::messages() } else { Framing::Whole };
                 let request = request
                     .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
-                let answer = frontend.call(request);
+                let frontend = Arc::clone(&frontend);
                 async move {
-                    let response = answer.await?;
+                    let response = frontend.call(Client::at(peer), request).await;
                     Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
                 }
             });

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
+use frontend::Frontend;
+
 use crate::budget::ByteBudget;
 use crate::connections::{Connections, Stage, Stages, reached};
 use crate::service::Service;
@@ -56,7 +58,7 @@ pub async fn serve<S: Service>(
     stages: Stages,
 ) {
     let (drain, draining) = tokio::sync::watch::channel(false);
-    let frontend = frontend::frontend(service, memory, &options, draining);
+    let frontend = Frontend::new(service, memory, &options, draining);
     let begin_drain = async {
         reached(stages.clone(), Stage::Draining).await;
         drain.send_replace(true);

@@ -12,11 +12,10 @@ use futures_core::Stream;
 use futures_core::future::BoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use http_body::Body;
-use tokio::sync::watch;
 use tonic::Status;
 
-use super::answer::{Pieces, error_pieces, pieces};
-use super::call::{Codings, Inference};
+use super::answer::{AnswerBody, Pieces, error_pieces, pieces, response};
+use super::call::{Answer, Codings, Inference};
 use super::message::{MessageReader, RawMessage, Received, read_request};
 use crate::error::ServiceError;
 use crate::extension;
@@ -45,33 +44,36 @@ pub(super) struct AnswerStream<S, B> {
     drain: BoxFuture<'static, ()>,
 }
 
+impl<S: Service> Inference<S> {
+    /// Answers `ModelStreamInfer`.
+    pub fn stream<B>(self: Arc<Self>, client: Client, call: http::Request<B>) -> Result<Answer, Status>
+    where
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (head, body) = call.into_parts();
+        let codings = Codings::of(&head.headers)?;
+        let reader = self.reader(body, codings);
+        let answers = AnswerStream {
+            client,
+            codings,
+            requests: reader,
+            running: FuturesOrdered::new(),
+            bound: self.max_stream_requests.max(1),
+            ended: false,
+            failure: None,
+            drain: Box::pin(super::drained(self.draining.clone())),
+            inference: self,
+        };
+        Ok(response(codings.answers, tonic::body::Body::new(AnswerBody::many(answers))))
+    }
+}
+
 impl<S: Service, B> AnswerStream<S, B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// The answers to `requests`, at most `bound` at once.
-    pub fn new(
-        inference: Arc<Inference<S>>,
-        client: Client,
-        codings: Codings,
-        requests: MessageReader<B>,
-        bound: usize,
-        draining: watch::Receiver<bool>,
-    ) -> Self {
-        AnswerStream {
-            inference,
-            client,
-            codings,
-            requests,
-            running: FuturesOrdered::new(),
-            bound: bound.max(1),
-            ended: false,
-            failure: None,
-            drain: Box::pin(super::drained(draining)),
-        }
-    }
-
     fn start(&mut self, message: RawMessage) {
         let (inference, client, codings) = (Arc::clone(&self.inference), self.client, self.codings);
         self.running.push_back(Box::pin(async move {

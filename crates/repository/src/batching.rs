@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use downbeat_core::Duration;
+use downbeat_core::cluster::TimeoutAction;
 use downbeat_protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy};
 
 /// How a model's requests are queued and batched; Triton's `dynamic_batching`, resolved.
@@ -41,15 +42,6 @@ pub struct Level {
     pub default_timeout: Duration,
     /// Whether a request's own `timeout` parameter counts.
     pub allow_timeout_override: bool,
-}
-
-/// What happens to a request whose time in the queue is over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TimeoutAction {
-    /// It is answered with an error.
-    Reject,
-    /// It waits on, behind the requests whose time is not over.
-    Delay,
 }
 
 impl Level {

@@ -24,14 +24,6 @@ const MAX_BATCH_SIZE: i32 = 1 << 16;
 /// Parameters with a meaning here.
 const PARAMETERS: [&str; 6] = ["slo_ms", "scheduler", "device_policy", "drop", "pixel_scale", "pixel_offset"];
 
-/// What the parameters say about scheduling.
-struct Policies {
-    slo: Option<Duration>,
-    dispatch: Option<DispatchPolicy>,
-    device: Option<PolicyName>,
-    drop: Option<DropPolicy>,
-}
-
 /// Parameters of Triton's onnxruntime backend. They tune that backend; nothing depends on them.
 const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
     "intra_op_thread_count",
@@ -108,21 +100,21 @@ impl<'a> Report<'a> {
                 ),
             );
         }
-        if config.max_batch_size > MAX_BATCH_SIZE {
-            self.error("max_batch_size", format!("is {}; must be at most {MAX_BATCH_SIZE}", config.max_batch_size));
-        }
-        if config.max_batch_size < 0 {
-            self.error(
-                "max_batch_size",
-                format!("is {}; must be 0 (no batch dimension) or larger", config.max_batch_size),
-            );
+        match config.max_batch_size {
+            0..=MAX_BATCH_SIZE => {}
+            size @ ..0 => self.error("max_batch_size", format!("is {size}; must be 0 (no batch dimension) or larger")),
+            size => self.error("max_batch_size", format!("is {size}; must be at most {MAX_BATCH_SIZE}")),
         }
         let format = self.format(config);
         self.tensors(config);
         self.version_policy(config);
         self.scheduling(config);
         let instances = self.instances(config);
-        let Policies { slo, dispatch, device, drop } = self.parameters(config);
+        self.free_parameters(config);
+        let slo = self.slo(config);
+        let dispatch = self.named(config, "scheduler");
+        let device = self.named(config, "device_policy");
+        let drop = self.named(config, "drop");
         let tensorrt = self.accelerators(config);
         self.unsupported(config);
         Checked { format, instances, slo, dispatch, device, drop, tensorrt }
@@ -132,25 +124,21 @@ impl<'a> Report<'a> {
         const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
-        if !config.backend.is_empty() && backend.is_none() {
-            let mut hint = did_you_mean(&config.backend, FORMATS.map(ModelFormat::backend));
-            if hint.is_empty() {
-                hint = "; Downbeat runs ONNX models (backend: \"onnxruntime\")".to_owned();
+        // An ensemble is reported where it is.
+        let is_ensemble = config.platform == "ensemble"
+            && matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));
+        for (field, written, is_known, names) in [
+            ("backend", &config.backend, backend.is_some(), FORMATS.map(ModelFormat::backend)),
+            ("platform", &config.platform, platform.is_some() || is_ensemble, FORMATS.map(ModelFormat::platform)),
+        ] {
+            if written.is_empty() || is_known {
+                continue;
             }
-            self.error("backend", format!("'{}' is not supported{hint}", config.backend));
-        }
-        if !config.platform.is_empty() && platform.is_none() {
-            match config.platform.as_str() {
-                // Reported where the ensemble is.
-                "ensemble" if matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_))) => {}
-                other => {
-                    let mut hint = did_you_mean(other, FORMATS.map(ModelFormat::platform));
-                    if hint.is_empty() {
-                        hint = "; Downbeat runs ONNX models (platform: \"onnxruntime_onnx\")".to_owned();
-                    }
-                    self.error("platform", format!("'{other}' is not supported{hint}"));
-                }
-            }
+            let hint = match did_you_mean(written, names) {
+                hint if hint.is_empty() => format!("; Downbeat runs ONNX models ({field}: \"{}\")", names[0]),
+                hint => hint,
+            };
+            self.error(field, format!("'{written}' is not supported{hint}"));
         }
         if let (Some(backend), Some(platform)) = (backend, platform)
             && backend != platform
@@ -162,30 +150,32 @@ impl<'a> Report<'a> {
 
     fn tensors(&mut self, config: &ModelConfig) {
         let mut names = BTreeSet::new();
-        for (i, input) in config.input.iter().enumerate() {
+        for (i, t) in config.input.iter().enumerate() {
             let path = format!("input[{i}]");
-            self.tensor(&path, &input.name, input.data_type, &input.dims, input.reshape.as_ref());
-            if !input.name.is_empty() && !names.insert(&input.name) {
-                self.error(&format!("{path}.name"), format!("input '{}' is listed twice", input.name));
+            self.tensor(&path, &t.name, t.data_type, &t.dims, t.reshape.as_ref());
+            self.of_tensorrt(&path, t.is_shape_tensor, t.is_non_linear_format_io);
+            if !t.name.is_empty() && !names.insert(&t.name) {
+                self.error(&format!("{path}.name"), format!("input '{}' is listed twice", t.name));
             }
-            self.input(&path, input);
+            self.input(&path, t);
         }
-        let mut names = BTreeSet::new();
-        for (i, output) in config.output.iter().enumerate() {
+        names.clear();
+        for (i, t) in config.output.iter().enumerate() {
             let path = format!("output[{i}]");
-            self.tensor(&path, &output.name, output.data_type, &output.dims, output.reshape.as_ref());
-            if !output.name.is_empty() && !names.insert(&output.name) {
-                self.error(&format!("{path}.name"), format!("output '{}' is listed twice", output.name));
+            self.tensor(&path, &t.name, t.data_type, &t.dims, t.reshape.as_ref());
+            self.of_tensorrt(&path, t.is_shape_tensor, t.is_non_linear_format_io);
+            if !t.name.is_empty() && !names.insert(&t.name) {
+                self.error(&format!("{path}.name"), format!("output '{}' is listed twice", t.name));
             }
-            if output.is_shape_tensor {
-                self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
-            }
-            if output.is_non_linear_format_io {
-                self.error(
-                    &format!("{path}.is_non_linear_format_io"),
-                    "non-linear formats exist in TensorRT models only",
-                );
-            }
+        }
+    }
+
+    fn of_tensorrt(&mut self, path: &str, is_shape_tensor: bool, is_non_linear: bool) {
+        if is_shape_tensor {
+            self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
+        }
+        if is_non_linear {
+            self.error(&format!("{path}.is_non_linear_format_io"), "non-linear formats exist in TensorRT models only");
         }
     }
 
@@ -227,12 +217,6 @@ impl<'a> Report<'a> {
                 &format!("{path}.format"),
                 format!("{} needs 3 dims, got {}", input.format().as_str_name(), input.dims.len()),
             );
-        }
-        if input.is_shape_tensor {
-            self.error(&format!("{path}.is_shape_tensor"), "shape tensors exist in TensorRT models only");
-        }
-        if input.is_non_linear_format_io {
-            self.error(&format!("{path}.is_non_linear_format_io"), "non-linear formats exist in TensorRT models only");
         }
         if input.allow_ragged_batch {
             self.warn(
@@ -403,7 +387,7 @@ impl<'a> Report<'a> {
         instances.max(1)
     }
 
-    fn parameters(&mut self, config: &ModelConfig) -> Policies {
+    fn free_parameters(&mut self, config: &ModelConfig) {
         for key in config.parameters.keys() {
             if PARAMETERS.contains(&key.as_str()) {
                 continue;
@@ -419,34 +403,29 @@ impl<'a> Report<'a> {
                 self.warn(&path, format!("has no meaning to Downbeat{hint}"));
             }
         }
-        let value = |key: &str| config.parameters.get(key).map(|p| p.string_value.trim());
-        let slo = value("slo_ms").and_then(|text| match text.parse::<f64>() {
-            Ok(ms) if ms > 0.0 && ms <= 86_400_000.0 => Some(Duration::from_millis_f64(ms)),
-            _ => {
-                self.error(
-                    "parameters[\"slo_ms\"]",
-                    format!(
-                        "is '{text}'; must be a time in milliseconds, more than 0 and at most a day, such as \"50\""
-                    ),
-                );
-                None
-            }
-        });
         for key in ["pixel_scale", "pixel_offset"] {
-            if let Some(text) = value(key)
+            if let Some(text) = parameter(config, key)
                 && !text.parse::<f64>().is_ok_and(f64::is_finite)
             {
                 self.error(&format!("parameters[\"{key}\"]"), format!("is '{text}'; must be a number"));
             }
         }
-        let dispatch = value("scheduler").and_then(|text| self.named("scheduler", text));
-        let device = value("device_policy").and_then(|text| self.named("device_policy", text));
-        let drop = value("drop").and_then(|text| self.named("drop", text));
-        Policies { slo, dispatch, device, drop }
     }
 
-    fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, key: &str, text: &str) -> Option<T> {
-        text.parse().map_err(|e: T::Err| self.error(&format!("parameters[\"{key}\"]"), e.to_string())).ok()
+    fn slo(&mut self, config: &ModelConfig) -> Option<Duration> {
+        let text = parameter(config, "slo_ms")?;
+        let ms = text.parse().ok().filter(|ms| *ms > 0.0 && *ms <= 86_400_000.0);
+        if ms.is_none() {
+            let message =
+                format!("is '{text}'; must be a time in milliseconds, more than 0 and at most a day, such as \"50\"");
+            self.error("parameters[\"slo_ms\"]", message);
+        }
+        ms.map(Duration::from_millis_f64)
+    }
+
+    fn named<T: FromStr<Err: std::fmt::Display>>(&mut self, config: &ModelConfig, key: &str) -> Option<T> {
+        let wrong = |e: T::Err| self.error(&format!("parameters[\"{key}\"]"), e.to_string());
+        parameter(config, key)?.parse().map_err(wrong).ok()
     }
 
     /// What the configuration asks of TensorRT, as options of onnxruntime's provider, if it asks for that.
@@ -499,20 +478,17 @@ impl<'a> Report<'a> {
 
     /// Fields that Triton knows. An error where an answer would be wrong without them, else a warning.
     fn unsupported(&mut self, config: &ModelConfig) {
-        if config.model_transaction_policy.is_some_and(|p| p.decoupled) {
-            self.error("model_transaction_policy.decoupled", "is not supported: a request has exactly one answer here");
-        }
-        if !config.batch_input.is_empty() {
-            self.error("batch_input", "is not supported: the model would miss these inputs");
-        }
-        if !config.batch_output.is_empty() {
-            self.error("batch_output", "is not supported: outputs would be split wrongly");
-        }
-        if config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty()) {
-            self.error(
-                "model_repository_agents",
-                "is not supported: the model would be served without the agents' checks or changes",
-            );
+        let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
+        let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());
+        for (given, field, why) in [
+            (decoupled, "model_transaction_policy.decoupled", "a request has exactly one answer here"),
+            (!config.batch_input.is_empty(), "batch_input", "the model would miss these inputs"),
+            (!config.batch_output.is_empty(), "batch_output", "outputs would be split wrongly"),
+            (agents, "model_repository_agents", "the model would be served without the agents' checks or changes"),
+        ] {
+            if given {
+                self.error(field, format!("is not supported: {why}"));
+            }
         }
         let operations = config.model_operations.as_ref().is_some_and(|o| !o.op_library_filename.is_empty());
         for (given, field, message) in [
@@ -527,4 +503,9 @@ impl<'a> Report<'a> {
             }
         }
     }
+}
+
+/// What a parameter says.
+fn parameter<'c>(config: &'c ModelConfig, key: &str) -> Option<&'c str> {
+    config.parameters.get(key).map(|p| p.string_value.trim())
 }

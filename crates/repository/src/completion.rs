@@ -5,8 +5,8 @@ use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::model_optimization_policy::PinnedMemoryBuffer;
 use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
 use downbeat_protocol::inference::{
-    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape,
-    ModelVersionPolicy, model_instance_group,
+    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelTensorReshape, ModelVersionPolicy,
+    model_instance_group,
 };
 
 use crate::binding::{TensorBinding, show};
@@ -101,8 +101,8 @@ impl ModelDefinition {
         let gpus = self.gpus.as_ref().unwrap_or(&self.completion.gpus);
         let gpus: Vec<i32> = gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
         let is_chosen = self.completion.places.contains_key(&self.name);
+        let kind = if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu };
         if config.instance_group.is_empty() {
-            let kind = if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu };
             config.instance_group.push(ModelInstanceGroup {
                 name: self.name.clone(),
                 kind: kind.into(),
@@ -115,11 +115,10 @@ impl ModelDefinition {
             if group.name.is_empty() {
                 group.name = format!("{}_{i}", self.name);
             }
-            if group.kind() == model_instance_group::Kind::Auto {
-                group.set_kind(if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu });
+            if is_chosen || group.kind() == model_instance_group::Kind::Auto {
+                group.set_kind(kind);
             }
             if is_chosen {
-                group.set_kind(if on_gpus { model_instance_group::Kind::Gpu } else { model_instance_group::Kind::Cpu });
                 group.gpus.clear();
             }
             if group.kind() == model_instance_group::Kind::Gpu && group.gpus.is_empty() && on_gpus {
@@ -209,25 +208,16 @@ impl ModelDefinition {
         let model_dims: &[i64] = match (batched, spec.dims.split_first()) {
             (false, _) => &spec.dims,
             (true, Some((-1, rest))) => rest,
-            (true, Some((size, _))) => {
-                report.error(
-                    "max_batch_size",
-                    format!(
-                        "asks for batches, but the first dimension of '{}' is fixed at {size} in the model: set \
-                         max_batch_size: 0, or export the model with a batch dimension that varies",
+            (true, other) => {
+                let what = match other {
+                    Some((size, _)) => format!(
+                        "the first dimension of '{}' is fixed at {size} in the model: set max_batch_size: 0, or export the model with a \
+                         batch dimension that varies",
                         spec.name
                     ),
-                );
-                return None;
-            }
-            (true, None) => {
-                report.error(
-                    "max_batch_size",
-                    format!(
-                        "asks for batches, but '{}' is a single element in the model: set max_batch_size: 0",
-                        spec.name
-                    ),
-                );
+                    None => format!("'{}' is a single element in the model: set max_batch_size: 0", spec.name),
+                };
+                report.error("max_batch_size", format!("asks for batches, but {what}"));
                 return None;
             }
         };
@@ -360,24 +350,23 @@ impl Side {
 
     /// Writes completed tensors back: those that were listed stand first, in their order.
     fn set_tensors(self, config: &mut ModelConfig, tensors: Vec<Tensor>) {
+        macro_rules! set {
+            ($list:expr) => {
+                $list.resize_with(tensors.len(), Default::default);
+                for (listed, tensor) in $list.iter_mut().zip(tensors) {
+                    listed.name = tensor.name;
+                    listed.data_type = tensor.data_type;
+                    listed.dims = tensor.dims;
+                    listed.reshape = tensor.reshape.map(|shape| ModelTensorReshape { shape });
+                }
+            };
+        }
         match self {
             Side::Input => {
-                config.input.resize(tensors.len(), ModelInput::default());
-                for (input, tensor) in config.input.iter_mut().zip(tensors) {
-                    input.name = tensor.name;
-                    input.data_type = tensor.data_type;
-                    input.dims = tensor.dims;
-                    input.reshape = tensor.reshape.map(|shape| ModelTensorReshape { shape });
-                }
+                set!(config.input);
             }
             Side::Output => {
-                config.output.resize(tensors.len(), ModelOutput::default());
-                for (output, tensor) in config.output.iter_mut().zip(tensors) {
-                    output.name = tensor.name;
-                    output.data_type = tensor.data_type;
-                    output.dims = tensor.dims;
-                    output.reshape = tensor.reshape.map(|shape| ModelTensorReshape { shape });
-                }
+                set!(config.output);
             }
         }
     }

@@ -2,11 +2,9 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::LazyLock;
 
-use downbeat_protocol::FILE_DESCRIPTOR_SET;
 use downbeat_protocol::inference::ModelConfig;
-use prost_reflect::{DescriptorPool, DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
+use prost_reflect::{DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
 
 use crate::field_index::{At, FieldIndex, split_path};
 use crate::finding::{ConfigError, Finding, Position, did_you_mean};
@@ -39,12 +37,8 @@ enum Origin {
     },
 }
 
-/// The schema of `ModelConfig`; `None` only if the build's own descriptors were broken.
-fn schema() -> Option<&'static MessageDescriptor> {
-    static SCHEMA: LazyLock<Option<MessageDescriptor>> = LazyLock::new(|| {
-        DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok()?.get_message_by_name("inference.ModelConfig")
-    });
-    SCHEMA.as_ref()
+fn schema() -> MessageDescriptor {
+    downbeat_protocol::descriptor("inference.ModelConfig")
 }
 
 impl ConfigSource {
@@ -55,9 +49,7 @@ impl ConfigSource {
 
     /// Reads `path`; `Ok(None)` if there is no such file.
     pub(crate) fn read(path: &Path, label: String) -> Result<Option<Self>, ConfigError> {
-        let fail = |position, message: String| {
-            ConfigError::from(Finding { file: label.clone(), position, field: String::new(), message })
-        };
+        let fail = |position, message: String| ConfigError::from(Finding { position, ..Finding::of(&label, message) });
         let metadata = match std::fs::metadata(path) {
             Ok(metadata) => metadata,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -91,13 +83,8 @@ impl ConfigSource {
     pub(crate) fn from_request(text: &str) -> Result<Self, ConfigError> {
         let label = REQUEST_LABEL.to_owned();
         if text.len() as u64 > MAX_CONFIG_BYTES {
-            return Err(Finding {
-                file: label,
-                position: None,
-                field: String::new(),
-                message: format!("has {} bytes; at most {MAX_CONFIG_BYTES} are taken", text.len()),
-            }
-            .into());
+            let message = format!("has {} bytes; at most {MAX_CONFIG_BYTES} are taken", text.len());
+            return Err(Finding::of(label, message).into());
         }
         if text.trim_start().starts_with('{') { Self::parse_json(text, label) } else { Self::parse_text(text, label) }
     }
@@ -111,15 +98,14 @@ impl ConfigSource {
             }
             if let Some(unknown) = message.strip_prefix("unrecognized field name '").and_then(|m| m.strip_suffix('\''))
             {
-                let names = schema().map(every_field_name).unwrap_or_default();
+                let names = every_field_name(&schema());
                 message =
                     format!("unknown field '{unknown}'{}", did_you_mean(unknown, names.iter().map(String::as_str)));
             }
-            ConfigError::from(Finding { file: label.clone(), position, field: String::new(), message })
+            ConfigError::from(Finding { position, ..Finding::of(&label, message) })
         };
-        let schema = schema().ok_or_else(|| no_schema(&label))?;
         let mut json = serde_json::Deserializer::from_str(text);
-        let message = DynamicMessage::deserialize(schema.clone(), &mut json).map_err(fail)?;
+        let message = DynamicMessage::deserialize(schema(), &mut json).map_err(fail)?;
         json.end().map_err(fail)?;
         // The protobuf JSON form takes both spellings of a name.
         let value: serde_json::Value = serde_json::from_str(text).map_err(fail)?;
@@ -131,18 +117,13 @@ impl ConfigSource {
     fn parse_text(text: &str, label: String) -> Result<Self, ConfigError> {
         // Editors on Windows write a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let index = FieldIndex::scan(text).map_err(|e| Finding {
-            file: label.clone(),
-            position: Some(e.position),
-            field: String::new(),
-            message: e.message,
-        })?;
-        let schema = schema().ok_or_else(|| no_schema(&label))?;
-        match DynamicMessage::parse_text_format(schema.clone(), &index.normalised()) {
+        let index = FieldIndex::scan(text)
+            .map_err(|e| Finding { position: Some(e.position), ..Finding::of(&label, e.message) })?;
+        match DynamicMessage::parse_text_format(schema(), &index.normalised()) {
             Ok(message) => {
                 Ok(ConfigSource { config: transcode(&message, &label)?, label, origin: Origin::Text(index) })
             }
-            Err(error) => Err(explain(&error, &index, schema, label).into()),
+            Err(error) => Err(explain(&error, &index, &schema(), label).into()),
         }
     }
 
@@ -165,20 +146,8 @@ impl ConfigSource {
     }
 }
 
-fn no_schema(label: &str) -> ConfigError {
-    Finding {
-        file: label.to_owned(),
-        position: None,
-        field: String::new(),
-        message: "this build has no schema of model configurations".to_owned(),
-    }
-    .into()
-}
-
 fn transcode(message: &DynamicMessage, label: &str) -> Result<ModelConfig, ConfigError> {
-    message.transcode_to().map_err(|e| {
-        Finding { file: label.to_owned(), position: None, field: String::new(), message: e.to_string() }.into()
-    })
+    message.transcode_to().map_err(|e| Finding::of(label, e.to_string()).into())
 }
 
 /// The library's error with the place, the field and what was probably meant.

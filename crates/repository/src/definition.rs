@@ -109,45 +109,33 @@ pub(crate) struct CompletionOptions {
     pub(crate) places: BTreeMap<String, Vec<u32>>,
 }
 
+/// The core's names of a configuration's datatypes.
+const DATATYPES: [(DataType, inference::DataType); 14] = [
+    (DataType::Bool, inference::DataType::TypeBool),
+    (DataType::Int8, inference::DataType::TypeInt8),
+    (DataType::Int16, inference::DataType::TypeInt16),
+    (DataType::Int32, inference::DataType::TypeInt32),
+    (DataType::Int64, inference::DataType::TypeInt64),
+    (DataType::Uint8, inference::DataType::TypeUint8),
+    (DataType::Uint16, inference::DataType::TypeUint16),
+    (DataType::Uint32, inference::DataType::TypeUint32),
+    (DataType::Uint64, inference::DataType::TypeUint64),
+    (DataType::Fp16, inference::DataType::TypeFp16),
+    (DataType::Fp32, inference::DataType::TypeFp32),
+    (DataType::Fp64, inference::DataType::TypeFp64),
+    (DataType::Bytes, inference::DataType::TypeString),
+    (DataType::Bf16, inference::DataType::TypeBf16),
+];
+
 /// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.
 pub(crate) fn datatype(data_type: i32) -> Option<DataType> {
-    Some(match inference::DataType::try_from(data_type).ok()? {
-        inference::DataType::TypeInvalid => return None,
-        inference::DataType::TypeBool => DataType::Bool,
-        inference::DataType::TypeUint8 => DataType::Uint8,
-        inference::DataType::TypeUint16 => DataType::Uint16,
-        inference::DataType::TypeUint32 => DataType::Uint32,
-        inference::DataType::TypeUint64 => DataType::Uint64,
-        inference::DataType::TypeInt8 => DataType::Int8,
-        inference::DataType::TypeInt16 => DataType::Int16,
-        inference::DataType::TypeInt32 => DataType::Int32,
-        inference::DataType::TypeInt64 => DataType::Int64,
-        inference::DataType::TypeFp16 => DataType::Fp16,
-        inference::DataType::TypeFp32 => DataType::Fp32,
-        inference::DataType::TypeFp64 => DataType::Fp64,
-        inference::DataType::TypeString => DataType::Bytes,
-        inference::DataType::TypeBf16 => DataType::Bf16,
-    })
+    DATATYPES.iter().find(|(_, written)| i32::from(*written) == data_type).map(|(datatype, _)| *datatype)
 }
 
 /// The configuration's name of a datatype.
 pub(crate) fn config_datatype(datatype: DataType) -> inference::DataType {
-    match datatype {
-        DataType::Bool => inference::DataType::TypeBool,
-        DataType::Uint8 => inference::DataType::TypeUint8,
-        DataType::Uint16 => inference::DataType::TypeUint16,
-        DataType::Uint32 => inference::DataType::TypeUint32,
-        DataType::Uint64 => inference::DataType::TypeUint64,
-        DataType::Int8 => inference::DataType::TypeInt8,
-        DataType::Int16 => inference::DataType::TypeInt16,
-        DataType::Int32 => inference::DataType::TypeInt32,
-        DataType::Int64 => inference::DataType::TypeInt64,
-        DataType::Fp16 => inference::DataType::TypeFp16,
-        DataType::Fp32 => inference::DataType::TypeFp32,
-        DataType::Fp64 => inference::DataType::TypeFp64,
-        DataType::Bytes => inference::DataType::TypeString,
-        DataType::Bf16 => inference::DataType::TypeBf16,
-    }
+    let found = DATATYPES.iter().find(|(known, _)| *known == datatype);
+    found.map_or(inference::DataType::TypeInvalid, |(_, written)| *written)
 }
 
 impl ModelDefinition {

@@ -15,6 +15,13 @@ pub struct Finding {
     pub message: String,
 }
 
+impl Finding {
+    /// About a file as a whole.
+    pub(crate) fn of(file: impl Into<String>, message: impl Into<String>) -> Self {
+        Finding { file: file.into(), position: None, field: String::new(), message: message.into() }
+    }
+}
+
 /// A place in a text: line and column, from 1; columns count characters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Position {

@@ -22,13 +22,14 @@ mod config_source;
 mod definition;
 mod field_index;
 mod finding;
+mod model_files;
 pub mod names;
 pub mod policy;
 mod repositories;
 mod repository;
 mod warmup;
 
-pub use batching::{Batching, Level, TimeoutAction};
+pub use batching::{Batching, Level};
 pub use binding::TensorBinding;
 pub use definition::{ModelDefinition, ModelFormat};
 pub use finding::{ConfigError, Finding, Position, did_you_mean, nearest};

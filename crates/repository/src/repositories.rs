@@ -93,15 +93,12 @@ impl ModelRepositories {
     fn of(&self, name: &str) -> Result<&ModelRepository, RepositoryError> {
         let mut having = self.0.iter().filter(|repository| repository.has(name));
         match (having.next(), having.next(), self.0.first()) {
-            (Some(one), Some(other), _) => Err(RepositoryError::Ambiguous {
-                name: name.to_owned(),
-                one: one.path().to_owned(),
-                other: other.path().to_owned(),
-            }),
-            (Some(one), None, _) | (None, _, Some(one)) => Ok(one),
-            (None, _, None) => {
-                Err(RepositoryError::NotFound { name: name.to_owned(), path: PathBuf::new(), hint: String::new() })
+            (Some(one), Some(other), _) => {
+                let (one, other) = (one.path().to_owned(), other.path().to_owned());
+                Err(RepositoryError::Ambiguous(name.to_owned(), one, other))
             }
+            (Some(one), None, _) | (None, _, Some(one)) => Ok(one),
+            (None, _, None) => Err(RepositoryError::NotFound(name.to_owned(), PathBuf::new(), String::new())),
         }
     }
 }

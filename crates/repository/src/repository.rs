@@ -1,26 +1,19 @@
 //! The folder of models: `NAME/VERSION/model.onnx`, beside it an optional `NAME/config.pbtxt` (Triton's layout).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-use downbeat_protocol::inference::model_version_policy::PolicyChoice;
-use downbeat_protocol::inference::{ModelConfig, model_warmup};
 
 use crate::check::Report;
 use crate::config_source::ConfigSource;
-use crate::definition::{CompletionOptions, ModelDefinition, ModelFormat, datatype};
-use crate::finding::{ConfigError, Finding, nearest, sorted};
-use crate::warmup::{Warmup, WarmupData, WarmupInput};
+use crate::definition::{CompletionOptions, ModelDefinition, ModelFormat};
+use crate::finding::{ConfigError, Finding, did_you_mean, sorted};
+use crate::model_files::ModelFiles;
 
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
-
-/// Largest file of class names that is read, bytes.
-const MAX_LABEL_BYTES: u64 = 16 << 20;
 
 /// A model repository on a local disk. Holds no state of the models: each call looks at the disk.
 #[derive(Clone, Debug)]
@@ -35,45 +28,21 @@ pub struct ModelRepository {
 /// Why the repository has no definition of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
-    /// The repository itself cannot be read.
-    #[error("model repository {path}: {reason}", path = path.display())]
-    Unreadable {
-        /// Its folder.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// No folder can have this name, or its folder lies outside the repository.
-    #[error("'{name}' is not the name of a model: {reason}")]
-    Name {
-        /// The name, shortened.
-        name: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// There is no such folder.
-    #[error("no model '{name}' in {path}{hint}", path = path.display())]
-    NotFound {
-        /// The name.
-        name: String,
-        /// The repository's folder.
-        path: PathBuf,
-        /// A name that is there and near, or nothing.
-        hint: String,
-    },
+    /// The repository itself, this folder, cannot be read, because of this.
+    #[error("model repository {path}: {1}", path = .0.display())]
+    Unreadable(PathBuf, String),
+    /// No folder can have this name, or its folder lies outside the repository: the name, shortened, and what is wrong.
+    #[error("'{0}' is not the name of a model: {1}")]
+    Name(String, String),
+    /// There is no folder of this name in this repository; and a hint, if another name is near.
+    #[error("no model '{0}' in {path}{2}", path = .1.display())]
+    NotFound(String, PathBuf, String),
     /// Two repositories have a folder of this name.
     #[error(
-        "model appears in two or more repositories: '{name}' is in {one} and in {other}; remove or rename one of them",
-        one = one.display(), other = other.display()
+        "model appears in two or more repositories: '{0}' is in {one} and in {other}; remove or rename one of them",
+        one = .1.display(), other = .2.display()
     )]
-    Ambiguous {
-        /// The name.
-        name: String,
-        /// One of the repositories.
-        one: PathBuf,
-        /// Another.
-        other: PathBuf,
-    },
+    Ambiguous(String, PathBuf, PathBuf),
     /// The model's folder or its configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -105,7 +74,7 @@ impl ModelRepository {
     /// If it is not a readable folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
         let path = path.into();
-        let unreadable = |e: io::Error| RepositoryError::Unreadable { path: path.clone(), reason: io_reason(&e) };
+        let unreadable = |e: io::Error| RepositoryError::Unreadable(path.clone(), io_reason(&e));
         let root = path.canonicalize().map_err(unreadable)?;
         fs::read_dir(&root).map_err(unreadable)?;
         let completion =
@@ -171,7 +140,7 @@ impl ModelRepository {
     /// # Errors
     /// If the folder cannot be read any more.
     pub fn scan(&self) -> Result<Scan, RepositoryError> {
-        let unreadable = |e: io::Error| RepositoryError::Unreadable { path: self.path.clone(), reason: io_reason(&e) };
+        let unreadable = |e: io::Error| RepositoryError::Unreadable(self.path.clone(), io_reason(&e));
         let mut scan = Scan::default();
         for entry in fs::read_dir(&self.root).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
@@ -182,12 +151,7 @@ impl ModelRepository {
                 continue;
             }
             let mut warn = |message: String| {
-                scan.warnings.push(Finding {
-                    file: self.path.join(&file_name).display().to_string(),
-                    position: None,
-                    field: String::new(),
-                    message,
-                });
+                scan.warnings.push(Finding::of(self.path.join(&file_name).display().to_string(), message));
             };
             let Ok(metadata) = fs::metadata(entry.path()) else {
                 warn("cannot be read (a broken symbolic link?); ignored".to_owned());
@@ -220,8 +184,7 @@ impl ModelRepository {
         if scan.names.is_empty()
             && let Some(message) = self.is_misplaced()
         {
-            let file = self.path.display().to_string();
-            scan.warnings = vec![Finding { file, position: None, field: String::new(), message }];
+            scan.warnings = vec![Finding::of(self.path.display().to_string(), message)];
         }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));
@@ -271,7 +234,7 @@ impl ModelRepository {
             None => {
                 let file = dir.join(CONFIG_FILE);
                 if file.exists() {
-                    self.stays_inside(&file).map_err(|reason| plain(&label, reason))?;
+                    self.stays_inside(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
                 }
                 ConfigSource::read(&file, label)?
                     .unwrap_or_else(|| ConfigSource::absent(self.path.join(name).display().to_string()))
@@ -279,7 +242,7 @@ impl ModelRepository {
         };
         let mut report = Report::new(&source);
         let checked = report.check(name);
-        let mut files = Files { repository: self, dir: &dir, shown: self.path.join(name) };
+        let files = ModelFiles { repository: self, dir: &dir, shown: self.path.join(name) };
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
@@ -343,50 +306,38 @@ impl ModelRepository {
     /// # Errors
     /// What is wrong with the name.
     pub fn check_name(name: &str) -> Result<(), RepositoryError> {
-        let refuse = |reason: String| RepositoryError::Name { name: name.chars().take(64).collect(), reason };
-        if name.is_empty() {
-            return Err(refuse("it is empty".to_owned()));
-        }
-        if name.len() > 255 {
-            return Err(refuse("it is longer than 255 bytes".to_owned()));
-        }
-        if let Some(c) = name.chars().find(|c| matches!(c, '/' | '\\') || c.is_control()) {
-            return Err(refuse(format!("it contains '{}'", c.escape_default())));
-        }
-        if name.starts_with('.') {
-            return Err(refuse("it starts with a dot".to_owned()));
-        }
-        Ok(())
+        let strange = name.chars().find(|c| matches!(c, '/' | '\\') || c.is_control());
+        let reason = match strange {
+            _ if name.is_empty() => "it is empty".to_owned(),
+            _ if name.len() > 255 => "it is longer than 255 bytes".to_owned(),
+            Some(c) => format!("it contains '{}'", c.escape_default()),
+            None if name.starts_with('.') => "it starts with a dot".to_owned(),
+            None => return Ok(()),
+        };
+        Err(RepositoryError::Name(name.chars().take(64).collect(), reason))
     }
 
     /// The folder of a model, which is inside the repository.
     fn model_dir(&self, name: &str) -> Result<PathBuf, RepositoryError> {
-        let refuse = |reason: String| RepositoryError::Name { name: name.chars().take(64).collect(), reason };
         Self::check_name(name)?;
         let dir = self.root.join(name);
         if !dir.is_dir() {
-            let names = if dir.exists() { Vec::new() } else { self.near(name) };
-            let hint = names.first().map_or_else(String::new, |n| format!("; did you mean '{n}'?"));
-            return Err(RepositoryError::NotFound { name: name.to_owned(), path: self.path.clone(), hint });
+            let hint = if dir.exists() { String::new() } else { self.near(name) };
+            return Err(RepositoryError::NotFound(name.to_owned(), self.path.clone(), hint));
         }
-        self.stays_inside(&dir).map_err(refuse)?;
+        self.stays_inside(&dir).map_err(|reason| RepositoryError::Name(name.chars().take(64).collect(), reason))?;
         Ok(dir)
     }
 
-    /// A folder with a name near `name`.
-    fn near(&self, name: &str) -> Vec<String> {
-        let folders: Vec<String> = fs::read_dir(&self.root)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter(|e| e.path().is_dir())
-            .filter_map(|e| e.file_name().into_string().ok())
-            .filter(|n| !n.starts_with('.'))
-            .collect();
-        nearest(name, folders.iter().map(String::as_str)).map(str::to_owned).into_iter().collect()
+    /// Which folder was probably meant.
+    fn near(&self, name: &str) -> String {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+        let folders: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+        did_you_mean(name, folders.iter().map(String::as_str).filter(|n| !n.starts_with('.')))
     }
 
-    fn stays_inside(&self, path: &Path) -> Result<(), String> {
+    /// Whether a path leads to something in the repository.
+    pub(crate) fn stays_inside(&self, path: &Path) -> Result<(), String> {
         match path.canonicalize() {
             Ok(real) if real.starts_with(&self.root) => Ok(()),
             Ok(real) => Err(format!("it is a symbolic link to {}, outside the repository", real.display())),
@@ -395,7 +346,7 @@ impl ModelRepository {
     }
 }
 
-fn io_reason(e: &io::Error) -> String {
+pub(crate) fn io_reason(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::NotFound => "no such file or folder".to_owned(),
         io::ErrorKind::NotADirectory => "is not a folder".to_owned(),
@@ -404,12 +355,8 @@ fn io_reason(e: &io::Error) -> String {
     }
 }
 
-fn plain(file: &str, message: String) -> ConfigError {
-    Finding { file: file.to_owned(), position: None, field: String::new(), message }.into()
-}
-
 /// The version that a folder is named after. As in Triton, names with a leading zero are none.
-fn version_number(name: &str) -> Option<u64> {
+pub(crate) fn version_number(name: &str) -> Option<u64> {
     let digits = name.bytes().all(|b| b.is_ascii_digit()) && !name.starts_with('0');
     digits.then(|| name.parse().ok()).flatten()
 }
@@ -423,220 +370,4 @@ fn looks_like_model(dir: &Path) -> bool {
         || fs::read_dir(dir).is_ok_and(|entries| {
             entries.flatten().any(|e| e.file_name().to_str().and_then(version_number).is_some() && e.path().is_dir())
         })
-}
-
-/// The files beside a configuration.
-struct Files<'a> {
-    repository: &'a ModelRepository,
-    dir: &'a Path,
-    /// The folder as messages name it.
-    shown: PathBuf,
-}
-
-impl Files<'_> {
-    /// A file that the configuration names, which has to be inside the model's folder.
-    fn named(&self, name: &str) -> Result<PathBuf, String> {
-        let path = Path::new(name);
-        if name.is_empty() || !path.components().all(|c| matches!(c, Component::Normal(_))) {
-            return Err(format!("'{name}' does not name a file inside the model's folder"));
-        }
-        let path = self.dir.join(path);
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => {}
-            Ok(_) => return Err(format!("{} is not a file", self.shown.join(name).display())),
-            Err(e) => return Err(format!("{}: {}", self.shown.join(name).display(), io_reason(&e))),
-        }
-        self.repository.stays_inside(&path)?;
-        Ok(path)
-    }
-
-    fn labels(&mut self, config: &ModelConfig, report: &mut Report<'_>) -> BTreeMap<String, Arc<[String]>> {
-        let mut labels = BTreeMap::new();
-        for (i, output) in config.output.iter().enumerate().filter(|(_, o)| !o.label_filename.is_empty()) {
-            match self.named(&output.label_filename).and_then(|path| read_labels(&path)) {
-                Ok(names) => {
-                    labels.insert(output.name.clone(), names);
-                }
-                Err(e) => report.error(&format!("output[{i}].label_filename"), e),
-            }
-        }
-        labels
-    }
-
-    fn warmups(&mut self, config: &ModelConfig, report: &mut Report<'_>) -> Vec<Warmup> {
-        let mut warmups = Vec::new();
-        for (i, warmup) in config.model_warmup.iter().enumerate() {
-            let path = format!("model_warmup[{i}]");
-            if warmup.inputs.is_empty() {
-                report.error(&path, "has no inputs");
-            }
-            let mut inputs = BTreeMap::new();
-            for (name, input) in &warmup.inputs {
-                let path = format!("{path}.inputs[\"{name}\"]");
-                let Some(datatype) = datatype(input.data_type) else {
-                    report.error(&path, "has no data_type");
-                    continue;
-                };
-                let dims: Option<Vec<usize>> =
-                    input.dims.iter().map(|d| usize::try_from(*d).ok().filter(|d| *d > 0)).collect();
-                let Some(dims) = dims else {
-                    report.error(&path, "dims must be 1 or larger; a warm-up has no sizes that vary");
-                    continue;
-                };
-                let data = match &input.input_data_type {
-                    // As in Triton, naming the field is what counts.
-                    Some(model_warmup::input::InputDataType::ZeroData(_)) => WarmupData::Zero,
-                    Some(model_warmup::input::InputDataType::RandomData(_)) => WarmupData::Random,
-                    Some(model_warmup::input::InputDataType::InputDataFile(name)) => {
-                        match self.named(&format!("warmup/{name}")) {
-                            Ok(path) => WarmupData::File(path),
-                            Err(e) => {
-                                report.error(&path, e);
-                                continue;
-                            }
-                        }
-                    }
-                    None => {
-                        report.error(&path, "needs one of zero_data: true, random_data: true, input_data_file");
-                        continue;
-                    }
-                };
-                inputs.insert(name.clone(), WarmupInput { datatype, dims, data });
-            }
-            warmups.push(Warmup {
-                name: if warmup.name.is_empty() { format!("{}", i + 1) } else { warmup.name.clone() },
-                batch_size: warmup.batch_size.max(1),
-                count: warmup.count.max(1),
-                inputs,
-                batched: config.max_batch_size > 0,
-            });
-        }
-        warmups
-    }
-
-    /// The versions that the policy selects, each with its model file.
-    fn versions(
-        &mut self,
-        config: &ModelConfig,
-        format: Option<ModelFormat>,
-        report: &mut Report<'_>,
-    ) -> (ModelFormat, Vec<(u64, PathBuf)>) {
-        let mut present = BTreeSet::new();
-        for entry in fs::read_dir(self.dir).into_iter().flatten().flatten() {
-            if let Some(version) = entry.file_name().to_str().and_then(version_number)
-                && entry.path().is_dir()
-            {
-                present.insert(version);
-            }
-        }
-        let unknown = format.unwrap_or(ModelFormat::Onnx);
-        if present.is_empty() {
-            let file = self.shown.join("1").join(unknown.file_names().first().copied().unwrap_or_default());
-            report.error("", format!("no version folder; expected {}", file.display()));
-            return (unknown, Vec::new());
-        }
-        let selected = match config.version_policy.as_ref().and_then(|p| p.policy_choice.as_ref()) {
-            Some(PolicyChoice::All(_)) => present,
-            Some(PolicyChoice::Specific(specific)) => {
-                let wanted: BTreeSet<u64> = specific.versions.iter().filter_map(|v| u64::try_from(*v).ok()).collect();
-                let all: Vec<String> = present.iter().map(u64::to_string).collect();
-                for version in wanted.difference(&present) {
-                    let message = format!("there is no version {version} (there is: {})", all.join(", "));
-                    report.warn("version_policy.specific.versions", message);
-                }
-                let selected: BTreeSet<u64> = wanted.intersection(&present).copied().collect();
-                if selected.is_empty() {
-                    let message = format!("selects none of the versions {}", all.join(", "));
-                    report.error("version_policy.specific.versions", message);
-                }
-                selected
-            }
-            choice => {
-                let count = match choice {
-                    Some(PolicyChoice::Latest(latest)) => latest.num_versions as usize,
-                    _ => 1,
-                };
-                present.into_iter().rev().take(count).collect()
-            }
-        };
-        let mut versions = Vec::new();
-        let mut formats = BTreeSet::new();
-        for version in selected {
-            match self.model_file(version, &config.default_model_filename, format) {
-                Ok((found, path)) => {
-                    formats.insert(found.backend());
-                    versions.push((version, found, path));
-                }
-                Err(message) => report.error(
-                    if config.default_model_filename.is_empty() { "" } else { "default_model_filename" },
-                    message,
-                ),
-            }
-        }
-        if formats.len() > 1 {
-            report.error("backend", "the versions have different kinds of model files; say which one is meant");
-        }
-        let format = versions.first().map_or(unknown, |(_, format, _)| *format);
-        (format, versions.into_iter().map(|(version, _, path)| (version, path)).collect())
-    }
-
-    /// The model file of a version. `name` is the configuration's, or empty.
-    fn model_file(
-        &self,
-        version: u64,
-        name: &str,
-        format: Option<ModelFormat>,
-    ) -> Result<(ModelFormat, PathBuf), String> {
-        let folder = self.dir.join(version.to_string());
-        let shown = self.shown.join(version.to_string());
-        const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
-        let candidates: Vec<(ModelFormat, &str)> = if name.is_empty() {
-            FORMATS
-                .into_iter()
-                .filter(|f| format.is_none_or(|format| format == *f))
-                .flat_map(|f| f.file_names().iter().map(move |n| (f, *n)))
-                .collect()
-        } else {
-            if Path::new(name).components().count() != 1
-                || !Path::new(name).components().all(|c| matches!(c, Component::Normal(_)))
-            {
-                return Err(format!("'{name}' must be the name of a file in the version's folder"));
-            }
-            let emulated = name.contains(".emulated.");
-            vec![(format.unwrap_or(if emulated { ModelFormat::Emulated } else { ModelFormat::Onnx }), name)]
-        };
-        for (format, name) in &candidates {
-            // A folder of that name holds the graph beside its external weights.
-            for path in [folder.join(name), folder.join(name).join(name)] {
-                if path.is_file() {
-                    self.repository
-                        .stays_inside(&path)
-                        .map_err(|reason| format!("{}: {reason}", shown.join(name).display()))?;
-                    return Ok((*format, path));
-                }
-            }
-        }
-        let wanted = candidates.first().map_or("model.onnx", |(_, name)| *name);
-        let mut files: Vec<String> = fs::read_dir(&folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.file_name().to_string_lossy().into_owned())
-            .collect();
-        files.sort_unstable();
-        files.truncate(8);
-        let found =
-            if files.is_empty() { "the folder is empty".to_owned() } else { format!("found: {}", files.join(", ")) };
-        Err(format!("{} does not exist ({found})", shown.join(wanted).display()))
-    }
-}
-
-fn read_labels(path: &Path) -> Result<Arc<[String]>, String> {
-    let size = fs::metadata(path).map_err(|e| io_reason(&e))?.len();
-    if size > MAX_LABEL_BYTES {
-        return Err(format!("has {size} bytes; at most {MAX_LABEL_BYTES} are read"));
-    }
-    let bytes = fs::read(path).map_err(|e| io_reason(&e))?;
-    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned())?;
-    Ok(text.lines().map(str::to_owned).collect())
 }

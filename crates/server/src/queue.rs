@@ -6,7 +6,7 @@ use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
-use downbeat_repository::{ModelDefinition, TimeoutAction};
+use downbeat_repository::ModelDefinition;
 use parking_lot::Mutex;
 
 use crate::options::ServerOptions;
@@ -64,10 +64,7 @@ impl Queue {
         };
         let levels = batching.levels.iter().map(|level| PriorityLevel {
             max_queue: if level.max_queue_size == 0 { u32::MAX } else { level.max_queue_size },
-            timeout_action: match level.timeout_action {
-                TimeoutAction::Reject => cluster::TimeoutAction::Reject,
-                TimeoutAction::Delay => cluster::TimeoutAction::Delay,
-            },
+            timeout_action: level.timeout_action,
         });
         QueueOptions {
             max_batch: batching.max_batch_size.max(1),

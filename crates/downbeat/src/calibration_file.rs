@@ -32,16 +32,21 @@ impl Device {
     }
 }
 
+/// What is there; `None`: nothing yet.
+fn read(file: &Path) -> anyhow::Result<Option<Calibration>> {
+    let named = || format!("--save {}", file.display());
+    match std::fs::read_to_string(file) {
+        Ok(text) => Calibration::read(&text).map(Some).with_context(named),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(named),
+    }
+}
+
 /// Changes the file, or makes it.
 fn change(file: &Path, device: &Device, put: impl FnOnce(&mut Calibration)) -> anyhow::Result<()> {
     let named = || format!("--save {}", file.display());
-    let mut calibration = match std::fs::read_to_string(file) {
-        Ok(text) => Calibration::read(&text).with_context(named)?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Calibration::new(&device.name, device.units.units, device.units.grain)
-        }
-        Err(error) => return Err(error).with_context(named),
-    };
+    let new = || Calibration::new(&device.name, device.units.units, device.units.grain);
+    let mut calibration = read(file)?.unwrap_or_else(new);
     calibration.check_device(&device.name, device.units.units).with_context(named)?;
     put(&mut calibration);
     calibration.fit().with_context(named)?;
@@ -106,12 +111,7 @@ pub fn save_shares(file: &Path, profiled: &ProfiledModel, length: i64, report: &
 /// If a model is not in the file, or the pairs run in partitions, which the emulated device does not have.
 pub fn check_pairs(file: &Path, models: [&str; 2], split: Option<u32>) -> anyhow::Result<()> {
     ensure!(split.is_none(), "--save takes pairs without --split: the emulated device shares all its units");
-    let named = || format!("--save {}", file.display());
-    let there = match std::fs::read_to_string(file) {
-        Ok(text) => Calibration::read(&text).with_context(named)?.models,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return Err(error).with_context(named),
-    };
+    let there = read(file)?.map_or(Vec::new(), |calibration| calibration.models);
     for name in models {
         ensure!(
             there.iter().any(|model| model.name == name),

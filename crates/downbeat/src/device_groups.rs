@@ -101,7 +101,8 @@ fn named_file<'a>(key: &str, value: &'a Value) -> Option<&'a str> {
 
 fn read_file(file: &Path, key: &str) -> anyhow::Result<Value> {
     let shown = file.display();
-    let text = options_file::text(file).with_context(|| format!("cannot read the {key} in {shown}"))?;
+    let text = options_file::text(file, options_file::MAX_BYTES)
+        .with_context(|| format!("cannot read the {key} in {shown}"))?;
     let mut read: toml::Table = toml::from_str(&text).map_err(|error| anyhow!("{shown}: {}", error.message()))?;
     let value = read.remove(key).with_context(|| format!("{shown}: there is no table [{key}] in it"))?;
     let value = serde_json::to_value(value)?;

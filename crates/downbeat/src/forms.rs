@@ -116,7 +116,14 @@ pub fn address() -> Form<IpAddr> {
 pub fn path(unit: &'static str) -> Form<PathBuf> {
     let read = |given: &Given<'_>| given.text(Value::is_string, "a path").map(|text| given.folder.join(text));
     let write = |path: &PathBuf| quoted(&path.display());
-    Form { unit, values: "path".to_owned(), choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
+    Form {
+        unit,
+        values: "path".to_owned(),
+        choices: Vec::new(),
+        is_list: false,
+        read: Box::new(read),
+        write: Box::new(write),
+    }
 }
 
 /// `true` or `false`.
@@ -238,5 +245,12 @@ pub fn list<T: 'static>(of: Form<T>) -> Form<Vec<T>> {
         Written::Value(_) => read(given).map(|one| vec![one]),
     };
     let write = move |all: &Vec<T>| format!("[{}]", all.iter().map(&write).collect::<Vec<_>>().join(", "));
-    Form { unit, values: format!("list: {values}"), choices, is_list: true, read: Box::new(read), write: Box::new(write) }
+    Form {
+        unit,
+        values: format!("list: {values}"),
+        choices,
+        is_list: true,
+        read: Box::new(read),
+        write: Box::new(write),
+    }
 }

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, PolicyName,
+    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
+    MOST_THREADS, ModelOptions, PolicyName,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -181,7 +182,8 @@ fn device_policies() -> impl Iterator<Item = PolicyName> {
 }
 
 fn device_policy_help() -> String {
-    let policies = device_policies().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
+    let policies =
+        device_policies().map(|policy| format!("{policy} ({})", policy.about())).collect::<Vec<_>>().join(", ");
     format!("What makes batches on a device: {policies}")
 }
 

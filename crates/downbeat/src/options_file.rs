@@ -16,7 +16,7 @@ use crate::key::Key;
 use crate::keys::{KEYS, MODEL_KEYS};
 
 /// Largest file of options that is read, bytes.
-const MAX_BYTES: u64 = 1 << 20;
+pub const MAX_BYTES: u64 = 1 << 20;
 
 /// What are tables of what people name, and not of keys.
 const GROUPS: &str = "device.groups";
@@ -32,7 +32,7 @@ pub type Misplaced = (usize, String);
 /// If it cannot be read or is not as it should be, with the place.
 pub fn apply(path: &Path, draft: &mut Draft) -> anyhow::Result<()> {
     let folder = path.parent().unwrap_or(Path::new(""));
-    apply_text(&text(path)?, folder, draft).map_err(|error| anyhow!("{}:{error}", path.display()))
+    apply_text(&text(path, MAX_BYTES)?, folder, draft).map_err(|error| anyhow!("{}:{error}", path.display()))
 }
 
 /// Sets what the text of a file in `folder` says.
@@ -58,7 +58,7 @@ pub fn apply_text(text: &str, folder: &Path, draft: &mut Draft) -> Result<(), St
 /// If it does, with the first such option.
 pub fn check_of_models(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    let table: toml::Table = toml::from_str(&text(path)?).with_context(|| shown.to_string())?;
+    let table: toml::Table = toml::from_str(&text(path, MAX_BYTES)?).with_context(|| shown.to_string())?;
     let of_models = KEYS.iter().filter(|key| key.is_of_models).map(|key| first(key.path));
     let mut of_models: Vec<&str> = of_models.chain([PLACEMENT, MODELS]).collect();
     of_models.dedup();
@@ -78,11 +78,11 @@ fn first(path: &str) -> &str {
 ///
 /// # Errors
 /// If it cannot be read or is too large.
-pub fn text(path: &Path) -> anyhow::Result<String> {
+pub fn text(path: &Path, most_bytes: u64) -> anyhow::Result<String> {
     let shown = path.display();
     let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
-    if !metadata.is_file() || metadata.len() > MAX_BYTES {
-        bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
+    if !metadata.is_file() || metadata.len() > most_bytes {
+        bail!("{shown} is not a file of at most {most_bytes} bytes");
     }
     std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
 }

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use downbeat_core::{Duration, Time};
+use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{HAS_SOLVER, Method, Options, Workload, generate, plan};
 use downbeat_report::{Json, note, out};
 use downbeat_server::clock::Clock;
 
-use crate::plan_report::{PlanReport, read, read_plan, set_running};
+use crate::options_file::text;
+use crate::plan_report::{PlanReport, read_plan, set_running};
 use crate::units;
 
 /// How to get the solver, in one sentence.
@@ -66,7 +68,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
     let Some(path) = &args.workload else { bail!("no workload is given: downbeat plan WORKLOAD") };
     let shown = path.display();
-    let mut workload = Workload::parse(&read(path)?).map_err(|e| anyhow!("{shown}:{e}"))?;
+    let mut workload = Workload::parse(&text(path, MAX_BYTES)?).map_err(|e| anyhow!("{shown}:{e}"))?;
     if let Some(sub_clusters) = args.sub_clusters {
         workload.sub_clusters = sub_clusters as usize;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use downbeat_core::Duration;
 use downbeat_plan::words::{bytes, number};
 use downbeat_plan::workload::MAX_BYTES;
@@ -12,6 +12,8 @@ use downbeat_plan::{Plan, Problem, Workload};
 use downbeat_report::Table;
 use downbeat_server::options::PlacementPlan;
 use serde::Serialize;
+
+use crate::options_file::text;
 
 /// A plan for people and, as JSON, for programs.
 #[derive(Serialize, Debug)]
@@ -71,21 +73,8 @@ struct Move {
 /// If the file cannot be read, or is no such plan.
 pub fn read_plan(path: &Path) -> anyhow::Result<PlacementPlan> {
     let shown = path.display();
-    serde_json::from_str(&read(path)?)
+    serde_json::from_str(&text(path, MAX_BYTES)?)
         .with_context(|| format!("{shown} is not a plan that `downbeat plan --json` printed"))
-}
-
-/// Reads a file of a plan or a workload.
-///
-/// # Errors
-/// If it cannot be read, or is too large.
-pub fn read(path: &Path) -> anyhow::Result<String> {
-    let shown = path.display();
-    let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
-    if !metadata.is_file() || metadata.len() > MAX_BYTES {
-        bail!("{shown} is not a file of at most {MAX_BYTES} bytes");
-    }
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
 }
 
 /// Makes the plan the workload's running assignment. Models that only the plan has are gone; those that only the workload has are new.

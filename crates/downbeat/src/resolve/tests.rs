@@ -1,0 +1,527 @@
+//! What files and flags come to together, and what is said of wrong ones.
+
+use downbeat_core::Duration;
+use downbeat_server::options::{
+    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, PolicyName, RunLimits,
+};
+use serde_json::json;
+
+use super::*;
+
+fn flags(arguments: &[&str]) -> ServeFlags {
+    use clap::{Args, FromArgMatches};
+    let command = ServeFlags::augment_args(clap::Command::new("serve").no_binary_name(true));
+    ServeFlags::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
+}
+
+fn merge(file: &str, arguments: &[&str]) -> anyhow::Result<ServerOptions> {
+    let mut draft = Draft::default();
+    options_file::apply_text(file, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
+    flags(arguments).keys.apply(&mut draft)?;
+    finish(draft)
+}
+
+fn merged(file: &str, arguments: &[&str]) -> ServerOptions {
+    merge(file, arguments).unwrap()
+}
+
+fn refused(file: &str, arguments: &[&str]) -> String {
+    merge(file, arguments).unwrap_err().to_string()
+}
+
+/// What is said of a file alone.
+fn error(file: &str) -> String {
+    options_file::apply_text(file, Path::new(""), &mut Draft::default()).unwrap_err()
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    assert_eq!(merged("", &["models"]), ServerOptions::new("models".into()));
+}
+
+#[test]
+fn a_file_can_say_everything() {
+    let file = r#"
+        repository = "models"
+        server_name = "triton"
+        host = "127.0.0.1"
+        http_address = "127.0.0.2"
+        grpc_address = "127.0.0.3"
+        metrics_address = "127.0.0.4"
+        http_port = 9000
+        grpc_port = false
+        metrics_port = 0
+        engine = "cuda"
+        threads = 2
+        devices = 3
+        load_threads = 5
+        scheduler_shards = 4
+        scheduler = "deferred"
+        drop = "head"
+        slo_ms = 12.5
+        max_queue_size = 7
+        max_queue_wait_s = 1.5
+        default_max_batch_size = 16
+        max_body_bytes = "1M"
+        max_grpc_message_bytes = "3M"
+        max_in_flight_bytes = "1G"
+        run_memory_bytes = "2G"
+        model_memory_bytes = "3G"
+        shared_memory = true
+        max_connections = 50
+        idle_timeout_s = 0
+        transfer_timeout_s = 2.5
+        min_rate = "1K"
+        shutdown_grace_s = 1
+        drain_timeout_s = 2
+        run_timeout_s = 3
+        run_timeout_factor = 7
+        load_run_timeout_s = 0
+        decision_log = "decisions"
+        strict_readiness = false
+        allow_empty = true
+        auto_complete_config = false
+        exit_on_error = true
+        exit_when_not_live = true
+        [cuda]
+        gpus = [1, 0]
+        missing = "cpu"
+        memory_limit_mb = 4096
+        tf32 = false
+        graphs = false
+        metrics_every_s = 0.5
+        nhwc = true
+        [model_control]
+        mode = "poll"
+        poll_s = 0.5
+        [device]
+        policy = "windowed"
+        partitions = ["0-3,8", "4"]
+        [[device.groups]]
+        models = ["digits", "*"]
+        policy = "elastic"
+        pad = true
+        max_length = 128
+        mixes = { 4 = "4", 8 = "8" }
+        max_running = 8
+        ring_slots = 64
+        [[device.groups]]
+        models = ["encoder"]
+        policy = "staged"
+        window_ms = 0
+        stages = 4
+        buffer_pairs = 3
+        comp_wait_ms = 2.5
+        lengths = true
+        operators = "auto"
+        load = false
+        [[device.groups]]
+        models = ["mlp"]
+        window_ms = 0
+        fill = true
+        [profiling]
+        enabled = false
+        budget_s = 1.5
+        cache_dir = "cache"
+        [autoscale]
+        bad_threshold = 0.02
+        idle_threshold = 0.5
+        spare = 0.2
+        grow_window_s = 5
+        shrink_window_s = 120
+        min_requests = 10
+        min_devices = 2
+        max_devices = 8
+        [log]
+        format = "json"
+        level = "debug"
+        [placement]
+        digits = [0, 2]
+        mlp = [1]
+        [models.digits]
+        slo_ms = 5
+        scheduler = "route"
+        drop = "none"
+        max_queue_size = 1
+        gpu_memory_mb = 3000
+        partition = 1
+        max_queue_wait_s = 0
+        threads = 2
+    "#;
+    let options = merged(file, &[]);
+    let ms = Duration::from_millis;
+    assert_eq!(options.repositories, [Path::new("models")]);
+    assert_eq!((options.server_name.as_str(), options.host.to_string().as_str()), ("triton", "127.0.0.1"));
+    assert_eq!((options.http_port, options.grpc_port, options.metrics_port), (Some(9000), None, Some(0)));
+    assert_eq!((options.engine, options.threads, options.devices), (EngineChoice::Cuda, 2, 3));
+    let cuda = CudaOptions {
+        devices: vec![1, 0],
+        missing: CudaMissing::Cpu,
+        memory_limit: Some(4096 << 20),
+        tf32: false,
+        graphs: false,
+        nhwc: true,
+        ..CudaOptions::default()
+    };
+    assert_eq!(options.cuda, cuda);
+    assert_eq!(options.gpu_metrics_every, ms(500));
+    let every = |flags: &[&str]| merged("", &[flags, &["models"]].concat()).gpu_metrics_every;
+    assert_eq!((every(&[]), every(&["--metrics-interval-ms=100"])), (ms(2_000), ms(100)));
+    assert_eq!(every(&["--metrics-interval-ms=100", "--allow-gpu-metrics=false"]), Duration::ZERO);
+    assert_eq!((options.scheduler_shards, options.load_threads), (4, 5));
+    assert_eq!((options.dispatch, options.drop), (DispatchPolicy::Deferred, Some(DropPolicy::Head)));
+    assert_eq!(options.default_slo, Some(Duration::from_micros(12_500)));
+    assert_eq!((options.max_queue_size, options.default_max_batch_size), (7, 16));
+    assert_eq!((options.max_queue_wait("other"), options.max_queue_wait("digits")), (Some(ms(1500)), None));
+    assert_eq!((options.max_grpc_message_bytes, options.max_in_flight_bytes), (3 << 20, Some(1 << 30)));
+    assert_eq!((options.run_memory_bytes, options.model_memory_bytes), (Some(2 << 30), Some(3 << 30)));
+    assert_eq!(merged(file, &["--model-memory-bytes=0"]).model_memory_bytes, Some(0));
+    assert_eq!(merged("run_memory_bytes = 0", &["models"]).run_memory_bytes, Some(0));
+    assert_eq!(merged("", &["--run-memory-bytes=0", "models"]).run_memory_bytes, Some(0));
+    assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
+    assert!(merged("", &["--shared-memory", "models"]).shared_memory);
+    assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });
+    assert_eq!((options.max_body_bytes, options.max_connections, options.min_rate), (1 << 20, 50, 1 << 10));
+    assert_eq!((options.idle_timeout, options.transfer_timeout), (ms(0), ms(2500)));
+    assert_eq!((options.shutdown_grace, options.drain_timeout), (ms(1000), ms(2000)));
+    assert_eq!(options.decision_log.as_deref(), Some(Path::new("decisions")));
+    let addresses = [options.http_address, options.grpc_address, options.metrics_address];
+    assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);
+    assert!(!options.strict_readiness && options.allow_empty && !options.auto_complete_config && options.exit_on_error);
+    assert!(options.exit_when_not_live && !merged(file, &["--exit-when-not-live=false"]).exit_when_not_live);
+    assert!(merged("", &["--exit-when-not-live", "models"]).exit_when_not_live);
+    assert_eq!(options.model_control, ModelControl::Poll { every: ms(500) });
+    assert_eq!((options.device.policy.name(), options.device.groups.len()), ("windowed", 3));
+    assert_eq!(options.device.partitions, ["0-3,8", "4"]);
+    let group = &options.device.groups[0];
+    assert_eq!((group.models.join(" "), group.policy), ("digits *".to_owned(), "elastic".parse().ok()));
+    let settings =
+        json!({ "pad": true, "max_length": 128, "mixes": { "4": "4", "8": "8" }, "max_running": 8, "ring_slots": 64 });
+    assert_eq!(json!(group.settings), settings);
+    let settings = json!({
+        "window_ms": 0, "stages": 4, "buffer_pairs": 3, "comp_wait_ms": 2.5, "lengths": true, "operators": "auto", "load": false
+    });
+    assert_eq!(json!(options.device.groups[1].settings), settings);
+    let group = &options.device.groups[2];
+    assert_eq!((group.policy, json!(group.settings)), (None, json!({ "window_ms": 0, "fill": true })));
+    assert!(!options.profiling.enabled);
+    assert_eq!(options.profiling.budget, ms(1500));
+    assert_eq!(options.profiling.cache_dir.as_deref(), Some(Path::new("cache")));
+    assert_eq!((options.log.format, options.log.level.as_str()), (LogFormat::Json, "debug"));
+    let autoscale = AutoscaleOptions {
+        bad_threshold: 0.02,
+        idle_threshold: 0.5,
+        spare: 0.2,
+        grow_window: ms(5_000),
+        shrink_window: ms(120_000),
+        min_requests: 10,
+        min_devices: 2,
+        max_devices: 8,
+    };
+    assert_eq!(options.autoscale, Some(autoscale));
+    assert_eq!(merged("[autoscale]\nenabled = false", &["m"]).autoscale, None);
+    let placement = [("digits".to_owned(), vec![0, 2]), ("mlp".to_owned(), vec![1])];
+    assert_eq!(options.placement, placement.into());
+    let digits = &options.models["digits"];
+    assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
+    assert_eq!((digits.gpu_memory, digits.partition), (Some(3000 << 20), Some(1)));
+    assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
+}
+
+#[test]
+fn the_example_file_says_the_defaults_and_names_every_option() {
+    let text = include_str!("../../../../examples/downbeat.toml");
+    let mut options = merged(text, &["models"]);
+    assert_eq!(options.models.remove("digits"), Some(Default::default()));
+    assert_eq!(options, ServerOptions::new("models".into()));
+    // What is commented out parses, too, where it does not contradict the rest.
+    let uncommented: String = text
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(option) if option.split_once(" = ").is_some_and(|(name, _)| !name.contains(' ')) => option,
+            _ => line,
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let options = merged(&uncommented.replace("mode = \"none\"", "mode = \"explicit\""), &[]);
+    assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["digits".into()] });
+    assert!(options.default_slo.is_some() && options.profiling.cache_dir.is_some() && options.decision_log.is_some());
+    assert_eq!(options.models["digits"].max_queue_size, Some(100));
+}
+
+#[test]
+fn flags_win_over_the_file_one_by_one() {
+    let file =
+        "repository = 'a'\nhttp_port = 9000\nslo_ms = 100\ndrop = 'head'\n[models.m]\nslo_ms = 50\ndrop = 'none'";
+    assert_eq!(merged(file, &["b", "--default-slo-ms", "7"]).default_slo, Some(Duration::from_millis(7)));
+    let options = merged(file, &["b", "--http-port", "off", "--slo-ms", "m=20", "--slo-ms", "n=30"]);
+    assert_eq!(options.repositories, [Path::new("b")]);
+    assert_eq!(options.http_port, None);
+    assert_eq!(options.default_slo, Some(Duration::from_millis(100)));
+    assert_eq!(options.drop, Some(DropPolicy::Head));
+    assert_eq!(options.models["m"].slo, Some(Duration::from_millis(20)));
+    assert_eq!(options.models["m"].drop, Some(DropPolicy::None), "what the flag does not say stays");
+    assert_eq!(options.models["n"].slo, Some(Duration::from_millis(30)));
+}
+
+#[test]
+fn naming_a_model_to_load_is_explicit_control() {
+    let options = merged("", &["m", "--load-model", "a", "--load-model", "b"]);
+    assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["a".into(), "b".into()] });
+    assert!(refused("", &["m", "--load-model", "a", "--model-control-mode", "none"]).contains("only in mode explicit"));
+}
+
+#[test]
+fn flags_of_triton_mean_their_counterparts() {
+    let options = merged(
+        "",
+        &[
+            "--model-repository=a",
+            "--model-store=b",
+            "--id=triton",
+            "--http-address=localhost",
+            "--grpc-address=127.0.0.2",
+            "--allow-metrics=false",
+            "--allow-http=1",
+            "--http-port=9000",
+            "--log-verbose=1",
+            "--log-info=true",
+            "--log-format=ISO8601",
+            "--strict-model-config=true",
+            "--exit-on-error=true",
+            "--strict-readiness=false",
+            "--exit-timeout-secs=5",
+            "--model-control-mode=explicit",
+            "--load-model=x",
+            "--model-load-thread-count=4",
+            "--backend-config=onnxruntime,default-max-batch-size=7",
+        ],
+    );
+    assert_eq!(options.repositories, [Path::new("a"), Path::new("b")]);
+    assert_eq!((options.server_name.as_str(), options.http_port, options.metrics_port), ("triton", Some(9000), None));
+    let addresses = [options.http_address, options.grpc_address, options.metrics_address];
+    assert_eq!(addresses.map(|a| a.unwrap().to_string()), ["127.0.0.1", "127.0.0.2", "127.0.0.1"]);
+    assert_eq!((options.log.level.as_str(), options.log.format), ("debug", LogFormat::Text));
+    assert!(!options.auto_complete_config && options.exit_on_error && !options.strict_readiness);
+    assert_eq!((options.drain_timeout, options.default_max_batch_size), (Duration::from_millis(5_000), 7));
+    assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["x".into()] });
+    assert_eq!(options.load_threads, 4);
+    let level = |flags: &[&str]| merged("", &[&["m"], flags].concat()).log.level;
+    assert_eq!(level(&["--log-info=false"]), "warn");
+    assert_eq!(level(&["--log-info=0", "--log-warning=0", "--log-error=1"]), "error");
+    assert_eq!(level(&["--log-verbose=0", "--log-info=1"]), "info");
+    assert_eq!(level(&["--log-verbose=1", "--log-level", "warn"]), "warn");
+}
+
+#[test]
+fn flags_of_triton_without_a_counterpart_are_named_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let given = [
+        "m",
+        "--http-thread-count=8",
+        "--trace-config",
+        "rate=1",
+        "--trace-config=level=TIMESTAMPS",
+        "--backend-config=tensorrt,x=1",
+        "--grpc-use-ssl=false",
+    ];
+    let resolved = resolve(&flags(&given), folder.path()).unwrap();
+    assert_eq!(
+        resolved.options.notices,
+        [
+            "passed over, as nothing here corresponds to them: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses them)"
+        ]
+    );
+    let refused = |more: &str| resolve(&flags(&[&given[..], &[more]].concat()), folder.path()).unwrap_err().to_string();
+    assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
+    for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
+        assert!(refused(closes).contains("would leave open what it is to close"), "{closes}");
+    }
+    let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), folder.path()).unwrap();
+    assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    assert!(refused("", &[]).starts_with("no model repository is given"));
+    assert_eq!(
+        refused("", &["m", "--http-port", "8001"]),
+        "HTTP and gRPC both have port 8001; give one of them another"
+    );
+    assert!(refused("", &["m", "--http-port", "off", "--grpc-port", "off"]).contains("nothing could be asked"));
+    let spare = refused("autoscale.spare = 0.5", &["m"]);
+    assert_eq!(spare, "[autoscale]: spare (0.5) is above idle_threshold (0.25); it must be at most that");
+    assert!(refused("devices = 257", &["m"]).contains("at most 256"));
+    let named = refused("engine = 'rten'", &["m", "--gpus", "0,1"]);
+    assert_eq!(named, "GPUs are named (--gpus), and the engine 'rten' runs on none; choose the engine cuda");
+    assert!(refused("[cuda]\nmemory_limit_mb = 0", &["m"]).contains("must be at least 1"));
+    let flags = ["m", "--gpus", "2,0", "--cuda-missing", "cpu", "--cuda-memory-limit-mb", "1", "--no-tf32"];
+    let cuda = merged("[cuda]\ngpus = [1]\nmemory_limit_mb = 7", &flags).cuda;
+    assert_eq!((cuda.devices, cuda.memory_limit, cuda.tf32), (vec![2, 0], Some(1 << 20), false));
+    assert!(refused("scheduler_shards = 65", &["m"]).contains("at most 64"));
+    assert!(refused("load_threads = 0", &["m"]).contains("must be 1 to 64"));
+    let any = merged("", &["m", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
+    assert_eq!(any.http_port, Some(0), "0 is any free port, so all may have it");
+}
+
+#[test]
+fn wrong_device_groups_are_refused() {
+    let group = |text: &str| refused(&format!("[[device.groups]]\n{text}"), &["m"]);
+    assert!(group("models = []").contains("a group without models"));
+    assert!(group("models = ['a', 'a']").contains("model 'a' is named twice"));
+    assert!(group("models = ['a']\n[[device.groups]]\nmodels = ['a']").contains("model 'a' is named twice"));
+    assert!(group("models = ['a']\nstages = 0").contains("at least 1"));
+    assert!(group("models = ['a']\nstages = 2\ncut_at = ['x']").contains("leave one of them out"));
+    assert!(
+        group("models = ['a']\nmixes = { 4 = '3' }").contains("of 'a': mixes: a lane's batch size is a power of two")
+    );
+    assert!(group("models = ['a']\nmixes = { four = '4' }").contains("'four' is not a load"));
+    assert!(group("models = ['a']\nmixes = 'gone.toml'").contains("cannot read the mixes in gone.toml"));
+    let both = group("models = ['a']\npolicy = 'elastic'\n[models.a]\nscheduler = 'eager'");
+    assert!(both.starts_with("model 'a': the device policy 'elastic' makes the model's batches"), "{both}");
+    assert!(refused("scheduler = 'route'", &["m"]).contains("another device policy"));
+    assert_eq!(merged("", &["m", "--device-policy", "windowed"]).device.policy.name(), "windowed");
+    let error = error("[[device.groups]]\nmodels = ['a']\nload = 'yes'");
+    assert!(error.starts_with("3:8: 'yes' is not true, false or \"auto\""), "{error}");
+}
+
+#[test]
+fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place() {
+    let error = |text: &str| error(&format!("[[device.groups]]\nmodels = ['a']\n{text}"));
+    let other = error("stages = 2\npolicy = 'windowed'");
+    assert!(
+        other.starts_with("3:1: unknown setting 'stages': the policy windowed does not know it, only staged"),
+        "{other}"
+    );
+    assert!(error("policy = 'exclusive'\npad = true").starts_with("4:1: unknown setting 'pad'"));
+    assert_eq!(error("policy = 'windowed'\nwindo_ms = 2"), "4:1: unknown option 'windo_ms'; did you mean 'window_ms'?");
+    assert_eq!(error("polcy = 'windowed'"), "3:1: unknown option 'polcy'; did you mean 'policy'?");
+    assert!(error("zzzz = 2").starts_with("3:1: unknown setting 'zzzz'; here are allowed: buffer_pairs, comp_wait_ms"));
+    assert!(
+        error("policy = 'windowd'").starts_with("3:10: unknown device policy 'windowd'; expected one of: exclusive, ")
+    );
+    assert!(error("window_ms = -1").starts_with("3:13: -1 ms: must be between 0 and a day"));
+    assert!(error("mixes = 5").starts_with("3:9: mixes is \"naive\", a file, or a table of lanes by load"));
+    assert!(error("exits = [{ outputs = 'a' }]").starts_with("3:9: unknown field `outputs`"));
+}
+
+/// With these tests, and those of `sim` and `server` that go through the table, a line in it is all that makes a policy known.
+#[test]
+fn every_policy_of_the_table_is_known_to_the_configuration_and_the_command_line() {
+    for policy in PolicyName::all() {
+        let name = policy.name();
+        assert_eq!(merged("", &["m", "--device-policy", name]).device.policy, policy);
+        assert_eq!(merged(&format!("[device]\npolicy = '{name}'"), &["m"]).device.policy, policy);
+        let text = format!("[[device.groups]]\nmodels = ['a']\npolicy = '{name}'");
+        assert_eq!(merged(&text, &["m"]).chosen_policy("a", None).unwrap().name, policy);
+        for key in policy.keys() {
+            let error = error(&format!("{text}\n{key} = [[1]]"));
+            assert!(error.starts_with("4:") && !error.contains("unknown"), "{name} {key}: {error}");
+        }
+        let help = <ServeFlags as clap::Args>::augment_args(clap::Command::new("serve")).render_long_help().to_string();
+        assert!(help.contains(&format!("{name} ({})", policy.about())), "{help}");
+    }
+}
+
+#[test]
+fn lanes_are_read_from_a_file_beside_the_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, lanes) = (folder.path().join("downbeat.toml"), folder.path().join("lanes.toml"));
+    std::fs::write(&options, "repository = 'm'\n[[device.groups]]\nmodels = ['a']\nmixes = 'lanes.toml'").unwrap();
+    std::fs::write(&lanes, "[mixes]\n4 = '4'\n16 = '4,4,8'").unwrap();
+    let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+    assert_eq!(resolved.options.device.groups[0].settings["mixes"], json!({ "4": "4", "16": "4,4,8" }));
+    std::fs::write(&lanes, "[mixes]\n4 = '5'").unwrap();
+    let error = resolve(&flags(&[]), folder.path()).unwrap_err();
+    assert!(format!("{error:#}").contains("lanes.toml: a lane's batch size is a power of two"), "{error:#}");
+}
+
+#[test]
+fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
+    assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
+    assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
+    assert!(error("[models.m]\nzzzz = 5").contains(
+        "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, gpu_memory_mb, partition"
+    ));
+    assert!(
+        error("http_port = 99999").starts_with("1:13: '99999' is not a port: 0 to 65535, or off (false in a file)")
+    );
+    assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
+    let undivided = refused("[models.m]\npartition = 0", &["models"]);
+    assert!(undivided.starts_with("[models.m] partition is 0, and the devices are not divided"), "{undivided}");
+    assert!(error("[models.m]\ngpu_memory_mb = 0").starts_with("2:17: 0: must be at least 1"));
+    assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
+    assert!(error("max_body_bytes = '1T'").contains("is not a size"));
+    assert!(error("model_memory_bytes = 'all'").contains("'all' is not a size"));
+    assert!(error("model_memory_bytes = -1").contains("'-1' is not a size"));
+    assert!(error("a = [").starts_with("1:"));
+}
+
+#[test]
+fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    std::fs::create_dir_all(models.join("m")).unwrap();
+    let resolved = |text: &str, arguments: &[&str], started_in: &Path| {
+        std::fs::write(models.join("downbeat.toml"), text).unwrap();
+        resolve(&flags(arguments), started_in).map_err(|error| format!("{error:#}"))
+    };
+    let allowed =
+        "slo_ms = 5\nscheduler = 'eager'\nmax_queue_size = 3\n[device]\npolicy = 'exclusive'\n[models.m]\nslo_ms = 1";
+    resolved(allowed, &["models"], folder.path()).unwrap();
+    let others = [
+        ("model_control", "[model_control]\nmode = 'explicit'"),
+        ("decision_log", "decision_log = '/var/log'"),
+        ("host", "host = '0.0.0.0'"),
+        ("repository", "repository = '/'"),
+        ("profiling", "slo_ms = 5\n[profiling]\ncache_dir = '/tmp'"),
+    ];
+    for (key, text) in others {
+        let error = resolved(text, &["models"], folder.path()).unwrap_err();
+        assert!(error.contains("models/downbeat.toml lies in the model repository"), "{error}");
+        assert!(error.contains(&format!("'{key}' has to come from")) && error.contains("--config"), "{error}");
+    }
+    // However the server came to it.
+    let error = resolved("host = '0.0.0.0'", &["."], &models).unwrap_err();
+    assert!(error.contains("lies in the model repository"), "{error}");
+    let error = resolved("repository = '.'", &[], &models).unwrap_err();
+    assert!(error.contains("lies in the model repository"), "{error}");
+    // A person who names it means it.
+    resolved("host = '0.0.0.0'", &["models", "--config", "models/downbeat.toml"], folder.path()).unwrap();
+}
+
+#[test]
+fn the_repository_of_other_commands_is_that_of_the_file_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let found = |given: Option<&str>| repository_of("m", given.map(Path::new), folder.path());
+    assert_eq!(found(None).unwrap(), Path::new(EXAMPLES));
+    std::fs::write(folder.path().join(FILE_NAME), "repository = 'mine'").unwrap();
+    assert_eq!(found(None).unwrap(), folder.path().join("mine"));
+    assert_eq!(found(Some("given")).unwrap(), Path::new("given"));
+    std::fs::write(folder.path().join(FILE_NAME), "repository = ['mine', 'other']").unwrap();
+    std::fs::create_dir_all(folder.path().join("other/m")).unwrap();
+    assert_eq!(found(None).unwrap(), folder.path().join("other"));
+    std::fs::write(folder.path().join(FILE_NAME), "repo = 'mine'").unwrap();
+    assert!(found(None).unwrap_err().to_string().contains("unknown option 'repo'"));
+}
+
+#[test]
+fn the_file_is_found_and_its_paths_are_relative_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("models")).unwrap();
+    std::fs::write(folder.path().join("models/downbeat.toml"), "slo_ms = 7").unwrap();
+    let resolved = resolve(&flags(&["models"]), folder.path()).unwrap();
+    assert_eq!(resolved.options.default_slo, Some(Duration::from_millis(7)));
+    assert_eq!(resolved.file, Some(folder.path().join("models/downbeat.toml")));
+
+    std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();
+    let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+    assert_eq!(resolved.options.http_port, Some(2));
+    assert_eq!(resolved.options.repositories, [folder.path().join("models")]);
+
+    std::fs::write(folder.path().join("other.toml"), "http_port = 3").unwrap();
+    let resolved = resolve(&flags(&["models", "--config", "other.toml"]), folder.path()).unwrap();
+    assert_eq!(resolved.options.http_port, Some(3));
+    let error = resolve(&flags(&["models", "--config", "missing.toml"]), folder.path()).unwrap_err();
+    assert!(format!("{error:#}").contains("missing.toml: No such file"), "{error:#}");
+}

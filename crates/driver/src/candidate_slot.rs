@@ -67,7 +67,7 @@ impl Versioned {
 
     fn read(&self) -> Result<Option<Candidate>, BeingWritten> {
         let version = self.version.load(Ordering::Acquire);
-        let mut words = [0; 6];
+        let mut words = [0; 7];
         for (value, word) in words.iter_mut().zip(&self.words) {
             *value = word.load(Ordering::Relaxed);
         }
@@ -80,17 +80,19 @@ impl Versioned {
 }
 
 /// Items first; 0: there is no candidate.
-fn to_words(candidate: Option<Candidate>) -> [u64; 6] {
-    candidate.map_or([0; 6], |Candidate { size, exec, latest, since, delay, pace }| {
-        [u64::from(size), exec.as_nanos(), latest.as_nanos(), since.as_nanos(), delay.as_nanos(), pace.as_nanos()]
+fn to_words(candidate: Option<Candidate>) -> [u64; 7] {
+    candidate.map_or([0; 7], |Candidate { size, exec, latest, since, delay, takes, pace }| {
+        let spans = [delay, takes, pace].map(Duration::as_nanos);
+        [u64::from(size), exec.as_nanos(), latest.as_nanos(), since.as_nanos(), spans[0], spans[1], spans[2]]
     })
 }
 
-fn from_words([size, exec, latest, since, delay, pace]: [u64; 6]) -> Option<Candidate> {
+fn from_words([size, exec, latest, since, delay, takes, pace]: [u64; 7]) -> Option<Candidate> {
     let (time, span) = (Time::from_nanos, Duration::from_nanos);
     let size = u32::try_from(size).unwrap_or(u32::MAX);
     let (exec, latest, since) = (time(exec), time(latest), time(since));
-    (size > 0).then_some(Candidate { size, exec, latest, since, delay: span(delay), pace: span(pace) })
+    let (delay, takes, pace) = (span(delay), span(takes), span(pace));
+    (size > 0).then_some(Candidate { size, exec, latest, since, delay, takes, pace })
 }
 
 /// A candidate could not be read because it is being replaced.
@@ -104,7 +106,8 @@ mod tests {
     fn candidate(size: u32) -> Option<Candidate> {
         let (n, ns) = (u64::from(size), Duration::from_nanos);
         let (exec, latest) = (Time::from_nanos(n + 100), Time::from_nanos(n + 200));
-        Some(Candidate { size, exec, latest, since: Time::from_nanos(n + 500), delay: ns(n + 300), pace: ns(n + 400) })
+        let (since, delay, takes, pace) = (Time::from_nanos(n + 500), ns(n + 300), ns(n + 600), ns(n + 400));
+        Some(Candidate { size, exec, latest, since, delay, takes, pace })
     }
 
     const KIND: DeviceKind = DeviceKind(0);

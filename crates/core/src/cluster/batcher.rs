@@ -141,7 +141,8 @@ impl Batcher {
             bound = if self.wake_margin > Duration::ZERO { StartBound::WakeMargin } else { StartBound::Latest };
         }
         let exec = opens.max(now + delay).max(free_at);
-        Formed { prefix, candidate: Candidate { size, exec, latest, since, delay, pace: *pace }, opens, bound }
+        let takes = profile.latency(size);
+        Formed { prefix, candidate: Candidate { size, exec, latest, since, delay, takes, pace: *pace }, opens, bound }
     }
 
     /// The batch whose window is open when it gets to a device that is free at `free_at`, if it is sent now.

@@ -35,6 +35,11 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.heap.first().copied()
     }
 
+    /// All ids, in no order that means anything.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.heap.iter().map(|(_, id)| *id)
+    }
+
     /// The key of `id`.
     pub fn get(&self, id: u32) -> Option<K> {
         self.find(id).map(|at| self.heap[at].0)

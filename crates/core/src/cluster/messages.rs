@@ -20,6 +20,8 @@ pub struct Candidate {
     pub since: Time,
     /// How long before its start it is sent: [`super::NetworkBudget::delay`] of its size.
     pub delay: Duration,
+    /// How long it runs there, `l(size)`.
+    pub takes: Duration,
     /// `l(max_batch)` of the model on this kind, by which the kinds are compared: the least is the fastest.
     pub pace: Duration,
 }

@@ -16,7 +16,7 @@ const KIND: DeviceKind = DeviceKind(0);
 
 fn candidate(delay: u64, pace: u64) -> Option<Candidate> {
     let (latest, since) = (at(1_000), at(0));
-    Some(Candidate { size: 1, exec: at(0), latest, since, delay: ms(delay), pace: ms(pace) })
+    Some(Candidate { size: 1, exec: at(0), latest, since, delay: ms(delay), takes: ms(10), pace: ms(pace) })
 }
 
 /// Devices of one kind with such loads, and a model.

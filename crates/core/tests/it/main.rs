@@ -22,3 +22,4 @@ mod section_4_2;
 mod shards;
 
 mod starvation;
+mod turns;

@@ -15,7 +15,8 @@ fn candidate(exec: u64, latest: u64) -> Option<Candidate> {
 
 fn candidate_since(since: u64, exec: u64, latest: u64) -> Option<Candidate> {
     let (delay, pace) = (Duration::ZERO, Duration::from_millis(37));
-    Some(Candidate { size: 1, exec: at(exec), latest: at(latest), since: at(since), delay, pace })
+    let takes = Duration::from_millis(6);
+    Some(Candidate { size: 1, exec: at(exec), latest: at(latest), since: at(since), delay, takes, pace })
 }
 
 fn queue(drop: DropPolicy) -> ModelQueue {

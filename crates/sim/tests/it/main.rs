@@ -18,6 +18,7 @@ mod pace;
 mod runs;
 mod section_3_5;
 mod table_2;
+mod turns;
 mod world;
 mod world_checker;
 mod world_files;

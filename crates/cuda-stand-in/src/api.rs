@@ -4,7 +4,7 @@
 
 use crate::result::{CUresult::*, Outcome};
 
-/// Defines entry points: `name(arguments) Needs |session| { body }`, and the function `symbol` that finds them by name.
+/// Defines entry points: `name(arguments) Needs |session| { body }`, and the list of their names.
 macro_rules! api {
     ($($name:ident($($arg:ident: $type:ty),* $(,)?) $needs:ident |$session:ident| $body:block)*) => {
         $(
@@ -14,15 +14,8 @@ macro_rules! api {
             }
         )*
 
-        /// The address of an entry point defined here.
-        pub fn symbol(name: &str) -> Option<*mut std::ffi::c_void> {
-            $(
-                if name == stringify!($name) {
-                    return Some($name as *mut std::ffi::c_void);
-                }
-            )*
-            None
-        }
+        /// The names of the entry points defined here.
+        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
@@ -31,29 +24,25 @@ mod device;
 mod event;
 mod graph;
 mod green;
-mod mapping;
 mod memory;
 mod pool;
 mod stream;
-mod unsupported;
 
 pub use green::Resource;
 
-/// The address of an entry point.
-pub fn symbol(name: &str) -> Option<*mut std::ffi::c_void> {
-    let found = [
-        copy::symbol,
-        device::symbol,
-        event::symbol,
-        graph::symbol,
-        green::symbol,
-        memory::symbol,
-        mapping::symbol,
-        pool::symbol,
-        stream::symbol,
-        unsupported::symbol,
+/// Whether there is an entry point of this name.
+pub fn has(name: &str) -> bool {
+    let all = [
+        copy::NAMES,
+        device::NAMES,
+        event::NAMES,
+        graph::NAMES,
+        green::NAMES,
+        memory::NAMES,
+        pool::NAMES,
+        stream::NAMES,
     ];
-    found.into_iter().find_map(|symbol| symbol(name))
+    all.concat().contains(&name)
 }
 
 /// Writes a result where the caller asked for it; a null pointer is an error, as in the driver.

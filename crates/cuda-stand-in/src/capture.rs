@@ -3,7 +3,6 @@
 //! A capture that several streams take part in is written down as one sequence, in the order of the calls: a GPU may overlap what a
 //! launch here runs one after another.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::thread::{self, ThreadId};
@@ -38,7 +37,7 @@ impl Mode {
 
 /// The calls that may disturb a capture: the documentation names allocations, and what waits for more than one stream. Of those that it does not name,
 /// event queries are known to fail.
-const UNSAFE: [&str; 17] = [
+const UNSAFE: [&str; 16] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostAlloc",
@@ -51,21 +50,11 @@ const UNSAFE: [&str; 17] = [
     "cuMemcpyDtoD_v2",
     "cuMemcpy",
     "cuMemsetD8_v2",
-    "cuMemsetD32_v2",
     "cuEventQuery",
     "cuEventSynchronize",
     "cuEventElapsedTime",
     "cuEventElapsedTime_v2",
 ];
-
-thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
-}
-
-/// Sets the mode of this thread and gives the one before.
-pub fn exchange_mode(mode: Mode) -> Mode {
-    MODE.replace(mode)
-}
 
 /// A capture under way.
 #[derive(Debug)]
@@ -125,14 +114,11 @@ impl Machine {
         if self.captures.is_empty() || !UNSAFE.contains(&call) {
             return Ok(());
         }
-        let (thread, mode) = (thread::current().id(), MODE.get());
-        self.invalidate_where(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, |capture| {
-            let is_ours = capture.thread == thread && capture.mode != Mode::Relaxed;
-            match mode {
-                Mode::Global => is_ours || capture.mode == Mode::Global,
-                Mode::ThreadLocal => is_ours,
-                Mode::Relaxed => false,
-            }
+        let thread = thread::current().id();
+        self.invalidate_where(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, |capture| match capture.mode {
+            Mode::Global => true,
+            Mode::ThreadLocal => capture.thread == thread,
+            Mode::Relaxed => false,
         })
     }
 

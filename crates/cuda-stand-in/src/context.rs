@@ -52,17 +52,15 @@ pub struct Device {
     pub config: DeviceConfig,
     /// The handle of the primary context while it is retained.
     pub primary: Option<u64>,
-    /// The error that everything on this device fails with, and whether a reset does not help.
+    /// The error that everything on this device fails with, and whether it stays when its contexts go.
     pub failed: Option<(CUresult, bool)>,
     /// Bytes of memory given out.
     pub used: u64,
-    /// How much the pool of its memory is asked to keep, bytes; only remembered.
-    pub pool_keeps: u64,
 }
 
 impl Device {
     pub fn new(config: DeviceConfig) -> Self {
-        Self { config, primary: None, failed: None, used: 0, pool_keeps: 0 }
+        Self { config, primary: None, failed: None, used: 0 }
     }
 }
 
@@ -155,7 +153,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything on a device goes, and with it an error that a reset helps against.
+    /// Everything on a device goes, and with it an error that is not for good.
     pub fn destroy_contexts(&mut self, device: i32) {
         self.forget_accesses(device);
         self.streams.retain(|_, stream| stream.device != device);

@@ -1,18 +1,19 @@
-//! What a test asks the stand-in itself: entry points beside the driver's, found by name in the loaded library.
+//! What a test asks the stand-in itself: entry points beside the driver's, each with the method of [`StandIn`] that calls it.
 //!
-//! [`StandIn`](crate::StandIn) wraps them; another program may call them from C.
+//! A test is linked to this crate, too, and has its statics twice: those that count are the loaded library's, which only these functions see.
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::address;
+use libloading::os::unix::Library;
+
 use crate::context::{Context, Device, DeviceConfig};
-use crate::machine::Machine;
-use crate::nvml;
-use crate::result;
+use crate::nvml::{self, Measured};
+use crate::result::{self, CUresult};
 use crate::session::{self, Needs, Session, lock};
+use crate::stand_in::{Count, StandIn};
 use crate::stream::What;
 use crate::trace::Work;
-use crate::worker;
+use crate::{address, api, library, worker};
 
 /// Text that a caller passes; empty where it is null.
 fn text(from: *const c_char) -> String {
@@ -32,197 +33,225 @@ fn copy_out<T: Copy>(values: &[T], to: *mut T, room: usize) -> usize {
     values.len()
 }
 
+/// Defines entry points: those of which the method is the call, and those that a method of its own wraps.
 macro_rules! control {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $returns:ty)? $body:block)*) => {
+    (
+        methods { $($(#[$doc:meta])* $method:ident = $symbol:ident($($arg:ident: $type:ty),*) $(-> $returns:ty)? $body:block)* }
+        wrapped { $($other:ident = $its_symbol:ident($($its_arg:ident: $its_type:ty),*) $(-> $its_returns:ty)? $its_body:block)* }
+        driver { $($entry:ident = $its_name:ident($($entry_type:ty),*) -> $entry_returns:ty;)* }
+    ) => {
         $(
-            $(#[$doc])*
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name($($arg: $type),*) $(-> $returns)? $body
+            extern "C" fn $symbol($($arg: $type),*) $(-> $returns)? $body
         )*
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $its_symbol($($its_arg: $its_type),*) $(-> $its_returns)? $its_body
+        )*
+
+        /// The entry points of the loaded library.
+        pub struct Functions {
+            $($method: extern "C" fn($($type),*) $(-> $returns)?,)*
+            $(pub $other: unsafe extern "C" fn($($its_type),*) $(-> $its_returns)?,)*
+            $(pub $entry: unsafe extern "C" fn($($entry_type),*) -> $entry_returns,)*
+            // The functions live as long as the library is loaded.
+            _library: Library,
+        }
+
+        impl Functions {
+            pub fn load() -> Result<Self, String> {
+                let library = library::load()?;
+                macro_rules! find {
+                    ($name:ident) => {{
+                        // SAFETY: the library is this crate's, where the symbol has the type of the field.
+                        let symbol = unsafe { library.get(stringify!($name).as_bytes()) };
+                        *symbol.map_err(|error| format!("{}: {error}", stringify!($name)))?
+                    }};
+                }
+                Ok(Self {
+                    $($method: find!($symbol),)*
+                    $($other: find!($its_symbol),)*
+                    $($entry: find!($its_name),)*
+                    _library: library,
+                })
+            }
+        }
+
+        impl StandIn {
+            $(
+                $(#[$doc])*
+                pub fn $method(&self, $($arg: $type),*) $(-> $returns)? {
+                    (self.functions.$method)($($arg),*)
+                }
+            )*
+        }
     };
 }
 
 control! {
-    /// Back to the beginning, with one device.
-    stand_in_reset() {
-        lock().reset();
-        nvml::reset();
-    }
+    methods {
+        /// Sets the version of CUDA that the driver says it supports, such as 12040.
+        set_version = stand_in_set_version(version: i32) {
+            lock().version = version;
+        }
 
-    /// Sets the devices: `count` alike ones.
-    stand_in_set_devices(count: u32, multiprocessors: u32, memory: u64, major: i32, minor: i32, name: *const c_char) {
-        let config = DeviceConfig { name: text(name), multiprocessors, memory, capability: (major, minor) };
-        let mut session = lock();
-        session.devices = (0..count).map(|_| Device::new(config.clone())).collect();
-    }
+        /// Sets how often an unfinished event is asked before its work runs; 3 at first.
+        set_patience = stand_in_set_patience(asks: u32) {
+            lock().patience = asks;
+        }
 
-    /// Sets what `cuDriverGetVersion` tells.
-    stand_in_set_version(version: i32) {
-        lock().version = version;
-    }
+        /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time; 0 at first. Kernels of a graph begin without it, so that
+        /// a graph is faster from some time on, and slower where its program copies for it and this is 0.
+        set_launch_time = stand_in_set_launch_time(nanoseconds: u64) {
+            lock().launch_time = nanoseconds;
+        }
 
-    /// Sets how often an unfinished stream or event is asked before its work runs.
-    stand_in_set_patience(asks: u32) {
-        lock().patience = asks;
-    }
+        /// Sets whether the host may follow the addresses of device memory allocated from now on; false at first. For tests in which
+        /// code made for host memory plays the kernels.
+        set_readable = stand_in_set_readable(readable: bool) {
+            lock().readable = readable;
+        }
 
-    /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time.
-    stand_in_set_launch_time(nanoseconds: u64) {
-        lock().launch_time = nanoseconds;
-    }
+        /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with OUT_OF_MEMORY.
+        fail_allocation = stand_in_fail_allocation(nth: u64) {
+            lock().faults.allocation = nth;
+        }
 
-    /// Sets whether the host may follow addresses of device memory allocated from now on.
-    stand_in_set_readable(readable: bool) {
-        lock().readable = readable;
-    }
+        /// Makes allocations above a size fail with OUT_OF_MEMORY.
+        fail_allocations_above = stand_in_fail_allocations_above(bytes: u64) {
+            lock().faults.above = Some(bytes);
+        }
 
-    /// Streams run as drawn from a seed, by a thread of their own.
-    stand_in_set_random(seed: u64) {
-        worker::start(&mut lock(), seed);
-    }
+        /// Sets what NVML measures of a device; before, it can measure nothing.
+        set_measured = stand_in_set_measured(device: u32, measured: Measured) {
+            nvml::set_measured(device, measured);
+        }
 
-    /// Streams run when waited for.
-    stand_in_set_lazy() {
-        let mut session = lock();
-        session.random = None;
-        session.order += 1;
-        crate::machine::CHANGED.notify_all();
-    }
+        /// Has NVML report something of a device, with the number of its kind (8: an Xid) and its data; false where nobody wants to know of it.
+        report = stand_in_report(device: u32, kind: u64, data: u64) -> bool {
+            nvml::report(device, kind, data)
+        }
 
-    /// `cuInit` fails with this code; false if it is unknown.
-    stand_in_fail_init(code: u32) -> bool {
-        let code = result::known(code);
-        lock().faults.init = code;
-        code.is_some()
-    }
-
-    /// The `nth` allocation from now (1: the next) fails.
-    stand_in_fail_allocation(nth: u64) {
-        lock().faults.allocation = nth;
-    }
-
-    /// Allocations of more bytes fail.
-    stand_in_fail_allocations_above(bytes: u64) {
-        lock().faults.above = Some(bytes);
-    }
-
-    /// The `nth` call of an entry point fails; false if the code or the name is unknown.
-    stand_in_fail_call(name: *const c_char, nth: u64, code: u32) -> bool {
-        let name = text(name);
-        match result::known(code) {
-            Some(code) if crate::api::symbol(&name).is_some() => {
-                lock().faults.calls.push((name, nth, code));
-                true
+        /// A number.
+        count = stand_in_count(what: Count) -> u64 {
+            let machine = lock();
+            match what {
+                Count::Bytes => machine.devices.iter().map(|device| device.used).sum(),
+                Count::Allocations => machine.memory.regions.len() as u64,
+                Count::Waiting => machine.streams.values().map(|stream| stream.last - stream.done).sum(),
+                Count::GreenContexts => machine.contexts.values().filter(|context| context.partition.is_some()).count() as u64,
+                Count::Pinned => machine.host.ranges.len() as u64,
             }
-            _ => false,
+        }
+
+        /// Forgets what has run, the mistakes and the numbers of calls.
+        forget = stand_in_forget() {
+            let mut session = lock();
+            session.trace.clear();
+            session.mistakes.clear();
+            session.calls.clear();
         }
     }
 
-    /// The `nth` operation of a stream (0: of any) that runs from now fails, and with it the device; false if the code is unknown.
-    stand_in_fail_work(stream: u64, nth: u64, code: u32) -> bool {
-        let code = result::known(code);
-        if let Some(code) = code {
-            lock().faults.work.push((stream, nth, code));
+    wrapped {
+        reset = stand_in_reset() {
+            lock().reset();
+            nvml::reset();
         }
-        code.is_some()
-    }
 
-    /// The device is lost: everything fails with this code, also after a reset of its context. 0 brings it back.
-    stand_in_lose_device(device: i32, code: u32) -> bool {
-        let mut session = lock();
-        match result::known(code) {
-            _ if session.device(device).is_err() => return false,
-            Some(result::CUresult::CUDA_SUCCESS) => {
-                if let Ok(state) = session.device(device) {
-                    state.failed = None;
-                }
+        set_devices = stand_in_set_devices(count: u32, multiprocessors: u32, memory: u64, major: i32, minor: i32, name: *const c_char) {
+            let config = DeviceConfig { name: text(name), multiprocessors, memory, capability: (major, minor) };
+            lock().devices = (0..count).map(|_| Device::new(config.clone())).collect();
+        }
+
+        set_random = stand_in_set_random(seed: u64) {
+            worker::start(&mut lock(), seed);
+        }
+
+        set_lazy = stand_in_set_lazy() {
+            let mut session = lock();
+            session.random = None;
+            session.order += 1;
+            crate::machine::CHANGED.notify_all();
+        }
+
+        fail_init = stand_in_fail_init(code: u32) -> bool {
+            let code = result::known(code);
+            lock().faults.init = code;
+            code.is_some()
+        }
+
+        fail_call = stand_in_fail_call(name: *const c_char, nth: u64, code: u32) -> bool {
+            let name = text(name);
+            let code = result::known(code).filter(|_| api::has(&name));
+            lock().faults.calls.extend(code.map(|code| (name, nth, code)));
+            code.is_some()
+        }
+
+        fail_work = stand_in_fail_work(stream: u64, nth: u64, code: u32) -> bool {
+            let code = result::known(code);
+            lock().faults.work.extend(code.map(|code| (stream, nth, code)));
+            code.is_some()
+        }
+
+        lose_device = stand_in_lose_device(device: i32, code: u32) -> bool {
+            let mut session = lock();
+            let (Some(code), Ok(state)) = (result::known(code), session.device(device)) else { return false };
+            match code {
+                CUresult::CUDA_SUCCESS => state.failed = None,
+                code => session.fail(device, code, true),
             }
-            Some(code) => session.fail(device, code, true),
-            None => return false,
+            true
         }
-        true
+
+        touch = stand_in_touch(stream: *mut c_void, at: u64, len: u64, writes: bool) -> u32 {
+            let touch = |session: &mut Session| {
+                let stream = session.stream(stream as u64)?;
+                session.enqueue(stream, What::Touch { at, len, writes }).map(drop)
+            };
+            session::enter("stand_in_touch", Needs::Context, touch) as u32
+        }
+
+        note = stand_in_note(what: *const c_char) {
+            lock().mistake(text(what));
+        }
+
+        calls = stand_in_calls(name: *const c_char) -> u64 {
+            lock().calls.get(text(name).as_str()).copied().unwrap_or(0)
+        }
+
+        partitions = stand_in_partitions(to: *mut u64, room: usize) -> usize {
+            let session = lock();
+            let partition = |(handle, context): (&u64, &Context)| {
+                let numbers = context.partition.as_ref()?;
+                Some([*handle, numbers.len() as u64].into_iter().chain(numbers.iter().map(|n| u64::from(*n))).collect::<Vec<u64>>())
+            };
+            copy_out(&session.contexts.iter().filter_map(partition).flatten().collect::<Vec<u64>>(), to, room)
+        }
+
+        trace = stand_in_trace(to: *mut Work, room: usize) -> usize {
+            copy_out(&lock().trace, to, room)
+        }
+
+        mistakes = stand_in_mistakes(to: *mut u8, room: usize) -> usize {
+            copy_out(lock().mistakes.join("\n").as_bytes(), to, room)
+        }
+
+        leaks = stand_in_leaks(to: *mut u8, room: usize) -> usize {
+            copy_out(lock().leaks().join("\n").as_bytes(), to, room)
+        }
+
+        view = stand_in_view(address: u64) -> *mut c_void {
+            address::view(address).cast()
+        }
+
+        spend = stand_in_spend(nanoseconds: u64) {
+            session::spend(nanoseconds);
+        }
     }
 
-    /// The kernel enqueued next in a stream reads or writes these bytes; the error's code.
-    stand_in_touch(stream: *mut c_void, at: u64, len: u64, writes: bool) -> u32 {
-        let touch = |session: &mut Session| {
-            let stream = session.stream(stream as u64)?;
-            session.enqueue(stream, What::Touch { at, len, writes }).map(drop)
-        };
-        session::enter("stand_in_touch", Needs::Context, touch) as u32
-    }
-
-    /// Writes down a mistake that the test has found.
-    stand_in_note(what: *const c_char) {
-        lock().mistake(text(what));
-    }
-
-    /// How often an entry point was called.
-    stand_in_calls(name: *const c_char) -> u64 {
-        let name = text(name);
-        lock().calls.get(name.as_str()).copied().unwrap_or(0)
-    }
-
-    /// A number, by [`Count`](crate::Count).
-    stand_in_count(what: u32) -> u64 {
-        count(&lock(), what)
-    }
-
-    /// Copies the green contexts that are alive, each as its handle, how many multiprocessors it has, and their numbers; returns how many values that is.
-    stand_in_partitions(to: *mut u64, room: usize) -> usize {
-        let session = lock();
-        let partition = |(handle, context): (&u64, &Context)| {
-            let numbers = context.partition.as_ref()?;
-            Some([*handle, numbers.len() as u64].into_iter().chain(numbers.iter().map(|n| u64::from(*n))).collect::<Vec<u64>>())
-        };
-        copy_out(&session.contexts.iter().filter_map(partition).flatten().collect::<Vec<u64>>(), to, room)
-    }
-
-    /// Copies what has run; returns how many operations there are.
-    stand_in_trace(to: *mut Work, room: usize) -> usize {
-        copy_out(&lock().trace, to, room)
-    }
-
-    /// Forgets what has run, and the mistakes.
-    stand_in_forget() {
-        let mut session = lock();
-        session.trace.clear();
-        session.mistakes.clear();
-        session.calls.clear();
-    }
-
-    /// Copies the mistakes, one a line; returns how many bytes they are.
-    stand_in_mistakes(to: *mut u8, room: usize) -> usize {
-        copy_out(lock().mistakes.join("\n").as_bytes(), to, room)
-    }
-
-    /// Copies what is alive, one a line; returns how many bytes that is.
-    stand_in_leaks(to: *mut u8, room: usize) -> usize {
-        copy_out(lock().leaks().join("\n").as_bytes(), to, room)
-    }
-
-    /// Where the memory behind a device address is seen; null if it is none.
-    stand_in_view(address: u64) -> *mut c_void {
-        address::view(address).cast()
-    }
-
-    /// The kernel that this thread plays takes so many nanoseconds of virtual time.
-    stand_in_spend(nanoseconds: u64) {
-        session::spend(nanoseconds);
-    }
-}
-
-fn count(machine: &Machine, what: u32) -> u64 {
-    match what {
-        0 => machine.devices.iter().map(|device| device.used).sum(),
-        1 => machine.memory.regions.values().filter(|region| region.block.is_none()).count() as u64,
-        2 => machine.memory.blocks.len() as u64,
-        3 => machine.memory.regions.values().filter(|region| region.block.is_some()).count() as u64,
-        4 => machine.streams.values().filter(|stream| !stream.own && !stream.destroyed).count() as u64,
-        5 => machine.events.len() as u64,
-        6 => machine.streams.values().map(|stream| stream.last - stream.done).sum(),
-        7 => machine.contexts.values().filter(|context| context.partition.is_some()).count() as u64,
-        8 => machine.host.ranges.len() as u64,
-        _ => 0,
+    driver {
+        launch = cuLaunchHostFunc(*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void) -> u32;
+        is_capturing = cuStreamIsCapturing(*mut c_void, *mut u32) -> u32;
     }
 }

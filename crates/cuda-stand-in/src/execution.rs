@@ -158,12 +158,10 @@ impl Session {
                 unsafe { std::ptr::copy(from_view, to_view, len as usize) };
                 work(Kind::Copy, to, from, len, copy_time(len))
             }
-            What::Set { to, value, width, len } => {
+            What::Set { to, value, len } => {
                 let to_view = self.reach(to, len, "a fill writes")?;
-                for at in (0..len as usize).step_by(width) {
-                    // SAFETY: `len` is a multiple of `width`, so this lies in the range that was checked just now under the lock.
-                    unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to_view.add(at), width) };
-                }
+                // SAFETY: the range was checked just now under the lock.
+                unsafe { std::ptr::write_bytes(to_view, value, len as usize) };
                 work(Kind::Set, to, 0, len, 1_000 + len / 1_000)
             }
             What::Kernel { function, data } => {
@@ -197,8 +195,8 @@ impl Session {
 
     /// Where device memory is seen, if all of it may be used.
     fn reach(&mut self, at: u64, len: u64, what: &str) -> Outcome<*mut u8> {
-        if self.memory.device_of(at, len, false).is_none() {
-            let early = self.memory.device_of(at, len, true).is_some();
+        if !self.memory.is_usable(at, len, false) {
+            let early = self.memory.is_usable(at, len, true);
             let why = if early { "not ordered after its cuMemAllocAsync" } else { "no longer memory" };
             return self.wrong(CUDA_ERROR_ILLEGAL_ADDRESS, format!("{what} {len} bytes at {at:#x}, {why}"));
         }

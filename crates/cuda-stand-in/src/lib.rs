@@ -43,7 +43,6 @@ mod result;
 mod session;
 mod stand_in;
 mod stream;
-mod symbols;
 mod trace;
 mod worker;
 

@@ -142,7 +142,7 @@ impl Machine {
 
     /// What is alive although the program has given it back or should have.
     pub fn leaks(&self) -> Vec<String> {
-        let mut leaks = self.memory.leaks();
+        let mut leaks: Vec<String> = self.memory.leaks().collect();
         leaks.extend(self.host.leaks());
         for (handle, stream) in &self.streams {
             if !stream.destroyed && !stream.own {

@@ -1,7 +1,6 @@
-//! Device memory: blocks, reserved addresses, and what is mapped where.
+//! Device memory: what is allocated where.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 
 use crate::address;
 use crate::machine::Machine;
@@ -13,10 +12,6 @@ use crate::stream::What;
 pub struct Region {
     pub len: u64,
     pub device: i32,
-    /// The block it shows, of memory that `cuMemMap` put there; none for an allocation of its own.
-    pub block: Option<u64>,
-    /// Whether it may be used: a mapping only after `cuMemSetAccess`.
-    pub accessible: bool,
     /// Whether a stream has still to come to the `cuMemAllocAsync` that made it.
     pub coming: bool,
     /// Whether `cuMemFreeAsync` was called on it.
@@ -34,30 +29,17 @@ pub struct OfGraph {
     pub is_left: bool,
 }
 
-/// Memory made by `cuMemCreate`.
-#[derive(Debug)]
-pub struct Block {
-    pub file: OwnedFd,
-    pub len: u64,
-    pub device: i32,
-    pub released: bool,
-    pub mappings: u32,
-}
-
 /// All device memory.
 #[derive(Debug)]
 pub struct Memory {
     pub regions: BTreeMap<u64, Region>,
-    pub blocks: BTreeMap<u64, Block>,
-    /// Reserved addresses: start and length.
-    pub reserved: BTreeMap<u64, u64>,
     /// Memory opened by its handle, by address: how often.
     pub opened: BTreeMap<u64, u32>,
 }
 
 impl Memory {
     pub const fn new() -> Self {
-        Self { regions: BTreeMap::new(), blocks: BTreeMap::new(), reserved: BTreeMap::new(), opened: BTreeMap::new() }
+        Self { regions: BTreeMap::new(), opened: BTreeMap::new() }
     }
 
     /// Takes everything away.
@@ -76,14 +58,11 @@ impl Memory {
             }
             region.device != device
         });
-        self.blocks.retain(|_, block| block.device != device);
     }
 
-    /// How many allocations and blocks of a device the program has not given back; a stream may still have to come to where it did.
+    /// How many allocations of a device the program has not given back; a stream may still have to come to where it did.
     pub fn count(&self, device: i32) -> usize {
-        let is_kept = |region: &&Region| region.device == device && region.block.is_none() && !region.leaving;
-        self.regions.values().filter(is_kept).count()
-            + self.blocks.values().filter(|block| block.device == device).count()
+        self.regions.values().filter(|region| region.device == device && !region.leaving).count()
     }
 
     /// The region an address lies in: its start and itself.
@@ -92,37 +71,16 @@ impl Memory {
         (address - start < region.len).then_some((*start, region))
     }
 
-    /// Whether these bytes are device memory that may be used now, or, if `soon`, by something that is enqueued now; `None` if not,
-    /// else the device.
-    ///
-    /// A range may go on from one mapping into the next, as the mirrored half of a ring does.
-    pub fn device_of(&self, address: u64, len: u64, soon: bool) -> Option<i32> {
-        let end = address.checked_add(len)?;
-        let mut at = address;
-        loop {
-            let (start, region) = self.region(at)?;
-            if !region.accessible || (region.coming && !soon) {
-                return None;
-            }
-            at = start + region.len;
-            if at >= end {
-                return Some(region.device);
-            }
-        }
+    /// Whether these bytes are device memory that may be used now, or, if `soon`, by something that is enqueued now.
+    pub fn is_usable(&self, address: u64, len: u64, soon: bool) -> bool {
+        self.region(address)
+            .is_some_and(|(start, region)| len <= region.len - (address - start) && (soon || !region.coming))
     }
 
-    pub fn leaks(&self) -> Vec<String> {
-        let mut leaks = Vec::new();
-        for (start, region) in &self.regions {
-            match region.block {
-                None => leaks.push(format!("{} bytes of device memory at {start:#x}", region.len)),
-                Some(block) => leaks.push(format!("a mapping of block {block:#x} at {start:#x}")),
-            }
-        }
-        leaks.extend(self.blocks.iter().map(|(handle, block)| format!("block {handle:#x} of {} bytes", block.len)));
-        leaks.extend(self.opened.keys().map(|start| format!("memory opened by its handle at {start:#x}")));
-        leaks.extend(self.reserved.iter().map(|(start, len)| format!("{len} bytes of addresses at {start:#x}")));
-        leaks
+    pub fn leaks(&self) -> impl Iterator<Item = String> {
+        let regions = self.regions.iter();
+        let opened = self.opened.keys().map(|start| format!("memory opened by its handle at {start:#x}"));
+        regions.map(|(start, region)| format!("{} bytes of device memory at {start:#x}", region.len)).chain(opened)
     }
 }
 
@@ -161,9 +119,7 @@ impl Machine {
             self.refund(device, len);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         };
-        let region =
-            Region { len, device, block: None, accessible: true, coming: false, leaving: false, of_graph: None };
-        self.memory.regions.insert(start, region);
+        self.memory.regions.insert(start, Region { len, device, coming: false, leaving: false, of_graph: None });
         Ok(start)
     }
 
@@ -174,11 +130,11 @@ impl Machine {
                 CUDA_ERROR_INVALID_VALUE,
                 format!("{call} of {start:#x}, which is a graph's, and free between its launches"),
             ),
-            Some(region) if region.block.is_none() && !region.leaving => Ok(()),
-            Some(region) if region.leaving => {
+            Some(region) if !region.leaving => Ok(()),
+            Some(_) => {
                 self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{call} of {start:#x}, which cuMemFreeAsync has freed"))
             }
-            _ => self.wrong(
+            None => self.wrong(
                 CUDA_ERROR_INVALID_VALUE,
                 format!("{call} of {start:#x}, which is no allocation (freed twice?)"),
             ),
@@ -234,18 +190,6 @@ impl Machine {
     pub fn take_of_graph(&mut self, start: u64, is_taken: bool) {
         if let Some(of_graph) = self.memory.regions.get_mut(&start).and_then(|region| region.of_graph.as_mut()) {
             of_graph.is_taken = is_taken;
-        }
-    }
-
-    /// Drops a block that nobody holds or sees any more.
-    pub fn settle_block(&mut self, handle: u64) {
-        if let Some(block) = self.memory.blocks.get(&handle)
-            && block.released
-            && block.mappings == 0
-        {
-            let (device, len) = (block.device, block.len);
-            self.memory.blocks.remove(&handle);
-            self.refund(device, len);
         }
     }
 }

@@ -191,18 +191,20 @@ nvml! {
         unsafe { to.write(data) };
         SUCCESS
     }
+}
 
-    stand_in_set_measured(device: u32, measured: Measured) -> () {
-        state().measured.insert(device as usize, measured);
-    }
+/// Sets what is measured of a device.
+pub fn set_measured(device: u32, measured: Measured) {
+    state().measured.insert(device as usize, measured);
+}
 
-    stand_in_report(device: u32, kind: u64, data: u64) -> bool {
-        let mut state = state();
-        let is_wanted = state.wanted.get(&(device as usize)).is_some_and(|kinds| kinds & kind != 0);
-        if is_wanted {
-            state.reports.push_back((device as usize, kind, data));
-            REPORTED.notify_all();
-        }
-        is_wanted
+/// Reports something of a device; false where nobody wants to know of it.
+pub fn report(device: u32, kind: u64, data: u64) -> bool {
+    let mut state = state();
+    let is_wanted = state.wanted.get(&(device as usize)).is_some_and(|kinds| kinds & kind != 0);
+    if is_wanted {
+        state.reports.push_back((device as usize, kind, data));
+        REPORTED.notify_all();
     }
+    is_wanted
 }

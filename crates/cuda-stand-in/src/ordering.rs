@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::ops::Range;
 
 use crate::address;
 use crate::machine::Machine;
@@ -47,45 +48,19 @@ impl Clock {
     }
 }
 
-/// Bytes of one piece of memory: the block or the start of the allocation (0: host memory), and offsets in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    memory: u64,
-    start: u64,
-    end: u64,
-}
-
 /// An operation that reads or writes memory.
 #[derive(Debug)]
 pub struct Access {
     stream: u64,
     number: u64,
-    span: Span,
+    bytes: Range<u64>,
     writes: bool,
     what: &'static str,
 }
 
 impl Machine {
-    /// The memory behind a range of addresses: the same for two addresses at which one block is mapped.
-    fn spans(&self, start: u64, len: u64) -> Vec<Span> {
-        let end = start.saturating_add(len);
-        if address::view(start).is_null() {
-            return vec![Span { memory: 0, start, end }];
-        }
-        let mut spans = Vec::new();
-        let mut at = start;
-        while at < end
-            && let Some((base, region)) = self.memory.region(at)
-        {
-            let stop = end.min(base + region.len);
-            spans.push(Span { memory: region.block.unwrap_or(base), start: at - base, end: stop - base });
-            at = stop;
-        }
-        spans
-    }
-
-    /// The memory that an operation touches, whether it writes there, and what it is called.
-    fn touched(&self, what: &What) -> Vec<(Span, bool, &'static str)> {
+    /// The bytes that an operation touches, whether it writes there, and what it is called.
+    fn touched(&self, what: &What) -> Vec<(Range<u64>, bool, &'static str)> {
         let ranges = match what {
             What::Upload { to, from: Source::Pinned(from), len } => {
                 vec![(*to, *len, true, "an upload"), (*from as u64, *len, false, "an upload")]
@@ -105,33 +80,31 @@ impl Machine {
             }
             What::Wait { .. } | What::Record { .. } | What::Kernel { .. } => Vec::new(),
         };
-        let spans =
-            |(start, len, writes, name)| self.spans(start, len).into_iter().map(move |span| (span, writes, name));
-        ranges.into_iter().filter(|(_, len, ..)| *len > 0).flat_map(spans).collect()
+        let bytes = |(start, len, writes, name): (u64, u64, bool, _)| (start..start.saturating_add(len), writes, name);
+        ranges.into_iter().filter(|(_, len, ..)| *len > 0).map(bytes).collect()
     }
 
     /// Compares an operation that is enqueued as number `number` of a stream with those it is not ordered after.
     pub fn check_order(&mut self, stream: u64, number: u64, what: &What) {
         let touched = self.touched(what);
         let Some(known) = self.streams.get(&stream).map(|stream| stream.order.clone()) else { return };
-        for (span, writes, name) in touched {
+        for (bytes, writes, name) in touched {
             let clash = self.accesses.iter().find(|other| {
-                (writes || other.writes) && overlap(&span, &other.span) && !known.knows(other.stream, other.number)
+                (writes || other.writes) && overlap(&bytes, &other.bytes) && !known.knows(other.stream, other.number)
             });
             if let Some(other) = clash {
-                let where_ = if span.memory == 0 { "host" } else { "device" };
+                let where_ = if address::view(bytes.start).is_null() { "host" } else { "device" };
                 let mistake = format!(
                     "nothing orders {name} in stream {stream:#x} after {} in stream {:#x}: both touch bytes {:#x}..{:#x} of {where_} \
-                     memory {:#x}",
+                     memory",
                     other.what,
                     other.stream,
-                    span.start.max(other.span.start),
-                    span.end.min(other.span.end),
-                    span.memory
+                    bytes.start.max(other.bytes.start),
+                    bytes.end.min(other.bytes.end),
                 );
                 self.mistake(mistake);
             }
-            self.accesses.push_back(Access { stream, number, span, writes, what: name });
+            self.accesses.push_back(Access { stream, number, bytes, writes, what: name });
         }
         while self.accesses.len() > REMEMBERED {
             self.accesses.pop_front();
@@ -159,19 +132,17 @@ impl Machine {
 
     /// Memory is taken away, which nothing orders but the host: writes down whose work may still touch it.
     pub fn check_gone(&mut self, start: u64, len: u64, call: &str) {
-        for span in self.spans(start, len) {
-            let user = self.accesses.iter().find(|other| overlap(&span, &other.span));
-            if let Some(user) = user {
-                let what = format!(
-                    "{call} of {start:#x}, while the host has not waited for {} of it in stream {:#x}",
-                    user.what, user.stream
-                );
-                self.mistake(what);
-            }
+        let user = self.accesses.iter().find(|other| overlap(&(start..start.saturating_add(len)), &other.bytes));
+        if let Some(user) = user {
+            let what = format!(
+                "{call} of {start:#x}, while the host has not waited for {} of it in stream {:#x}",
+                user.what, user.stream
+            );
+            self.mistake(what);
         }
     }
 }
 
-fn overlap(a: &Span, b: &Span) -> bool {
-    a.memory == b.memory && a.start < b.end && b.start < a.end
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
 }

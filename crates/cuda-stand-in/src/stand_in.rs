@@ -1,13 +1,10 @@
 //! The stand-in as a test sees it.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use libloading::os::unix::Library;
-
-use crate::library;
-use crate::nvml::Measured;
+use crate::control::Functions;
 use crate::trace::Work;
 
 /// Something the stand-in counts.
@@ -15,23 +12,15 @@ use crate::trace::Work;
 #[repr(u32)]
 pub enum Count {
     /// Bytes of device memory given out.
-    Bytes = 0,
+    Bytes,
     /// Allocations of device memory alive.
-    Allocations = 1,
-    /// Blocks made by `cuMemCreate` alive.
-    Blocks = 2,
-    /// Mappings of blocks.
-    Mappings = 3,
-    /// Streams alive.
-    Streams = 4,
-    /// Events alive.
-    Events = 5,
+    Allocations,
     /// Operations enqueued that have not run.
-    Waiting = 6,
+    Waiting,
     /// Green contexts alive.
-    GreenContexts = 7,
+    GreenContexts,
     /// Ranges of pinned host memory.
-    Pinned = 8,
+    Pinned,
 }
 
 /// The order in which work of different streams runs.
@@ -41,60 +30,6 @@ pub enum Order {
     Lazy,
     /// As soon as possible, the stream drawn from this seed each time, by one thread.
     Random(u64),
-}
-
-macro_rules! functions {
-    ($($name:ident: $symbol:literal fn($($type:ty),*) $(-> $returns:ty)?;)*) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($type),*) $(-> $returns)?,)*
-            // The functions live as long as the library is loaded.
-            _library: Library,
-        }
-
-        impl Functions {
-            fn load() -> Result<Self, String> {
-                let library = library::load()?;
-                $(
-                    // SAFETY: the library is this crate's, where the symbol has this type (`control.rs`).
-                    let symbol = unsafe { library.get($symbol.as_bytes()) };
-                    let $name = *symbol.map_err(|error| format!("{}: {error}", $symbol))?;
-                )*
-                Ok(Self { $($name,)* _library: library })
-            }
-        }
-    };
-}
-
-functions! {
-    reset: "stand_in_reset" fn();
-    set_devices: "stand_in_set_devices" fn(u32, u32, u64, i32, i32, *const c_char);
-    set_version: "stand_in_set_version" fn(i32);
-    set_patience: "stand_in_set_patience" fn(u32);
-    set_launch_time: "stand_in_set_launch_time" fn(u64);
-    set_readable: "stand_in_set_readable" fn(bool);
-    set_random: "stand_in_set_random" fn(u64);
-    set_lazy: "stand_in_set_lazy" fn();
-    fail_init: "stand_in_fail_init" fn(u32) -> bool;
-    fail_allocation: "stand_in_fail_allocation" fn(u64);
-    fail_allocations_above: "stand_in_fail_allocations_above" fn(u64);
-    fail_call: "stand_in_fail_call" fn(*const c_char, u64, u32) -> bool;
-    fail_work: "stand_in_fail_work" fn(u64, u64, u32) -> bool;
-    lose_device: "stand_in_lose_device" fn(i32, u32) -> bool;
-    touch: "stand_in_touch" fn(*mut c_void, u64, u64, bool) -> u32;
-    note: "stand_in_note" fn(*const c_char);
-    launch: "cuLaunchHostFunc" fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>, *mut c_void) -> u32;
-    is_capturing: "cuStreamIsCapturing" fn(*mut c_void, *mut u32) -> u32;
-    calls: "stand_in_calls" fn(*const c_char) -> u64;
-    count: "stand_in_count" fn(u32) -> u64;
-    partitions: "stand_in_partitions" fn(*mut u64, usize) -> usize;
-    trace: "stand_in_trace" fn(*mut Work, usize) -> usize;
-    forget: "stand_in_forget" fn();
-    mistakes: "stand_in_mistakes" fn(*mut u8, usize) -> usize;
-    leaks: "stand_in_leaks" fn(*mut u8, usize) -> usize;
-    view: "stand_in_view" fn(u64) -> *mut c_void;
-    spend: "stand_in_spend" fn(u64);
-    set_measured: "stand_in_set_measured" fn(u32, Measured);
-    report: "stand_in_report" fn(u32, u64, u64) -> bool;
 }
 
 static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
@@ -126,7 +61,7 @@ unsafe extern "C" fn play(data: *mut c_void) {
 /// There is one machine in a process, so the tests of one binary take turns. Codes are those of `CUresult`; a code or a name that
 /// the stand-in does not know is a mistake in the test and panics.
 pub struct StandIn {
-    functions: &'static Functions,
+    pub(crate) functions: &'static Functions,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -157,32 +92,6 @@ impl StandIn {
         unsafe { (self.functions.set_devices)(count, multiprocessors, memory, major, minor, name.as_ptr()) };
     }
 
-    /// Sets the version of CUDA that the driver says it supports, such as 12040.
-    pub fn set_version(&self, version: i32) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.set_version)(version) };
-    }
-
-    /// Sets how often an unfinished stream or event is asked before its work runs; 3 at first.
-    pub fn set_patience(&self, asks: u32) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.set_patience)(asks) };
-    }
-
-    /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time; 0 at first. Kernels of a graph begin without it, so that
-    /// a graph is faster from some time on, and slower where its program copies for it and this is 0.
-    pub fn set_launch_time(&self, nanoseconds: u64) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.set_launch_time)(nanoseconds) };
-    }
-
-    /// Sets whether the host may follow the addresses of device memory allocated from now on; false at first. For tests in which
-    /// code made for host memory plays the kernels.
-    pub fn set_readable(&self, readable: bool) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.set_readable)(readable) };
-    }
-
     /// Sets the order of work, [`Order::Lazy`] at first. A random one prints its seed, which a failed test then shows.
     pub fn set_order(&self, order: Order) {
         // SAFETY: they have no conditions.
@@ -202,18 +111,6 @@ impl StandIn {
         assert!(unsafe { (self.functions.fail_init)(code) }, "{code} is no code of an error");
     }
 
-    /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with OUT_OF_MEMORY.
-    pub fn fail_allocation(&self, nth: u64) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.fail_allocation)(nth) };
-    }
-
-    /// Makes allocations above a size fail with OUT_OF_MEMORY.
-    pub fn fail_allocations_above(&self, bytes: u64) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.fail_allocations_above)(bytes) };
-    }
-
     /// Makes the `nth` call of an entry point, such as `cuMemcpyHtoDAsync_v2`, fail.
     pub fn fail_call(&self, name: &str, nth: u64, code: u32) {
         let text = CString::new(name).unwrap_or_default();
@@ -229,7 +126,7 @@ impl StandIn {
         assert!(unsafe { (self.functions.fail_work)(stream.unwrap_or(0), nth, code) }, "{code} is no code of an error");
     }
 
-    /// Loses a device with a code such as 46 (DEVICE_UNAVAILABLE) or 214 (ECC_UNCORRECTABLE): a reset does not help.
+    /// Loses a device with a code such as 46 (DEVICE_UNAVAILABLE) or 214 (ECC_UNCORRECTABLE), for good.
     pub fn lose_device(&self, device: i32, code: u32) {
         // SAFETY: it has no conditions.
         assert!(
@@ -243,29 +140,11 @@ impl StandIn {
         self.lose_device(device, 0);
     }
 
-    /// Sets what NVML measures of a device; before, it can measure nothing.
-    pub fn set_measured(&self, device: u32, measured: Measured) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.set_measured)(device, measured) };
-    }
-
-    /// Has NVML report something of a device, with the number of its kind (8: an Xid) and its data; false where nobody wants to know of it.
-    pub fn report(&self, device: u32, kind: u64, data: u64) -> bool {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.report)(device, kind, data) }
-    }
-
     /// How often an entry point was called. `pageable upload` and `pageable download` count copies of memory that is not pinned.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the name is C text that lives until the call returns.
         unsafe { (self.functions.calls)(name.as_ptr()) }
-    }
-
-    /// A number.
-    pub fn count(&self, what: Count) -> u64 {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.count)(what as u32) }
     }
 
     /// The green contexts that are alive in the order in which they were made: their handles, as [`Work::context`] has them, and the numbers of their
@@ -288,12 +167,6 @@ impl StandIn {
             // SAFETY: there is room for `room` entries at `to`, or it is null.
             unsafe { (self.functions.trace)(to, room) }
         })
-    }
-
-    /// Forgets what has run, the mistakes and the numbers of calls.
-    pub fn forget(&self) {
-        // SAFETY: it has no conditions.
-        unsafe { (self.functions.forget)() };
     }
 
     /// What the program should not have done, in the order in which it did so.

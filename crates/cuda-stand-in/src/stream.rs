@@ -45,11 +45,9 @@ pub enum What {
         from: u64,
         len: u64,
     },
-    /// Repeats the first `width` bytes of `value`.
     Set {
         to: u64,
-        value: [u8; 4],
-        width: usize,
+        value: u8,
         len: u64,
     },
     /// Waits until a stream has run its operations up to a number.
@@ -116,8 +114,6 @@ pub struct Stream {
     /// What is over when an operation enqueued now begins.
     pub order: Clock,
     ends: VecDeque<(u64, u64)>,
-    /// How often it was asked and was not ready.
-    pub asked: u32,
 }
 
 impl Stream {
@@ -136,7 +132,6 @@ impl Stream {
             clock: 0,
             order: Clock::new(),
             ends: VecDeque::new(),
-            asked: 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Copies and fills.
 
-use std::ffi::{c_uchar, c_uint, c_void};
+use std::ffi::{c_uchar, c_void};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
@@ -18,9 +18,9 @@ enum Returns {
 
 /// Device memory that a copy may use; what is not is an error at the call.
 fn device_range(session: &mut Session, at: u64, len: usize, what: &str) -> Outcome {
-    match session.memory.device_of(at, len as u64, true) {
-        Some(_) => Ok(()),
-        None => session.wrong(CUDA_ERROR_INVALID_VALUE, format!("{what} {len} bytes at {at:#x}, not device memory")),
+    match session.memory.is_usable(at, len as u64, true) {
+        true => Ok(()),
+        false => session.wrong(CUDA_ERROR_INVALID_VALUE, format!("{what} {len} bytes at {at:#x}, not device memory")),
     }
 }
 
@@ -102,21 +102,12 @@ fn unified(session: &mut Session, to: u64, from: u64, len: usize, stream: CUstre
     }
 }
 
-fn set(
-    session: &mut Session,
-    to: u64,
-    value: [u8; 4],
-    width: usize,
-    count: usize,
-    stream: CUstream,
-    returns: Returns,
-) -> Outcome {
-    let len = count.checked_mul(width).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+fn set(session: &mut Session, to: u64, value: u8, len: usize, stream: CUstream) -> Outcome {
     if len == 0 {
         return Ok(());
     }
     device_range(session, to, len, "a fill writes")?;
-    submit(session, stream, What::Set { to, value, width, len: len as u64 }, returns)
+    submit(session, stream, What::Set { to, value, len: len as u64 }, Returns::AtOnce)
 }
 
 const NULL: CUstream = std::ptr::null_mut();
@@ -157,18 +148,10 @@ api! {
 
     cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize) Context |session| {
         // Asynchronous to the host, as documented for device memory.
-        set(session, to, [value; 4], 1, count, NULL, Returns::AtOnce)
+        set(session, to, value, count, NULL)
     }
 
     cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) Context |session| {
-        set(session, to, [value; 4], 1, count, stream, Returns::AtOnce)
-    }
-
-    cuMemsetD32_v2(to: CUdeviceptr, value: c_uint, count: usize) Context |session| {
-        set(session, to, value.to_ne_bytes(), 4, count, NULL, Returns::AtOnce)
-    }
-
-    cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) Context |session| {
-        set(session, to, value.to_ne_bytes(), 4, count, stream, Returns::AtOnce)
+        set(session, to, value, count, stream)
     }
 }

@@ -96,11 +96,6 @@ api! {
         put(uuid, CUuuid { bytes: nvml::uuid(device).map(|byte| byte as c_char) })
     }
 
-    cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device: CUdevice) Init |session| {
-        session.device(device)?;
-        put_text(text, room, &format!("0000:{:02X}:00.0", device + 1))
-    }
-
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) Init |session| {
         put(bytes, session.device(device)?.config.memory as usize)
     }
@@ -115,14 +110,6 @@ api! {
     }
 
     cuDevicePrimaryCtxRelease_v2(device: CUdevice) Init |session| { session.release_primary(device) }
-
-    cuDevicePrimaryCtxReset_v2(device: CUdevice) Init |session| {
-        session.device(device)?;
-        session.destroy_contexts(device);
-        Ok(())
-    }
-
-    cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, _flags: c_uint) Init |session| { session.device(device).map(drop) }
 
     cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut c_uint, active: *mut c_int) Init |session| {
         put(active, session.device(device)?.primary.is_some() as c_int)?;
@@ -155,10 +142,6 @@ api! {
     }
 
     cuCtxGetDevice(device: *mut CUdevice) Context |session| { put(device, session.device) }
-
-    cuCtxGetApiVersion(_context: CUcontext, version: *mut c_uint) Init |_session| { put(version, 3020) }
-
-    cuCtxGetFlags(flags: *mut c_uint) Context |_session| { put(flags, 0) }
 
     cuCtxSynchronize() Context |session| {
         let device = session.device;

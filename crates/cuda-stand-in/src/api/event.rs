@@ -10,9 +10,6 @@ use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::{Event, NO_TIMING, What};
 
-/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: an operation of its own in a graph, which the stand-in does not have.
-pub const EXTERNAL: c_uint = 1;
-
 fn record(session: &mut Session, event: CUevent, stream: CUstream) -> Outcome {
     let stream = session.stream(stream as u64)?;
     let device = session.streams.get(&stream).map(|stream| stream.device);
@@ -64,14 +61,6 @@ api! {
     }
 
     cuEventRecord(event: CUevent, stream: CUstream) Context |session| { record(session, event, stream) }
-
-    cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) Context |session| {
-        if flags & EXTERNAL != 0 {
-            let stream = session.stream(stream as u64)?;
-            session.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
-        }
-        record(session, event, stream)
-    }
 
     cuEventQuery(event: CUevent) Context |session| {
         session.refuse_captured(event as u64)?;

@@ -8,30 +8,14 @@ use cudarc::driver::sys::{
 };
 
 use super::{get, put};
-use crate::capture::{self, Mode};
-use crate::result::{CUresult::*, Outcome};
-use crate::session::Session;
+use crate::capture::Mode;
+use crate::result::CUresult::*;
 use crate::stream::What;
 
 /// `CU_STREAM_CAPTURE_STATUS_NONE`, `..._ACTIVE`, `..._INVALIDATED`.
 const NONE: c_uint = 0;
 const ACTIVE: c_uint = 1;
 const INVALIDATED: c_uint = 2;
-
-/// The status of a stream, and the number of its capture.
-fn status(session: &mut Session, stream: CUstream) -> Outcome<(c_uint, u64)> {
-    let stream = session.stream(stream as u64)?;
-    // As documented: the null stream cannot tell while one that it would wait for captures.
-    session.refuse_null_stream(stream)?;
-    let Some(id) = session.capture_of(stream) else { return Ok((NONE, 0)) };
-    let is_invalidated = session.captures.get(&id).is_some_and(|capture| capture.is_invalidated);
-    Ok((if is_invalidated { INVALIDATED } else { ACTIVE }, id))
-}
-
-/// Writes a result where the caller asked for it, if it did.
-fn put_if_asked<T>(to: *mut T, value: T) -> Outcome {
-    if to.is_null() { Ok(()) } else { put(to, value) }
-}
 
 api! {
     cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) Context |session| {
@@ -50,31 +34,11 @@ api! {
     }
 
     cuStreamIsCapturing(stream: CUstream, to: *mut c_uint) Context |session| {
-        let (status, _) = status(session, stream)?;
-        put(to, status)
-    }
-
-    cuStreamGetCaptureInfo_v3(
-        stream: CUstream,
-        to: *mut c_uint,
-        id: *mut c_ulonglong,
-        graph: *mut CUgraph,
-        dependencies: *mut *const c_void,
-        edges: *mut *const c_void,
-        count: *mut usize,
-    ) Context |session| {
-        // The stand-in has no nodes that could be told of.
-        if !graph.is_null() || !dependencies.is_null() || !edges.is_null() || !count.is_null() {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        let (status, capture) = status(session, stream)?;
-        put_if_asked(id, capture)?;
-        put(to, status)
-    }
-
-    cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) Init |_session| {
-        let before = capture::exchange_mode(Mode::from_number(get(mode)?)?);
-        put(mode, before as c_uint)
+        let stream = session.stream(stream as u64)?;
+        // As documented: the null stream cannot tell while one that it would wait for captures.
+        session.refuse_null_stream(stream)?;
+        let capture = session.capture_of(stream).and_then(|id| session.captures.get(&id));
+        put(to, capture.map_or(NONE, |capture| if capture.is_invalidated { INVALIDATED } else { ACTIVE }))
     }
 
     cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) Init |session| {
@@ -100,6 +64,9 @@ api! {
         put(to, parameters)
     }
 
+    // It has no kernels but functions of the host.
+    cuGraphKernelNodeGetParams_v2(_node: CUgraphNode, _to: *mut c_void) Init |_session| { Err(CUDA_ERROR_NOT_SUPPORTED) }
+
     cuGraphMemAllocNodeGetParams(node: CUgraphNode, to: *mut CUDA_MEM_ALLOC_NODE_PARAMS) Init |session| {
         let What::Allocate { start } = *session.node(node as u64)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let len = session.memory.regions.get(&start).map_or(0, |region| region.len as usize);
@@ -120,12 +87,6 @@ api! {
         }
         let handle = session.instantiate(graph as u64)?;
         put(executable, handle as CUgraphExec)
-    }
-
-    cuGraphUpload(executable: CUgraphExec, stream: CUstream) Context |session| {
-        session.executable(executable as u64)?;
-        let stream = session.stream(stream as u64)?;
-        session.refuse_in_capture(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
     cuGraphLaunch(executable: CUgraphExec, stream: CUstream) Context |session| {

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_uint};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevResource, CUdevResource_st__bindgen_ty_1, CUdevResourceDesc, CUdevResourceType, CUdevSmResource,
-    CUdevice, CUgreenCtx, CUstream,
+    CUdevResource, CUdevResource_st__bindgen_ty_1, CUdevResourceDesc, CUdevResourceType, CUdevSmResource, CUdevice,
+    CUgreenCtx, CUstream,
 };
 
 use super::{get, put};
@@ -14,9 +14,6 @@ use crate::stream::{NON_BLOCKING, Stream};
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const MULTIPROCESSORS: c_uint = 1;
-/// `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`, `..._MAX_POTENTIAL_CLUSTER_SIZE`.
-const IGNORE_COSCHEDULING: c_uint = 1;
-const CLUSTERS: c_uint = 2;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: c_uint = 1;
 /// The least share of a device of this compute capability, and what shares are multiples of (cuda.h, at
@@ -29,9 +26,6 @@ fn grain(capability: (i32, i32)) -> (u32, u32) {
         9.. => (8, 8),
     }
 }
-
-/// Both of them where co-scheduling is ignored.
-const FINE_GRAIN: (u32, u32) = (2, 2);
 
 /// Multiprocessors of one GPU processing cluster after the other: a group of more than one multiprocessor that are scheduled together lies within one. So an
 /// H100 of 132 gives 15 groups of 8 and 12 single ones (as has been seen on one), not 16 groups.
@@ -86,26 +80,6 @@ fn taken(session: &mut Session, from: *const CUdevResource) -> Outcome<Resource>
     }
 }
 
-fn whole(session: &mut Session, to: *mut CUdevResource, device: CUdevice, kind: c_uint) -> Outcome {
-    let count = session.device(device)?.config.multiprocessors;
-    if kind != MULTIPROCESSORS {
-        return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
-    }
-    give(session, to, Resource { device, multiprocessors: (0..count).collect(), split: None })
-}
-
-/// The resource of a context: its share, or the whole device.
-fn of_context(session: &mut Session, handle: u64, to: *mut CUdevResource, kind: c_uint) -> Outcome {
-    let found = session.contexts.get(&handle).map(|context| (context.device, context.partition.clone()));
-    match found {
-        Some((device, Some(multiprocessors))) if kind == MULTIPROCESSORS => {
-            give(session, to, Resource { device, multiprocessors, split: None })
-        }
-        Some((device, _)) => whole(session, to, device, kind),
-        None => session.wrong(CUDA_ERROR_INVALID_CONTEXT, format!("context {handle:#x} is used but not alive")),
-    }
-}
-
 /// Runs of `size` multiprocessors that are scheduled together: each in one cluster.
 fn runs(multiprocessors: &[u32], size: u32) -> Vec<Vec<u32>> {
     let mut clusters: Vec<Vec<u32>> = Vec::new();
@@ -135,16 +109,11 @@ fn green(session: &mut Session, handle: CUgreenCtx) -> Outcome<(u64, c_int)> {
 
 api! {
     cuDeviceGetDevResource(device: CUdevice, to: *mut CUdevResource, kind: c_uint) Init |session| {
-        whole(session, to, device, kind)
-    }
-
-    cuCtxGetDevResource(context: CUcontext, to: *mut CUdevResource, kind: c_uint) Init |session| {
-        of_context(session, context as u64, to, kind)
-    }
-
-    cuGreenCtxGetDevResource(context: CUgreenCtx, to: *mut CUdevResource, kind: c_uint) Init |session| {
-        let (handle, _) = green(session, context)?;
-        of_context(session, handle, to, kind)
+        let count = session.device(device)?.config.multiprocessors;
+        if kind != MULTIPROCESSORS {
+            return Err(CUDA_ERROR_INVALID_RESOURCE_TYPE);
+        }
+        give(session, to, Resource { device, multiprocessors: (0..count).collect(), split: None })
     }
 
     cuDevSmResourceSplitByCount(
@@ -161,22 +130,17 @@ api! {
             return session
                 .wrong(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource that comes out of a split is split again");
         }
-        if flags & !(IGNORE_COSCHEDULING | CLUSTERS) != 0 {
+        if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let wanted = get(groups)?;
-        let whole = grain(session.device(device)?.config.capability);
-        let (smallest, multiple) = if flags & IGNORE_COSCHEDULING != 0 { FINE_GRAIN } else { whole };
+        let (smallest, multiple) = grain(session.device(device)?.config.capability);
         let size = least.max(smallest).checked_next_multiple_of(multiple).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let runs = runs(&multiprocessors, multiple);
         let possible: Vec<Vec<u32>> =
             runs.chunks_exact((size / multiple) as usize).map(|runs| runs.concat()).collect();
         if possible.is_empty() {
             return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-        }
-        // Without room for results, only the largest number of groups is asked for.
-        if result.is_null() {
-            return put(groups, possible.len() as u32);
         }
         let split = Some(session.handle());
         let made = &possible[..possible.len().min(wanted as usize)];
@@ -235,11 +199,6 @@ api! {
         // Its streams stay, as documented: the program has to destroy them.
         session.contexts.remove(&handle);
         session.release_primary(device)
-    }
-
-    cuCtxFromGreenCtx(context: *mut CUcontext, from: CUgreenCtx) Init |session| {
-        let (handle, _) = green(session, from)?;
-        put(context, handle as CUcontext)
     }
 
     cuGreenCtxStreamCreate(stream: *mut CUstream, context: CUgreenCtx, flags: c_uint, priority: c_int) Init |session| {

@@ -1,10 +1,10 @@
 //! Allocating memory, on the device and on the host, and asking what an address is.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUipcMemHandle, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle, CUstream};
 
-use super::{get, put};
+use super::put;
 use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::What;
@@ -12,33 +12,11 @@ use crate::stream::What;
 /// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+const MEMORY_TYPE: c_uint = 2;
 
 /// What a handle of memory begins with; its address stands over the first of it.
 const IPC_HANDLE: [c_char; 64] = [0x5a; 64];
-
-/// What is asked about an address, numbered as in `CUpointer_attribute`.
-fn attribute(session: &mut Session, data: *mut c_void, number: c_uint, address: CUdeviceptr) -> Outcome {
-    let on_device = session.memory.region(address).map(|(start, region)| (start, region.len, region.device));
-    let pinned = session.host.ranges.range(..=address as usize).next_back();
-    let on_host = pinned.filter(|(start, pinned)| (address as usize) < *start + pinned.len);
-    let on_host = on_host.map(|(start, pinned)| (*start as u64, pinned.len as u64));
-    let (start, len) = on_device.map(|(start, len, _)| (start, len)).or(on_host).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    match number {
-        1 => {
-            let context = on_device.and_then(|(_, _, device)| session.device(device).ok()?.primary);
-            put(data.cast(), context.unwrap_or(0) as CUcontext)
-        }
-        2 => put(data.cast(), if on_device.is_some() { DEVICE } else { HOST }),
-        3 => put(data.cast(), address),
-        4 if on_device.is_none() => put(data.cast(), address),
-        8 => put(data.cast(), false),
-        9 => put(data.cast(), on_device.map_or(0, |(_, _, device)| device)),
-        11 => put(data.cast(), start),
-        12 => put(data.cast(), len as usize),
-        13 => put(data.cast(), true),
-        _ => Err(CUDA_ERROR_INVALID_VALUE),
-    }
-}
 
 fn allocate_host(session: &mut Session, to: *mut *mut c_void, len: usize) -> Outcome {
     session.faults.allocation(len as u64)?;
@@ -127,20 +105,6 @@ api! {
         session.wrong(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, format!("{start:?} is unregistered but was not registered"))
     }
 
-    cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, start: *mut c_void, _flags: c_uint) Context |session| {
-        match session.host.is_pinned(start as usize, 1) {
-            Ok(true) => put(address, start as u64),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-
-    cuMemHostGetFlags(flags: *mut c_uint, start: *mut c_void) Context |session| {
-        match session.host.is_pinned(start as usize, 1) {
-            Ok(true) => put(flags, 0),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        }
-    }
-
     cuMemGetAddressRange_v2(base: *mut CUdeviceptr, len: *mut usize, address: CUdeviceptr) Context |session| {
         let found = session.memory.region(address).map(|(start, region)| (start, region.len));
         let (start, bytes) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
@@ -186,28 +150,14 @@ api! {
     }
 
     cuPointerGetAttribute(data: *mut c_void, number: c_uint, address: CUdeviceptr) Context |session| {
-        attribute(session, data, number, address)
-    }
-
-    cuPointerGetAttributes(
-        count: c_uint,
-        numbers: *mut c_uint,
-        data: *mut *mut c_void,
-        address: CUdeviceptr,
-    ) Context |session| {
-        for index in 0..count as usize {
-            let (number, to) = (get(numbers.wrapping_add(index))?, get(data.wrapping_add(index))?);
-            if attribute(session, to, number, address).is_err() {
-                // As documented for memory the driver does not know: the default of each attribute, all of which are zero here. The
-                // device's ordinal would be -2.
-                match number {
-                    1 | 3 | 4 | 11 | 12 => put(to.cast(), 0_u64)?,
-                    8 | 13 => put(to.cast(), false)?,
-                    9 => put(to.cast::<c_int>(), -2)?,
-                    _ => put(to.cast(), 0_u32)?,
-                }
-            }
+        if number != MEMORY_TYPE {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        Ok(())
+        let is_pinned = || session.host.is_pinned(address as usize, 1) == Ok(true);
+        match session.memory.region(address) {
+            Some(_) => put(data.cast(), DEVICE),
+            None if is_pinned() => put(data.cast(), HOST),
+            None => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     }
 }

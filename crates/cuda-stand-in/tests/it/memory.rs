@@ -3,55 +3,7 @@
 use cuda_stand_in::{Count, FRESH};
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::program::{
-    Program, allocate, bytes, cuda, download, event, free_pinned, kernel, pinned, property, stream, upload,
-};
-
-#[test]
-fn memory_mapped_twice_is_the_same_memory() {
-    let program = Program::start();
-    let property = property();
-    let mut grain = 0;
-    let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    cuda!(cuMemGetAllocationGranularity(&mut grain, &property, minimum)).unwrap();
-    assert_eq!(grain, 2 << 20);
-    let (mut base, mut block) = (0, 0);
-    cuda!(cuMemAddressReserve(&mut base, 2 * grain, 0, 0, 0)).unwrap();
-    cuda!(cuMemCreate(&mut block, grain, &property, 0)).unwrap();
-    let mirror = base + grain as u64;
-    for at in [base, mirror] {
-        cuda!(cuMemMap(at, grain, 0, block, 0)).unwrap();
-    }
-    let (host, stream) = (pinned(&[1, 2, 3, 4]), stream());
-    assert_eq!(upload(base, host, stream), Err(CUresult::CUDA_ERROR_INVALID_VALUE), "no access yet");
-    assert_eq!(program.stand_in.mistakes().len(), 1);
-    program.stand_in.forget();
-    let access = sys::CUmemAccessDesc {
-        location: property.location,
-        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
-    cuda!(cuMemSetAccess(base, 2 * grain, &access, 1)).unwrap();
-    // Across the seam: two bytes at the end of the first mapping, two at the start of the second.
-    upload(mirror - 2, host, stream).unwrap();
-    let mut seen = [0; 2];
-    download(&mut seen, base, stream).unwrap();
-    assert_eq!(seen, [3, 4]);
-    kernel(stream, move || assert_eq!(bytes(mirror + grain as u64 - 2, 2), [1, 2]));
-    cuda!(cuStreamSynchronize(stream)).unwrap();
-
-    cuda!(cuMemRelease(block)).unwrap();
-    assert_eq!(cuda!(cuMemRelease(block)), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
-    assert_eq!(cuda!(cuMemAddressFree(base, 2 * grain)), Err(CUresult::CUDA_ERROR_INVALID_VALUE), "still mapped");
-    assert_eq!(program.stand_in.mistakes().len(), 2);
-    program.stand_in.forget();
-    assert_eq!(program.stand_in.count(Count::Bytes), grain as u64);
-    cuda!(cuMemUnmap(base, 2 * grain)).unwrap();
-    assert_eq!(program.stand_in.count(Count::Bytes), 0);
-    cuda!(cuMemAddressFree(base, 2 * grain)).unwrap();
-    cuda!(cuStreamDestroy_v2(stream)).unwrap();
-    free_pinned(host);
-    program.finish();
-}
+use crate::program::{Program, allocate, cuda, download, event, free_pinned, pinned, stream, upload};
 
 #[test]
 fn pinned_memory_is_read_when_the_copy_runs_and_pageable_memory_at_the_call() {

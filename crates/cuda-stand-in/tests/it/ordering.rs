@@ -1,9 +1,9 @@
 //! Work that nothing orders is found also where it goes well.
 
 use cuda_stand_in::StandIn;
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::CUstream;
 
-use crate::program::{Program, allocate, cuda, event, free_pinned, kernel, pinned, property, stream, upload};
+use crate::program::{Program, allocate, cuda, event, free_pinned, kernel, pinned, stream, upload};
 
 /// Enqueues a kernel that reads or writes these bytes.
 fn kernel_on(stream: CUstream, address: u64, len: u64, writes: bool) {
@@ -85,38 +85,6 @@ fn only_a_write_to_the_same_bytes_needs_an_order() {
     assert_eq!(pair((0, true), (7, false)), 1);
     assert_eq!(pair((0, false), (7, true)), 1);
     cuda!(cuMemFree_v2(memory)).unwrap();
-    for stream in [a, b] {
-        cuda!(cuStreamDestroy_v2(stream)).unwrap();
-    }
-    program.finish();
-}
-
-#[test]
-fn one_block_at_two_addresses_is_the_same_bytes() {
-    const GRAIN: usize = 2 << 20;
-    let program = Program::start();
-    let (mut base, mut block, property) = (0, 0, property());
-    let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    cuda!(cuMemAddressReserve(&mut base, 2 * GRAIN, 0, 0, 0)).unwrap();
-    cuda!(cuMemCreate(&mut block, GRAIN, &property, 0)).unwrap();
-    let mirror = base + GRAIN as u64;
-    for at in [base, mirror] {
-        cuda!(cuMemMap(at, GRAIN, 0, block, 0)).unwrap();
-    }
-    let access = sys::CUmemAccessDesc { location: property.location, flags };
-    cuda!(cuMemSetAccess(base, 2 * GRAIN, &access, 1)).unwrap();
-    let (a, b) = (stream(), stream());
-    kernel_on(a, base, 4, true);
-    kernel_on(b, mirror - 4, 8, false);
-    cuda!(cuCtxSynchronize()).unwrap();
-    assert_eq!(unordered(&program), 1);
-    kernel_on(a, base, 4, true);
-    kernel_on(b, mirror - 4, 4, false);
-    cuda!(cuCtxSynchronize()).unwrap();
-    assert_eq!(unordered(&program), 0);
-    cuda!(cuMemRelease(block)).unwrap();
-    cuda!(cuMemUnmap(base, 2 * GRAIN)).unwrap();
-    cuda!(cuMemAddressFree(base, 2 * GRAIN)).unwrap();
     for stream in [a, b] {
         cuda!(cuStreamDestroy_v2(stream)).unwrap();
     }

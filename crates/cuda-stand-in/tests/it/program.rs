@@ -1,7 +1,7 @@
 //! A program that uses a GPU through `cudarc`: what the tests share.
 
 use cuda_stand_in::StandIn;
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
 
 /// Calls the driver and keeps the error's code.
 macro_rules! cuda {
@@ -89,13 +89,4 @@ pub fn kernel(stream: CUstream, body: impl FnOnce() + Send + 'static) {
 pub fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
     // SAFETY: the tests ask for memory that they have allocated, and only from kernels that nothing runs beside.
     unsafe { std::slice::from_raw_parts_mut(StandIn::view(address), len) }
-}
-
-/// The property of pinned memory of device 0.
-pub fn property() -> sys::CUmemAllocationProp {
-    // SAFETY: zero is a value of each of its fields.
-    let mut property: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    property.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    property
 }

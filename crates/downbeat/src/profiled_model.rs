@@ -73,8 +73,11 @@ impl ProfiledModel {
             bail!("'{name}' has no version {version} that is served (there is: {})", served.join(", "));
         };
         let engine = engine(definition.format)?;
-        let model =
-            engine.load(&LoadOptions::new(file, threads).with_cut(cut).with_priority(stream_priority(&definition)))?;
+        let model = engine.load(&LoadOptions {
+            cut,
+            priority: stream_priority(&definition),
+            ..LoadOptions::new(file, threads)
+        })?;
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
         let mut plan =

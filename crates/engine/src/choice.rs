@@ -35,15 +35,10 @@ impl Preference {
     pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, onnxruntime::NAME, rten::NAME, emulated::NAME];
 }
 
-/// A name that is none of [`Preference::NAMES`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown engine '{0}'; expected one of {names}", names = Preference::NAMES.join(", "))]
-pub struct UnknownEngine(pub String);
-
 impl FromStr for Preference {
-    type Err = UnknownEngine;
+    type Err = String;
 
-    fn from_str(s: &str) -> Result<Self, UnknownEngine> {
+    fn from_str(s: &str) -> Result<Self, String> {
         match s {
             "auto" => Ok(Preference::Auto),
             CUDA => Ok(Preference::Cuda),
@@ -51,7 +46,11 @@ impl FromStr for Preference {
             onnxruntime::NAME => Ok(Preference::Onnxruntime),
             rten::NAME => Ok(Preference::Rten),
             emulated::NAME => Ok(Preference::Emulated),
-            other => Err(UnknownEngine(other.chars().take(64).collect())),
+            other => Err(format!(
+                "unknown engine '{}'; expected one of {}",
+                other.chars().take(64).collect::<String>(),
+                Preference::NAMES.join(", ")
+            )),
         }
     }
 }
@@ -71,10 +70,6 @@ pub struct Choice {
 impl Choice {
     fn cpu(engine: impl Engine + 'static) -> Choice {
         Choice { engine: Arc::new(engine), gpus: Vec::new(), hint: None, warning: None }
-    }
-
-    fn hinting(self, hint: String) -> Choice {
-        Choice { hint: Some(hint), ..self }
     }
 }
 
@@ -146,15 +141,15 @@ fn auto(search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     on_gpus(Provider::Cuda, search, options).or_else(|reason| {
         let choice = on_cpu(search)?;
         let engine = choice.engine.info().name;
-        Ok(choice
-            .hinting(format!("models run on the CPU, with the engine {engine}, and not on {}: {reason}", gpu.name)))
+        let hint = format!("models run on the CPU, with the engine {engine}, and not on {}: {reason}", gpu.name);
+        Ok(Choice { hint: Some(hint), ..choice })
     })
 }
 
 fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
     let rten = |reason: &str| {
-        let engine = Rten::with_threads(search.threads);
-        Choice::cpu(engine).hinting(format!("rten is the slower engine: {reason}"))
+        let hint = Some(format!("rten is the slower engine: {reason}"));
+        Choice { hint, ..Choice::cpu(Rten::with_threads(search.threads)) }
     };
     match Onnxruntime::find(search) {
         Ok(Some(engine)) => Ok(Choice::cpu(engine)),

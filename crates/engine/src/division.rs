@@ -24,30 +24,19 @@ pub struct Part {
     pub size: String,
 }
 
-/// Why a device cannot be divided as was asked for.
+/// Why a device cannot be divided as was asked for: what is wrong and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DivisionError {
-    /// One of the partitions cannot be.
-    #[error("partition {index}, \"{text}\": {reason}")]
-    Part {
-        /// Which one, from 0.
-        index: usize,
-        /// What was asked for.
-        text: String,
-        /// What is wrong and what to do.
-        reason: String,
-    },
+#[error("{0}")]
+pub struct DivisionError(pub(crate) String);
+
+impl DivisionError {
+    /// One of the partitions cannot be, from 0, of which this was asked for.
+    pub(crate) fn part(index: usize, text: &str, reason: &str) -> DivisionError {
+        DivisionError(format!("partition {index}, \"{text}\": {reason}"))
+    }
+
     /// There is less to divide than there are partitions.
-    #[error("{asked} partitions are too many for {most} {of}")]
-    TooMany {
-        /// How many were asked for.
-        asked: usize,
-        /// How many there could be at most.
-        most: usize,
-        /// Of what.
-        of: &'static str,
-    },
-    /// The device is not divided, whatever was asked for.
-    #[error("{0}")]
-    Refused(String),
+    pub(crate) fn too_many(asked: usize, most: usize, of: &str) -> DivisionError {
+        DivisionError(format!("{asked} partitions are too many for {most} {of}"))
+    }
 }

@@ -20,7 +20,7 @@
 //!
 //! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)` for `b` from 1. A model
 //! may also be an ONNX file, whose signature it then has: with the latencies of `FILE.emulated.toml` beside it
-//! (`model.onnx.emulated.toml`, without `inputs` and `outputs`), or of [`Emulated::with_profile`].
+//! (`model.onnx.emulated.toml`, without `inputs` and `outputs`).
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -48,20 +48,13 @@ const BATCH_LIMIT: u32 = 1 << 16;
 const STAGE_LIMIT: usize = 1024;
 
 /// The emulated engine.
-#[derive(Clone, Debug, Default)]
-pub struct Emulated {
-    profile: Option<LatencyProfile>,
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Emulated;
 
 impl Emulated {
-    /// Models take their latencies from files.
+    /// The engine; each model's latencies are in its file.
     pub fn new() -> Self {
-        Emulated::default()
-    }
-
-    /// Models that have no file with latencies take `profile`.
-    pub fn with_profile(profile: LatencyProfile) -> Self {
-        Emulated { profile: Some(profile) }
+        Emulated
     }
 }
 
@@ -153,16 +146,9 @@ impl Engine for Emulated {
             let mut beside = path.clone().into_os_string();
             beside.push(".emulated.toml");
             let beside = PathBuf::from(beside);
-            let profile = match (beside.exists(), &self.profile) {
-                (true, _) => Config::read(&beside).and_then(|c| c.profile()).map_err(file_error(&beside))?,
-                (false, Some(profile)) => profile.clone(),
-                (false, None) => {
-                    return Err(file_error(&beside)(
-                        "no such file; expected the latencies to emulate (alpha_ms, beta_ms, max_batch)".into(),
-                    ));
-                }
-            };
-            (signature, profile)
+            let missing = "no such file; expected the latencies to emulate (alpha_ms, beta_ms, max_batch)";
+            let config = if beside.exists() { Config::read(&beside) } else { Err(missing.to_owned()) };
+            (signature, config.and_then(|c| c.profile()).map_err(file_error(&beside))?)
         } else {
             let config = Config::read(path).map_err(file_error(path))?;
             let signature = config.signature().map_err(file_error(path))?;
@@ -245,10 +231,6 @@ struct Shared {
 impl Model for EmulatedModel {
     fn signature(&self) -> &Signature {
         &self.shared.signature
-    }
-
-    fn segments(&self) -> usize {
-        self.shared.parts
     }
 
     fn segment_info(&self) -> &[SegmentInfo] {

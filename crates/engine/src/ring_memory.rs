@@ -35,41 +35,15 @@ const FREE: u32 = 0;
 /// Somebody writes the slot. Numbers between count its readers.
 const WRITTEN: u32 = u32::MAX;
 
-/// Why there is no ring memory.
-#[derive(Debug, thiserror::Error)]
-pub enum RingMemoryError {
-    /// A ring of no slots, or slots of no bytes.
-    #[error("an input ring needs at least one slot of at least one byte")]
-    Empty,
-    /// The ring would be larger than [`LARGEST_RING`].
-    #[error(
-        "an input ring of {slots} slots of {slot_bytes} bytes is larger than {} MiB. Its slots fill whole pages together: ask for fewer, \
-         or use a policy without a ring (windowed)",
-        LARGEST_RING >> 20
-    )]
-    TooLarge {
-        /// Slots, rounded up.
-        slots: u64,
-        /// Bytes of each.
-        slot_bytes: usize,
-    },
-    /// The ring would have more than [`MOST_SLOTS`].
-    #[error("an input ring of {slots} slots has more than {MOST_SLOTS}; ask for fewer")]
-    TooManySlots {
-        /// Slots, rounded up.
-        slots: u64,
-    },
-    /// The operating system refuses.
-    #[error("no memory for an input ring of {bytes} bytes: {source}")]
-    System {
-        /// Bytes.
-        bytes: usize,
-        /// The system's words.
-        source: io::Error,
-    },
-    /// The GPU refuses.
-    #[error(transparent)]
-    Device(#[from] CudaError),
+/// Why there is no ring memory, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RingMemoryError(String);
+
+impl From<CudaError> for RingMemoryError {
+    fn from(error: CudaError) -> Self {
+        RingMemoryError(error.into())
+    }
 }
 
 /// The smallest number of slots that is at least `least`, and with which rings of all these slot sizes fill whole pages.
@@ -78,7 +52,7 @@ pub enum RingMemoryError {
 /// If one of the rings would be larger than [`LARGEST_RING`], or there is nothing to hold.
 pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
     if least == 0 || slot_bytes.contains(&0) {
-        return Err(RingMemoryError::Empty);
+        return Err(RingMemoryError("an input ring needs at least one slot of at least one byte".into()));
     }
     let page = rustix::param::page_size();
     // A page is a power of two, so the parts of it that the sizes have are too, and the largest multiple serves all.
@@ -86,12 +60,16 @@ pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
     let slots = u64::from(least).next_multiple_of(unit.unwrap_or(1) as u64);
     for slot_bytes in slot_bytes {
         if (*slot_bytes as u64).checked_mul(slots).is_none_or(|bytes| bytes > LARGEST_RING as u64) {
-            return Err(RingMemoryError::TooLarge { slots, slot_bytes: *slot_bytes });
+            return Err(RingMemoryError(format!(
+                "an input ring of {slots} slots of {slot_bytes} bytes is larger than {} MiB. Its slots fill whole pages together: ask for fewer, \
+                 or use a policy without a ring (windowed)",
+                LARGEST_RING >> 20
+            )));
         }
     }
     match u32::try_from(slots) {
         Ok(few) if slots <= MOST_SLOTS => Ok(few),
-        _ => Err(RingMemoryError::TooManySlots { slots }),
+        _ => Err(RingMemoryError(format!("an input ring of {slots} slots has more than {MOST_SLOTS}; ask for fewer"))),
     }
 }
 
@@ -141,12 +119,12 @@ impl RingMemory {
     }
 
     fn map(slots: u32, slot_bytes: usize) -> Result<Self, RingMemoryError> {
-        if self::slots(slots, &[slot_bytes])? != slots {
-            let source = io::Error::other("the slots do not fill whole pages");
-            return Err(RingMemoryError::System { bytes: slots as usize * slot_bytes, source });
-        }
         let bytes = slots as usize * slot_bytes;
-        let system = |source: rustix::io::Errno| RingMemoryError::System { bytes, source: source.into() };
+        let refused = |why: &str| RingMemoryError(format!("no memory for an input ring of {bytes} bytes: {why}"));
+        if self::slots(slots, &[slot_bytes])? != slots {
+            return Err(refused("the slots do not fill whole pages"));
+        }
+        let system = |error: rustix::io::Errno| refused(&io::Error::from(error).to_string());
         let file = rustix::fs::memfd_create("downbeat-ring", rustix::fs::MemfdFlags::CLOEXEC).map_err(system)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(system)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -362,8 +340,8 @@ mod tests {
                 "{sizes:?}"
             );
         }
-        assert!(matches!(slots(0, &[8]), Err(RingMemoryError::Empty)));
-        assert!(matches!(slots(8, &[0]), Err(RingMemoryError::Empty)));
+        assert!(slots(0, &[8]).is_err_and(|error| error.to_string().contains("at least one slot")));
+        assert!(slots(8, &[0]).is_err_and(|error| error.to_string().contains("at least one byte")));
         let error = slots(8, &[299 * 299 * 3 * 4]).unwrap_err().to_string();
         assert!(error.contains("1024 slots of 1072812 bytes is larger than 1024 MiB"), "{error}");
         assert!(slots(u32::MAX, &[usize::MAX]).is_err());

@@ -212,10 +212,6 @@ impl Model for RtenModel {
         &self.shared.signature
     }
 
-    fn segments(&self) -> usize {
-        self.shared.states.len() - 1
-    }
-
     fn segment_info(&self) -> &[SegmentInfo] {
         &self.segments
     }

@@ -28,37 +28,10 @@ pub struct MemoryBudget {
     freed: Condvar,
 }
 
-/// A run would take too much.
+/// A run would take too much: than it may at all, or than others leave.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TooMuchMemory {
-    /// More than runs may take at all.
-    #[error(
-        "a run of these shapes takes about {needed} bytes (the value '{value}' alone is {shape:?}), and runs may take {budget} (run_memory_bytes); \
-         send smaller inputs"
-    )]
-    Never {
-        /// Estimated bytes.
-        needed: u64,
-        /// What runs may take.
-        budget: u64,
-        /// The largest value.
-        value: String,
-        /// Its sizes.
-        shape: Vec<u64>,
-    },
-    /// More than other runs leave.
-    #[error(
-        "a run of these shapes takes about {needed} bytes, and other runs use {used} of the {budget} that runs may take (run_memory_bytes); try again later"
-    )]
-    Now {
-        /// Estimated bytes.
-        needed: u64,
-        /// What other runs take.
-        used: u64,
-        /// What runs may take.
-        budget: u64,
-    },
-}
+#[error("a run of these shapes takes about {0}")]
+pub struct TooMuchMemory(String);
 
 impl MemoryBudget {
     /// A budget of so many bytes.
@@ -145,7 +118,10 @@ impl RunMemory {
         let waited = budget.freed.wait_timeout_while(budget.lock(), PATIENCE, is_full);
         let (mut used, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if is_full(&mut used) {
-            return Err(TooMuchMemory::Now { needed, used: *used, budget: budget.bytes });
+            return Err(TooMuchMemory(format!(
+                "{needed} bytes, and other runs use {used} of the {} that runs may take (run_memory_bytes); try again later",
+                budget.bytes
+            )));
         }
         *used += needed;
         Ok(Reserved { budget: budget.clone(), bytes: needed })
@@ -155,8 +131,11 @@ impl RunMemory {
         if need.bytes <= self.budget.bytes {
             return Ok(());
         }
-        let (value, shape, _) = need.largest.clone();
-        Err(TooMuchMemory::Never { needed: need.bytes, budget: self.budget.bytes, value, shape })
+        let (value, shape, _) = &need.largest;
+        Err(TooMuchMemory(format!(
+            "{} bytes (the value '{value}' alone is {shape:?}), and runs may take {} (run_memory_bytes); send smaller inputs",
+            need.bytes, self.budget.bytes
+        )))
     }
 
     /// What a run with these inputs takes.

@@ -130,40 +130,23 @@ pub enum StreamPriority {
 impl LoadOptions {
     /// The whole model at `path`, with `threads` threads inside one run (0: one a core).
     pub fn new(path: impl Into<PathBuf>, threads: usize) -> Self {
-        let (cut, tensorrt) = (Cut::Whole, BTreeMap::new());
-        let priority = StreamPriority::Default;
-        let (path, share) = (path.into(), Share::Whole);
-        LoadOptions { path, threads, share, cut, memory: None, tensorrt, cache: None, priority, operators: None }
-    }
-
-    /// The same, on a share of a device.
-    #[must_use]
-    pub fn with_share(self, share: Share) -> Self {
-        LoadOptions { share, ..self }
+        LoadOptions {
+            path: path.into(),
+            threads,
+            share: Share::Whole,
+            cut: Cut::Whole,
+            memory: None,
+            tensorrt: BTreeMap::new(),
+            cache: None,
+            operators: None,
+            priority: StreamPriority::Default,
+        }
     }
 
     /// The same, cut into segments.
     #[must_use]
     pub fn with_cut(self, cut: Cut) -> Self {
         LoadOptions { cut, ..self }
-    }
-
-    /// The same, with a priority.
-    #[must_use]
-    pub fn with_priority(self, priority: StreamPriority) -> Self {
-        LoadOptions { priority, ..self }
-    }
-
-    /// The same, with a limit on what its runs take.
-    #[must_use]
-    pub fn with_memory(self, memory: Arc<MemoryBudget>) -> Self {
-        LoadOptions { memory: Some(memory), ..self }
-    }
-
-    /// The same, of which this is known.
-    #[must_use]
-    pub fn with_operators(self, operators: Arc<OperatorProfile>) -> Self {
-        LoadOptions { operators: Some(operators), ..self }
     }
 }
 
@@ -174,7 +157,7 @@ pub trait Model: Send + Sync {
 
     /// Into how many segments the model is cut; 1: whole.
     fn segments(&self) -> usize {
-        1
+        self.segment_info().len().max(1)
     }
 
     /// What is known of each segment; empty if the model is whole.

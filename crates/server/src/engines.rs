@@ -24,7 +24,7 @@ impl Engines {
     /// If the engine asked for is not there.
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
         let preference: downbeat_engine::Preference = options.engine.name().parse()?;
-        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::default() };
+        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::from_env() };
         let choice = downbeat_engine::choose(preference, &search, &options.cuda)?;
         let info = choice.engine.info();
         let library = info.library.as_ref().map(|path| path.display().to_string());

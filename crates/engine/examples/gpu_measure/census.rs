@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use downbeat_engine::StreamPriority;
 use downbeat_engine::cuda::{Device, Event, Splitter, Stream};
 
 use crate::Outcome;
@@ -109,7 +110,9 @@ pub fn measure() -> Outcome<()> {
 
 fn pair(device: &Arc<Device>, kernel: &Kernel, splitter: &Splitter, units: u32) -> Outcome<()> {
     let sides = splitter.split(&[units])?;
-    let sides = sides.iter().map(|partition| Side::new(device, kernel, Stream::in_partition(partition)?));
+    let sides = sides.iter().map(|partition| {
+        Side::new(device, kernel, Stream::with_priority(device, Some(partition), StreamPriority::Default)?)
+    });
     let [one, other] = &sides.collect::<Outcome<Vec<Side>>>()?[..] else {
         return Err("the device was not parted in two".into());
     };

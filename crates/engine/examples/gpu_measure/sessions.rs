@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use downbeat_engine::cuda::{Device, Splitter, Stream};
-use downbeat_engine::{Cut, Engine, Share};
+use downbeat_engine::{Cut, Engine, Share, StreamPriority};
 
 use crate::Outcome;
 use crate::arguments::Arguments;
@@ -108,7 +108,8 @@ fn partitions(device: &Arc<Device>) -> Outcome<()> {
                 let sizes: Vec<u32> = made.iter().map(|part| part.compute_units()).collect();
                 meter.row("", format!("{} partitions made", made.len()))?.and(format!("{sizes:?} units")).print();
                 let meter = Meter::start(device)?;
-                streams.extend(made.iter().map(Stream::in_partition).collect::<Result<Vec<_>, _>>()?);
+                let stream = |part| Stream::with_priority(device, Some(part), StreamPriority::Default);
+                streams.extend(made.iter().map(stream).collect::<Result<Vec<_>, _>>()?);
                 meter.row("", "a stream of each made".into())?.print();
                 parts.extend(made);
             }

@@ -11,11 +11,11 @@ use crate::traits::Share;
 pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
     let cores = topology.cores_of(topology.usable()).count();
     if asked.len() > cores {
-        return Err(DivisionError::TooMany { asked: asked.len(), most: cores, of: "cores that this process may use" });
+        return Err(DivisionError::too_many(asked.len(), cores, "cores that this process may use"));
     }
     let mut sets: Vec<CoreSet> = Vec::new();
     for (index, text) in asked.iter().enumerate() {
-        let refused = |reason: String| DivisionError::Part { index, text: text.clone(), reason };
+        let refused = |reason: String| DivisionError::part(index, text, &reason);
         let set = text.parse::<CoreSet>().map_err(|error| refused(error.to_string()))?;
         check(set, topology).map_err(refused)?;
         for (other, before) in sets.iter().enumerate() {

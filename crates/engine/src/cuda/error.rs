@@ -58,6 +58,13 @@ impl CudaError {
     }
 }
 
+/// What libraries and lanes say of a failure.
+impl From<CudaError> for String {
+    fn from(error: CudaError) -> String {
+        error.to_string()
+    }
+}
+
 /// Whether the context is of no use any more after this error: the driver answers every later call with it ("the process must be terminated and
 /// relaunched", as its documentation says of each).
 fn is_final(code: CUresult) -> bool {

@@ -41,8 +41,7 @@ impl Stream {
     /// In words: `enqueue` fails, or does what cannot be recorded or repeated, such as waiting, keeping memory of the device, or copying from host memory.
     pub(crate) fn record_graph<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Graph, T), String> {
         let device = self.device();
-        let words = |error: CudaError| error.to_string();
-        device.bind().map_err(words)?;
+        device.bind()?;
         // What other threads do is not to fail because of it.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.begin_recording();
@@ -50,7 +49,7 @@ impl Stream {
         let begun = device.check("recording a graph", unsafe { result::stream::begin_capture(self.raw(), mode) });
         if let Err(error) = begun {
             self.end_recording();
-            return Err(words(error));
+            return Err(error.into());
         }
         let made = enqueue();
         // SAFETY: as above. Ended in any case: a stream that records runs nothing.
@@ -58,7 +57,7 @@ impl Stream {
         self.end_recording();
         let recorded = device.check("recording a graph", ended).map(|raw| Recorded { device: device.clone(), raw });
         let made = made?;
-        let recorded = recorded.map_err(words)?;
+        let recorded = recorded?;
         if recorded.raw.is_null() {
             return Err("nothing was recorded".into());
         }
@@ -66,7 +65,7 @@ impl Stream {
         let nodes = unsafe { check_repeatable(recorded.raw, device) }?;
         // SAFETY: as above; what is made of it does not need it any more. Once, as has to be where it takes memory.
         let raw = unsafe { result::graph::instantiate(recorded.raw, CUgraphInstantiate_flags(0)) };
-        let raw = device.check("making a graph", raw).map_err(words)?;
+        let raw = device.check("making a graph", raw)?;
         Ok((Graph { device: device.clone(), raw, nodes }, made))
     }
 }

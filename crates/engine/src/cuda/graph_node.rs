@@ -35,7 +35,7 @@ pub(super) unsafe fn check_repeatable(graph: CUgraph, device: &Device) -> Result
         let mut kind: c_uint = 0;
         // SAFETY: the node is the graph's. Written as the number that it is in C: a newer driver knows more kinds than the enum, which must not hold them.
         let told = unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) };
-        device.check("asking what a node of a graph is", told.result()).map_err(|e| e.to_string())?;
+        device.check("asking what a node of a graph is", told.result())?;
         let is = |other: Kind| kind == other as c_uint;
         if is(Kind::CU_GRAPH_NODE_TYPE_EMPTY) {
             continue;
@@ -58,7 +58,7 @@ pub(super) unsafe fn check_repeatable(graph: CUgraph, device: &Device) -> Result
             let mut address = 0;
             // SAFETY: as above; there is room for the answer.
             let told = unsafe { sys::cuGraphMemFreeNodeGetParams(node, &raw mut address) };
-            device.check("asking what a graph frees", told.result()).map_err(|e| e.to_string())?;
+            device.check("asking what a graph frees", told.result())?;
             freed.insert(address);
         } else if !(has_host_kernels && is(Kind::CU_GRAPH_NODE_TYPE_HOST)) {
             return Err(format!("the segment {} while it runs, which a graph cannot repeat", deed(kind)));
@@ -99,7 +99,7 @@ unsafe fn allocated(node: CUgraphNode, device: &Device) -> Result<sys::CUdevicep
     let to = parameters.as_mut_ptr();
     // SAFETY: as the caller says; there is room for the answer.
     let told = unsafe { sys::cuGraphMemAllocNodeGetParams(node, to) };
-    device.check("asking what memory a graph takes", told.result()).map_err(|error| error.to_string())?;
+    device.check("asking what memory a graph takes", told.result())?;
     // SAFETY: written by the call, or zero.
     Ok(unsafe { (*to).dptr })
 }
@@ -107,9 +107,7 @@ unsafe fn allocated(node: CUgraphNode, device: &Device) -> Result<sys::CUdevicep
 /// # Safety
 /// The graph is alive.
 unsafe fn nodes(graph: CUgraph, device: &Device) -> Result<Vec<CUgraphNode>, String> {
-    let check = |answer: sys::CUresult| {
-        device.check("listing the nodes of a graph", answer.result()).map_err(|error| error.to_string())
-    };
+    let check = |answer: sys::CUresult| device.check("listing the nodes of a graph", answer.result());
     let mut count = 0;
     // SAFETY: as the caller says; without a list only their number is written.
     check(unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) })?;
@@ -133,7 +131,7 @@ unsafe fn check_copy(node: CUgraphNode, device: &Device) -> Result<(), String> {
     let to = copy.as_mut_ptr();
     // SAFETY: as the caller says; there is room for the answer.
     let told = unsafe { sys::cuGraphMemcpyNodeGetParams(node, to) };
-    device.check("asking what a graph copies", told.result()).map_err(|error| error.to_string())?;
+    device.check("asking what a graph copies", told.result())?;
     // SAFETY: written by the call, or zero; numbers of any value are read, and the kinds as such.
     let (source, target) = unsafe {
         let (from_kind, to_kind) = (&raw const (*to).srcMemoryType, &raw const (*to).dstMemoryType);

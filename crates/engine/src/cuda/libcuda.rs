@@ -18,6 +18,10 @@ pub(super) const FOLDERS: [&str; 4] =
     ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"];
 /// The oldest driver that CUDA 13 works with.
 pub const OLDEST_DRIVER: DriverVersion = DriverVersion(13_000);
+/// The oldest NVIDIA driver that has it.
+const DRIVER: u32 = 580;
+const CONTAINER: &str = "a container must be started with the GPUs (docker run --gpus all)";
+const STUBS: &str = "Take the folder of stubs out of LD_LIBRARY_PATH";
 /// The oldest GPUs that the libraries of CUDA 13 have kernels for (Turing).
 pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
@@ -154,7 +158,10 @@ fn open() -> Result<Library, CudaUnavailable> {
             Err(e) => reason = loader_words(&e),
         }
     }
-    Err(CudaUnavailable::NoDriver { reason })
+    Err(CudaUnavailable::new(
+        format!("no NVIDIA driver: libcuda.so.1 does not load ({reason})"),
+        format_args!("Install the NVIDIA driver {DRIVER} or newer; {CONTAINER}"),
+    ))
 }
 
 /// Makes sure that `libcuda.so`, which the bindings open first, is the same: in a folder of stubs it is not.
@@ -167,7 +174,8 @@ fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
     if let Ok(other) = unsafe { Library::open(Some("libcuda.so"), RTLD_NOW) }
         && address(&other) != address(&library)
     {
-        return Err(CudaUnavailable::TwoDrivers);
+        let what = "libcuda.so and libcuda.so.1 are different libraries here: one may be a stub";
+        return Err(CudaUnavailable::new(what, STUBS));
     }
     Ok(library)
 }
@@ -175,7 +183,16 @@ fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
 /// A function of the driver, which all return a status.
 fn function<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, CudaUnavailable> {
     // SAFETY: each caller names the function's signature, which has been the same in all versions.
-    unsafe { library.get::<T>(name.as_bytes()) }.map_err(|_| CudaUnavailable::NoFunction { name })
+    unsafe { library.get::<T>(name.as_bytes()) }.map_err(|_| {
+        CudaUnavailable::new(
+            format!(
+                "the libcuda.so.1 that was loaded is no NVIDIA driver, or too old a one: it has no function {name}"
+            ),
+            format_args!(
+                "Install the NVIDIA driver {DRIVER} or newer, or take another libcuda.so.1 out of LD_LIBRARY_PATH"
+            ),
+        )
+    })
 }
 
 type Init = unsafe extern "C" fn(c_uint) -> c_int;
@@ -211,13 +228,19 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     done(unsafe { get_version(&mut version) })?;
     let version = DriverVersion(version);
     // A stub and a driver without its kernel module say 0.
+    let too_old = || {
+        CudaUnavailable::new(
+            format!("the NVIDIA driver supports CUDA {version}; CUDA {OLDEST_DRIVER} is needed"),
+            format_args!("Install the NVIDIA driver {DRIVER} or newer"),
+        )
+    };
     if version.0 > 0 && version < OLDEST_DRIVER {
-        return Err(CudaUnavailable::DriverTooOld { found: version });
+        return Err(too_old());
     }
     // SAFETY: as above.
     done(unsafe { init(0) })?;
     if version < OLDEST_DRIVER {
-        return Err(CudaUnavailable::DriverTooOld { found: version });
+        return Err(too_old());
     }
     DRIVER_FUNCTIONS.iter().try_for_each(|name| function::<*const ()>(library, name).map(|_| ()))?;
     let mut count = 0;
@@ -268,14 +291,18 @@ fn hyphenated(uuid: [u8; 16]) -> String {
 
 fn no_gpu() -> CudaUnavailable {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    CudaUnavailable::NoGpu { visible: visible.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES is '{v}')")) }
+    let visible = visible.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES is '{v}')"));
+    let advice = format_args!("See what nvidia-smi lists; {CONTAINER}");
+    CudaUnavailable::new(format!("the NVIDIA driver sees no GPU{visible}"), advice)
 }
 
 /// What a status means.
 fn failure(library: &Library, status: c_int) -> CudaUnavailable {
     let advice = match status {
         ERROR_NO_DEVICE => return no_gpu(),
-        ERROR_STUB_LIBRARY => return CudaUnavailable::Stub,
+        ERROR_STUB_LIBRARY => {
+            return CudaUnavailable::new("the libcuda.so.1 that was loaded is a stub to link with", STUBS);
+        }
         ERROR_SYSTEM_NOT_READY => "Start the machine's NVIDIA fabric manager or persistence service",
         ERROR_SYSTEM_DRIVER_MISMATCH => {
             "The library and the kernel's module are of different drivers: restart the machine, or install the driver anew"
@@ -290,7 +317,7 @@ fn failure(library: &Library, status: c_int) -> CudaUnavailable {
             .map(|text| text.to_string_lossy().into_owned())
     };
     let said = [word("cuGetErrorName"), word("cuGetErrorString")].into_iter().flatten().collect::<Vec<_>>().join(": ");
-    CudaUnavailable::Driver { status, said, advice }
+    CudaUnavailable::new(format!("the NVIDIA driver does not start: error {status} ({said})"), advice)
 }
 
 #[cfg(test)]

@@ -137,18 +137,17 @@ impl Places {
             match missing.first() {
                 None => return Ok(files.iter().map(|file| folder.join(file)).collect()),
                 Some(file) if missing.len() < files.len() => {
-                    incomplete.get_or_insert(CudaUnavailable::Incomplete {
-                        name,
-                        folder: folder.clone(),
-                        file,
-                        advice,
-                    });
+                    let what = format!("{name} in {} is not whole: there is no {file}", folder.display());
+                    incomplete.get_or_insert(CudaUnavailable::new(what, advice));
                 }
                 Some(_) => {}
             }
         }
         let file = files.first().copied().unwrap_or(name);
-        Err(incomplete.unwrap_or_else(|| CudaUnavailable::Missing { name, file, looked: self.words(), advice }))
+        Err(incomplete.unwrap_or_else(|| {
+            let what = format!("{name} is missing: no {file} found (looked {})", self.words());
+            CudaUnavailable::new(what, advice)
+        }))
     }
 
     /// All that `provider` needs, in the order in which it has to be loaded.
@@ -177,22 +176,18 @@ pub struct FoundLibrary {
 impl FoundLibrary {
     /// Makes sure that it is whole.
     fn check(&self) -> Result<(), CudaUnavailable> {
-        elf::check_whole(&self.path).map_err(|reason| {
-            let reason = format!("{}: {reason}", self.path.display());
-            CudaUnavailable::Broken { name: self.component, reason, advice: self.advice }
-        })
+        elf::check_whole(&self.path).map_err(|reason| self.broken(&format!("{}: {reason}", self.path.display())))
+    }
+
+    fn broken(&self, reason: &str) -> CudaUnavailable {
+        CudaUnavailable::new(format!("{} does not load: {reason}", self.component), self.advice)
     }
 
     /// Loads it for good, so that who opens it by its name gets this one.
     pub(super) fn load(&self) -> Result<(), CudaUnavailable> {
         // SAFETY: runs the initialisers of a library that whoever runs this process installed to be run.
         let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) };
-        let library = library.map_err(|e| CudaUnavailable::Broken {
-            name: self.component,
-            reason: loader_words(&e),
-            advice: self.advice,
-        })?;
-        std::mem::forget(library);
+        std::mem::forget(library.map_err(|e| self.broken(&loader_words(&e)))?);
         Ok(())
     }
 }

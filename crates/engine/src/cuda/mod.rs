@@ -34,7 +34,7 @@ pub use libraries::FoundLibrary;
 pub use marks::Span;
 pub(crate) use marks::{Expected, Marks};
 pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};
-pub use options::{CudaOptions, Missing, Provider, UnknownMissing, UnknownProvider};
+pub use options::{CudaOptions, Missing, Provider};
 pub use partition::{Partition, PartitionError, Rung, Splitter};
 pub(crate) use pinned::{Pinned, PinnedPool};
 pub(crate) use preflight::gpus;
@@ -69,7 +69,7 @@ pub(crate) fn touch(stream: &Stream, address: u64, len: usize, writes: bool) -> 
     let touch = unsafe { culib().get::<Touch>(b"stand_in_touch\0") }.map_err(|_| "the driver is no stand-in")?;
     // SAFETY: the stream is alive; any address may be given.
     let answer = unsafe { touch(stream.raw(), address, len as u64, writes) };
-    stream.device().check("touching memory", answer.result()).map_err(|e| e.to_string())
+    Ok(stream.device().check("touching memory", answer.result())?)
 }
 
 /// What the stand-in has beside a driver's functions.

@@ -20,29 +20,21 @@ const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | (2 << 24
 
 /// Why NVML does not do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NvmlError {
-    /// It is not there.
-    #[error("{NAME} does not load: {0}")]
-    NotLoaded(String),
-    /// It is too old.
-    #[error("{NAME} has no function {0}")]
-    NoFunction(&'static str),
-    /// The GPU is not there any more, or has to be reset.
-    #[error("{what} failed: {words}")]
-    Lost {
-        /// The function.
-        what: &'static str,
-        /// NVML's words.
-        words: String,
-    },
-    /// It refuses.
-    #[error("{what} failed: {words}")]
-    Refused {
-        /// The function.
-        what: &'static str,
-        /// NVML's words.
-        words: String,
-    },
+#[error("{words}")]
+pub struct NvmlError {
+    words: String,
+    /// Whether the GPU is not there any more, or has to be reset.
+    is_lost: bool,
+}
+
+impl NvmlError {
+    fn new(words: String) -> NvmlError {
+        NvmlError { words, is_lost: false }
+    }
+
+    fn no_function(name: &str) -> NvmlError {
+        NvmlError::new(format!("{NAME} has no function {name}"))
+    }
 }
 
 /// The library, loaded and initialised.
@@ -56,7 +48,7 @@ macro_rules! call {
         match &$nvml.library.$function {
             // SAFETY: the library is initialised, and who calls sees to the arguments.
             Ok(function) => $nvml.answer(stringify!($function), unsafe { function($($argument),*) }),
-            Err(_) => Err(NvmlError::NoFunction(stringify!($function))),
+            Err(_) => Err(NvmlError::no_function(stringify!($function))),
         }
     };
 }
@@ -86,7 +78,7 @@ impl Nvml {
                 Err(error) => reason = error.to_string(),
             }
         }
-        Err(NvmlError::NotLoaded(reason))
+        Err(NvmlError::new(format!("{NAME} does not load: {reason}")))
     }
 
     fn answer(&self, what: &'static str, code: nvmlReturn_t) -> Result<(), NvmlError> {
@@ -102,12 +94,11 @@ impl Nvml {
             },
             Err(_) => format!("error {code}"),
         };
-        Err(match code {
-            sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST | sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => {
-                NvmlError::Lost { what, words }
-            }
-            _ => NvmlError::Refused { what, words },
-        })
+        let is_lost = matches!(
+            code,
+            sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST | sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED
+        );
+        Err(NvmlError { words: format!("{what} failed: {words}"), is_lost })
     }
 
     fn uuid(&self, device: nvmlDevice_t) -> Result<String, NvmlError> {
@@ -200,7 +191,7 @@ impl NvmlGpu {
 /// Whether something could be told; an error only if the GPU is lost.
 fn known(answer: Result<(), NvmlError>) -> Result<bool, NvmlError> {
     match answer {
-        Err(lost @ NvmlError::Lost { .. }) => Err(lost),
+        Err(error) if error.is_lost => Err(error),
         answer => Ok(answer.is_ok()),
     }
 }
@@ -259,7 +250,7 @@ impl NvmlEvents {
             computeInstanceId: 0,
         };
         let wait = self.nvml.library.nvmlEventSetWait_v2.as_ref();
-        let wait = wait.map_err(|_| NvmlError::NoFunction("nvmlEventSetWait_v2"))?;
+        let wait = wait.map_err(|_| NvmlError::no_function("nvmlEventSetWait_v2"))?;
         // SAFETY: the set is alive, and there is room for the report.
         match unsafe { wait(self.set, &raw mut data, millis) } {
             sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => return Ok(None),

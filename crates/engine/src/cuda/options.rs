@@ -48,9 +48,6 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// What a person may write.
-    pub const NAMES: [&str; 2] = ["cuda", "tensorrt"];
-
     /// Its name, which is also that of the engine.
     pub const fn name(self) -> &'static str {
         match self {
@@ -63,23 +60,6 @@ impl Provider {
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// A name that is none of [`Provider::NAMES`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown provider '{0}'; expected one of {names}", names = Provider::NAMES.join(", "))]
-pub struct UnknownProvider(pub String);
-
-impl FromStr for Provider {
-    type Err = UnknownProvider;
-
-    fn from_str(s: &str) -> Result<Self, UnknownProvider> {
-        match s {
-            "cuda" => Ok(Provider::Cuda),
-            "tensorrt" => Ok(Provider::Tensorrt),
-            other => Err(UnknownProvider(other.chars().take(64).collect())),
-        }
     }
 }
 
@@ -107,19 +87,18 @@ impl fmt::Display for Missing {
     }
 }
 
-/// A name that is none of [`Missing::NAMES`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not what to do without a GPU; expected one of {names}", names = Missing::NAMES.join(", "))]
-pub struct UnknownMissing(pub String);
-
 impl FromStr for Missing {
-    type Err = UnknownMissing;
+    type Err = String;
 
-    fn from_str(s: &str) -> Result<Self, UnknownMissing> {
+    fn from_str(s: &str) -> Result<Self, String> {
         match s {
             "exit" => Ok(Missing::Exit),
             "cpu" => Ok(Missing::Cpu),
-            other => Err(UnknownMissing(other.chars().take(64).collect())),
+            other => Err(format!(
+                "'{}' is not what to do without a GPU; expected one of {}",
+                other.chars().take(64).collect::<String>(),
+                Missing::NAMES.join(", ")
+            )),
         }
     }
 }

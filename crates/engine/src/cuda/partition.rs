@@ -13,56 +13,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevResourceType, CUgreenCtxCreate_flags};
 
-use super::{CudaError, Device};
+use super::{CudaError, Device, DriverVersion};
 
 /// The driver's first version with green contexts.
 const GREEN_CONTEXTS: i32 = 12_040;
 
-/// Why there are no partitions.
+/// Why there are no partitions, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartitionError {
-    /// The driver is too old.
-    #[error(
-        "the NVIDIA driver has no partitions (it is for CUDA {}.{}, they came with {}.{}); all lanes share the whole device",
-        version / 1000, version % 1000 / 10, GREEN_CONTEXTS / 1000, GREEN_CONTEXTS % 1000 / 10
-    )]
-    TooOld {
-        /// Its version, as CUDA counts: 12040 is 12.4.
-        version: i32,
-    },
-    /// The device has none.
-    #[error("GPU {device} cannot be partitioned ({reason}); all lanes share the whole device")]
-    Unsupported {
-        /// Its ordinal.
-        device: u32,
-        /// The driver's words.
-        reason: String,
-    },
-    /// More units than there are.
-    #[error("partitions of {asked:?} compute units do not fit GPU {device}, which has {units} in steps of {grain}")]
-    TooLarge {
-        /// Its ordinal.
-        device: u32,
-        /// What was asked for.
-        asked: Vec<u32>,
-        /// Its units.
-        units: u32,
-        /// The smallest step.
-        grain: u32,
-    },
-    /// It was not divided into as many ([`crate::Engine::divide`]).
-    #[error("GPU {device} is divided into {parts} partitions; there is none with the number {part}")]
-    NoPart {
-        /// Its ordinal.
-        device: u32,
-        /// How many partitions it is divided into.
-        parts: usize,
-        /// What was asked for.
-        part: u32,
-    },
-    /// The driver refuses otherwise.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
+#[error("{0}")]
+pub struct PartitionError(String);
+
+impl From<CudaError> for PartitionError {
+    fn from(error: CudaError) -> Self {
+        PartitionError(error.into())
+    }
+}
+
+impl PartitionError {
+    fn unsupported(device: &Device, reason: &str) -> PartitionError {
+        let device = device.ordinal();
+        PartitionError(format!("GPU {device} cannot be partitioned ({reason}); all lanes share the whole device"))
+    }
+
+    /// The device was not divided into as many ([`crate::Engine::divide`]).
+    pub(crate) fn no_part(device: &Device, parts: usize, part: u32) -> PartitionError {
+        let device = device.ordinal();
+        PartitionError(format!("GPU {device} is divided into {parts} partitions; there is none with the number {part}"))
+    }
 }
 
 /// Some of the compute units of a device.
@@ -150,7 +127,11 @@ impl Splitter {
         device
             .check("asking for the driver's version", unsafe { sys::cuDriverGetVersion(&raw mut version).result() })?;
         if version < GREEN_CONTEXTS {
-            return Err(PartitionError::TooOld { version });
+            return Err(PartitionError(format!(
+                "the NVIDIA driver has no partitions (it is for CUDA {}, they came with {}); all lanes share the whole device",
+                DriverVersion(version),
+                DriverVersion(GREEN_CONTEXTS)
+            )));
         }
         device.bind()?;
         let mut whole = none();
@@ -184,8 +165,7 @@ impl Splitter {
         resources.truncate(groups as usize);
         let mut splitter = Splitter { device: device.clone(), grain, groups: resources.len(), resources };
         let Some(last) = splitter.resources.last() else {
-            let reason = "the driver gave no group of compute units".to_owned();
-            return Err(PartitionError::Unsupported { device: device.ordinal(), reason });
+            return Err(PartitionError::unsupported(device, "the driver gave no group of compute units"));
         };
         // What was left over may have been left for not being alike.
         if count(&rest) > 0 && alignment(&rest) == alignment(last) && splitter.describe(&mut [*last, rest]).is_ok() {
@@ -223,12 +203,10 @@ impl Splitter {
     }
 
     pub(crate) fn too_large(&self, asked: &[u32]) -> PartitionError {
-        PartitionError::TooLarge {
-            device: self.device.ordinal(),
-            asked: asked.to_vec(),
-            units: self.device.compute_units(),
-            grain: self.grain,
-        }
+        let (device, units, grain) = (self.device.ordinal(), self.device.compute_units(), self.grain);
+        PartitionError(format!(
+            "partitions of {asked:?} compute units do not fit GPU {device}, which has {units} in steps of {grain}"
+        ))
     }
 
     /// Partitions with at least so many units each, in order, which have no unit in common; what is left over is the last one, if there is anything.
@@ -338,8 +316,7 @@ fn supported<T>(
                     | E::CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION
             ) =>
         {
-            let reason = CudaError::new(device.ordinal(), what, error).to_string();
-            Err(PartitionError::Unsupported { device: device.ordinal(), reason })
+            Err(PartitionError::unsupported(device, &CudaError::new(device.ordinal(), what, error).to_string()))
         }
         answer => Ok(device.check(what, answer)?),
     }

@@ -31,8 +31,8 @@ pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUn
     let gpus = choose(&driver, &options.devices)?;
     if super::stands_in() && search.gpu_library(options.provider).is_err() {
         // The kernels of any library for the host run there.
-        let library =
-            Onnxruntime::find(search)?.ok_or(CudaUnavailable::Engine("no onnxruntime library was found".into()))?;
+        let none = || CudaUnavailable::new("the engine on the GPU does not start", "No onnxruntime library was found");
+        let library = Onnxruntime::find(search)?.ok_or_else(none)?;
         let library = library.library().to_owned();
         return Ok(Ready { driver: driver.version, gpus, library, libraries: Vec::new() });
     }
@@ -52,7 +52,7 @@ fn choose(driver: &DriverInfo, asked: &[u32]) -> Result<Vec<GpuInfo>, CudaUnavai
     if asked.is_empty() {
         let gpus: Vec<GpuInfo> = driver.gpus.iter().filter(usable).cloned().collect();
         return match driver.gpus.first() {
-            Some(gpu) if gpus.is_empty() => Err(CudaUnavailable::GpuTooOld { gpu: gpu.clone() }),
+            Some(gpu) if gpus.is_empty() => Err(too_old(gpu)),
             _ => Ok(gpus),
         };
     }
@@ -60,16 +60,30 @@ fn choose(driver: &DriverInfo, asked: &[u32]) -> Result<Vec<GpuInfo>, CudaUnavai
     for &asked in asked {
         let count = driver.gpus.len();
         let gpu = driver.gpus.iter().find(|gpu| gpu.ordinal == asked);
-        let gpu = gpu.ok_or(CudaUnavailable::UnknownGpu { asked, count })?;
+        let gpu = gpu.ok_or_else(|| {
+            let there = match count {
+                1 => "the only one is GPU 0".to_owned(),
+                count => format!("there are {count}, from GPU 0 to GPU {}", count - 1),
+            };
+            let what = format!("GPU {asked} was asked for, and {there}");
+            CudaUnavailable::new(what, "Correct the GPUs (--gpus, or gpus in [cuda])")
+        })?;
         if gpus.contains(gpu) {
-            return Err(CudaUnavailable::Twice { asked });
+            let what = format!("GPU {asked} was asked for twice");
+            return Err(CudaUnavailable::new(what, "Name each once (--gpus, or gpus in [cuda])"));
         }
         if !usable(&gpu) {
-            return Err(CudaUnavailable::GpuTooOld { gpu: gpu.clone() });
+            return Err(too_old(gpu));
         }
         gpus.push(gpu.clone());
     }
     Ok(gpus)
+}
+
+fn too_old(gpu: &GpuInfo) -> CudaUnavailable {
+    let (major, minor) = OLDEST_CAPABILITY;
+    let what = format!("{gpu}: {major}.{minor} or newer is needed by the libraries of CUDA 13");
+    CudaUnavailable::new(what, "Use another GPU (--gpus), or an engine on the CPU")
 }
 
 /// The GPUs that the library beside which the CUDA provider is has code for; all where that cannot be told. It is an error that it has none for a GPU that was
@@ -85,11 +99,13 @@ fn with_code(gpus: Vec<GpuInfo>, asked: bool, library: &Path) -> Result<Vec<GpuI
         }
     };
     let (usable, others): (Vec<_>, Vec<_>) = gpus.into_iter().partition(|gpu| architectures.includes(gpu.capability));
-    let others = others.into_iter();
-    let mut reasons = others.map(|gpu| CudaUnavailable::NoCode {
-        gpu,
-        architectures: architectures.to_string(),
-        library: library.clone(),
+    let mut reasons = others.iter().map(|GpuInfo { ordinal, name, capability: (major, minor), .. }| {
+        let what = format!(
+            "GPU {ordinal} ({name}, compute capability {major}.{minor}): this onnxruntime has code for {architectures} only ({})",
+            library.display()
+        );
+        let advice = "Use other GPUs (--gpus, or gpus in [cuda]), or set ORT_DYLIB_PATH to the libonnxruntime.so of a build for this one";
+        CudaUnavailable::new(what, advice)
     });
     match reasons.next() {
         Some(reason) if asked || usable.is_empty() => Err(reason),

@@ -57,14 +57,6 @@ impl Stream {
         Ok(Stream::of(device.clone(), raw, None))
     }
 
-    /// A stream on the compute units of a partition.
-    ///
-    /// # Errors
-    /// If the device is lost or out of memory.
-    pub fn in_partition(partition: &Arc<Partition>) -> Result<Arc<Stream>, CudaError> {
-        Stream::with_priority(partition.device(), Some(partition), StreamPriority::Default)
-    }
-
     fn of(device: Arc<Device>, raw: sys::CUstream, partition: Option<Arc<Partition>>) -> Arc<Stream> {
         Arc::new(Stream { device, raw, partition, freed: Mutex::default() })
     }

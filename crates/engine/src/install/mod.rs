@@ -233,7 +233,7 @@ impl Install {
         let search = Search { cache: Some(self.cache.clone()), ..gpu.search.clone() };
         match (gpu.libraries, there(&search)) {
             (NvidiaLibraries::Never, _) | (NvidiaLibraries::Missing, Ok(_)) => return Ok(None),
-            (NvidiaLibraries::Missing, Err(missing)) => say(&missing.what_is_missing()),
+            (NvidiaLibraries::Missing, Err(missing)) => say(missing.what()),
             (NvidiaLibraries::Always, _) => {}
         }
         let requirements = wheel.nvidia_requirements()?;
@@ -256,9 +256,9 @@ impl Install {
             // Two copies of them all would be twice the disk.
             let _ = std::fs::remove_file(&path);
         }
-        let unpacked = Search { cache: Some(folder.as_cache()), ..Search::nowhere() };
+        let unpacked = Search { cache: Some(folder.as_cache()), ..Search::default() };
         if let Err(error) = there(&unpacked) {
-            return Err(InstallError::NotWhole(error.what_is_missing()));
+            return Err(InstallError::NotWhole(error.what().to_owned()));
         }
         let place = cache.join(NVIDIA_FOLDER);
         folder.publish(&files, &place)?;

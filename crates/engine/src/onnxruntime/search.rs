@@ -9,9 +9,9 @@ use crate::cuda::libraries::Places;
 use crate::cuda::{CudaUnavailable, Provider};
 use crate::{elf, install, python};
 
-/// Where to look for the ONNX Runtime library; by default ([`Search::from_env`]) in the usual places, in this order: `asked`, beside the
+/// Where to look for the ONNX Runtime library: by default nowhere, by [`Search::from_env`] in the usual places, in this order: `asked`, beside the
 /// executable, `cache`, the system's library path, Python's packages.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Search {
     /// A library that was named, with who named it (`ORT_DYLIB_PATH`): this one or none.
     pub asked: Option<(String, PathBuf)>,
@@ -30,26 +30,7 @@ pub struct Search {
     pub threads: usize,
 }
 
-impl Default for Search {
-    fn default() -> Self {
-        Search::from_env()
-    }
-}
-
 impl Search {
-    /// No place at all, to add some to.
-    pub fn nowhere() -> Search {
-        Search {
-            asked: None,
-            beside_executable: false,
-            cache: None,
-            system: false,
-            python: false,
-            python_gpu: false,
-            threads: 0,
-        }
-    }
-
     /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python but for GPUs.
     pub fn from_env() -> Search {
         let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {
@@ -61,9 +42,8 @@ impl Search {
             beside_executable: true,
             cache: install::cache_folder(),
             system: true,
-            python: false,
             python_gpu: true,
-            threads: 0,
+            ..Search::default()
         }
     }
 
@@ -107,7 +87,13 @@ impl Search {
             }
             return match whole(&path) {
                 true => not_cut_short(path, file),
-                false => Err(CudaUnavailable::NoProvider { path, who: who.clone(), provider: file }),
+                false => Err(CudaUnavailable::new(
+                    format!(
+                        "the onnxruntime library at {} (named by {who}) is not for GPUs: there is no {file} beside it",
+                        path.display()
+                    ),
+                    "Correct the path, or run `downbeat engine install --cuda` and leave it out",
+                )),
             };
         }
         let mut places = Places::new(self.python_gpu);
@@ -121,7 +107,12 @@ impl Search {
             places.add_system();
         }
         let found = places.for_onnxruntime().filter_map(|folder| newest_in(folder)).find(|library| whole(library));
-        let found = found.ok_or_else(|| CudaUnavailable::NoLibrary { looked: places.words() })?;
+        let found = found.ok_or_else(|| {
+            let what = format!("no onnxruntime with the CUDA provider found (looked {})", places.words());
+            let advice =
+                "Run `downbeat engine install --cuda`, or set ORT_DYLIB_PATH to the libonnxruntime.so of a CUDA build";
+            CudaUnavailable::new(what, advice)
+        })?;
         not_cut_short(found, file)
     }
 
@@ -144,10 +135,9 @@ impl Search {
 fn not_cut_short(library: PathBuf, provider: &'static str) -> Result<PathBuf, CudaUnavailable> {
     let beside = [provider, SHARED].map(|name| (name, library.with_file_name(name)));
     for (name, path) in beside.into_iter().chain([("onnxruntime", library.clone())]) {
-        elf::check_whole(&path).map_err(|reason| CudaUnavailable::Broken {
-            name,
-            reason: format!("{}: {reason}", path.display()),
-            advice: "Run `downbeat engine install --cuda`",
+        elf::check_whole(&path).map_err(|reason| {
+            let what = format!("{name} does not load: {}: {reason}", path.display());
+            CudaUnavailable::new(what, "Run `downbeat engine install --cuda`")
         })?;
     }
     Ok(library)

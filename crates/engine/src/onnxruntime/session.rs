@@ -18,7 +18,7 @@ use ort::{AsPointer, api};
 use smallvec::SmallVec;
 
 use super::NAME;
-use super::value::{CpuMemory, Value, check};
+use super::value::{MemoryInfo, Value, check};
 use crate::activations::Activations;
 use crate::operator_profile::OperatorProfile;
 use crate::run_memory::RunMemory;
@@ -46,7 +46,7 @@ pub(super) struct SessionModel {
 
 struct Shared {
     signature: Signature,
-    memory: CpuMemory,
+    memory: MemoryInfo,
     /// One for each segment.
     parts: Vec<Part>,
 }
@@ -171,7 +171,7 @@ impl SessionModel {
         segments: Vec<SegmentInfo>,
         activations: Option<Activations>,
     ) -> Result<Self, String> {
-        let shared = Arc::new(Shared { signature, memory: CpuMemory::new()?, parts });
+        let shared = Arc::new(Shared { signature, memory: MemoryInfo::cpu()?, parts });
         let (operators, memory, path, share, has_threads, is_bounded) = Default::default();
         Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads, is_bounded })
     }
@@ -204,10 +204,6 @@ pub(super) fn output(session: &Session, index: usize) -> Option<(DataType, Vec<i
 impl Model for SessionModel {
     fn signature(&self) -> &Signature {
         &self.shared.signature
-    }
-
-    fn segments(&self) -> usize {
-        self.shared.parts.len()
     }
 
     fn segment_info(&self) -> &[SegmentInfo] {
@@ -244,7 +240,6 @@ impl Model for SessionModel {
             memory: self.memory.clone(),
             inputs: Vec::new(),
             outputs: Vec::new(),
-            dims: Vec::new(),
         }))
     }
 }
@@ -259,7 +254,6 @@ struct SessionLane {
     /// Room for the values of a run; empty between runs.
     inputs: Vec<Value>,
     outputs: Vec<*mut sys::OrtValue>,
-    dims: Vec<i64>,
 }
 
 // SAFETY: `inputs` and `outputs` are empty between runs, and values may be moved between threads anyway.
@@ -310,7 +304,7 @@ impl SessionLane {
     fn run_part(
         &mut self,
         part: &Part,
-        memory: &CpuMemory,
+        memory: &MemoryInfo,
         tensors: &mut [Tensor],
         between: bool,
     ) -> Result<Vec<Tensor>, String> {
@@ -321,10 +315,10 @@ impl SessionLane {
         for index in &wiring.takes {
             let tensor = tensors.get_mut(*index).ok_or("a tensor is missing between segments")?;
             let value = if tensor.datatype == DataType::Bytes {
-                Value::of_strings(tensor, &mut self.dims)
+                Value::of_strings(tensor)
             } else {
                 batch::normalise_booleans(tensor);
-                Value::of_memory(memory, tensor, &mut self.dims)
+                Value::of_memory(memory, tensor)
             };
             self.inputs.push(value?);
         }
@@ -335,7 +329,7 @@ impl SessionLane {
             if tensor.data.exclusive().is_none() {
                 continue;
             }
-            let value = Value::of_memory(memory, tensor, &mut self.dims)?;
+            let value = Value::of_memory(memory, tensor)?;
             if let Some(place) = self.outputs.get_mut(*output) {
                 *place = value.as_raw();
                 in_place.push(InPlace { output: *output, tensor: *index, value });

@@ -1,6 +1,6 @@
 //! Values of ONNX Runtime: tensors of ours lent to it, and its own as tensors.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -14,57 +14,48 @@ use crate::buffer::{Buffer, Lent};
 use crate::tensor::{Tensor, elements};
 use crate::{onnx, strings};
 
-/// The C API's description of plain memory.
-pub(super) struct CpuMemory(NonNull<sys::OrtMemoryInfo>);
+/// The C API's description of memory.
+pub(super) struct MemoryInfo(NonNull<sys::OrtMemoryInfo>);
 
 // SAFETY: it is only read after it is made.
-unsafe impl Send for CpuMemory {}
+unsafe impl Send for MemoryInfo {}
 // SAFETY: as above.
-unsafe impl Sync for CpuMemory {}
+unsafe impl Sync for MemoryInfo {}
 
-impl CpuMemory {
-    pub(super) fn new() -> Result<Self, String> {
+impl MemoryInfo {
+    /// Of memory that the library calls so, on a device of this number.
+    pub(super) fn new(name: &CStr, device: c_int, kind: sys::OrtAllocatorType) -> Result<Self, String> {
         let mut info = ptr::null_mut();
-        // SAFETY: `info` is written if the call succeeds.
+        // SAFETY: the name is a C string; `info` is written if the call succeeds.
         check(unsafe {
-            (api().CreateCpuMemoryInfo)(
-                sys::OrtAllocatorType::OrtDeviceAllocator,
-                sys::OrtMemType::OrtMemTypeDefault,
-                &mut info,
-            )
+            (api().CreateMemoryInfo)(name.as_ptr(), kind, device, sys::OrtMemType::OrtMemTypeDefault, &raw mut info)
         })?;
-        NonNull::new(info).map(CpuMemory).ok_or_else(|| "no memory description".into())
+        NonNull::new(info).map(MemoryInfo).ok_or_else(|| "no memory description".into())
     }
-}
 
-impl CpuMemory {
+    /// Of plain memory.
+    pub(super) fn cpu() -> Result<Self, String> {
+        MemoryInfo::new(c"Cpu", 0, sys::OrtAllocatorType::OrtDeviceAllocator)
+    }
+
     /// As the C API takes it.
     pub(super) fn as_raw(&self) -> *const sys::OrtMemoryInfo {
         self.0.as_ptr()
     }
 }
 
-impl Drop for CpuMemory {
+impl Drop for MemoryInfo {
     fn drop(&mut self) {
-        // SAFETY: made by `CreateCpuMemoryInfo`, released once.
+        // SAFETY: made by `CreateMemoryInfo`, released once.
         unsafe { (api().ReleaseMemoryInfo)(self.0.as_ptr()) };
     }
 }
 
 /// Gives sessions that ask for it one arena for all, instead of one for each.
 pub(super) fn share_arena(environment: &ort::environment::Environment) -> Result<(), String> {
-    let mut info = ptr::null_mut();
-    // SAFETY: `info` is written if the call succeeds; the environment copies it, and is valid; no configuration is the default.
-    unsafe {
-        check((api().CreateCpuMemoryInfo)(
-            sys::OrtAllocatorType::OrtArenaAllocator,
-            sys::OrtMemType::OrtMemTypeDefault,
-            &mut info,
-        ))?;
-        let status = (api().CreateAndRegisterAllocator)(environment.ptr().cast_mut(), info, ptr::null());
-        (api().ReleaseMemoryInfo)(info);
-        check(status)
-    }
+    let info = MemoryInfo::new(c"Cpu", 0, sys::OrtAllocatorType::OrtArenaAllocator)?;
+    // SAFETY: the environment is valid, and copies the description; no configuration is the default.
+    check(unsafe { (api().CreateAndRegisterAllocator)(environment.ptr().cast_mut(), info.as_raw(), ptr::null()) })
 }
 
 /// A value of the library's, owned.
@@ -94,49 +85,43 @@ impl Value {
     }
 
     /// A value that uses the memory of `tensor`, which has to outlive it and was checked to be as long as its shape says.
-    pub(super) fn of_memory(memory: &CpuMemory, tensor: &mut Tensor, dims: &mut Vec<i64>) -> Result<Value, String> {
+    pub(super) fn of_memory(memory: &MemoryInfo, tensor: &mut Tensor) -> Result<Value, String> {
         // Elements at their own alignment is what the library requires; buffers of ours have 64.
         tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
-        // Where the memory is this tensor's alone, the pointer may be written through: a run may leave an output there.
+        // Where the memory is this tensor's alone, the pointer may be written through: a run may leave an output there. Else the library, which only
+        // reads inputs, is given one from a shared slice (a run that is to write there asks whether it is exclusive).
         let (start, len) = match tensor.data.exclusive() {
             Some(data) => (data.as_mut_ptr(), data.len()),
             None => (tensor.data.as_slice().as_ptr().cast_mut(), tensor.data.len()),
         };
-        dims.clear();
-        dims.extend(tensor.shape.iter().map(|d| *d as i64));
-        let mut value = ptr::null_mut();
-        // SAFETY: the library only reads inputs, so that the pointer may come from a shared slice (a run that is to write there
-        // asks whether it is exclusive); sizes are as said;
-        // `value` is written if the call succeeds.
-        check(unsafe {
-            (api().CreateTensorWithDataAsOrtValue)(
-                memory.0.as_ptr(),
-                start.cast::<c_void>(),
-                len,
-                dims.as_ptr(),
-                dims.len(),
-                element_type(tensor.datatype),
-                &mut value,
-            )
-        })?;
-        Value::from_raw(value).ok_or_else(|| "no value made".into())
+        Value::of_bytes(memory, start.cast::<c_void>(), len, &tensor.shape, element_type(tensor.datatype))
     }
 
     /// A value of `len` bytes at an address of a device's memory, as `info` describes it. It does not own them, and they have to outlive it.
     pub(super) fn of_device(
-        info: *const sys::OrtMemoryInfo,
+        info: &MemoryInfo,
         address: u64,
         len: usize,
         shape: &[usize],
         element: sys::ONNXTensorElementDataType,
     ) -> Result<Value, String> {
-        let dims: SmallVec<[i64; 8]> = shape.iter().map(|d| *d as i64).collect();
-        let mut value = ptr::null_mut();
+        let start = ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
+        Value::of_bytes(info, start, len, shape, element)
+    }
+
+    fn of_bytes(
+        info: &MemoryInfo,
+        start: *mut c_void,
+        len: usize,
+        shape: &[usize],
+        element: sys::ONNXTensorElementDataType,
+    ) -> Result<Value, String> {
+        let (dims, mut value) = (dims(shape), ptr::null_mut());
         // SAFETY: the library takes the address as it is, and looks at no byte there; sizes are as said; `value` is written if the call succeeds.
         check(unsafe {
             (api().CreateTensorWithDataAsOrtValue)(
-                info,
-                ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0)),
+                info.as_raw(),
+                start,
                 len,
                 dims.as_ptr(),
                 dims.len(),
@@ -182,9 +167,8 @@ impl Value {
     }
 
     /// A value with copies of the strings of `tensor`, which was checked to have as many as its shape says.
-    pub(super) fn of_strings(tensor: &Tensor, dims: &mut Vec<i64>) -> Result<Value, String> {
-        dims.clear();
-        dims.extend(tensor.shape.iter().map(|d| *d as i64));
+    pub(super) fn of_strings(tensor: &Tensor) -> Result<Value, String> {
+        let dims = dims(&tensor.shape);
         let mut allocator = ptr::null_mut();
         let mut value = ptr::null_mut();
         // SAFETY: the default allocator is the library's and lives as long; `value` is written if the call succeeds.
@@ -269,10 +253,12 @@ impl Value {
     }
 }
 
-/// So many zeros.
-///
-/// # Errors
-/// In words, if there is no memory for them.
+/// Sizes as the C API takes them.
+fn dims(shape: &[usize]) -> SmallVec<[i64; 8]> {
+    shape.iter().map(|d| *d as i64).collect()
+}
+
+/// So many zeros, if there is memory for them.
 fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, String> {
     let mut zeros = Vec::new();
     zeros.try_reserve_exact(count).map_err(|e| format!("{count} elements: {e}"))?;

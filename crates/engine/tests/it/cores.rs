@@ -36,7 +36,7 @@ fn ends() -> [CoreSet; 2] {
 }
 
 fn load(engine: &dyn Engine, name: &str, threads: usize, share: Share, cut: Cut) -> Arc<dyn Model> {
-    let options = LoadOptions::new(example(name), threads).with_share(share).with_cut(cut);
+    let options = LoadOptions { share, cut, ..LoadOptions::new(example(name), threads) };
     engine.load(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -1,7 +1,6 @@
 //! The emulated engine.
 
 use downbeat_core::tensor::DataType;
-use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Emulated, Engine, LoadOptions};
 
 use crate::model::{folder, product, write};
@@ -62,11 +61,11 @@ fn signature_of_an_onnx_file() {
     let options = LoadOptions::new(&path, 1);
     let message = Emulated::new().load(&options).err().expect("has no latencies").to_string();
     assert!(message.contains("model.onnx.emulated.toml") && message.contains("alpha_ms"), "{message}");
-    let micro = Duration::from_micros(1);
-    let profile = LatencyProfile::linear(micro, micro, 8).expect("a profile");
-    let model = load(&Emulated::with_profile(profile), &path);
+    let beside = folder.path().join("model.onnx.emulated.toml");
+    std::fs::write(&beside, "alpha_ms = 0.001\nbeta_ms = 0.001\nmax_batch = 8").expect("writes");
+    let model = load(&Emulated::new(), &path);
     assert_eq!(run(&mut *lane(&*model), vec![floats(&[2, 4], &[1.; 8])]).expect("runs")[0].shape, [2, 2]);
-    std::fs::write(folder.path().join("model.onnx.emulated.toml"), "latency_ms = [0.01]").expect("writes");
+    std::fs::write(&beside, "latency_ms = [0.01]").expect("writes");
     let model = load(&Emulated::new(), &path);
     run(&mut *lane(&*model), vec![floats(&[2, 4], &[1.; 8])]).expect_err("beyond the profile");
 }

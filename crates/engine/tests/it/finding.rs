@@ -14,7 +14,7 @@ fn child() {
     let Ok(cache) = std::env::var("DOWNBEAT_TEST_CACHE") else { return };
     let asked = std::env::var("DOWNBEAT_TEST_ASKED").ok().map(|p| ("DOWNBEAT_TEST_ASKED".to_owned(), PathBuf::from(p)));
     let system = std::env::var("DOWNBEAT_TEST_SYSTEM").is_ok();
-    let search = Search { asked, cache: Some(cache.into()), system, ..Search::nowhere() };
+    let search = Search { asked, cache: Some(cache.into()), system, ..Search::default() };
     match Onnxruntime::find(&search) {
         Ok(Some(engine)) => println!("found {}", engine.library().display()),
         Ok(None) => println!("found nothing"),

@@ -212,7 +212,7 @@ fn nvidia_wheel(path: &Path, files: &[&str]) {
 }
 
 fn gpu_install(folder: &Path, python: PathBuf, libraries: NvidiaLibraries) -> Install {
-    Install { gpu: Some(GpuInstall { libraries, search: Search::nowhere() }), ..install(folder, python) }
+    Install { gpu: Some(GpuInstall { libraries, search: Search::default() }), ..install(folder, python) }
 }
 
 /// A Python whose pip gives the files that are in the folder `index`, for a requirement those that begin like it, and keeps what

@@ -16,7 +16,7 @@ fn child() {
     let devices = std::env::var("DOWNBEAT_TEST_GPUS").unwrap_or_default();
     let devices = devices.split(',').filter_map(|gpu| gpu.parse().ok()).collect();
     let asked = std::env::var("DOWNBEAT_TEST_ASKED").ok().map(|p| ("DOWNBEAT_TEST_ASKED".to_owned(), PathBuf::from(p)));
-    let search = Search { cache: Some(cache.into()), asked, ..Search::nowhere() };
+    let search = Search { cache: Some(cache.into()), asked, ..Search::default() };
     let options = CudaOptions { devices, ..CudaOptions::default() };
     match cuda::preflight(&search, &options) {
         Ok(ready) => {

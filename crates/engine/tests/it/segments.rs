@@ -402,7 +402,8 @@ fn a_model_is_cut_by_what_is_known_of_its_operators() {
     times[0] = 1_000_000.into();
     let changed: Arc<OperatorProfile> = Arc::new(serde_json::from_value(changed).expect("is read"));
     let load = |path: &Path, known: &Arc<OperatorProfile>| {
-        let options = LoadOptions::new(path, 1).with_cut(Cut::Stages(2)).with_operators(known.clone());
+        let options =
+            LoadOptions { operators: Some(known.clone()), ..LoadOptions::new(path, 1).with_cut(Cut::Stages(2)) };
         engine.load(&options).unwrap_or_else(|e| panic!("{e}"))
     };
     let again = load(&example("mlp"), &changed);

@@ -8,8 +8,7 @@ use ort::session::{RunOptions, Session, SharedSessionInner};
 use ort::{AsPointer, api, sys};
 
 use super::super::session::Names;
-use super::super::value::{Value, check};
-use super::gpu::DeviceMemoryInfo;
+use super::super::value::{MemoryInfo, Value, check};
 use crate::stop;
 
 /// A session with what its next run takes and gives. Used by one thread at a time.
@@ -50,8 +49,8 @@ impl Binding {
     pub(super) fn run(
         &mut self,
         inputs: &[Value],
-        device: &DeviceMemoryInfo,
-        host: *const sys::OrtMemoryInfo,
+        device: &MemoryInfo,
+        host: &MemoryInfo,
     ) -> Result<Vec<Value>, String> {
         let _call = stop::run(Some(self.options.clone()))?;
         let binding = self.raw.as_ptr();
@@ -63,8 +62,8 @@ impl Binding {
                 check((api().BindInput)(binding, *name, value.as_raw()))?;
             }
             for (name, on_host) in self.names.outputs().iter().zip(&self.on_host) {
-                let place = if *on_host { host } else { device.as_raw() };
-                check((api().BindOutputToDevice)(binding, *name, place))?;
+                let place = if *on_host { host } else { device };
+                check((api().BindOutputToDevice)(binding, *name, place.as_raw()))?;
             }
             let ran = check((api().RunWithBinding)(self.session.ptr().cast_mut(), self.options.ptr(), binding));
             let outputs = ran.and_then(|()| self.outputs());

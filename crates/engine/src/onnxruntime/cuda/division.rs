@@ -21,10 +21,8 @@ enum Size {
 /// # Errors
 /// What is wrong with which partition, or what a GPU has not.
 pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, DivisionError> {
-    let sizes = asked
-        .iter()
-        .enumerate()
-        .map(|(index, text)| size(text).map_err(|reason| DivisionError::Part { index, text: text.clone(), reason }));
+    let sizes = asked.iter().enumerate();
+    let sizes = sizes.map(|(index, text)| size(text).map_err(|reason| DivisionError::part(index, text, &reason)));
     let sizes: Vec<Size> = sizes.collect::<Result<_, _>>()?;
     let mut given: Vec<Vec<u32>> = Vec::new();
     for gpu in gpus {
@@ -61,16 +59,16 @@ fn size(text: &str) -> Result<Size, String> {
 fn units(sizes: &[Size], asked: &[String], all: u32, splitter: &Splitter) -> Result<Vec<u32>, DivisionError> {
     let (grain, groups) = (splitter.grain(), splitter.groups());
     if sizes.len() > groups {
-        return Err(DivisionError::TooMany { asked: sizes.len(), most: groups, of: "groups of compute units" });
+        return Err(DivisionError::too_many(sizes.len(), groups, "groups of compute units"));
     }
     let units = |(index, size): (usize, &Size)| {
         let units = match size {
             Size::Units(units) => *units,
             Size::Percent(percent) => (u64::from(all) * u64::from(*percent) / 100) as u32 / grain * grain,
         };
-        let text = asked.get(index).cloned().unwrap_or_default();
+        let text = asked.get(index).map_or("", String::as_str);
         let reason = format!("a partition has at least {grain} compute units, in steps of {grain}; the GPU has {all}");
-        if units < grain { Err(DivisionError::Part { index, text, reason }) } else { Ok(units) }
+        if units < grain { Err(DivisionError::part(index, text, &reason)) } else { Ok(units) }
     };
     sizes.iter().enumerate().map(units).collect()
 }

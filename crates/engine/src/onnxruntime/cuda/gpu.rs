@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use ort::{api, sys};
+use ort::sys;
 
-use super::super::value::check;
+use super::super::value::MemoryInfo;
 use crate::cuda::{CudaError, Device, ForgetsLastError, Partition, PartitionError, PinnedPool, Splitter, Stream};
 use crate::division::DivisionError;
 use crate::traits::{Share, StreamPriority};
@@ -85,7 +84,7 @@ impl Gpu {
         &self,
         units: impl FnOnce(&Splitter) -> Result<Vec<u32>, DivisionError>,
     ) -> Result<Vec<u32>, DivisionError> {
-        let refused = |error: PartitionError| DivisionError::Refused(error.to_string());
+        let refused = |error: PartitionError| DivisionError(error.to_string());
         let mut partitions = self.partitions();
         let splitter = partitions.splitter(&self.device).map_err(refused)?;
         let units = units(splitter)?;
@@ -105,9 +104,9 @@ impl Gpu {
         let units = match share {
             Share::Units(units) | Share::AllBut(units) => units,
             Share::Part(part) => {
-                let (parts, device) = (&partitions.parts, self.device.ordinal());
-                let missing = PartitionError::NoPart { device, parts: parts.len(), part };
-                return parts.get(part as usize).cloned().map(Some).ok_or(missing);
+                let parts = &partitions.parts;
+                let missing = || PartitionError::no_part(&self.device, parts.len(), part);
+                return parts.get(part as usize).cloned().map(Some).ok_or_else(missing);
             }
             // Cores are the CPU's.
             Share::Whole | Share::Cores(_) => return Ok(None),
@@ -125,6 +124,15 @@ impl Gpu {
         let partition = partitions.splitter(&self.device)?.partition(groups)?;
         partitions.made.insert(key, partition.clone());
         Ok(Some(partition))
+    }
+
+    /// The C API's description of its memory, or of plain memory where the driver is a stand-in.
+    pub(super) fn memory_info(&self) -> Result<MemoryInfo, String> {
+        if self.has_host_kernels {
+            return MemoryInfo::cpu();
+        }
+        let device = c_int::try_from(self.device.ordinal()).unwrap_or(c_int::MAX);
+        MemoryInfo::new(c"Cuda", device, sys::OrtAllocatorType::OrtDeviceAllocator)
     }
 
     /// The library's words about a failure, or those about the device where it is lost, or without memory; and whether it is that.
@@ -153,37 +161,5 @@ impl Gpu {
             return (words, true);
         }
         (words, false)
-    }
-}
-
-/// The C API's description of memory of a device, or of plain memory where the driver is a stand-in.
-pub(super) struct DeviceMemoryInfo(NonNull<sys::OrtMemoryInfo>);
-
-// SAFETY: it is only read after it is made.
-unsafe impl Send for DeviceMemoryInfo {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceMemoryInfo {}
-
-impl DeviceMemoryInfo {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, String> {
-        let name = if gpu.has_host_kernels { c"Cpu" } else { c"Cuda" };
-        let id = if gpu.has_host_kernels { 0 } else { c_int::try_from(gpu.device.ordinal()).unwrap_or(c_int::MAX) };
-        let (kind, usage) = (sys::OrtAllocatorType::OrtDeviceAllocator, sys::OrtMemType::OrtMemTypeDefault);
-        let mut info = ptr::null_mut();
-        // SAFETY: the name is a C string; `info` is written if the call succeeds.
-        check(unsafe { (api().CreateMemoryInfo)(name.as_ptr(), kind, id, usage, &raw mut info) })?;
-        NonNull::new(info).map(DeviceMemoryInfo).ok_or_else(|| "no memory description".into())
-    }
-
-    /// As the C API takes it.
-    pub(super) fn as_raw(&self) -> *const sys::OrtMemoryInfo {
-        self.0.as_ptr()
-    }
-}
-
-impl Drop for DeviceMemoryInfo {
-    fn drop(&mut self) {
-        // SAFETY: made by `CreateMemoryInfo`, released once.
-        unsafe { (api().ReleaseMemoryInfo)(self.0.as_ptr()) };
     }
 }

@@ -13,7 +13,7 @@ use ort::session::SharedSessionInner;
 use ort::{AsPointer, api, sys};
 
 use super::super::session::Names;
-use super::super::value::{CpuMemory, Value, check, element_type};
+use super::super::value::{MemoryInfo, Value, check, element_type};
 use crate::cuda::{self, DeviceMemory, DeviceSlice, Stream};
 use crate::tensor::{Buffer, OutOfMemory, Tensor};
 
@@ -44,14 +44,13 @@ pub(super) fn prepare(
     stream: &Arc<Stream>,
     inputs: Vec<At>,
 ) -> Result<(Vec<Output>, Arc<Call>), String> {
-    let memory = CpuMemory::new()?;
+    let memory = MemoryInfo::cpu()?;
     let mut zeros: Vec<Tensor> = inputs
         .iter()
         .map(|at| Ok(Tensor { datatype: at.datatype, shape: at.shape.clone(), data: Buffer::zeroed(at.len)? }))
         .collect::<Result<_, OutOfMemory>>()
         .map_err(|e| e.to_string())?;
-    let mut dims = Vec::new();
-    let values = zeros.iter_mut().map(|tensor| Value::of_memory(&memory, tensor, &mut dims));
+    let values = zeros.iter_mut().map(|tensor| Value::of_memory(&memory, tensor));
     let values = values.collect::<Result<Vec<_>, _>>()?;
     let mut made = vec![ptr::null_mut(); names.outputs().len()];
     run(session, names, &values, &mut made)?;
@@ -61,7 +60,7 @@ pub(super) fn prepare(
         let (datatype, shape) = value.describe()?;
         let size = datatype.size().ok_or("strings have no place on a device")?;
         let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
-        let slice = DeviceMemory::in_stream(stream, len, "an output").map_err(|e| e.to_string())?.into_slice();
+        let slice = DeviceMemory::in_stream(stream, len, "an output")?.into_slice();
         outputs.push((At { address: slice.address(), len, shape, datatype }, slice));
     }
     let ats = outputs.iter().map(|(at, _)| at.clone()).collect();
@@ -82,22 +81,22 @@ unsafe extern "C" fn function(argument: *mut c_void) {
 impl Call {
     /// Enqueues the run, or has it recorded: the call has to be kept until the run, or each launch of the record, is over.
     pub(super) fn enqueue(self: &Arc<Self>, stream: &Stream) -> Result<(), String> {
-        stream.device().bind().map_err(|e| e.to_string())?;
+        stream.device().bind()?;
         for (ats, writes) in [(&self.inputs, false), (&self.outputs, true)] {
             ats.iter().try_for_each(|at| cuda::touch(stream, at.address, at.len, writes))?;
         }
         let argument = Arc::as_ptr(self).cast_mut().cast::<c_void>();
         // SAFETY: the stream is alive; the call is kept until the function has run, as the caller is told.
         let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
-        stream.device().check("running a kernel", enqueued).map_err(|e| e.to_string())
+        Ok(stream.device().check("running a kernel", enqueued)?)
     }
 
     fn run(&self) -> Result<(), String> {
-        let memory = CpuMemory::new()?;
+        let memory = MemoryInfo::cpu()?;
         let values = |ats: &[At]| -> Result<Vec<Value>, String> {
             let value = |at: &At| {
                 let (address, element) = (cuda::view(at.address)?, element_type(at.datatype));
-                Value::of_device(memory.as_raw(), address, at.len, &at.shape, element)
+                Value::of_device(&memory, address, at.len, &at.shape, element)
             };
             ats.iter().map(value).collect()
         };

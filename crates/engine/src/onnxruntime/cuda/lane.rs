@@ -7,8 +7,8 @@ use std::sync::Arc;
 use downbeat_core::tensor::DataType;
 
 use super::super::session::{Source, take};
-use super::super::value::CpuMemory;
-use super::gpu::{DeviceMemoryInfo, Gpu};
+use super::super::value::MemoryInfo;
+use super::gpu::Gpu;
 use super::graph_log::GraphLog;
 use super::model::Shared;
 use super::pending::{Enqueued, Held, Left};
@@ -71,7 +71,7 @@ impl CudaLane {
             expected: Arc::default(),
             held: Vec::new(),
             left: Vec::new(),
-            ground: Ground { on_device: DeviceMemoryInfo::new(&gpu)?, on_host: CpuMemory::new()?, graphs, gpu, stream },
+            ground: Ground { on_device: gpu.memory_info()?, on_host: MemoryInfo::cpu()?, graphs, gpu, stream },
             shared,
             weights,
         };
@@ -96,7 +96,7 @@ impl CudaLane {
         // Where the first axis is a length, any number may come.
         if sessions.len() >= MOST_SESSIONS {
             // The launch before this one may be under way in it.
-            self.ground.stream.finish().map_err(|e| e.to_string())?;
+            self.ground.stream.finish()?;
             sessions.pop_last();
         }
         let Ground { gpu, stream, .. } = &self.ground;
@@ -127,15 +127,14 @@ impl CudaLane {
 
     /// Enqueues segments.
     fn launch(&mut self, range: Range<usize>, tensors: Vec<Tensor>) -> Result<Enqueued, String> {
-        let words = |e: CudaError| e.to_string();
-        self.ground.gpu.enter().map_err(words)?;
+        self.ground.gpu.enter()?;
         let rows = tensors.first().and_then(|tensor| tensor.shape.first()).map_or(0, |rows| *rows);
         let bytes = tensors.iter().map(|tensor| tensor.data.len()).sum();
         self.last = None;
-        let mut marks = self.next_marks().map_err(words)?;
+        let mut marks = self.next_marks()?;
         if let Some(marks) = Arc::get_mut(&mut marks) {
             let before = self.under_way.back().map(|before| &**before);
-            marks.begin(&self.ground.stream, before, self.expected.of(&range, bytes)).map_err(words)?;
+            marks.begin(&self.ground.stream, before, self.expected.of(&range, bytes))?;
         }
         let shared = self.shared.clone();
         let Some(blueprints) = shared.blueprints.get(range.clone()) else {
@@ -165,7 +164,7 @@ impl CudaLane {
                 }
             }
         }
-        marks.end(&self.ground.stream).map_err(words)?;
+        marks.end(&self.ground.stream)?;
         self.under_way.push_back(marks.clone());
         self.marks.push(marks.clone());
         self.last = Some(marks.clone());
@@ -186,7 +185,6 @@ impl CudaLane {
         if tensor.datatype == DataType::Bytes {
             return Ok(Between { tensor, lasts: true });
         }
-        let words = |e: CudaError| e.to_string();
         let len = tensor.data.len();
         let all = if filled == rows { len } else { len / rows.max(1) * filled };
         let taken = |stream: &Arc<Stream>| DeviceMemory::in_stream(stream, all, &format!("an input of {all} bytes"));
@@ -200,23 +198,23 @@ impl CudaLane {
             }
             self.held.push(Held::Slice(slice.clone()));
             if all == len && slice.is_aligned() {
-                slice.wait_in(&self.ground.stream).map_err(words)?;
+                slice.wait_in(&self.ground.stream)?;
                 return Ok(Between { tensor, lasts: true });
             }
-            let memory = taken(&self.ground.stream).map_err(words)?;
+            let memory = taken(&self.ground.stream)?;
             // SAFETY: the slice is held until the launch is over.
-            unsafe { memory.copy(&self.ground.stream, 0, slice) }.map_err(words)?;
-            memory.zero(&self.ground.stream, len).map_err(words)?;
+            unsafe { memory.copy(&self.ground.stream, 0, slice) }?;
+            memory.zero(&self.ground.stream, len)?;
             tensor.data = Buffer::from_device(memory.into_slice());
         } else {
             batch::normalise_booleans(&mut tensor);
-            let source = self.pinned(std::mem::take(&mut tensor.data)).map_err(words)?;
-            let memory = taken(&self.ground.stream).map_err(words)?;
+            let source = self.pinned(std::mem::take(&mut tensor.data))?;
+            let memory = taken(&self.ground.stream)?;
             // SAFETY: the source is held until the launch is over.
             let copied = unsafe { memory.upload(&self.ground.stream, 0, source.as_slice()) };
             self.held.push(Held::Host(source));
-            copied.map_err(words)?;
-            memory.zero(&self.ground.stream, len).map_err(words)?;
+            copied?;
+            memory.zero(&self.ground.stream, len)?;
             tensor.data = Buffer::from_device(memory.into_slice());
         }
         if let Some(first) = tensor.shape.first_mut().filter(|_| filled != rows) {
@@ -241,24 +239,22 @@ impl CudaLane {
     /// A copy of a tensor on the device.
     fn copy(&mut self, tensor: Tensor) -> Result<Tensor, String> {
         let Some(slice) = tensor.data.device() else { return Ok(tensor) };
-        let words = |e: CudaError| e.to_string();
         let memory = DeviceMemory::in_stream(&self.ground.stream, slice.len(), "what is between two segments");
-        let memory = memory.map_err(words)?;
+        let memory = memory?;
         self.held.push(Held::Slice(slice.clone()));
         // SAFETY: the slice is held until the launch is over.
-        unsafe { memory.copy(&self.ground.stream, 0, slice) }.map_err(words)?;
+        unsafe { memory.copy(&self.ground.stream, 0, slice) }?;
         Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape, data: Buffer::from_device(memory.into_slice()) })
     }
 
     /// The same tensor where a session wants it.
     fn placed(&mut self, tensor: &Tensor, on_host: bool) -> Result<Tensor, String> {
-        let words = |e: CudaError| e.to_string();
         let data = match (tensor.data.device(), on_host) {
             (Some(slice), false) => Buffer::from_device(slice.clone()),
             (Some(slice), true) => {
                 // What writes it may be under way.
-                self.ground.stream.finish().map_err(words)?;
-                Buffer::from(slice.fetch().map_err(words)?.as_slice())
+                self.ground.stream.finish()?;
+                Buffer::from(slice.fetch()?.as_slice())
             }
             (None, true) => Buffer::from(tensor.data.as_slice()),
             (None, false) => {
@@ -322,12 +318,12 @@ impl CudaLane {
             self.left.push(Left::Here(tensor));
             return Ok(());
         };
-        let mut data = self.ground.gpu.pinned.take(slice.len()).map_err(|e| e.to_string())?;
+        let mut data = self.ground.gpu.pinned.take(slice.len())?;
         // SAFETY: both are kept until the launch is over, and the copy is not looked at before.
         let copied = unsafe { slice.download(&self.ground.stream, data.bytes_mut()) };
         self.held.push(Held::Slice(slice.clone()));
         self.left.push(Left::Copied { datatype: tensor.datatype, shape: tensor.shape, data });
-        copied.map_err(|e| e.to_string())
+        Ok(copied?)
     }
 
     /// Waits until nothing that was enqueued uses what the lane holds, whatever came of it. What launches under way hold is theirs.

@@ -56,7 +56,8 @@ pub struct OnnxruntimeCuda {
 pub fn start(ready: Ready, options: &CudaOptions, threads: usize) -> Result<Arc<dyn Engine>, CudaUnavailable> {
     let library = Onnxruntime::with_gpu_library(&ready.library, threads)?;
     let ordinals: Vec<u32> = ready.gpus.iter().map(|gpu| gpu.ordinal).collect();
-    let engine = library.on_gpus(&ordinals, options).map_err(|error| CudaUnavailable::Engine(error.to_string()))?;
+    let failed = |error: CudaError| CudaUnavailable::new("the engine on the GPU does not start", error);
+    let engine = library.on_gpus(&ordinals, options).map_err(failed)?;
     Ok(Arc::new(engine))
 }
 

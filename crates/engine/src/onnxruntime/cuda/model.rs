@@ -128,7 +128,7 @@ impl SessionMaker {
         weights: Option<&Weights>,
         stream: Option<&Stream>,
     ) -> Result<Session, String> {
-        gpu.enter().map_err(|e| e.to_string())?;
+        gpu.enter()?;
         let _turn = gpu.turn();
         // In its turn, so that no other session is counted.
         let free = || gpu.device.free_memory().unwrap_or(0);
@@ -363,10 +363,6 @@ impl Shared {
 impl Model for CudaModel {
     fn signature(&self) -> &Signature {
         &self.shared.signature
-    }
-
-    fn segments(&self) -> usize {
-        self.shared.blueprints.len()
     }
 
     fn segment_info(&self) -> &[SegmentInfo] {

@@ -49,9 +49,9 @@ struct Recorder {
 
 impl OperatorMarks {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<OperatorMarks, String> {
-        let stream = Stream::new(&gpu.device).map_err(|e| e.to_string())?;
-        let events = (0..=STRETCHES).map(|_| Event::timed(&gpu.device)).collect::<Result<_, _>>();
-        let recorder = Arc::new(Recorder { stream, events: events.map_err(|e| e.to_string())? });
+        let stream = Stream::new(&gpu.device)?;
+        let events = (0..=STRETCHES).map(|_| Event::timed(&gpu.device)).collect::<Result<_, _>>()?;
+        let recorder = Arc::new(Recorder { stream, events });
         let domain = OperatorDomain::new(DOMAIN).and_then(|domain| domain.add(Mark(recorder.clone())));
         #[expect(clippy::arc_with_non_send_sync, reason = "session builders take it so")]
         let domain = Arc::new(domain.map_err(|e| e.message().to_owned())?);
@@ -79,19 +79,18 @@ impl OperatorMarks {
         marked: &Marked,
         run: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<Duration>, String> {
-        let words = |error: crate::cuda::CudaError| error.to_string();
         let Recorder { stream, events } = &*self.recorder;
         let Some(events) = events.get(..marked.places.len()) else { return Err("there are too many marks".into()) };
         let [first, .., last] = events else { return Err("there is nothing to time".into()) };
         // Where there is a mark before the first operator, it records this once more: behind the copies of the inputs.
-        stream.record(first).map_err(words)?;
+        stream.record(first)?;
         run()?;
         if !marked.ends_inside {
-            stream.record(last).map_err(words)?;
+            stream.record(last)?;
         }
-        last.wait().map_err(words)?;
+        last.wait()?;
         let pairs = events.iter().zip(events.iter().skip(1));
-        pairs.map(|(begin, end)| end.since(begin).map_err(words)).collect()
+        pairs.map(|(begin, end)| end.since(begin)).collect::<Result<_, _>>().map_err(String::from)
     }
 }
 

@@ -50,9 +50,9 @@ impl RecordedRun {
         for (memory, tensor) in self.inputs.iter().zip(inputs) {
             let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
             // SAFETY: the input stays until the launch is over, as the caller says.
-            unsafe { memory.copy(&ground.stream, 0, slice) }.map_err(|error| error.to_string())?;
+            unsafe { memory.copy(&ground.stream, 0, slice) }?;
         }
-        self.graph.launch(&ground.stream).map_err(|error| error.to_string())?;
+        self.graph.launch(&ground.stream)?;
         let outputs = self.outputs.iter().filter_map(share).collect();
         Ok(Made { outputs, lasts: false, held: self.call.clone() })
     }
@@ -123,13 +123,12 @@ impl Ground {
             }
             let len = tensor.data.len();
             let Some(noise) = noise(tensor.datatype, len).filter(|noise| !noise.is_empty()) else { return Ok(same) };
-            let words = |error: crate::cuda::CudaError| error.to_string();
-            let memory = DeviceMemory::in_stream(&self.stream, len, "an input to try a graph with").map_err(words)?;
-            let mut pinned = self.gpu.pinned.take(len).map_err(words)?;
+            let memory = DeviceMemory::in_stream(&self.stream, len, "an input to try a graph with")?;
+            let mut pinned = self.gpu.pinned.take(len)?;
             pinned.bytes_mut().copy_from_slice(&noise);
             // SAFETY: both are there until the copy is over, or has failed.
             let copied = unsafe { memory.upload(&self.stream, 0, pinned.bytes()) };
-            copied.and(self.stream.finish()).map_err(words)?;
+            copied.and(self.stream.finish())?;
             Ok(Tensor { data: Buffer::from_device(memory.into_slice()), ..same })
         };
         inputs.iter().map(telling).collect()

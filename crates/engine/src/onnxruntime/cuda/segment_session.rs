@@ -22,9 +22,9 @@ use downbeat_core::tensor::DataType;
 use ort::session::{Session, SharedSessionInner};
 
 use super::super::session::Names;
-use super::super::value::{CpuMemory, Value, element_type};
+use super::super::value::{MemoryInfo, Value, element_type};
 use super::binding::Binding;
-use super::gpu::{DeviceMemoryInfo, Gpu};
+use super::gpu::Gpu;
 use super::graph_log::{GraphLog, shapes};
 use super::graph_table::{GraphTable, How, Shapes};
 use super::host_kernels::{self, At, Call};
@@ -41,8 +41,8 @@ use crate::tensor::{Buffer, Tensor};
 pub(super) struct Ground {
     pub gpu: Arc<Gpu>,
     pub stream: Arc<Stream>,
-    pub on_device: DeviceMemoryInfo,
-    pub on_host: CpuMemory,
+    pub on_device: MemoryInfo,
+    pub on_host: MemoryInfo,
     /// What became of its segments.
     pub graphs: Arc<GraphLog>,
 }
@@ -181,7 +181,7 @@ impl SegmentSession {
         if graphs.is_empty() {
             return Ok(());
         }
-        ground.stream.finish().map_err(|error| error.to_string())?;
+        ground.stream.finish()?;
         graphs.iter().for_each(|(shapes, _)| ground.graphs.forget(self.segment, shapes));
         Ok(())
     }
@@ -204,7 +204,7 @@ impl SegmentSession {
             Err(reason) => {
                 drop(ForgetsLastError);
                 // The device may have failed; else what was given is as good as before.
-                ground.stream.finish().map_err(|error| error.to_string())?;
+                ground.stream.finish()?;
                 GraphOutcome::Refused { reason }
             }
         };
@@ -225,14 +225,13 @@ impl SegmentSession {
             call.enqueue(&ground.stream)?;
             return Ok(Made { outputs, lasts: true, held: Some(call) });
         }
-        let mut dims = Vec::new();
         let value = |tensor: &mut Tensor| match tensor.data.device() {
             Some(slice) => ground.value(slice.address(), slice.len(), tensor),
-            None if tensor.datatype == DataType::Bytes => Value::of_strings(tensor, &mut dims),
-            None => Value::of_memory(&ground.on_host, tensor, &mut dims),
+            None if tensor.datatype == DataType::Bytes => Value::of_strings(tensor),
+            None => Value::of_memory(&ground.on_host, tensor),
         };
         let values = inputs.iter_mut().map(value).collect::<Result<Vec<_>, _>>()?;
-        let outputs = self.binding.run(&values, &ground.on_device, ground.on_host.as_raw())?;
+        let outputs = self.binding.run(&values, &ground.on_device, &ground.on_host)?;
         let outputs = outputs.into_iter().zip(&self.outputs_on_host).map(|(value, on_host)| {
             if *on_host { self.output_on_host(value, inputs) } else { output(value, inputs, &ground.gpu, &self.owner) }
         });
@@ -290,7 +289,7 @@ impl SegmentSession {
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
         let _turn = ground.gpu.turn();
         let (graph, made) =
-            ground.stream.record_graph(|| self.binding.run(&values, &ground.on_device, ground.on_host.as_raw()))?;
+            ground.stream.record_graph(|| self.binding.run(&values, &ground.on_device, &ground.on_host))?;
         // The arena gets back where they lie, see the head of this file.
         let owner: Arc<dyn Any + Send + Sync> = Arc::new((self.owner.clone(), memory.clone()));
         let outputs = made.iter().map(|value| output_of_graph(value, &ground.gpu, owner.clone()));
@@ -307,7 +306,7 @@ impl SegmentSession {
             // What it replaces stays with the graphs that have it: in all at most as much again.
             let len = len.max(had * 2);
             let what = format!("the input of graphs, of {len} bytes");
-            let taken = DeviceMemory::new(&ground.gpu.device, len, &what).map_err(|error| error.to_string())?;
+            let taken = DeviceMemory::new(&ground.gpu.device, len, &what)?;
             Ok(memory.insert(Arc::new(taken)).clone())
         };
         self.input_memory.iter_mut().zip(inputs).map(memory).collect()
@@ -317,33 +316,30 @@ impl SegmentSession {
 impl Ground {
     /// What is on the device; waits for it.
     pub(super) fn bytes(&self, tensor: &Tensor) -> Result<Pinned, String> {
-        let words = |error: crate::cuda::CudaError| error.to_string();
         let slice = tensor.data.device().ok_or("a tensor of a graph is not on the device: this is a defect")?;
-        let mut bytes = self.gpu.pinned.take(slice.len()).map_err(words)?;
+        let mut bytes = self.gpu.pinned.take(slice.len())?;
         // SAFETY: neither is dropped before the copy is over, or has failed.
         let copied = unsafe { slice.download(&self.stream, bytes.bytes_mut()) };
-        copied.and(self.stream.finish()).map_err(words)?;
+        copied.and(self.stream.finish())?;
         Ok(bytes)
     }
 
     fn value(&self, address: u64, len: usize, like: &Tensor) -> Result<Value, String> {
-        Value::of_device(self.on_device.as_raw(), address, len, &like.shape, element_type(like.datatype))
+        Value::of_device(&self.on_device, address, len, &like.shape, element_type(like.datatype))
     }
 
     /// What a run takes on the device; waits for it.
     pub(super) fn time(&self, enqueue: impl FnOnce() -> Result<Made, String>) -> Result<(Duration, Made), String> {
-        let words = |error: crate::cuda::CudaError| error.to_string();
-        let (begin, end) =
-            (Event::timed(&self.gpu.device).map_err(words)?, Event::timed(&self.gpu.device).map_err(words)?);
-        self.stream.record(&begin).map_err(words)?;
+        let (begin, end) = (Event::timed(&self.gpu.device)?, Event::timed(&self.gpu.device)?);
+        self.stream.record(&begin)?;
         let made = enqueue();
         let ended = self.stream.record(&end).and_then(|()| end.wait());
         if made.is_err() || ended.is_err() {
             // What was enqueued uses what goes now.
             let _ = self.stream.finish();
         }
-        ended.map_err(words)?;
-        Ok((end.since(&begin).map_err(words)?, made?))
+        ended?;
+        Ok((end.since(&begin)?, made?))
     }
 }
 

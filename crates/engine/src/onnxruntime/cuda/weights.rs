@@ -12,7 +12,7 @@ use prost::Message;
 
 use super::super::cut;
 use super::super::value::{Value, element_of};
-use super::gpu::{DeviceMemoryInfo, Gpu};
+use super::gpu::Gpu;
 use crate::cuda::{DeviceMemory, Stream, WEIGHT_ALIGNMENT};
 use crate::onnx;
 use crate::onnx::proto::{ModelProto, WeightProto};
@@ -51,8 +51,8 @@ impl Weights {
         }
         let memory = DeviceMemory::new(&gpu.device, bytes, &format!("weights of {} MiB", bytes >> 20));
         let memory = memory.map_err(|e| too_large(gpu, bytes, &e.to_string()))?;
-        let stream = Stream::new(&gpu.device).map_err(|e| e.to_string())?;
-        let info = DeviceMemoryInfo::new(gpu)?;
+        let stream = Stream::new(&gpu.device)?;
+        let info = gpu.memory_info()?;
         let path = folder.join(cut::WEIGHTS);
         let mut file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let mut values = BTreeMap::new();
@@ -60,7 +60,7 @@ impl Weights {
         for place in places {
             copy(gpu, &stream, &memory, offset, &mut file, &place)?;
             let address = memory.address() + offset as u64;
-            let value = Value::of_device(info.as_raw(), address, place.len, &place.shape, place.element)?;
+            let value = Value::of_device(&info, address, place.len, &place.shape, place.element)?;
             offset += aligned(place.len);
             values.insert(place.name, value);
         }
@@ -92,11 +92,11 @@ fn copy(
     let mut done = 0;
     while done < place.len {
         let len = CHUNK.min(place.len - done);
-        let mut piece = gpu.pinned.take(len).map_err(|e| e.to_string())?;
+        let mut piece = gpu.pinned.take(len)?;
         file.read_exact(piece.bytes_mut()).map_err(|e| format!("the weights cannot be read: {e}"))?;
         // SAFETY: the piece is kept until the copy is over, or has failed.
         let copied = unsafe { memory.upload(stream, offset + done, piece.bytes()) }.and_then(|()| stream.finish());
-        copied.map_err(|e| e.to_string())?;
+        copied?;
         done += len;
     }
     Ok(())

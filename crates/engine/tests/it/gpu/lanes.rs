@@ -172,7 +172,7 @@ fn memory_of_launches_is_used_again() {
 fn kernels_have_the_priority_of_their_model() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     for (priority, expected) in [(StreamPriority::Default, 0), (StreamPriority::Max, -5), (StreamPriority::Min, 0)] {
-        let options = LoadOptions::new(example("digits"), 1).with_priority(priority);
+        let options = LoadOptions { priority, ..LoadOptions::new(example("digits"), 1) };
         let model = engine.load(&options).unwrap_or_else(|e| panic!("{e}"));
         for share in [Share::Whole, Share::Units(40)] {
             let mut lane = model.lane_at(Place { device: 0, share }).unwrap_or_else(|e| panic!("{e}"));

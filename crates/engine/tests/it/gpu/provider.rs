@@ -311,7 +311,7 @@ fn a_cut_takes_one_session_and_none_where_it_is_known() {
     }
     let known = first.operators().expect("it was measured").clone();
     let before = counts();
-    let options = LoadOptions::new(&path, 1).with_cut(Cut::Stages(3)).with_operators(known.clone());
+    let options = LoadOptions { operators: Some(known.clone()), ..LoadOptions::new(&path, 1).with_cut(Cut::Stages(3)) };
     let second = engine.load(&options).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(since(before)[0], 1, "it is optimised, and not measured");
     let last = |model: &dyn Model| model.segment_info().iter().map(|s| s.last.clone()).collect::<Vec<_>>();

@@ -147,7 +147,7 @@ impl Machine {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         self.refuse_in_capture(stream, CUDA_ERROR_ILLEGAL_STATE)?;
-        let streams = BTreeMap::from([(stream, Clock::new())]);
+        let streams = BTreeMap::from([(stream, Clock::default())]);
         let (thread, recorded) = (thread::current().id(), Vec::new());
         let id = self.handle();
         let capture = Capture { origin: stream, device, mode, thread, streams, recorded, is_invalidated: false };

@@ -3,7 +3,7 @@
 use crate::result::{CUresult, Outcome};
 
 /// What is to go wrong.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Faults {
     /// `cuInit` fails with this.
     pub init: Option<CUresult>,
@@ -18,10 +18,6 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub const fn new() -> Self {
-        Self { init: None, allocation: 0, above: None, calls: Vec::new(), work: Vec::new() }
-    }
-
     /// Whether this allocation fails.
     pub fn allocation(&mut self, len: u64) -> Outcome {
         let out_of_memory = Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);

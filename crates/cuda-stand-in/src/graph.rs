@@ -1,6 +1,7 @@
 //! Graphs: what was recorded, and is enqueued again as often as wanted.
 
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::{CUDA_MEMCPY3D, CUgraphNodeType, CUmemorytype};
 
@@ -65,32 +66,14 @@ impl What {
             End::Device(at) => (CUmemorytype::CU_MEMORYTYPE_DEVICE, 0, *at),
         };
         let ((from_type, from_host, from_device), (to_type, to_host, to_device)) = (parts(&from), parts(&to));
-        Some(CUDA_MEMCPY3D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcZ: 0,
-            srcLOD: 0,
-            srcMemoryType: from_type,
-            srcHost: from_host as *const _,
-            srcDevice: from_device,
-            srcArray: std::ptr::null_mut(),
-            reserved0: std::ptr::null_mut(),
-            srcPitch: 0,
-            srcHeight: 0,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstZ: 0,
-            dstLOD: 0,
-            dstMemoryType: to_type,
-            dstHost: to_host as *mut _,
-            dstDevice: to_device,
-            dstArray: std::ptr::null_mut(),
-            reserved1: std::ptr::null_mut(),
-            dstPitch: 0,
-            dstHeight: 0,
-            WidthInBytes: len as usize,
-            Height: 1,
-            Depth: 1,
+        let mut copy = MaybeUninit::<CUDA_MEMCPY3D>::zeroed();
+        let to = copy.as_mut_ptr();
+        // SAFETY: zero is a value of each field but the two kinds of memory, which are written.
+        Some(unsafe {
+            ((*to).srcMemoryType, (*to).srcHost, (*to).srcDevice) = (from_type, from_host as *const _, from_device);
+            ((*to).dstMemoryType, (*to).dstHost, (*to).dstDevice) = (to_type, to_host as *mut _, to_device);
+            ((*to).WidthInBytes, (*to).Height, (*to).Depth) = (len as usize, 1, 1);
+            copy.assume_init()
         })
     }
 }

@@ -16,16 +16,12 @@ pub struct Pinned {
 }
 
 /// All pinned memory, by its start.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HostMemory {
     pub ranges: BTreeMap<usize, Pinned>,
 }
 
 impl HostMemory {
-    pub const fn new() -> Self {
-        Self { ranges: BTreeMap::new() }
-    }
-
     /// Gives back what the driver allocated and forgets the rest.
     pub fn clear(&mut self) {
         for (start, pinned) in std::mem::take(&mut self.ranges) {

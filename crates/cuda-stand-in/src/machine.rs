@@ -1,7 +1,7 @@
 //! Everything the stand-in knows: its devices and what lives on them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, LazyLock, Mutex};
 
 use crate::api::Resource;
 use crate::capture::Capture;
@@ -19,7 +19,7 @@ use crate::trace::Work;
 const MISTAKES: usize = 100;
 
 /// The state behind the driver's entry points.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Machine {
     /// Whether the devices are there: those of the environment, or those that a test has set.
     pub configured: bool,
@@ -61,40 +61,13 @@ pub struct Machine {
 }
 
 /// The one machine of this process.
-pub static MACHINE: Mutex<Machine> = Mutex::new(Machine::new());
+pub static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| Mutex::new(Machine::new()));
 /// Told whenever work has run or was enqueued.
 pub static CHANGED: Condvar = Condvar::new();
 
 impl Machine {
-    const fn new() -> Self {
-        Self {
-            configured: false,
-            initialised: false,
-            version: 13_000,
-            devices: Vec::new(),
-            contexts: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            events: BTreeMap::new(),
-            resources: Vec::new(),
-            descriptors: BTreeMap::new(),
-            captures: BTreeMap::new(),
-            graphs: BTreeMap::new(),
-            executables: BTreeMap::new(),
-            memory: Memory::new(),
-            host: HostMemory::new(),
-            faults: Faults::new(),
-            patience: 3,
-            readable: false,
-            calls: BTreeMap::new(),
-            trace: Vec::new(),
-            mistakes: Vec::new(),
-            accesses: VecDeque::new(),
-            now: 0,
-            launch_time: 0,
-            random: None,
-            order: 0,
-            next: 0,
-        }
+    fn new() -> Self {
+        Self { version: 13_000, patience: 3, ..Self::default() }
     }
 
     /// Back to the state of a process that has just loaded the library, with one device as configured by default.

@@ -30,7 +30,7 @@ pub struct OfGraph {
 }
 
 /// All device memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memory {
     pub regions: BTreeMap<u64, Region>,
     /// Memory opened by its handle, by address: how often.
@@ -38,16 +38,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub const fn new() -> Self {
-        Self { regions: BTreeMap::new(), opened: BTreeMap::new() }
-    }
-
     /// Takes everything away.
     pub fn clear(&mut self) {
         for (start, region) in &self.regions {
             address::unmap(*start, region.len as usize);
         }
-        *self = Self::new();
+        *self = Self::default();
     }
 
     /// Takes the memory of one device away.

@@ -20,10 +20,6 @@ const REMEMBERED: usize = 10_000;
 pub struct Clock(BTreeMap<u64, u64>);
 
 impl Clock {
-    pub const fn new() -> Self {
-        Self(BTreeMap::new())
-    }
-
     /// Knows also what another clock knows.
     pub fn join(&mut self, other: &Self) {
         for (stream, number) in &other.0 {

@@ -93,7 +93,7 @@ pub struct Operation {
 }
 
 /// A stream, also after it was destroyed: what was enqueued before still runs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Stream {
     pub device: i32,
     pub context: u64,
@@ -118,21 +118,7 @@ pub struct Stream {
 
 impl Stream {
     pub fn new(device: i32, context: u64, flags: u32, priority: i32, own: bool) -> Self {
-        Self {
-            device,
-            context,
-            flags,
-            priority,
-            own,
-            destroyed: false,
-            queue: VecDeque::new(),
-            last: 0,
-            done: 0,
-            busy: false,
-            clock: 0,
-            order: Clock::new(),
-            ends: VecDeque::new(),
-        }
+        Self { device, context, flags, priority, own, ..Self::default() }
     }
 
     /// An operation has ended.

@@ -7,9 +7,6 @@ use crate::tensor::Tensor;
 
 /// Checks a batch against the inputs of the model or the tensors between two segments: count, datatypes, ranks, fixed sizes, and the number of bytes, which
 /// is what makes it sound to give an engine a pointer to them.
-///
-/// # Errors
-/// In words: the input, what was expected, what it got.
 #[inline]
 pub(crate) fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
     if tensors.len() != specs.len() {

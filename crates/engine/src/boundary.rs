@@ -176,9 +176,6 @@ impl Boundaries {
 }
 
 /// The number of operators before the boundary behind a value or an operator.
-///
-/// # Errors
-/// In words, if there is none of this name.
 pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) -> bool) -> Result<usize, String> {
     let place = graph.operators.iter().position(|o| o.outputs.iter().any(|v| v == name));
     let place = place.or_else(|| graph.operators.iter().position(|o| same(&o.name, name)));

@@ -1,8 +1,7 @@
 //! Memory that tensors live in.
 
-use std::alloc::{Layout, alloc, dealloc, realloc};
 use std::fmt;
-use std::ptr::NonNull;
+use std::mem::MaybeUninit;
 
 use bytes::Bytes;
 
@@ -292,44 +291,38 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A growing allocation at a multiple of [`ALIGNMENT`].
+/// Growing memory at a multiple of [`ALIGNMENT`].
 ///
-/// Invariant: `len <= capacity`; the first `len` bytes are written; `start` is the start of an allocation of
-/// `capacity` bytes with alignment [`ALIGNMENT`], or dangling if `capacity` is 0.
+/// Invariant: the first `len` bytes of the blocks are written.
 struct Aligned {
-    start: NonNull<u8>,
+    blocks: Vec<MaybeUninit<Block>>,
     len: usize,
-    capacity: usize,
 }
 
-// SAFETY: an `Aligned` owns its allocation alone, and bytes may be used from any thread.
-unsafe impl Send for Aligned {}
-// SAFETY: shared references only read.
-unsafe impl Sync for Aligned {}
+/// As wide as it is aligned; so is a dangling pointer to it, as a tensor of no bytes must be.
+#[repr(align(64))]
+struct Block(#[expect(dead_code, reason = "only for its size")] [u8; ALIGNMENT]);
+
+const _: () = assert!(align_of::<Block>() == ALIGNMENT && size_of::<Block>() == ALIGNMENT);
 
 impl Aligned {
-    const EMPTY: Aligned = Aligned { start: NonNull::<AlignedUnit>::dangling().cast(), len: 0, capacity: 0 };
+    const EMPTY: Aligned = Aligned { blocks: Vec::new(), len: 0 };
 
-    /// The layout of what is allocated now; `None`: nothing is.
-    fn layout(&self) -> Option<Layout> {
-        Layout::from_size_align(self.capacity, ALIGNMENT).ok().filter(|layout| layout.size() > 0)
+    fn capacity(&self) -> usize {
+        self.blocks.len() * ALIGNMENT
     }
 
-    /// Makes room for exactly `capacity` bytes, if there is less.
+    /// Where the first byte is.
+    fn start(&mut self) -> *mut u8 {
+        self.blocks.as_mut_ptr().cast()
+    }
+
+    /// Makes room for `capacity` bytes, if there is less.
     fn grow_to(&mut self, capacity: usize) -> Result<(), OutOfMemory> {
-        if capacity <= self.capacity {
-            return Ok(());
-        }
-        let error = OutOfMemory { bytes: capacity };
-        let layout = Layout::from_size_align(capacity, ALIGNMENT).map_err(|_| error)?;
-        let start = match self.layout() {
-            // SAFETY: `capacity` is greater than 0, so the layout is not empty.
-            None => unsafe { alloc(layout) },
-            // SAFETY: `start` was allocated with this layout, and `capacity` is a valid size above 0.
-            Some(old) => unsafe { realloc(self.start.as_ptr(), old, capacity) },
-        };
-        self.start = NonNull::new(start).ok_or(error)?;
-        self.capacity = capacity;
+        let more = capacity.div_ceil(ALIGNMENT).saturating_sub(self.blocks.len());
+        self.blocks.try_reserve_exact(more).map_err(|_| OutOfMemory { bytes: capacity })?;
+        // SAFETY: there is room for so many, which need not be written.
+        unsafe { self.blocks.set_len(self.blocks.len() + more) };
         Ok(())
     }
 
@@ -337,8 +330,8 @@ impl Aligned {
     #[inline]
     fn reserve(&mut self, more: usize) {
         let needed = self.len.saturating_add(more);
-        if needed > self.capacity
-            && self.grow_to(needed.max(self.capacity.saturating_mul(2)).max(ALIGNMENT)).is_err()
+        if needed > self.capacity()
+            && self.grow_to(needed.max(self.capacity().saturating_mul(2))).is_err()
             && let Err(error) = self.grow_to(needed)
         {
             panic!("{error}");
@@ -349,7 +342,7 @@ impl Aligned {
     fn extend(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
         // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is borrowed mutably.
-        unsafe { self.start.as_ptr().add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe { self.start().add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.len += bytes.len();
     }
 
@@ -358,7 +351,7 @@ impl Aligned {
             let more = len - self.len;
             self.reserve(more);
             // SAFETY: there is room for `more` bytes behind `len`.
-            unsafe { self.start.as_ptr().add(self.len).write_bytes(value, more) };
+            unsafe { self.start().add(self.len).write_bytes(value, more) };
         }
         self.len = len;
     }
@@ -366,12 +359,12 @@ impl Aligned {
     #[inline]
     fn as_slice(&self) -> &[u8] {
         // SAFETY: the first `len` bytes are written.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.blocks.as_ptr().cast(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the first `len` bytes are written, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.len) }
     }
 }
 
@@ -380,18 +373,3 @@ impl AsRef<[u8]> for Aligned {
         self.as_slice()
     }
 }
-
-impl Drop for Aligned {
-    fn drop(&mut self) {
-        if let Some(layout) = self.layout() {
-            // SAFETY: allocated with this layout, and freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout) };
-        }
-    }
-}
-
-/// Only for its alignment: a dangling pointer to it is aligned as a tensor of no bytes must be.
-#[repr(align(64))]
-struct AlignedUnit;
-
-const _: () = assert!(std::mem::align_of::<AlignedUnit>() == ALIGNMENT);

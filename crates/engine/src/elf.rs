@@ -9,9 +9,6 @@ use std::path::Path;
 const MOST_SEGMENTS: u64 = 1 << 10;
 
 /// Makes sure that an ELF file has all bytes that its headers speak of.
-///
-/// # Errors
-/// In words.
 pub(crate) fn check_whole(path: &Path) -> Result<(), String> {
     let mut file = File::open(path).map_err(|e| e.to_string())?;
     let length = file.metadata().map_err(|e| e.to_string())?.len();

@@ -23,9 +23,6 @@ pub(crate) struct Probe {
 }
 
 /// Whether every input has a batch as its axis 0.
-///
-/// # Errors
-/// In words: the input that has none.
 pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
     let without = signature.inputs.iter().find(|i| i.dims.first().is_none_or(|d| *d >= 0));
     match without {
@@ -39,9 +36,6 @@ pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
 }
 
 /// The first probe that the model runs with, and what `run` made of it.
-///
-/// # Errors
-/// In words: why the last one failed, if none runs.
 pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>) -> Result<(Probe, T), String> {
     let mut last = String::new();
     for probe in probes(signature) {

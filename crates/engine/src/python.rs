@@ -11,9 +11,6 @@ pub(crate) const NAME: &str = "python3";
 
 /// A command that runs `script`. It sees the packages of the system, of a virtual environment and of the user; no module of the working folder, and
 /// nothing that `PYTHON*` variables name.
-///
-/// # Errors
-/// If there is no such Python.
 pub(crate) fn command(python: &Path, script: &str) -> io::Result<Command> {
     let mut command = Command::new(interpreter(python)?);
     let with_user_packages = format!("import site, sys; sys.path.append(site.getusersitepackages())\n{script}");

@@ -17,56 +17,27 @@ pub struct State {
     pub tensors: Vec<Tensor>,
 }
 
-/// Why batches cannot be parted or joined as asked.
+/// Why batches cannot be parted or joined as asked, in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StateError {
-    /// The parts do not add up.
-    #[error("the parts have {asked} rows in all, but tensor {tensor} has {rows}")]
-    Rows {
-        /// Rows of the parts, together.
-        asked: usize,
-        /// Index of the tensor.
-        tensor: usize,
-        /// Rows that it has; 0 if it has no axis.
-        rows: usize,
-    },
-    /// A part without rows, or nothing to join.
-    #[error("a batch has at least one row")]
-    Empty,
-    /// States of different segments or models.
-    #[error(
-        "the batches are not at the same place of the same model: {expected} and {got} tensors, or of other datatypes"
-    )]
-    Other {
-        /// Tensors of the first.
-        expected: usize,
-        /// Tensors of another.
-        got: usize,
-    },
-    /// Sizes that differ in more than rows.
-    #[error("tensor {tensor}: rows of {expected:?} and of {got:?} cannot be in one batch")]
-    Shape {
-        /// Index of the tensor.
-        tensor: usize,
-        /// Sizes of a row in the first.
-        expected: Vec<usize>,
-        /// Sizes of a row in another.
-        got: Vec<usize>,
-    },
-    /// There is no memory for the joined batch.
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
-    /// The bytes of a tensor are not what its shape says.
-    #[error("tensor {tensor}: its bytes do not divide into {rows} rows")]
-    Bytes {
-        /// Index of the tensor.
-        tensor: usize,
-        /// Rows that its shape says.
-        rows: usize,
-    },
-    /// The device that they are on refuses.
-    #[error(transparent)]
-    Device(#[from] CudaError),
+#[error("{0}")]
+pub struct StateError(String);
+
+impl From<OutOfMemory> for StateError {
+    fn from(error: OutOfMemory) -> Self {
+        StateError(error.to_string())
+    }
+}
+
+impl From<CudaError> for StateError {
+    fn from(error: CudaError) -> Self {
+        StateError(error.into())
+    }
+}
+
+impl StateError {
+    fn empty() -> Self {
+        StateError("a batch has at least one row".into())
+    }
 }
 
 impl State {
@@ -83,12 +54,12 @@ impl State {
     pub fn split(self, rows: &[usize]) -> Result<Vec<State>, StateError> {
         let asked = rows.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
         if rows.is_empty() || rows.contains(&0) {
-            return Err(StateError::Empty);
+            return Err(StateError::empty());
         }
         for (tensor, t) in self.tensors.iter().enumerate() {
             let has = t.shape.first().map_or(0, |d| *d);
             if has != asked {
-                return Err(StateError::Rows { asked, tensor, rows: has });
+                return Err(StateError(format!("the parts have {asked} rows in all, but tensor {tensor} has {has}")));
             }
         }
         if rows.len() == 1 {
@@ -98,7 +69,8 @@ impl State {
             rows.iter().map(|_| State { tensors: Vec::with_capacity(self.tensors.len()) }).collect();
         for (index, tensor) in self.tensors.into_iter().enumerate() {
             let Tensor { datatype, shape, data } = tensor;
-            let ends = ends(datatype, &shape, &data, rows).ok_or(StateError::Bytes { tensor: index, rows: asked })?;
+            let ends = ends(datatype, &shape, &data, rows)
+                .ok_or_else(|| StateError(format!("tensor {index}: its bytes do not divide into {asked} rows")))?;
             for ((part, rows), data) in parts.iter_mut().zip(rows).zip(data.split(&ends)) {
                 let mut shape = shape.clone();
                 if let Some(first) = shape.first_mut() {
@@ -133,16 +105,15 @@ impl State {
     }
 
     /// Datatypes and shapes of the tensors that batches at the same place of one model give when joined.
-    ///
-    /// # Errors
-    /// As [`State::join`].
     pub(crate) fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
-        let Some((first, others)) = states.split_first() else { return Err(StateError::Empty) };
+        let Some((first, others)) = states.split_first() else { return Err(StateError::empty()) };
         for other in others {
             let (expected, got) = (first.tensors.len(), other.tensors.len());
             let alike = |(a, b): (&Tensor, &Tensor)| a.datatype == b.datatype;
             if expected != got || !first.tensors.iter().zip(&other.tensors).all(alike) {
-                return Err(StateError::Other { expected, got });
+                return Err(StateError(format!(
+                    "the batches are not at the same place of the same model: {expected} and {got} tensors, or of other datatypes"
+                )));
             }
             for (tensor, (a, b)) in first.tensors.iter().zip(&other.tensors).enumerate() {
                 let row = |t: &Tensor| t.shape.get(1..).map(<[usize]>::to_vec);
@@ -150,7 +121,9 @@ impl State {
                     (Some(a), Some(b)) if a == b => {}
                     (a, b) => {
                         let (expected, got) = (a.unwrap_or_default(), b.unwrap_or_default());
-                        return Err(StateError::Shape { tensor, expected, got });
+                        return Err(StateError(format!(
+                            "tensor {tensor}: rows of {expected:?} and of {got:?} cannot be in one batch"
+                        )));
                     }
                 }
             }

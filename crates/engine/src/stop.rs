@@ -85,9 +85,6 @@ pub(crate) fn run(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, Strin
 }
 
 /// The same for anything else that takes long.
-///
-/// # Errors
-/// As [`run`].
 pub(crate) fn load(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
     InCall::begin(interrupt, false)
 }

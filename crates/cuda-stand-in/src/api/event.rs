@@ -49,7 +49,7 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (handle, device) = (session.handle(), session.device);
-        let order = Clock::new();
+        let order = Clock::default();
         session.events.insert(handle, Event { device, flags, record: None, captured: None, order, time: None, asked: 0 });
         put(event, handle as CUevent)
     }

@@ -5,9 +5,6 @@ use crate::division::{Division, DivisionError, Part};
 use crate::traits::Share;
 
 /// Reads and checks sets of cores, one for each partition.
-///
-/// # Errors
-/// What is wrong with which of them, and what to do.
 pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
     let cores = topology.cores_of(topology.usable()).count();
     if asked.len() > cores {

@@ -136,9 +136,6 @@ pub struct DriverInfo {
 }
 
 /// Loads the driver's library for good, initialises it and asks for its GPUs; makes no context.
-///
-/// # Errors
-/// The one reason why no GPU can be used.
 pub(super) fn driver() -> Result<DriverInfo, CudaUnavailable> {
     let library = open()?;
     let driver = look(&library);

@@ -49,9 +49,6 @@ pub(crate) fn stands_in() -> bool {
 }
 
 /// Where the host finds what is at an address of the stand-in's device memory.
-///
-/// # Errors
-/// If it is no address of its, or the driver is a real one.
 pub(crate) fn view(address: u64) -> Result<u64, String> {
     let view = stand_in_view().ok_or("the driver is no stand-in")?;
     // SAFETY: the function takes any address.
@@ -60,9 +57,6 @@ pub(crate) fn view(address: u64) -> Result<u64, String> {
 }
 
 /// Tells the stand-in that the kernel enqueued next in a stream reads, or `writes`, these bytes, so that it checks what orders that with other work.
-///
-/// # Errors
-/// If they are no memory of its, or the driver is a real one.
 pub(crate) fn touch(stream: &Stream, address: u64, len: usize, writes: bool) -> Result<(), String> {
     type Touch = unsafe extern "C" fn(CUstream, u64, u64, bool) -> CUresult;
     // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type, and no other driver has it.

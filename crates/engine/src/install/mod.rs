@@ -68,87 +68,23 @@ pub struct Installed {
     pub nvidia: Option<PathBuf>,
 }
 
-/// Why nothing was installed.
-#[derive(Debug, thiserror::Error)]
-pub enum InstallError {
-    /// Neither `XDG_CACHE_HOME` nor `HOME` is set.
-    #[error("no folder to install to: set XDG_CACHE_HOME or HOME")]
-    NoCache,
-    /// There is no Python.
-    #[error("cannot run {python}: {reason}. Install Python 3 with pip, or fetch a wheel of onnxruntime elsewhere and pass it with --wheel FILE", python = python.display())]
-    NoPython {
-        /// What was tried.
-        python: PathBuf,
-        /// The system's words.
-        reason: io::Error,
-    },
-    /// Python has no pip.
-    #[error("{python} has no pip. Install it (python3-pip, or python3 -m ensurepip), or pass a wheel with --wheel FILE", python = python.display())]
-    NoPip {
-        /// The Python.
-        python: PathBuf,
-    },
-    /// pip found no wheel.
-    #[error(
-        "pip has no wheel of {what} for this platform and Python. Try another --version, or a newer Python with --python. pip said: {said}"
-    )]
-    NoWheel {
-        /// What was to be fetched.
-        what: String,
-        /// The end of what pip said.
-        said: String,
-    },
-    /// Nobody has pinned the hashes of these.
-    #[error(
-        "{what} is not among what this version of downbeat knows the hashes of ({known}). To take what pip's index has, unseen, add --unverified"
-    )]
-    NotPinned {
-        /// What was to be fetched.
-        what: String,
-        /// What could be.
-        known: String,
-    },
-    /// What the index has is not what was pinned.
-    #[error(
-        "what pip was given for {what} is not what it should be, and was thrown away: {said}. Is the index, or something on the way to it, one to be trusted?"
-    )]
-    OtherHash {
-        /// What was to be fetched.
-        what: String,
-        /// What pip says of the hashes.
-        said: String,
-    },
-    /// pip failed otherwise.
-    #[error("pip could not fetch {what}: is there a network, and pip configured for it? {instead}. pip said: {said}")]
-    Fetch {
-        /// What was to be fetched.
-        what: String,
-        /// What can be done without a network.
-        instead: &'static str,
-        /// The end of what pip said.
-        said: String,
-    },
-    /// The wheel is none, or has no library.
-    #[error("{wheel}: {reason}. Expected a wheel of the Python package {package} for this platform", wheel = wheel.display())]
-    Wheel {
-        /// The wheel.
-        wheel: PathBuf,
-        /// What is wrong.
-        reason: String,
-        /// What was expected.
-        package: &'static str,
-    },
-    /// What was fetched is not all that is needed.
-    #[error("NVIDIA's packages were fetched, and {0}")]
-    NotWhole(String),
+/// Why nothing was installed, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InstallError(String);
+
+impl InstallError {
     /// A file cannot be written.
-    #[error("{path}: {reason}", path = path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's words.
-        reason: io::Error,
-    },
+    fn write(path: &Path, reason: &io::Error) -> InstallError {
+        InstallError(format!("{}: {reason}", path.display()))
+    }
+
+    /// Nobody has pinned the hashes of these.
+    fn not_pinned(what: &str, known: &str) -> InstallError {
+        InstallError(format!(
+            "{what} is not among what this version of downbeat knows the hashes of ({known}). To take what pip's index has, unseen, add --unverified"
+        ))
+    }
 }
 
 impl Install {
@@ -157,7 +93,8 @@ impl Install {
     /// # Errors
     /// If there is no such folder.
     pub fn new() -> Result<Install, InstallError> {
-        let cache = cache_folder().ok_or(InstallError::NoCache)?;
+        let no_cache = || InstallError("no folder to install to: set XDG_CACHE_HOME or HOME".into());
+        let cache = cache_folder().ok_or_else(no_cache)?;
         Ok(Install {
             version: VERSION.into(),
             cache,
@@ -177,7 +114,7 @@ impl Install {
     /// or all that is there afterwards. `say` is told what takes long, before it does.
     ///
     /// # Errors
-    /// See [`InstallError`].
+    /// In words, with what to do.
     pub fn run(&self, say: &mut dyn FnMut(&str)) -> Result<Installed, InstallError> {
         let cache = if self.gpu.is_some() { self.cache.join(GPU_FOLDER) } else { self.cache.clone() };
         let folder = Temporary::inside(&cache)?;
@@ -193,13 +130,13 @@ impl Install {
                     None if self.unverified => {
                         pip::Wanted::Unverified { requirements: vec![requirement.clone()], with_needs: false }
                     }
-                    None => return Err(InstallError::NotPinned { what, known: pin::versions(package) }),
+                    None => return Err(InstallError::not_pinned(&what, &pin::versions(package))),
                 };
                 say(&format!("fetching {requirement} with pip"));
                 let pip = pip::Pip { python: &self.python, what, instead: pip::PASS_A_WHEEL };
                 let into = folder.make("wheel")?;
                 let wheels = pip.download(&wanted, &into)?;
-                fetched = wheels.into_iter().next().ok_or_else(|| pip.failed("nothing, and left no wheel".into()))?;
+                fetched = wheels.into_iter().next().ok_or_else(|| pip.failed("nothing, and left no wheel"))?;
                 &fetched
             }
         };
@@ -242,7 +179,7 @@ impl Install {
             Err(_) if self.unverified => {
                 pip::Wanted::Unverified { requirements: requirements.clone(), with_needs: true }
             }
-            Err(what) => return Err(InstallError::NotPinned { what, known: pin::nvidia_names() }),
+            Err(what) => return Err(InstallError::not_pinned(&what, &pin::nvidia_names())),
         };
         say(&format!("fetching NVIDIA's libraries with pip, more than 1 GB: {}", requirements.join(", ")));
         let what = "NVIDIA's libraries".to_owned();
@@ -258,7 +195,7 @@ impl Install {
         }
         let unpacked = Search { cache: Some(folder.as_cache()), ..Search::default() };
         if let Err(error) = there(&unpacked) {
-            return Err(InstallError::NotWhole(error.what().to_owned()));
+            return Err(InstallError(format!("NVIDIA's packages were fetched, and {}", error.what())));
         }
         let place = cache.join(NVIDIA_FOLDER);
         folder.publish(&files, &place)?;
@@ -274,7 +211,7 @@ struct Temporary {
 
 impl Temporary {
     fn inside(cache: &Path) -> Result<Temporary, InstallError> {
-        let error = |reason| InstallError::Write { path: cache.to_owned(), reason };
+        let error = |reason| InstallError::write(cache, &reason);
         std::fs::create_dir_all(cache).map_err(error)?;
         let outer = tempfile::Builder::new().prefix(".installing-").tempdir_in(cache).map_err(error)?;
         Ok(Temporary { outer })
@@ -287,13 +224,13 @@ impl Temporary {
 
     fn make(&self, name: &str) -> Result<PathBuf, InstallError> {
         let path = self.outer.path().join(GPU_FOLDER).join(name);
-        std::fs::create_dir_all(&path).map_err(|reason| InstallError::Write { path: path.clone(), reason })?;
+        std::fs::create_dir_all(&path).map_err(|reason| InstallError::write(&path, &reason))?;
         Ok(path)
     }
 
     /// Moves a folder to its place, in one step also if there is one: that comes here, and goes with this.
     fn publish(&self, folder: &Path, place: &Path) -> Result<(), InstallError> {
-        let error = |reason| InstallError::Write { path: place.to_owned(), reason };
+        let error = |reason| InstallError::write(place, &reason);
         if std::fs::rename(folder, place).is_ok() {
             return Ok(());
         }

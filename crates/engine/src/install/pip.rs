@@ -44,13 +44,15 @@ impl Pip<'_> {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let pinned = folder.join("requirements.txt");
         if !self.run(&["--version".as_ref()])?.status.success() {
-            return Err(InstallError::NoPip { python: self.python.to_owned() });
+            return Err(InstallError(format!(
+                "{} has no pip. Install it (python3-pip, or python3 -m ensurepip), or pass a wheel with --wheel FILE",
+                self.python.display()
+            )));
         }
         let mut arguments = vec![OsStr::new("download")];
         match wanted {
             Wanted::Pinned(requirements) => {
-                std::fs::write(&pinned, requirements)
-                    .map_err(|reason| InstallError::Write { path: pinned.clone(), reason })?;
+                std::fs::write(&pinned, requirements).map_err(|reason| InstallError::write(&pinned, &reason))?;
                 arguments.extend(["--require-hashes", "--no-deps", "-r"].map(OsStr::new));
                 arguments.push(pinned.as_os_str());
             }
@@ -69,27 +71,41 @@ impl Pip<'_> {
             let reached = !String::from_utf8_lossy(&output.stderr).contains("connection broken");
             let all = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(if all.contains("DO NOT MATCH THE HASHES") {
-                InstallError::OtherHash { what: self.what.clone(), said: hashes(&all) }
+                InstallError(format!(
+                    "what pip was given for {} is not what it should be, and was thrown away: {}. Is the index, or something on the way to it, one to be trusted?",
+                    self.what,
+                    hashes(&all)
+                ))
             } else if reached && said.contains("No matching distribution") {
-                InstallError::NoWheel { what: self.what.clone(), said }
+                InstallError(format!(
+                    "pip has no wheel of {} for this platform and Python. Try another --version, or a newer Python with --python. pip said: {said}",
+                    self.what
+                ))
             } else {
-                self.failed(said)
+                self.failed(&said)
             });
         }
-        let wheels =
-            std::fs::read_dir(&folder).map_err(|reason| InstallError::Write { path: folder.clone(), reason })?;
+        let wheels = std::fs::read_dir(&folder).map_err(|reason| InstallError::write(&folder, &reason))?;
         let wheels = wheels.filter_map(Result::ok).map(|e| e.path());
         Ok(wheels.filter(|p| p.extension().is_some_and(|e| e == "whl")).collect())
     }
 
     /// The error of a pip that `said` this last.
-    pub(super) fn failed(&self, said: String) -> InstallError {
-        InstallError::Fetch { what: self.what.clone(), instead: self.instead, said }
+    pub(super) fn failed(&self, said: &str) -> InstallError {
+        let Pip { what, instead, .. } = self;
+        InstallError(format!(
+            "pip could not fetch {what}: is there a network, and pip configured for it? {instead}. pip said: {said}"
+        ))
     }
 
     fn run(&self, arguments: &[&OsStr]) -> Result<Output, InstallError> {
         let output = python::command(self.python, PIP).and_then(|mut pip| pip.args(arguments).output());
-        output.map_err(|reason| InstallError::NoPython { python: self.python.to_owned(), reason })
+        output.map_err(|reason| {
+            InstallError(format!(
+                "cannot run {}: {reason}. Install Python 3 with pip, or fetch a wheel of onnxruntime elsewhere and pass it with --wheel FILE",
+                self.python.display()
+            ))
+        })
     }
 }
 

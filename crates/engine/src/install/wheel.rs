@@ -35,14 +35,14 @@ pub(super) struct Entry {
 
 impl Wheel {
     pub(super) fn open(path: &Path, package: &'static str) -> Result<Wheel, InstallError> {
-        let error = |reason| InstallError::Wheel { wheel: path.to_owned(), reason, package };
+        let error = |reason: String| no_wheel(path, package, &reason);
         let file = File::open(path).map_err(|e| error(e.to_string()))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|e| error(format!("not a wheel: {e}")))?;
         Ok(Wheel { path: path.to_owned(), package, archive })
     }
 
     fn error(&self, reason: impl Into<String>) -> InstallError {
-        InstallError::Wheel { wheel: self.path.clone(), reason: reason.into(), package: self.package }
+        no_wheel(&self.path, self.package, &reason.into())
     }
 
     /// Files that lie directly in a folder that `wanted` accepts, by its path, and are libraries by their name.
@@ -111,13 +111,13 @@ impl Wheel {
     pub(super) fn unpack(&mut self, entries: &[Entry], folder: &Path) -> Result<(), InstallError> {
         for Entry { path, name } in entries {
             let (wheel, package) = (self.path.clone(), self.package);
-            let error = |reason: String| InstallError::Wheel { wheel: wheel.clone(), reason, package };
+            let error = |reason: String| no_wheel(&wheel, package, &reason);
             let mut packed = self.archive.by_name(path).map_err(|e| error(e.to_string()))?;
             if packed.size() > LIBRARY_LIMIT {
                 return Err(error(format!("its library {name} has {} bytes", packed.size())));
             }
             let place = folder.join(name);
-            let write = |reason| InstallError::Write { path: place.clone(), reason };
+            let write = |reason| InstallError::write(&place, &reason);
             let mut to = File::create(&place).map_err(write)?;
             // Reads to the end, where the checksum is compared.
             io::copy(&mut packed, &mut to).map_err(|e| error(format!("cannot unpack the library {name}: {e}")))?;
@@ -125,6 +125,11 @@ impl Wheel {
         }
         Ok(())
     }
+}
+
+fn no_wheel(wheel: &Path, package: &str, reason: &str) -> InstallError {
+    let wheel = wheel.display();
+    InstallError(format!("{wheel}: {reason}. Expected a wheel of the Python package {package} for this platform"))
 }
 
 /// The folder of onnxruntime's libraries in its wheels.

@@ -7,9 +7,6 @@ use super::file::External;
 
 /// Checks that each location is a relative path that stays in the folder, symbolic links resolved, and that the file has
 /// the bytes which the tensor takes.
-///
-/// # Errors
-/// In words: the tensor, the location, what is wrong, what to do.
 pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
     if external.is_empty() {
         return Ok(());

@@ -67,11 +67,9 @@ pub(super) struct External {
 /// Walks the file of `len` bytes.
 pub(super) fn read<R: BufRead + Seek>(from: R, len: u64) -> Result<OnnxFile, WireError> {
     let mut parser = Parser { reader: Reader::new(from), external: Vec::new(), has_floats8: false, has_graphs: false };
-    let mut file = parser.model(len)?;
-    file.external = parser.external;
-    file.has_floats8 = parser.has_floats8;
-    file.has_graphs = parser.has_graphs;
-    Ok(file)
+    let file = parser.model(Value::Length(len))?;
+    let Parser { external, has_floats8, has_graphs, .. } = parser;
+    Ok(OnnxFile { external, has_floats8, has_graphs, ..file })
 }
 
 struct Parser<R> {
@@ -87,163 +85,120 @@ fn is_float8(element: i64) -> bool {
 }
 
 impl<R: BufRead + Seek> Parser<R> {
-    /// Calls `visit` with each field of the message that ends at `end`. `visit` has to consume what it is given.
-    fn fields(
-        &mut self,
-        end: u64,
-        mut visit: impl FnMut(&mut Self, u64, Value) -> Result<(), WireError>,
-    ) -> Result<(), WireError> {
-        while let Some((number, value)) = self.reader.field(end)? {
-            visit(self, number, value)?;
-        }
-        Ok(())
+    fn invalid<T>(&self) -> Result<T, WireError> {
+        Err(WireError::Invalid(self.reader.position()))
     }
 
-    /// Where the message in `value` ends.
-    fn end(&self, value: Value) -> Result<u64, WireError> {
-        match value {
-            Value::Length(len) => Ok(self.reader.position() + len),
-            _ => Err(WireError::Invalid(self.reader.position())),
+    /// Calls `visit` with each field of a message. What it does not read of one is passed over.
+    fn fields(
+        &mut self,
+        message: Value,
+        mut visit: impl FnMut(&mut Self, u64, Value) -> Result<(), WireError>,
+    ) -> Result<(), WireError> {
+        let Value::Length(len) = message else { return self.invalid() };
+        let end = self.reader.position() + len;
+        while let Some((number, value)) = self.reader.field(end)? {
+            let start = self.reader.position();
+            visit(self, number, value)?;
+            if let Value::Length(len) = value {
+                self.reader.skip_to(start + len)?;
+            }
         }
+        Ok(())
     }
 
     fn string(&mut self, value: Value) -> Result<String, WireError> {
         match value {
             Value::Length(len) => self.reader.string(len),
-            _ => Err(WireError::Invalid(self.reader.position())),
+            _ => self.invalid(),
         }
     }
 
     fn integer(&self, value: Value) -> Result<i64, WireError> {
         match value {
             Value::Varint(n) => Ok(n.cast_signed()),
-            _ => Err(WireError::Invalid(self.reader.position())),
+            _ => self.invalid(),
         }
     }
 
-    fn model(&mut self, end: u64) -> Result<OnnxFile, WireError> {
+    fn model(&mut self, model: Value) -> Result<OnnxFile, WireError> {
         let mut file = OnnxFile::default();
-        self.fields(end, |p, number, value| {
+        self.fields(model, |p, number, value| {
             match number {
                 1 => file.ir_version = Some(p.integer(value)?),
-                7 => {
-                    let end = p.end(value)?;
-                    file.graph = Some(p.graph(end, 0)?);
-                }
-                8 => {
-                    let end = p.end(value)?;
-                    let (mut domain, mut version) = (String::new(), 0);
-                    p.fields(end, |p, number, value| {
-                        match number {
-                            1 => domain = p.string(value)?,
-                            2 => version = p.integer(value)?,
-                            _ => p.reader.skip(value)?,
-                        }
-                        Ok(())
-                    })?;
-                    file.opsets.push((domain, version));
-                }
-                14 => {
-                    let end = p.end(value)?;
-                    p.entry(end)?;
-                }
-                25 => {
-                    let end = p.end(value)?;
-                    p.function(end)?;
-                }
-                _ => p.reader.skip(value)?,
+                7 => file.graph = Some(p.graph(value, 0)?),
+                8 => file.opsets.push(p.opset(value)?),
+                14 => drop(p.entry(value)?),
+                25 => p.function(value)?,
+                _ => {}
             }
             Ok(())
         })?;
         Ok(file)
     }
 
-    fn function(&mut self, end: u64) -> Result<(), WireError> {
-        self.fields(end, |p, number, value| match number {
-            7 => {
-                let end = p.end(value)?;
-                p.node(end, 0)
+    fn opset(&mut self, opset: Value) -> Result<(String, i64), WireError> {
+        let (mut domain, mut version) = (String::new(), 0);
+        self.fields(opset, |p, number, value| {
+            match number {
+                1 => domain = p.string(value)?,
+                2 => version = p.integer(value)?,
+                _ => {}
             }
-            11 => {
-                let end = p.end(value)?;
-                p.attribute(end, 0)
-            }
-            _ => p.reader.skip(value),
+            Ok(())
+        })?;
+        Ok((domain, version))
+    }
+
+    fn function(&mut self, function: Value) -> Result<(), WireError> {
+        self.fields(function, |p, number, value| match number {
+            7 => p.node(value, 0),
+            11 => p.attribute(value, 0),
+            _ => Ok(()),
         })
     }
 
-    fn graph(&mut self, end: u64, depth: u32) -> Result<Graph, WireError> {
+    fn graph(&mut self, message: Value, depth: u32) -> Result<Graph, WireError> {
         if depth > DEPTH_LIMIT {
             return Err(WireError::TooDeep(DEPTH_LIMIT));
         }
         let mut graph = Graph::default();
-        self.fields(end, |p, number, value| {
+        self.fields(message, |p, number, value| {
             match number {
                 1 => {
-                    let end = p.end(value)?;
                     graph.nodes += 1;
-                    p.node(end, depth)?;
+                    p.node(value, depth)?;
                 }
-                5 => {
-                    let end = p.end(value)?;
-                    let name = p.tensor(end)?;
-                    graph.initializers.insert(name);
-                }
-                11..=13 => {
-                    let end = p.end(value)?;
-                    let info = p.value_info(end)?;
-                    match number {
-                        11 => graph.inputs.push(info),
-                        12 => graph.outputs.push(info),
-                        _ => {}
-                    }
-                }
-                15 => {
-                    let end = p.end(value)?;
-                    let name = p.sparse_tensor(end)?;
-                    graph.initializers.insert(name);
-                }
-                16 => {
-                    let end = p.end(value)?;
-                    p.entry(end)?;
-                }
-                _ => p.reader.skip(value)?,
+                5 => graph.initializers.extend([p.tensor(value)?]),
+                11 => graph.inputs.push(p.value_info(value)?),
+                12 => graph.outputs.push(p.value_info(value)?),
+                13 => drop(p.value_info(value)?),
+                15 => graph.initializers.extend([p.sparse_tensor(value)?]),
+                16 => drop(p.entry(value)?),
+                _ => {}
             }
             Ok(())
         })?;
         Ok(graph)
     }
 
-    fn node(&mut self, end: u64, depth: u32) -> Result<(), WireError> {
-        self.fields(end, |p, number, value| match number {
-            5 => {
-                let end = p.end(value)?;
-                p.attribute(end, depth)
-            }
-            _ => p.reader.skip(value),
-        })
+    fn node(&mut self, node: Value, depth: u32) -> Result<(), WireError> {
+        self.fields(node, |p, number, value| if number == 5 { p.attribute(value, depth) } else { Ok(()) })
     }
 
-    fn attribute(&mut self, end: u64, depth: u32) -> Result<(), WireError> {
+    fn attribute(&mut self, attribute: Value, depth: u32) -> Result<(), WireError> {
         let (mut is_datatype, mut number_in_it) = (false, None);
-        self.fields(end, |p, number, value| {
+        self.fields(attribute, |p, number, value| {
             match number {
                 1 => is_datatype = p.string(value)? == "output_dtype",
                 3 => number_in_it = Some(p.integer(value)?),
-                5 | 10 => {
-                    let end = p.end(value)?;
-                    p.tensor(end)?;
-                }
+                5 | 10 => drop(p.tensor(value)?),
                 6 | 11 => {
                     p.has_graphs = true;
-                    let end = p.end(value)?;
-                    p.graph(end, depth + 1)?;
+                    p.graph(value, depth + 1)?;
                 }
-                22 | 23 => {
-                    let end = p.end(value)?;
-                    p.sparse_tensor(end)?;
-                }
-                _ => p.reader.skip(value)?,
+                22 | 23 => drop(p.sparse_tensor(value)?),
+                _ => {}
             }
             Ok(())
         })?;
@@ -252,20 +207,19 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     /// Walks a tensor; returns its name.
-    fn tensor(&mut self, end: u64) -> Result<String, WireError> {
+    fn tensor(&mut self, tensor: Value) -> Result<String, WireError> {
         const EXTERNAL: i64 = 1;
         let mut external = External::default();
         let mut is_external = false;
-        self.fields(end, |p, number, value| {
+        self.fields(tensor, |p, number, value| {
             match number {
                 2 => p.has_floats8 |= is_float8(p.integer(value)?),
                 8 => external.tensor = p.string(value)?,
                 13 => {
                     // Also without the flag: what is named here, an engine might open.
                     is_external = true;
-                    let end = p.end(value)?;
                     let at = p.reader.position();
-                    let (key, text) = p.entry(end)?;
+                    let (key, text) = p.entry(value)?;
                     let number = |text: String| text.parse::<u64>().map_err(|_| WireError::Invalid(at));
                     match key.as_str() {
                         "location" => external.location = text,
@@ -275,7 +229,7 @@ impl<R: BufRead + Seek> Parser<R> {
                     }
                 }
                 14 => is_external |= p.integer(value)? == EXTERNAL,
-                _ => p.reader.skip(value)?,
+                _ => {}
             }
             Ok(())
         })?;
@@ -286,18 +240,14 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(name)
     }
 
-    fn sparse_tensor(&mut self, end: u64) -> Result<String, WireError> {
+    /// Walks a sparse tensor; returns the name of its values.
+    fn sparse_tensor(&mut self, tensor: Value) -> Result<String, WireError> {
         let mut name = String::new();
-        self.fields(end, |p, number, value| {
+        self.fields(tensor, |p, number, value| {
             match number {
-                1 | 2 => {
-                    let end = p.end(value)?;
-                    let tensor = p.tensor(end)?;
-                    if number == 1 {
-                        name = tensor;
-                    }
-                }
-                _ => p.reader.skip(value)?,
+                1 => name = p.tensor(value)?,
+                2 => drop(p.tensor(value)?),
+                _ => {}
             }
             Ok(())
         })?;
@@ -305,97 +255,78 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     /// A key and its value.
-    fn entry(&mut self, end: u64) -> Result<(String, String), WireError> {
+    fn entry(&mut self, entry: Value) -> Result<(String, String), WireError> {
         let (mut key, mut text) = (String::new(), String::new());
-        self.fields(end, |p, number, value| {
+        self.fields(entry, |p, number, value| {
             match (number, value) {
                 (1, _) => key = p.string(value)?,
                 // Metadata may hold whole documents; what is of use here is short.
                 (2, Value::Length(len)) if len <= 4096 => text = p.string(value)?,
-                _ => p.reader.skip(value)?,
+                _ => {}
             }
             Ok(())
         })?;
         Ok((key, text))
     }
 
-    fn value_info(&mut self, end: u64) -> Result<ValueInfo, WireError> {
+    fn value_info(&mut self, message: Value) -> Result<ValueInfo, WireError> {
         let mut info = ValueInfo::default();
-        self.fields(end, |p, number, value| {
+        self.fields(message, |p, number, value| {
             match number {
                 1 => info.name = p.string(value)?,
-                2 => {
-                    let end = p.end(value)?;
-                    info.kind = p.value_kind(end)?;
-                }
-                _ => p.reader.skip(value)?,
+                2 => info.kind = p.value_kind(value)?,
+                _ => {}
             }
             Ok(())
         })?;
         Ok(info)
     }
 
-    fn value_kind(&mut self, end: u64) -> Result<ValueKind, WireError> {
+    fn value_kind(&mut self, message: Value) -> Result<ValueKind, WireError> {
         let mut kind = ValueKind::Unknown;
-        self.fields(end, |p, number, value| {
+        self.fields(message, |p, number, value| {
             match number {
-                1 => {
-                    let end = p.end(value)?;
-                    kind = p.tensor_type(end)?;
-                }
-                4 | 5 | 8 | 9 => {
-                    kind = ValueKind::Other(match number {
-                        4 => "sequence",
-                        5 => "map",
-                        8 => "sparse tensor",
-                        _ => "optional",
-                    });
-                    p.reader.skip(value)?;
-                }
-                _ => p.reader.skip(value)?,
+                1 => kind = p.tensor_type(value)?,
+                4 => kind = ValueKind::Other("sequence"),
+                5 => kind = ValueKind::Other("map"),
+                8 => kind = ValueKind::Other("sparse tensor"),
+                9 => kind = ValueKind::Other("optional"),
+                _ => {}
             }
             Ok(())
         })?;
         Ok(kind)
     }
 
-    fn tensor_type(&mut self, end: u64) -> Result<ValueKind, WireError> {
-        let mut element = 0;
-        let mut dims = None;
-        self.fields(end, |p, number, value| {
+    fn tensor_type(&mut self, message: Value) -> Result<ValueKind, WireError> {
+        let (mut element, mut dims) = (0, None);
+        self.fields(message, |p, number, value| {
             match number {
                 1 => element = p.integer(value)?,
-                2 => {
-                    let end = p.end(value)?;
-                    let mut shape = Vec::new();
-                    p.fields(end, |p, number, value| {
-                        match number {
-                            1 => {
-                                let end = p.end(value)?;
-                                shape.push(p.dimension(end)?);
-                            }
-                            _ => p.reader.skip(value)?,
-                        }
-                        Ok(())
-                    })?;
-                    dims = Some(shape);
-                }
-                _ => p.reader.skip(value)?,
+                2 => dims = Some(p.shape(value)?),
+                _ => {}
             }
             Ok(())
         })?;
         Ok(ValueKind::Tensor { element, dims })
     }
 
-    fn dimension(&mut self, end: u64) -> Result<i64, WireError> {
-        let mut size = -1;
-        self.fields(end, |p, number, value| {
-            match number {
-                1 => size = p.integer(value)?.max(-1),
-                _ => p.reader.skip(value)?,
+    fn shape(&mut self, shape: Value) -> Result<Vec<i64>, WireError> {
+        let mut dims = Vec::new();
+        self.fields(shape, |p, number, dimension| {
+            if number != 1 {
+                return Ok(());
             }
+            let mut size = -1;
+            p.fields(dimension, |p, number, value| {
+                if number == 1 {
+                    size = p.integer(value)?.max(-1);
+                }
+                Ok(())
+            })?;
+            dims.push(size);
             Ok(())
         })?;
-        Ok(size)
+        Ok(dims)
     }
 }

@@ -5,6 +5,7 @@ mod external;
 mod file;
 pub(crate) mod graph;
 pub(crate) mod proto;
+mod size_rules;
 pub(crate) mod sizes;
 mod wire;
 

@@ -92,12 +92,9 @@ impl<R: BufRead + Seek> Reader<R> {
         Ok(Some((number, value)))
     }
 
-    /// Passes over what is left of `value`.
-    pub(super) fn skip(&mut self, value: Value) -> Result<(), WireError> {
-        if let Value::Length(len) = value {
-            self.seek(len)?;
-        }
-        Ok(())
+    /// Passes over what is left before `end`, which lies in the enclosing message and not before what was read.
+    pub(super) fn skip_to(&mut self, end: u64) -> Result<(), WireError> {
+        self.seek(end - self.position)
     }
 
     /// The string of `len` bytes that is next.

@@ -57,9 +57,6 @@ pub(super) struct CutModel {
 }
 
 /// Loads the segments of the model that [`optimise`] saved, on the CPU.
-///
-/// # Errors
-/// As [`cut`].
 pub(super) fn load(
     runtime: &Runtime,
     options: &LoadOptions,

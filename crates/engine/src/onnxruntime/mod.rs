@@ -70,7 +70,7 @@ impl Onnxruntime {
                     *loaded = Some(runtime.clone());
                     return Ok(Some(Onnxruntime { runtime }));
                 }
-                Err(FindError::Missing { .. }) if place == Place::System => {}
+                Err(error) if error.is_missing && place == Place::System => {}
                 Err(e) if matches!(place, Place::Asked(_)) => return Err(e),
                 Err(e) => {
                     unusable.get_or_insert(e);
@@ -90,7 +90,7 @@ impl Onnxruntime {
             return if runtime.library == library {
                 Ok(Onnxruntime { runtime: runtime.clone() })
             } else {
-                Err(FindError::Another { loaded: runtime.library.clone(), path: library.to_owned() })
+                Err(FindError::another(&runtime.library, library))
             };
         }
         let runtime = Arc::new(start(Library::check(library, &Place::Gpu)?, threads)?);

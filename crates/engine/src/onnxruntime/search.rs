@@ -83,7 +83,7 @@ impl Search {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             if let Err(e) = std::fs::metadata(&path) {
                 let place = Place::Asked(who.clone()).to_string();
-                return Err(FindError::Missing { path, place, reason: e.to_string() }.into());
+                return Err(FindError::missing(&path, &place, &e.to_string()).into());
             }
             return match whole(&path) {
                 true => not_cut_short(path, file),
@@ -188,45 +188,49 @@ impl std::fmt::Display for Place {
 
 /// Why a library that is there, or was asked for, is not used.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum FindError {
-    /// It is not where it was said to be.
-    #[error("no onnxruntime library at {path} ({place}): {reason}. Correct the path, or run `downbeat engine install` and leave it out", path = path.display())]
-    Missing {
-        /// Where it should be.
-        path: PathBuf,
-        /// Who said so.
-        place: String,
-        /// The system's words.
-        reason: String,
-    },
-    /// It is too old.
-    #[error("the onnxruntime library at {path} ({place}) is version {version}; 1.{OLDEST_MINOR} or newer is needed. `downbeat engine install` fetches one", path = path.display())]
-    TooOld {
-        /// Where it is.
-        path: PathBuf,
-        /// How it came to be looked at.
-        place: String,
-        /// What it is.
-        version: String,
-    },
-    /// Another one has been loaded.
-    #[error("this process runs on the onnxruntime library at {loaded} already, and cannot load the one at {path} beside it", loaded = loaded.display(), path = path.display())]
-    Another {
-        /// The one that runs.
-        loaded: PathBuf,
-        /// The one that was wanted.
-        path: PathBuf,
-    },
+#[error("{words}")]
+pub struct FindError {
+    words: String,
+    /// Whether there is none where it should be.
+    pub(super) is_missing: bool,
+}
+
+impl FindError {
+    /// It is not where `place` says.
+    fn missing(path: &Path, place: &str, reason: &str) -> FindError {
+        let path = path.display();
+        let words = format!(
+            "no onnxruntime library at {path} ({place}): {reason}. Correct the path, or run `downbeat engine install` and leave it out"
+        );
+        FindError { words, is_missing: true }
+    }
+
+    fn too_old(path: &Path, place: &str, version: &str) -> FindError {
+        let path = path.display();
+        FindError::new(format!(
+            "the onnxruntime library at {path} ({place}) is version {version}; 1.{OLDEST_MINOR} or newer is needed. `downbeat engine install` fetches one"
+        ))
+    }
+
+    /// The process runs on another one.
+    pub(super) fn another(loaded: &Path, path: &Path) -> FindError {
+        let (loaded, path) = (loaded.display(), path.display());
+        FindError::new(format!(
+            "this process runs on the onnxruntime library at {loaded} already, and cannot load the one at {path} beside it"
+        ))
+    }
+
     /// It is no onnxruntime library, or does not start.
-    #[error("the library at {path} ({place}) cannot be used as onnxruntime: {reason}. `downbeat engine install` fetches one that can", path = path.display())]
-    Unusable {
-        /// Where it is.
-        path: PathBuf,
-        /// How it came to be looked at.
-        place: String,
-        /// What is wrong.
-        reason: String,
-    },
+    fn unusable(path: &Path, place: &str, reason: &str) -> FindError {
+        let path = path.display();
+        FindError::new(format!(
+            "the library at {path} ({place}) cannot be used as onnxruntime: {reason}. `downbeat engine install` fetches one that can"
+        ))
+    }
+
+    fn new(words: String) -> FindError {
+        FindError { words, is_missing: false }
+    }
 }
 
 /// A library that opens and has the right version.
@@ -242,9 +246,9 @@ impl Library {
         let (place, bare) = (place.to_string(), *place == Place::System);
         // `ort` takes a relative path as relative to the executable; a person means the working directory.
         let path = if bare { path.to_owned() } else { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
-        let unusable = |reason: String| FindError::Unusable { path: path.clone(), place: place.clone(), reason };
+        let unusable = |reason: String| FindError::unusable(&path, &place, &reason);
         if !bare && let Err(e) = std::fs::metadata(&path) {
-            return Err(FindError::Missing { path, place, reason: e.to_string() });
+            return Err(FindError::missing(&path, &place, &e.to_string()));
         }
         if !bare {
             elf::check_whole(&path).map_err(unusable)?;
@@ -253,7 +257,7 @@ impl Library {
         let library = unsafe { libloading::Library::new(&path) };
         let library = match library {
             Ok(library) => library,
-            Err(e) if bare => return Err(FindError::Missing { path, place, reason: loader_words(&e) }),
+            Err(e) if bare => return Err(FindError::missing(&path, &place, &loader_words(&e))),
             Err(e) => return Err(unusable(format!("it does not load: {}", loader_words(&e)))),
         };
         type GetApiBase = unsafe extern "C" fn() -> *const ort::sys::OrtApiBase;
@@ -267,13 +271,13 @@ impl Library {
             };
             let version = CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
             if (base.GetApi)(OLDEST_MINOR).is_null() {
-                return Err(FindError::TooOld { path, place, version });
+                return Err(FindError::too_old(&path, &place, &version));
             }
             version
         };
         let minor = version.split('.').nth(1).and_then(|m| m.parse::<u32>().ok());
         if minor.is_none_or(|minor| minor < OLDEST_MINOR) {
-            return Err(FindError::TooOld { path, place, version });
+            return Err(FindError::too_old(&path, &place, &version));
         }
         let path = if bare { mapped(&path).unwrap_or(path) } else { path };
         // It stays loaded until `ort` has opened it too: closing it in between would only load it again.
@@ -282,7 +286,7 @@ impl Library {
     }
 
     pub(super) fn unusable(&self, reason: String) -> FindError {
-        FindError::Unusable { path: self.path.clone(), place: self.place.clone(), reason }
+        FindError::unusable(&self.path, &self.place, &reason)
     }
 }
 

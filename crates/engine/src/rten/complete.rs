@@ -7,9 +7,6 @@ use prost::Message;
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, WeightProto};
 
 /// Completes a model, if there is anything to complete; says whether there was.
-///
-/// # Errors
-/// In words, if the file cannot be decoded.
 pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
     let Some(graph) = &mut model.graph else { return Ok(false) };
     let shapes = constant_shapes(graph)?;

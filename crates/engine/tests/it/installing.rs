@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use downbeat_engine::Search;
-use downbeat_engine::install::{GpuInstall, Install, InstallError, NvidiaLibraries, installed, installed_gpu};
+use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries, installed, installed_gpu};
 use zip::CompressionMethod;
 use zip::write::SimpleFileOptions;
 
@@ -110,25 +110,24 @@ fn what_can_be_missing() {
         let python = script.map_or_else(|| PathBuf::from("/nonexistent/python3"), |s| python(folder.path(), s));
         let error = install(folder.path(), python).run(&mut |_| {}).expect_err("cannot");
         assert!(names(&folder.path().join("cache")).is_empty(), "nothing is left behind");
-        error
+        error.to_string()
     };
     let ok = r#"[ "$4" = --version ] && exit 0;"#;
     let error = run(None);
-    assert!(matches!(error, InstallError::NoPython { .. }) && error.to_string().contains("--wheel FILE"), "{error}");
+    assert!(error.starts_with("cannot run ") && error.contains("--wheel FILE"), "{error}");
     let error = run(Some("echo 'No module named pip' >&2; exit 1"));
-    assert!(matches!(error, InstallError::NoPip { .. }) && error.to_string().contains("ensurepip"), "{error}");
+    assert!(error.contains("has no pip") && error.contains("ensurepip"), "{error}");
     let error = run(Some(&format!("{ok} echo 'ERROR: No matching distribution found for onnxruntime' >&2; exit 1")));
-    assert!(matches!(error, InstallError::NoWheel { .. }) && error.to_string().contains("this platform"), "{error}");
+    assert!(error.contains("pip has no wheel of onnxruntime") && error.contains("this platform"), "{error}");
     let offline = "echo 'WARNING: Retrying after connection broken by NewConnectionError'; \
                    echo 'ERROR: No matching distribution found for onnxruntime'";
     let error = run(Some(&format!("{ok} ({offline}) >&2; exit 1")));
-    assert!(matches!(error, InstallError::Fetch { .. }) && error.to_string().contains("network"), "{error}");
+    assert!(error.contains("pip could not fetch") && error.contains("network"), "{error}");
     let other = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. \n  a from b (from -r c):\n    Expected sha256 11\n         Got        22";
     let error = run(Some(&format!("{ok} echo '{other}' >&2; exit 1")));
-    assert!(matches!(error, InstallError::OtherHash { .. }), "{error}");
-    assert!(error.to_string().contains(": a from b Got        22"), "{error}");
+    assert!(error.contains("is not what it should be") && error.contains(": a from b Got        22"), "{error}");
     let error = run(Some(&format!("{ok} exit 0")));
-    assert!(matches!(error, InstallError::Fetch { .. }), "{error}");
+    assert!(error.contains("pip could not fetch"), "{error}");
 }
 
 #[test]
@@ -139,8 +138,9 @@ fn wheels_that_are_none() {
         let install = Install { wheel: Some(path.clone()), ..install(folder.path(), "python3".into()) };
         let error = install.run(&mut |_| {}).expect_err("cannot");
         assert_eq!(installed(&install.cache), None);
-        assert!(matches!(error, InstallError::Wheel { .. }), "{error}");
-        error.to_string()
+        let error = error.to_string();
+        assert!(error.contains("Expected a wheel"), "{error}");
+        error
     };
     assert!(run().contains("No such file"));
     std::fs::write(&path, "no archive").expect("writes");

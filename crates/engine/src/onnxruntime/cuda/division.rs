@@ -17,9 +17,6 @@ enum Size {
 }
 
 /// Divides each of the GPUs alike.
-///
-/// # Errors
-/// What is wrong with which partition, or what a GPU has not.
 pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, DivisionError> {
     let sizes = asked.iter().enumerate();
     let sizes = sizes.map(|(index, text)| size(text).map_err(|reason| DivisionError::part(index, text, &reason)));

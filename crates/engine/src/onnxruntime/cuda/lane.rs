@@ -277,7 +277,7 @@ impl CudaLane {
         let wiring = &blueprint.wiring;
         batch::check(&wiring.before, &tensors)?;
         let session = self.sessions.get(segment).and_then(|sessions| sessions.get(&key));
-        let on_host = session.map(|session| session.inputs_on_host().to_vec()).unwrap_or_default();
+        let on_host = session.map(|session| session.inputs_on_host.clone()).unwrap_or_default();
         let mut inputs = Vec::with_capacity(wiring.takes.len());
         for (index, on_host) in wiring.takes.iter().zip(on_host) {
             let tensor = tensors.get(*index).ok_or("a tensor is missing between segments")?;

@@ -63,9 +63,6 @@ pub fn start(ready: Ready, options: &CudaOptions, threads: usize) -> Result<Arc<
 
 impl OnnxruntimeCuda {
     /// The engine on these GPUs, whose driver and libraries are loaded.
-    ///
-    /// # Errors
-    /// If one of the GPUs is lost or out of memory.
     pub(super) fn new(runtime: Arc<Runtime>, devices: &[u32], options: &CudaOptions) -> Result<Self, CudaError> {
         let has_host_kernels =
             cuda::stands_in() && !runtime.library.with_file_name(provider_file(options.provider)).exists();

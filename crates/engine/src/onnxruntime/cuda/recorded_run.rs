@@ -21,25 +21,16 @@ const TIMED: usize = 5;
 
 /// A run that was recorded: its inputs and outputs are where they were then.
 pub(super) struct RecordedRun {
-    graph: Graph,
+    pub graph: Graph,
     /// Where it finds its inputs: memory that it shares with other graphs of the session, and that may be larger.
-    inputs: Vec<Arc<DeviceMemory>>,
+    pub inputs: Vec<Arc<DeviceMemory>>,
     /// Written with each launch, and by other runs of the session.
-    outputs: Vec<Tensor>,
+    pub outputs: Vec<Tensor>,
     /// What the record calls, of the library's kernels for the host.
-    call: Option<Arc<Call>>,
+    pub call: Option<Arc<Call>>,
 }
 
 impl RecordedRun {
-    pub(super) fn new(
-        graph: Graph,
-        inputs: Vec<Arc<DeviceMemory>>,
-        outputs: Vec<Tensor>,
-        call: Option<Arc<Call>>,
-    ) -> Self {
-        RecordedRun { graph, inputs, outputs, call }
-    }
-
     /// What the graph is made of.
     pub(super) fn nodes(&self) -> &GraphNodes {
         self.graph.nodes()

@@ -60,7 +60,7 @@ pub(super) struct SegmentSession {
     /// Whether its kernels are set up anew when the shapes change ([`Blueprint::has_plans`]), so that a graph of other shapes has nothing to run any more.
     has_plans: bool,
     /// Which inputs it wants on the host, strings among them, and which outputs it leaves there.
-    inputs_on_host: Vec<bool>,
+    pub inputs_on_host: Vec<bool>,
     outputs_on_host: Vec<bool>,
     /// Whether its runs may become graphs.
     may_record: bool,
@@ -146,11 +146,6 @@ impl SegmentSession {
             outputs_on_host,
             may_record,
         })
-    }
-
-    /// Which inputs have to be on the host; the others on the device.
-    pub(super) fn inputs_on_host(&self) -> &[bool] {
-        &self.inputs_on_host
     }
 
     /// Enqueues a run on inputs that are where they are wanted, and stay there until the launch is over.
@@ -282,7 +277,7 @@ impl SegmentSession {
             let addresses: Vec<u64> = memory.iter().map(|memory| memory.address()).collect();
             let (outputs, call) = self.prepare_on_host(ground, &addresses, inputs)?;
             let (graph, ()) = ground.stream.record_graph(|| call.enqueue(&ground.stream))?;
-            return Ok(RecordedRun::new(graph, memory, outputs, Some(call)));
+            return Ok(RecordedRun { graph, inputs: memory, outputs, call: Some(call) });
         }
         let value =
             |(memory, tensor): (&Arc<DeviceMemory>, &Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
@@ -293,7 +288,8 @@ impl SegmentSession {
         // The arena gets back where they lie, see the head of this file.
         let owner: Arc<dyn Any + Send + Sync> = Arc::new((self.owner.clone(), memory.clone()));
         let outputs = made.iter().map(|value| output_of_graph(value, &ground.gpu, owner.clone()));
-        Ok(RecordedRun::new(graph, memory.clone(), outputs.collect::<Result<_, _>>()?, None))
+        let outputs = outputs.collect::<Result<_, _>>()?;
+        Ok(RecordedRun { graph, inputs: memory, outputs, call: None })
     }
 
     /// Memory for inputs like these, which all graphs share: each launch brings its own there.

@@ -78,7 +78,7 @@ pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) ->
     Ok(match format {
         ModelFormat::Emulated => Arc::new(Emulated::new()),
         ModelFormat::Onnx => {
-            let preference: Preference = wanted.name().parse()?;
+            let preference: Preference = wanted.name().parse().map_err(anyhow::Error::msg)?;
             let choice = downbeat_engine::choose(preference, search, &CudaOptions::default())?;
             for line in choice.hint.iter().chain(&choice.warning) {
                 note(line);

@@ -15,7 +15,7 @@ const WINDOW: f64 = 0.25;
 
 /// What was measured of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Value {
+pub(crate) struct MeasuredValue {
     /// Its datatype and sizes, -1 where they varied.
     pub spec: TensorSpec,
     /// Whether axis 0 was the batch.
@@ -24,9 +24,9 @@ pub(crate) struct Value {
     pub bytes: u64,
 }
 
-impl Value {
+impl MeasuredValue {
     /// Compares the shapes that a value had at batch 1 and, for each of `others`, at another.
-    pub fn new(spec: TensorSpec, one: &[usize], others: &[(usize, &[usize])]) -> Value {
+    pub fn new(spec: TensorSpec, one: &[usize], others: &[(usize, &[usize])]) -> MeasuredValue {
         let alike = others.iter().all(|(_, shape)| shape.len() == one.len());
         let axis_0 = |batch: usize, shape: &[usize]| shape.first() == Some(&batch);
         let batched = alike && axis_0(1, one) && others.iter().all(|(batch, shape)| axis_0(*batch, shape));
@@ -37,7 +37,7 @@ impl Value {
         let dims = one.iter().enumerate().map(size).collect();
         let elements = one.iter().map(|d| *d as u64).product::<u64>();
         let bytes = elements.saturating_mul(spec.datatype.size().unwrap_or(4) as u64);
-        Value { spec: TensorSpec { dims, ..spec }, batched, bytes }
+        MeasuredValue { spec: TensorSpec { dims, ..spec }, batched, bytes }
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Boundaries {
 
 impl Boundaries {
     /// Looks at every boundary inside the graph. `times` are what each operator takes.
-    pub fn new(graph: &OperatorGraph, values: &BTreeMap<String, Value>, times: &[Duration]) -> Boundaries {
+    pub fn new(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>, times: &[Duration]) -> Boundaries {
         let mut boundaries = Boundaries::default();
         let mut time = Duration::ZERO;
         for (at, live) in graph.live().iter().enumerate().take(graph.operators.len()).skip(1) {
@@ -77,7 +77,7 @@ impl Boundaries {
                 )),
                 None => Err(format!("'{name}' is alive there, which is not a tensor of a known shape")),
             });
-            match found.collect::<Result<Vec<&Value>, String>>() {
+            match found.collect::<Result<Vec<&MeasuredValue>, String>>() {
                 Ok(live) => boundaries.possible.push(Boundary {
                     at,
                     live: live.iter().map(|v| v.spec.clone()).collect(),
@@ -188,7 +188,7 @@ pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) 
 }
 
 /// What activations take if each has its own memory, and if they are planned.
-pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Value>) -> Activations {
+pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>) -> Activations {
     let last = graph.last_uses();
     let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
     let lifetimes = made.filter_map(|(from, name)| {
@@ -203,7 +203,7 @@ pub(crate) fn describe(
     graph: &OperatorGraph,
     chosen: &[Boundary],
     outputs: &[TensorSpec],
-    values: &BTreeMap<String, Value>,
+    values: &BTreeMap<String, MeasuredValue>,
     time: impl Fn(usize, usize) -> Option<Duration>,
 ) -> Vec<SegmentInfo> {
     let output_bytes = graph.outputs.iter().map(|o| values.get(o).map_or(0, |v| v.bytes)).sum();

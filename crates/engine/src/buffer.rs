@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use bytes::Bytes;
 
-use crate::cuda::{CudaError, DeviceSlice, Pinned};
+use crate::cuda::{CudaError, DeviceSlice, PinnedBytes};
 
 /// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
 /// widest vector load, so that every engine can use the memory in place.
@@ -26,7 +26,7 @@ enum Memory {
     /// An engine's, and nobody else's.
     Lent(Box<dyn Lent>),
     /// Host memory that a device copies from, and nobody else's.
-    Pinned(Pinned),
+    Pinned(PinnedBytes),
     /// On a device, and shared.
     Device(DeviceSlice),
 }
@@ -111,7 +111,7 @@ impl Buffer {
     }
 
     /// An empty buffer in pinned memory, with room for as much as that has.
-    pub(crate) fn pinned(mut memory: Pinned) -> Self {
+    pub(crate) fn pinned(mut memory: PinnedBytes) -> Self {
         memory.set_len(0);
         Buffer { memory: Memory::Pinned(memory) }
     }

@@ -161,7 +161,7 @@ impl Engine for Emulated {
         })?;
         Ok(Arc::new(EmulatedModel {
             segments,
-            shared: Arc::new(Shared { signature, profile, parts: stages(&options.cut) }),
+            shared: Arc::new(EmulatedShared { signature, profile, parts: stages(&options.cut) }),
         }))
     }
 }
@@ -217,11 +217,11 @@ fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
 }
 
 struct EmulatedModel {
-    shared: Arc<Shared>,
+    shared: Arc<EmulatedShared>,
     segments: Vec<SegmentInfo>,
 }
 
-struct Shared {
+struct EmulatedShared {
     signature: Signature,
     profile: LatencyProfile,
     /// Segments.
@@ -247,7 +247,7 @@ impl Model for EmulatedModel {
 }
 
 struct EmulatedLane {
-    shared: Arc<Shared>,
+    shared: Arc<EmulatedShared>,
 }
 
 impl Lane for EmulatedLane {
@@ -256,7 +256,7 @@ impl Lane for EmulatedLane {
             return Ok(());
         }
         let inputs = std::mem::take(&mut state.tensors);
-        let Shared { signature, profile, parts } = &*self.shared;
+        let EmulatedShared { signature, profile, parts } = &*self.shared;
         let error = |reason| RunError::new(NAME, reason);
         if range.end > *parts {
             return Err(error(format!("there are {parts} segments, but {range:?} are asked for")));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
 
-use crate::boundary::Value;
+use crate::boundary::MeasuredValue;
 use crate::onnx::graph::OperatorGraph;
 
 /// What each operator of a model takes and gives, as the engine runs it. With it the same file is cut again, at the same places or at others, without running it.
@@ -14,7 +14,7 @@ pub struct OperatorProfile {
     /// A checksum of the operators: another version of an engine may merge others.
     graph: u32,
     /// By the name of the value.
-    pub(crate) values: BTreeMap<String, Value>,
+    pub(crate) values: BTreeMap<String, MeasuredValue>,
     /// Of each operator, at batch 1: the median.
     pub(crate) times: Vec<Duration>,
     /// What the arena held in the end, bytes; only newer libraries say.
@@ -24,7 +24,7 @@ pub struct OperatorProfile {
 impl OperatorProfile {
     pub(crate) fn new(
         graph: &OperatorGraph,
-        values: BTreeMap<String, Value>,
+        values: BTreeMap<String, MeasuredValue>,
         times: Vec<Duration>,
         arena: Option<u64>,
     ) -> Self {

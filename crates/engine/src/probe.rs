@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use downbeat_core::tensor::{Signature, TensorSpec};
 
-use crate::boundary::Value;
+use crate::boundary::MeasuredValue;
 use crate::buffer::Buffer;
 use crate::fill::Fill;
 use crate::tensor::{Tensor, elements, shape};
@@ -64,10 +64,10 @@ impl Probe {
     }
 
     /// The inputs at these sizes, by name.
-    pub fn input_values(&self, signature: &Signature) -> BTreeMap<String, Value> {
+    pub fn input_values(&self, signature: &Signature) -> BTreeMap<String, MeasuredValue> {
         let value = |input: &TensorSpec| {
             let [one, two, three] = self.sizes().map(|(batch, length)| shape(input, batch, length));
-            (input.name.clone(), Value::new(input.clone(), &one, &[(2, &two), (3, &three)]))
+            (input.name.clone(), MeasuredValue::new(input.clone(), &one, &[(2, &two), (3, &three)]))
         };
         signature.inputs.iter().map(value).collect()
     }

@@ -102,7 +102,7 @@ impl Engine for Rten {
         }
         let (pools, threads, share) = (self.pools.clone(), options.threads, options.share);
         let is_bounded = !file.has_graphs() && share.cores().is_none();
-        let mut whole = Shared { model, signature, states: Vec::new(), pools, threads, share, memory, is_bounded };
+        let mut whole = RtenShared { model, signature, states: Vec::new(), pools, threads, share, memory, is_bounded };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -181,12 +181,12 @@ const fn supported(datatype: DataType) -> bool {
 }
 
 struct RtenModel {
-    shared: Arc<Shared>,
+    shared: Arc<RtenShared>,
     segments: Vec<SegmentInfo>,
     activations: Option<Activations>,
 }
 
-struct Shared {
+struct RtenShared {
     model: rten::Model,
     signature: Signature,
     /// What a batch is before each segment, and behind the last.
@@ -235,7 +235,7 @@ impl Model for RtenModel {
 
 /// Runs batches; RTen allocates activations for each run.
 struct RtenLane {
-    shared: Arc<Shared>,
+    shared: Arc<RtenShared>,
     /// Of the threads that its runs have.
     kind: PoolKind,
 }
@@ -268,7 +268,7 @@ impl Lane for RtenLane {
     }
 }
 
-impl Shared {
+impl RtenShared {
     /// The pool of runs on a share of the CPU.
     fn pool(&self, share: Share) -> PoolKind {
         let share = share.or(self.share);

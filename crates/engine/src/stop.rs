@@ -15,19 +15,19 @@ thread_local! {
 /// Ends what one thread does in an engine. Clones are of the same thread.
 #[derive(Clone, Default)]
 pub struct Stop {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<StopState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct StopState {
     stopped: bool,
     /// What the thread is in the middle of, the innermost last.
-    calls: Vec<Call>,
+    calls: Vec<RunningCall>,
     /// Runs that have begun.
     runs: u64,
 }
 
-struct Call {
+struct RunningCall {
     interrupt: Option<Arc<dyn Interrupt>>,
     /// Number of the run, if it is one.
     run: Option<u64>,
@@ -71,7 +71,7 @@ impl Stop {
         self.state().calls.iter().rev().find_map(|call| call.run)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StopState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,7 +101,7 @@ impl InCall {
         }
         state.runs += u64::from(is_run);
         let run = is_run.then_some(state.runs);
-        state.calls.push(Call { interrupt, run });
+        state.calls.push(RunningCall { interrupt, run });
         drop(state);
         Ok(InCall(stop))
     }
@@ -110,7 +110,7 @@ impl InCall {
 impl Drop for InCall {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        if let Some(Call { interrupt: Some(interrupt), .. }) = state.calls.pop()
+        if let Some(RunningCall { interrupt: Some(interrupt), .. }) = state.calls.pop()
             && state.stopped
         {
             interrupt.clear();

@@ -23,7 +23,7 @@ impl Engines {
     /// # Errors
     /// If the engine asked for is not there.
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
-        let preference: downbeat_engine::Preference = options.engine.name().parse()?;
+        let preference: downbeat_engine::Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
         let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::from_env() };
         let choice = downbeat_engine::choose(preference, &search, &options.cuda)?;
         let info = choice.engine.info();

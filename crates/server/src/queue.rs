@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
-use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 use downbeat_repository::ModelDefinition;
+use downbeat_repository::policy::{DispatchPolicy, DropPolicy};
 use parking_lot::Mutex;
 
 use crate::options::ServerOptions;

@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::buffer::Lent;
-    use crate::cuda::{DeviceMemory, DeviceSlice, PinnedPool, Stream};
+    use crate::cuda::{DeviceAllocation, DeviceSlice, PinnedPool, Stream};
 
     fn start() -> (StandIn, Arc<Device>, Arc<Stream>) {
         let stand_in = StandIn::lock();
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn copies_of_host_memory_are_refused() {
         let (stand_in, device, stream) = start();
-        let memory = DeviceMemory::new(&device, 32, "a test").expect("taken");
+        let memory = DeviceAllocation::new(&device, 32, "a test").expect("taken");
         let pool = PinnedPool::new(&device);
         let mut pinned = pool.take(16).expect("taken");
         let (from, to) = (memory.address(), memory.address() + 16);
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn memory_that_a_graph_frees_again_is_its_own() {
         let (stand_in, device, stream) = start();
-        let output = DeviceMemory::new(&device, 16, "a test").expect("taken");
+        let output = DeviceAllocation::new(&device, 16, "a test").expect("taken");
         let raw = stream.raw();
         let record = |frees: bool| {
             stream.record_graph(|| {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_copy_may_leave_the_kind_of_memory_to_the_address() {
         let (stand_in, device, stream) = start();
-        let memory = DeviceMemory::new(&device, 16, "a test").expect("taken");
+        let memory = DeviceAllocation::new(&device, 16, "a test").expect("taken");
         let pool = PinnedPool::new(&device);
         let pinned = pool.take(16).expect("taken");
         let pageable = [0_u8; 16];

@@ -16,7 +16,7 @@ const TENSOR_ALIGNMENT: u64 = 16;
 pub(crate) const WEIGHT_ALIGNMENT: usize = 256;
 
 /// Memory of a device, owned.
-pub(crate) struct DeviceMemory {
+pub(crate) struct DeviceAllocation {
     device: Arc<Device>,
     address: CUdeviceptr,
     len: usize,
@@ -24,23 +24,23 @@ pub(crate) struct DeviceMemory {
     stream: Option<Arc<Stream>>,
 }
 
-impl DeviceMemory {
+impl DeviceAllocation {
     /// Uninitialised memory, for good: making it may hold up the device.
-    pub(crate) fn new(device: &Arc<Device>, len: usize, what: &str) -> Result<DeviceMemory, CudaError> {
+    pub(crate) fn new(device: &Arc<Device>, len: usize, what: &str) -> Result<DeviceAllocation, CudaError> {
         device.bind()?;
         // SAFETY: nothing is read from it before it is written: by whoever takes an address of it.
         let address = device.check(what, unsafe { result::malloc_sync(len.max(1)) })?;
-        Ok(DeviceMemory { device: device.clone(), address, len, stream: None })
+        Ok(DeviceAllocation { device: device.clone(), address, len, stream: None })
     }
 
     /// Uninitialised memory for a launch, out of the driver's pool, in the order of a stream: other streams may use it from an event on that is
     /// recorded after this.
-    pub(crate) fn in_stream(stream: &Arc<Stream>, len: usize, what: &str) -> Result<DeviceMemory, CudaError> {
+    pub(crate) fn in_stream(stream: &Arc<Stream>, len: usize, what: &str) -> Result<DeviceAllocation, CudaError> {
         let device = stream.device();
         device.bind()?;
         // SAFETY: as above; the stream is alive.
         let address = device.check(what, unsafe { result::malloc_async(stream.raw(), len.max(1)) })?;
-        Ok(DeviceMemory { device: device.clone(), address, len, stream: Some(stream.clone()) })
+        Ok(DeviceAllocation { device: device.clone(), address, len, stream: Some(stream.clone()) })
     }
 
     /// Where it is.
@@ -99,7 +99,7 @@ impl DeviceMemory {
     }
 }
 
-impl Drop for DeviceMemory {
+impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         match &self.stream {
             Some(stream) => stream.free(self.address),

@@ -33,10 +33,10 @@ pub use libcuda::{DRIVER_FUNCTIONS, DriverInfo, DriverVersion, GpuInfo, OLDEST_D
 pub use libraries::FoundLibrary;
 pub use marks::Span;
 pub(crate) use marks::{Expected, Marks};
-pub(crate) use memory::{DeviceMemory, DeviceSlice, WEIGHT_ALIGNMENT};
+pub(crate) use memory::{DeviceAllocation, DeviceSlice, WEIGHT_ALIGNMENT};
 pub use options::{CudaOptions, Missing, Provider};
 pub use partition::{Partition, PartitionError, Rung, Splitter};
-pub(crate) use pinned::{Pinned, PinnedPool};
+pub(crate) use pinned::{PinnedBytes, PinnedPool};
 pub(crate) use preflight::gpus;
 pub use preflight::{Ready, Survey, preflight, survey};
 pub(crate) use ring::DeviceRing;

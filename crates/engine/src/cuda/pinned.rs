@@ -25,23 +25,23 @@ pub(crate) struct PinnedPool {
 #[derive(Default)]
 struct Kept {
     /// By size.
-    blocks: BTreeMap<usize, Vec<Block>>,
+    blocks: BTreeMap<usize, Vec<PinnedBlock>>,
     bytes: usize,
 }
 
 /// Pinned memory; freed when dropped.
-struct Block {
+struct PinnedBlock {
     device: Arc<Device>,
     start: NonNull<u8>,
     size: usize,
 }
 
 // SAFETY: a block owns its memory alone.
-unsafe impl Send for Block {}
+unsafe impl Send for PinnedBlock {}
 // SAFETY: shared references only read.
-unsafe impl Sync for Block {}
+unsafe impl Sync for PinnedBlock {}
 
-impl Drop for Block {
+impl Drop for PinnedBlock {
     fn drop(&mut self) {
         // SAFETY: taken from the driver, given back once.
         self.device.release(|| unsafe { result::free_host(self.start.as_ptr().cast::<c_void>()) });
@@ -54,7 +54,7 @@ impl PinnedPool {
     }
 
     /// `len` bytes, of any content.
-    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<Pinned, CudaError> {
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<PinnedBytes, CudaError> {
         let size = class(len);
         let kept = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,18 +66,18 @@ impl PinnedPool {
             Some(block) => block,
             None => self.pin(size)?,
         };
-        Ok(Pinned { pool: self.clone(), block: Some(block), len })
+        Ok(PinnedBytes { pool: self.clone(), block: Some(block), len })
     }
 
-    fn pin(&self, size: usize) -> Result<Block, CudaError> {
+    fn pin(&self, size: usize) -> Result<PinnedBlock, CudaError> {
         self.device.bind()?;
-        // SAFETY: given back by `Block`.
+        // SAFETY: given back by `PinnedBlock`.
         let start = unsafe { result::malloc_host(size, CU_MEMHOSTALLOC_PORTABLE) };
         let start = self.device.check("pinning host memory for copies", start)?.cast::<u8>();
         // SAFETY: the block has so many bytes; they are read as such later, so that they need a value.
         unsafe { start.write_bytes(0, size) };
         match NonNull::new(start) {
-            Some(start) => Ok(Block { device: self.device.clone(), start, size }),
+            Some(start) => Ok(PinnedBlock { device: self.device.clone(), start, size }),
             None => {
                 let (device, what) = (self.device.ordinal(), "pinning host memory for copies".to_owned());
                 Err(CudaError::OutOfMemory { device, what })
@@ -93,14 +93,14 @@ fn class(len: usize) -> usize {
 }
 
 /// Bytes of a [`PinnedPool`], given back when dropped.
-pub(crate) struct Pinned {
+pub(crate) struct PinnedBytes {
     pool: Arc<PinnedPool>,
     /// `None` only while it is dropped.
-    block: Option<Block>,
+    block: Option<PinnedBlock>,
     len: usize,
 }
 
-impl Pinned {
+impl PinnedBytes {
     /// How many bytes its block has.
     pub(crate) fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.size)
@@ -116,7 +116,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedBytes {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
         let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +127,7 @@ impl Drop for Pinned {
     }
 }
 
-impl Lent for Pinned {
+impl Lent for PinnedBytes {
     fn bytes(&self) -> &[u8] {
         // SAFETY: the block has at least `len` bytes, written at the latest when it was pinned, and is this one's alone.
         self.block.as_ref().map_or(&[], |block| unsafe { std::slice::from_raw_parts(block.start.as_ptr(), self.len) })
@@ -135,7 +135,7 @@ impl Lent for Pinned {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed mutably.
-        let slice = |block: &mut Block| unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), self.len) };
+        let slice = |block: &mut PinnedBlock| unsafe { std::slice::from_raw_parts_mut(block.start.as_ptr(), self.len) };
         self.block.as_mut().map_or(&mut [], slice)
     }
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use downbeat_core::device::SlotRun;
 
-use super::memory::{DeviceMemory, DeviceSlice};
+use super::memory::{DeviceAllocation, DeviceSlice};
 use super::pinned::Registration;
 use super::{CudaError, Device, Event, Stream};
 
@@ -38,7 +38,7 @@ pub(crate) struct DeviceRing {
     begun: Mutex<u64>,
     /// Before the memory of the host that it is about is unmapped.
     _pinned: Option<Registration>,
-    memory: DeviceMemory,
+    memory: DeviceAllocation,
 }
 
 /// Reached when slots of a ring are copied.
@@ -68,7 +68,7 @@ impl DeviceRing {
     ) -> Result<DeviceRing, CudaError> {
         let overhang = longest.clamp(1, slots) - 1;
         let bytes = (slots + overhang) as usize * slot_bytes;
-        let memory = DeviceMemory::new(device, bytes, &format!("an input ring of {bytes} bytes"))?;
+        let memory = DeviceAllocation::new(device, bytes, &format!("an input ring of {bytes} bytes"))?;
         // SAFETY: it stays mapped, as the caller says.
         let pinned = unsafe { Registration::new(device, host, slots as usize * slot_bytes) };
         // Copies from memory that is not pinned are made by way of the driver's own: slower, and right.

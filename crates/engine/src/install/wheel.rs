@@ -27,7 +27,7 @@ pub(super) struct Wheel {
 
 /// A file in a wheel.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct WheelEntry {
     path: String,
     /// Its name, without folders.
     pub(super) name: String,
@@ -46,18 +46,18 @@ impl Wheel {
     }
 
     /// Files that lie directly in a folder that `wanted` accepts, by its path, and are libraries by their name.
-    fn libraries(&self, wanted: impl Fn(&str) -> bool) -> Vec<Entry> {
+    fn libraries(&self, wanted: impl Fn(&str) -> bool) -> Vec<WheelEntry> {
         let paths = self.archive.file_names().filter_map(|path| Some(path.ok()?.into_owned()));
         let entries = paths.filter_map(|path| {
             let (folder, name) = path.rsplit_once('/')?;
             let is_library = name.ends_with(".so") || name.contains(".so.") || name.ends_with(".dylib");
-            (wanted(folder) && is_library).then(|| Entry { name: name.to_owned(), path: path.clone() })
+            (wanted(folder) && is_library).then(|| WheelEntry { name: name.to_owned(), path: path.clone() })
         });
         entries.collect()
     }
 
     /// The newest onnxruntime library.
-    pub(super) fn library(&self) -> Result<Entry, InstallError> {
+    pub(super) fn library(&self) -> Result<WheelEntry, InstallError> {
         let libraries = self.libraries(|folder| folder == CAPI);
         let versions = libraries.into_iter().filter_map(|entry| Some((library_version(&entry.name)?, entry)));
         let newest = versions.max_by(|(a, _), (b, _)| a.cmp(b));
@@ -65,14 +65,14 @@ impl Wheel {
     }
 
     /// onnxruntime's libraries, without those that only Python uses.
-    pub(super) fn capi_libraries(&self) -> Vec<Entry> {
+    pub(super) fn capi_libraries(&self) -> Vec<WheelEntry> {
         let mut entries = self.libraries(|folder| folder == CAPI);
         entries.retain(|entry| entry.name.starts_with("libonnxruntime"));
         entries
     }
 
     /// NVIDIA's libraries.
-    pub(super) fn nvidia_libraries(&self) -> Vec<Entry> {
+    pub(super) fn nvidia_libraries(&self) -> Vec<WheelEntry> {
         self.libraries(|folder| folder.starts_with("nvidia/") && folder.ends_with("/lib") && !folder.contains(".."))
     }
 
@@ -108,8 +108,8 @@ impl Wheel {
     }
 
     /// Unpacks files into `folder`, on the disk when this returns.
-    pub(super) fn unpack(&mut self, entries: &[Entry], folder: &Path) -> Result<(), InstallError> {
-        for Entry { path, name } in entries {
+    pub(super) fn unpack(&mut self, entries: &[WheelEntry], folder: &Path) -> Result<(), InstallError> {
+        for WheelEntry { path, name } in entries {
             let (wheel, package) = (self.path.clone(), self.package);
             let error = |reason: String| no_wheel(&wheel, package, &reason);
             let mut packed = self.archive.by_name(path).map_err(|e| error(e.to_string()))?;

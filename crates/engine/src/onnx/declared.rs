@@ -7,7 +7,7 @@ use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature};
 use prost::Message;
 
-use super::file::{Graph, ValueKind};
+use super::file::{FileGraph, ValueKind};
 use super::proto::{ModelProto, StringEntry, TensorProto, WeightProto, shaped_type};
 use super::{Checked, datatype, walk};
 use crate::traits::LoadError;
@@ -75,13 +75,13 @@ impl Declared {
     }
 
     /// Inputs that may be left out and have a value.
-    fn optional_in(&self, graph: &Graph) -> BTreeSet<String> {
+    fn optional_in(&self, graph: &FileGraph) -> BTreeSet<String> {
         let names = graph.inputs.iter().map(|input| &input.name);
         names.filter(|name| self.optional.contains(*name) && graph.initializers.contains(*name)).cloned().collect()
     }
 
     /// Inputs whose sizes only the configuration has.
-    fn without_shape_in(&self, graph: &Graph) -> BTreeSet<String> {
+    fn without_shape_in(&self, graph: &FileGraph) -> BTreeSet<String> {
         let open = graph.inputs.iter().filter(|input| matches!(input.kind, ValueKind::Tensor { dims: None, .. }));
         let names = open.map(|input| &input.name);
         names.filter(|name| self.shapes.contains_key(*name)).cloned().collect()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, Seek};
 
-use super::wire::{Reader, Value, WireError};
+use super::wire::{Reader, WireError, WireValue};
 
 /// Deepest nesting of graphs in attributes (`If`, `Loop`, `Scan`) that is accepted; engines recurse at each.
 const DEPTH_LIMIT: u32 = 16;
@@ -14,7 +14,7 @@ pub(super) struct OnnxFile {
     pub ir_version: Option<i64>,
     /// Imported operator sets: domain and version.
     pub opsets: Vec<(String, i64)>,
-    pub graph: Option<Graph>,
+    pub graph: Option<FileGraph>,
     /// Tensors that are kept in other files, wherever in the model they are.
     pub external: Vec<External>,
     /// Whether a tensor or an operator has 8-bit floats, wherever in the model.
@@ -25,7 +25,7 @@ pub(super) struct OnnxFile {
 
 /// The top graph.
 #[derive(Debug, Default)]
-pub(super) struct Graph {
+pub(super) struct FileGraph {
     pub inputs: Vec<ValueInfo>,
     pub outputs: Vec<ValueInfo>,
     pub initializers: BTreeSet<String>,
@@ -67,7 +67,7 @@ pub(super) struct External {
 /// Walks the file of `len` bytes.
 pub(super) fn read<R: BufRead + Seek>(from: R, len: u64) -> Result<OnnxFile, WireError> {
     let mut parser = Parser { reader: Reader::new(from), external: Vec::new(), has_floats8: false, has_graphs: false };
-    let file = parser.model(Value::Length(len))?;
+    let file = parser.model(WireValue::Length(len))?;
     let Parser { external, has_floats8, has_graphs, .. } = parser;
     Ok(OnnxFile { external, has_floats8, has_graphs, ..file })
 }
@@ -92,36 +92,36 @@ impl<R: BufRead + Seek> Parser<R> {
     /// Calls `visit` with each field of a message. What it does not read of one is passed over.
     fn fields(
         &mut self,
-        message: Value,
-        mut visit: impl FnMut(&mut Self, u64, Value) -> Result<(), WireError>,
+        message: WireValue,
+        mut visit: impl FnMut(&mut Self, u64, WireValue) -> Result<(), WireError>,
     ) -> Result<(), WireError> {
-        let Value::Length(len) = message else { return self.invalid() };
+        let WireValue::Length(len) = message else { return self.invalid() };
         let end = self.reader.position() + len;
         while let Some((number, value)) = self.reader.field(end)? {
             let start = self.reader.position();
             visit(self, number, value)?;
-            if let Value::Length(len) = value {
+            if let WireValue::Length(len) = value {
                 self.reader.skip_to(start + len)?;
             }
         }
         Ok(())
     }
 
-    fn string(&mut self, value: Value) -> Result<String, WireError> {
+    fn string(&mut self, value: WireValue) -> Result<String, WireError> {
         match value {
-            Value::Length(len) => self.reader.string(len),
+            WireValue::Length(len) => self.reader.string(len),
             _ => self.invalid(),
         }
     }
 
-    fn integer(&self, value: Value) -> Result<i64, WireError> {
+    fn integer(&self, value: WireValue) -> Result<i64, WireError> {
         match value {
-            Value::Varint(n) => Ok(n.cast_signed()),
+            WireValue::Varint(n) => Ok(n.cast_signed()),
             _ => self.invalid(),
         }
     }
 
-    fn model(&mut self, model: Value) -> Result<OnnxFile, WireError> {
+    fn model(&mut self, model: WireValue) -> Result<OnnxFile, WireError> {
         let mut file = OnnxFile::default();
         self.fields(model, |p, number, value| {
             match number {
@@ -137,7 +137,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(file)
     }
 
-    fn opset(&mut self, opset: Value) -> Result<(String, i64), WireError> {
+    fn opset(&mut self, opset: WireValue) -> Result<(String, i64), WireError> {
         let (mut domain, mut version) = (String::new(), 0);
         self.fields(opset, |p, number, value| {
             match number {
@@ -150,7 +150,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok((domain, version))
     }
 
-    fn function(&mut self, function: Value) -> Result<(), WireError> {
+    fn function(&mut self, function: WireValue) -> Result<(), WireError> {
         self.fields(function, |p, number, value| match number {
             7 => p.node(value, 0),
             11 => p.attribute(value, 0),
@@ -158,11 +158,11 @@ impl<R: BufRead + Seek> Parser<R> {
         })
     }
 
-    fn graph(&mut self, message: Value, depth: u32) -> Result<Graph, WireError> {
+    fn graph(&mut self, message: WireValue, depth: u32) -> Result<FileGraph, WireError> {
         if depth > DEPTH_LIMIT {
             return Err(WireError::TooDeep(DEPTH_LIMIT));
         }
-        let mut graph = Graph::default();
+        let mut graph = FileGraph::default();
         self.fields(message, |p, number, value| {
             match number {
                 1 => {
@@ -182,11 +182,11 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(graph)
     }
 
-    fn node(&mut self, node: Value, depth: u32) -> Result<(), WireError> {
+    fn node(&mut self, node: WireValue, depth: u32) -> Result<(), WireError> {
         self.fields(node, |p, number, value| if number == 5 { p.attribute(value, depth) } else { Ok(()) })
     }
 
-    fn attribute(&mut self, attribute: Value, depth: u32) -> Result<(), WireError> {
+    fn attribute(&mut self, attribute: WireValue, depth: u32) -> Result<(), WireError> {
         let (mut is_datatype, mut number_in_it) = (false, None);
         self.fields(attribute, |p, number, value| {
             match number {
@@ -207,7 +207,7 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     /// Walks a tensor; returns its name.
-    fn tensor(&mut self, tensor: Value) -> Result<String, WireError> {
+    fn tensor(&mut self, tensor: WireValue) -> Result<String, WireError> {
         const EXTERNAL: i64 = 1;
         let mut external = External::default();
         let mut is_external = false;
@@ -241,7 +241,7 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     /// Walks a sparse tensor; returns the name of its values.
-    fn sparse_tensor(&mut self, tensor: Value) -> Result<String, WireError> {
+    fn sparse_tensor(&mut self, tensor: WireValue) -> Result<String, WireError> {
         let mut name = String::new();
         self.fields(tensor, |p, number, value| {
             match number {
@@ -255,13 +255,13 @@ impl<R: BufRead + Seek> Parser<R> {
     }
 
     /// A key and its value.
-    fn entry(&mut self, entry: Value) -> Result<(String, String), WireError> {
+    fn entry(&mut self, entry: WireValue) -> Result<(String, String), WireError> {
         let (mut key, mut text) = (String::new(), String::new());
         self.fields(entry, |p, number, value| {
             match (number, value) {
                 (1, _) => key = p.string(value)?,
                 // Metadata may hold whole documents; what is of use here is short.
-                (2, Value::Length(len)) if len <= 4096 => text = p.string(value)?,
+                (2, WireValue::Length(len)) if len <= 4096 => text = p.string(value)?,
                 _ => {}
             }
             Ok(())
@@ -269,7 +269,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok((key, text))
     }
 
-    fn value_info(&mut self, message: Value) -> Result<ValueInfo, WireError> {
+    fn value_info(&mut self, message: WireValue) -> Result<ValueInfo, WireError> {
         let mut info = ValueInfo::default();
         self.fields(message, |p, number, value| {
             match number {
@@ -282,7 +282,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(info)
     }
 
-    fn value_kind(&mut self, message: Value) -> Result<ValueKind, WireError> {
+    fn value_kind(&mut self, message: WireValue) -> Result<ValueKind, WireError> {
         let mut kind = ValueKind::Unknown;
         self.fields(message, |p, number, value| {
             match number {
@@ -298,7 +298,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(kind)
     }
 
-    fn tensor_type(&mut self, message: Value) -> Result<ValueKind, WireError> {
+    fn tensor_type(&mut self, message: WireValue) -> Result<ValueKind, WireError> {
         let (mut element, mut dims) = (0, None);
         self.fields(message, |p, number, value| {
             match number {
@@ -311,7 +311,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Ok(ValueKind::Tensor { element, dims })
     }
 
-    fn shape(&mut self, shape: Value) -> Result<Vec<i64>, WireError> {
+    fn shape(&mut self, shape: WireValue) -> Result<Vec<i64>, WireError> {
         let mut dims = Vec::new();
         self.fields(shape, |p, number, dimension| {
             if number != 1 {

@@ -31,7 +31,7 @@ pub(super) enum WireError {
 
 /// The value of a field; for `Length`, its bytes are next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Value {
+pub(super) enum WireValue {
     Varint(u64),
     Fixed,
     Length(u64),
@@ -55,7 +55,7 @@ impl<R: BufRead + Seek> Reader<R> {
     }
 
     /// The next field's number and value; `None` at `end`, which must be where the enclosing message ends.
-    pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, Value)>, WireError> {
+    pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, WireValue)>, WireError> {
         if self.position >= end {
             return Ok(None);
         }
@@ -70,10 +70,10 @@ impl<R: BufRead + Seek> Reader<R> {
             return Err(WireError::Invalid(at));
         }
         let value = match tag & 7 {
-            0 => Value::Varint(self.varint(end)?),
+            0 => WireValue::Varint(self.varint(end)?),
             1 => {
                 self.advance(8, end)?;
-                Value::Fixed
+                WireValue::Fixed
             }
             2 => {
                 let len = self.varint(end)?;
@@ -81,11 +81,11 @@ impl<R: BufRead + Seek> Reader<R> {
                 if len > left {
                     return Err(WireError::TooLong { at, len, left });
                 }
-                Value::Length(len)
+                WireValue::Length(len)
             }
             5 => {
                 self.advance(4, end)?;
-                Value::Fixed
+                WireValue::Fixed
             }
             _ => return Err(WireError::Invalid(at)),
         };

@@ -19,7 +19,7 @@ use ort::session::builder::SessionBuilder;
 use prost::Message;
 
 use super::measure::measure;
-use super::session::{Part, SessionModel, Source, Wiring};
+use super::session::{SessionModel, SessionPart, Source, Wiring};
 use super::{LoadOptions, Runtime, commit};
 use crate::activations::Activations;
 use crate::boundary::{self, Boundaries, Boundary};
@@ -70,15 +70,13 @@ pub(super) fn load(
         let session = builder().and_then(|b| commit(b, |b| b.commit_from_memory(&segment.model)));
         let session = session.map_err(|e| e.message().to_owned());
         session
-            .and_then(|session| Part::new(&session, &segment.inputs, &segment.outputs, segment.wiring))
+            .and_then(|session| SessionPart::new(&session, &segment.inputs, &segment.outputs, segment.wiring))
             .map_err(|e| format!("segment {index} cannot be made: {e}"))
     };
     let parts = segments.into_iter().enumerate().map(part).collect::<Result<_, _>>()?;
-    let model = SessionModel::cut(parts, signature, infos, Some(activations))?;
-    Ok(match operators {
-        Some(operators) => model.cut_by(operators),
-        None => model,
-    })
+    let mut model = SessionModel::new(parts, signature)?;
+    (model.segments, model.activations, model.operators) = (infos, Some(activations), operators);
+    Ok(model)
 }
 
 /// Measures what the operators of a model take and give.

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use super::commit;
 use super::cuda::{Marked, OperatorMarks};
 use super::cut::{self, PartBuilder};
-use super::session::{Part, SessionModel, Wiring};
-use crate::boundary::Value;
+use super::session::{SessionModel, SessionPart, Wiring};
+use crate::boundary::MeasuredValue;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
 use crate::operator_profile::OperatorProfile;
@@ -26,7 +26,7 @@ const RUNS: usize = 7;
 const WARM_UP: usize = 2;
 
 #[derive(Deserialize)]
-struct Event {
+struct ProfileEvent {
     #[serde(default)]
     name: String,
     /// Microseconds.
@@ -92,7 +92,7 @@ struct Subject<'a> {
 
 /// What came of its runs.
 struct Runs {
-    events: Vec<Event>,
+    events: Vec<ProfileEvent>,
     /// How many of the runs in the profile were at batch 1.
     at_batch_1: usize,
     /// What each operator took, by marks.
@@ -118,8 +118,8 @@ impl Subject<'_> {
     }
 
     fn run_in(&self, session: &mut Session, probe: &Probe) -> Result<Runs, String> {
-        let part = Part::new(session, &self.inputs, &self.outputs, Wiring::whole(self.signature))?;
-        let whole = SessionModel::cut(vec![part], self.signature.clone(), Vec::new(), None)?;
+        let part = SessionPart::new(session, &self.inputs, &self.outputs, Wiring::whole(self.signature))?;
+        let whole = SessionModel::new(vec![part], self.signature.clone())?;
         let mut lane = whole.lane().map_err(|e| e.to_string())?;
         let mut run = |batch, length| {
             let mut state = State { tensors: probe.inputs(self.signature, batch, length)? };
@@ -149,7 +149,7 @@ impl Subject<'_> {
 /// What a profile says.
 struct Evaluated {
     /// By the name of the value.
-    values: BTreeMap<String, Value>,
+    values: BTreeMap<String, MeasuredValue>,
     /// Of each operator, at batch 1: the median.
     times: Vec<Duration>,
     arena: Option<u64>,
@@ -159,12 +159,12 @@ fn evaluate(
     graph: &OperatorGraph,
     signature: &Signature,
     probe: &Probe,
-    events: &[Event],
+    events: &[ProfileEvent],
     at_batch_1: usize,
 ) -> Evaluated {
     let mut values = probe.input_values(signature);
     // Each operator's runs, in order.
-    let mut runs: Vec<Vec<&Event>> = graph.operators.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<&ProfileEvent>> = graph.operators.iter().map(|_| Vec::new()).collect();
     for event in events {
         let index = event.name.strip_prefix('#').and_then(|n| n.strip_suffix("_kernel_time"));
         if let Some(runs) = index.and_then(|n| n.parse::<usize>().ok()).and_then(|n| runs.get_mut(n)) {
@@ -180,7 +180,7 @@ fn evaluate(
         };
         for (index, name) in operator.outputs.iter().enumerate() {
             // A value that is no tensor is not in the list, which is then shorter than the outputs.
-            let output = |event: &'_ Event| {
+            let output = |event: &'_ ProfileEvent| {
                 let shapes = &event.args.output_type_shape;
                 let (kind, shape) = shapes.get(index)?.first_key_value()?;
                 (shapes.len() == operator.outputs.len()).then(|| (kind.clone(), shape.clone()))
@@ -191,7 +191,7 @@ fn evaluate(
             };
             let Some(datatype) = datatype(&kind) else { continue };
             let spec = TensorSpec { name: name.clone(), datatype, dims: Vec::new() };
-            values.insert(name.clone(), Value::new(spec, &one, &[(2, &two), (3, &three)]));
+            values.insert(name.clone(), MeasuredValue::new(spec, &one, &[(2, &two), (3, &three)]));
         }
     }
     let held =
@@ -206,16 +206,8 @@ fn datatype(kind: &str) -> Option<DataType> {
         "double" => DataType::Fp64,
         "float16" => DataType::Fp16,
         "bfloat16" => DataType::Bf16,
-        "int64" => DataType::Int64,
-        "int32" => DataType::Int32,
-        "int16" => DataType::Int16,
-        "int8" => DataType::Int8,
-        "uint64" => DataType::Uint64,
-        "uint32" => DataType::Uint32,
-        "uint16" => DataType::Uint16,
-        "uint8" => DataType::Uint8,
-        "bool" => DataType::Bool,
         "string" => DataType::Bytes,
-        _ => return None,
+        // As the protocol calls it, but for the case.
+        other => other.to_ascii_uppercase().parse().ok()?,
     })
 }

@@ -27,7 +27,7 @@ use crate::stop::{self, Interrupt};
 use crate::traits::{Engine, EngineInfo, LoadError, LoadOptions, Model, Share};
 pub use cuda::OnnxruntimeCuda;
 pub use search::{FindError, Search};
-use search::{Library, Place};
+use search::{Library, LibraryPlace};
 pub(crate) use search::{loader_words, newest_in, provider_file};
 
 pub(crate) const NAME: &str = "onnxruntime";
@@ -70,8 +70,8 @@ impl Onnxruntime {
                     *loaded = Some(runtime.clone());
                     return Ok(Some(Onnxruntime { runtime }));
                 }
-                Err(error) if error.is_missing && place == Place::System => {}
-                Err(e) if matches!(place, Place::Asked(_)) => return Err(e),
+                Err(error) if error.is_missing && place == LibraryPlace::System => {}
+                Err(e) if matches!(place, LibraryPlace::Asked(_)) => return Err(e),
                 Err(e) => {
                     unusable.get_or_insert(e);
                 }
@@ -93,7 +93,7 @@ impl Onnxruntime {
                 Err(FindError::another(&runtime.library, library))
             };
         }
-        let runtime = Arc::new(start(Library::check(library, &Place::Gpu)?, threads)?);
+        let runtime = Arc::new(start(Library::check(library, &LibraryPlace::Gpu)?, threads)?);
         *loaded = Some(runtime.clone());
         Ok(Onnxruntime { runtime })
     }

@@ -48,21 +48,23 @@ impl Search {
     }
 
     /// What to try, in order. A library for GPUs is one for the CPU, too.
-    pub(super) fn candidates(&self) -> Vec<(Place, PathBuf)> {
+    pub(super) fn candidates(&self) -> Vec<(LibraryPlace, PathBuf)> {
         if let Some((who, path)) = &self.asked {
-            return vec![(Place::Asked(who.clone()), path.clone())];
+            return vec![(LibraryPlace::Asked(who.clone()), path.clone())];
         }
         let mut found = Vec::new();
-        found.extend(self.beside_executable().iter().filter_map(|f| newest_in(f)).map(|p| (Place::Executable, p)));
+        found.extend(
+            self.beside_executable().iter().filter_map(|f| newest_in(f)).map(|p| (LibraryPlace::Executable, p)),
+        );
         if let Some(cache) = &self.cache {
-            found.extend(install::installed(cache).map(|p| (Place::Cache, p)));
-            found.extend(install::installed_gpu(cache).map(|p| (Place::Cache, p)));
+            found.extend(install::installed(cache).map(|p| (LibraryPlace::Cache, p)));
+            found.extend(install::installed_gpu(cache).map(|p| (LibraryPlace::Cache, p)));
         }
         if self.system {
-            found.extend(SYSTEM_NAMES.map(|name| (Place::System, PathBuf::from(name))));
+            found.extend(SYSTEM_NAMES.map(|name| (LibraryPlace::System, PathBuf::from(name))));
         }
         if self.python {
-            found.extend(in_python().map(|p| (Place::Python, p)));
+            found.extend(in_python().map(|p| (LibraryPlace::Python, p)));
         }
         found
     }
@@ -82,7 +84,7 @@ impl Search {
         if let Some((who, path)) = &self.asked {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             if let Err(e) = std::fs::metadata(&path) {
-                let place = Place::Asked(who.clone()).to_string();
+                let place = LibraryPlace::Asked(who.clone()).to_string();
                 return Err(FindError::missing(&path, &place, &e.to_string()).into());
             }
             return match whole(&path) {
@@ -162,7 +164,7 @@ const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
 
 /// Where a library was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum LibraryPlace {
     /// Named by a person, in this variable or flag.
     Asked(String),
     Executable,
@@ -173,15 +175,15 @@ pub(super) enum Place {
     Gpu,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for LibraryPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Asked(who) => write!(f, "named by {who}"),
-            Place::Executable => f.write_str("beside the executable"),
-            Place::Cache => f.write_str(IN_CACHE),
-            Place::System => f.write_str("on the system's library path"),
-            Place::Python => f.write_str("in Python's packages"),
-            Place::Gpu => f.write_str("with the CUDA provider"),
+            LibraryPlace::Asked(who) => write!(f, "named by {who}"),
+            LibraryPlace::Executable => f.write_str("beside the executable"),
+            LibraryPlace::Cache => f.write_str(IN_CACHE),
+            LibraryPlace::System => f.write_str("on the system's library path"),
+            LibraryPlace::Python => f.write_str("in Python's packages"),
+            LibraryPlace::Gpu => f.write_str("with the CUDA provider"),
         }
     }
 }
@@ -242,8 +244,8 @@ pub(super) struct Library {
 
 impl Library {
     /// Opens the library and asks for its version. Done before `ort` is let at it, which panics on some failures.
-    pub(super) fn check(path: &Path, place: &Place) -> Result<Library, FindError> {
-        let (place, bare) = (place.to_string(), *place == Place::System);
+    pub(super) fn check(path: &Path, place: &LibraryPlace) -> Result<Library, FindError> {
+        let (place, bare) = (place.to_string(), *place == LibraryPlace::System);
         // `ort` takes a relative path as relative to the executable; a person means the working directory.
         let path = if bare { path.to_owned() } else { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
         let unusable = |reason: String| FindError::unusable(&path, &place, &reason);

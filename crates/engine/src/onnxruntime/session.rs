@@ -31,10 +31,10 @@ use crate::{batch, onnx};
 
 /// Sessions and the names that their runs pass.
 pub(super) struct SessionModel {
-    shared: Arc<Shared>,
-    segments: Vec<SegmentInfo>,
-    activations: Option<Activations>,
-    operators: Option<Arc<OperatorProfile>>,
+    shared: Arc<SessionShared>,
+    pub segments: Vec<SegmentInfo>,
+    pub activations: Option<Activations>,
+    pub operators: Option<Arc<OperatorProfile>>,
     memory: Option<Arc<RunMemory>>,
     path: PathBuf,
     /// Of lanes whose place does not say.
@@ -44,15 +44,15 @@ pub(super) struct SessionModel {
     is_bounded: bool,
 }
 
-struct Shared {
+struct SessionShared {
     signature: Signature,
     memory: MemoryInfo,
     /// One for each segment.
-    parts: Vec<Part>,
+    parts: Vec<SessionPart>,
 }
 
 /// A segment: its session, and how the state before it becomes that behind it.
-pub(super) struct Part {
+pub(super) struct SessionPart {
     session: Arc<SharedSessionInner>,
     names: Names,
     wiring: Wiring,
@@ -131,22 +131,22 @@ impl Names {
     }
 }
 
-impl Part {
+impl SessionPart {
     /// A segment run by `session`, which takes and gives what `inputs` and `outputs` name.
     pub(super) fn new(
         session: &Session,
         inputs: &[String],
         outputs: &[String],
         wiring: Wiring,
-    ) -> Result<Part, String> {
-        Ok(Part { session: session.inner(), names: Names::new(inputs, outputs)?, wiring })
+    ) -> Result<SessionPart, String> {
+        Ok(SessionPart { session: session.inner(), names: Names::new(inputs, outputs)?, wiring })
     }
 
     /// The whole model, run by `session`.
-    pub(super) fn whole(session: &Session, signature: &Signature) -> Result<Part, String> {
+    pub(super) fn whole(session: &Session, signature: &Signature) -> Result<SessionPart, String> {
         let wiring = Wiring::whole(signature);
         let names = |specs: &[TensorSpec]| specs.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
-        Part::new(session, &names(&signature.inputs), &names(&signature.outputs), wiring)
+        SessionPart::new(session, &names(&signature.inputs), &names(&signature.outputs), wiring)
     }
 }
 
@@ -160,25 +160,15 @@ impl SessionModel {
         if !same(&signature.inputs, session.inputs()) || !same(&signature.outputs, session.outputs()) {
             return Err(error("its inputs and outputs differ from those that the library reads; the file changed meanwhile. Load it again".into()));
         }
-        let part = Part::whole(session, &signature).map_err(error)?;
-        SessionModel::cut(vec![part], signature, Vec::new(), None).map_err(error)
+        let part = SessionPart::whole(session, &signature).map_err(error)?;
+        SessionModel::new(vec![part], signature).map_err(error)
     }
 
     /// A model in one session for each segment.
-    pub(super) fn cut(
-        parts: Vec<Part>,
-        signature: Signature,
-        segments: Vec<SegmentInfo>,
-        activations: Option<Activations>,
-    ) -> Result<Self, String> {
-        let shared = Arc::new(Shared { signature, memory: MemoryInfo::cpu()?, parts });
-        let (operators, memory, path, share, has_threads, is_bounded) = Default::default();
+    pub(super) fn new(parts: Vec<SessionPart>, signature: Signature) -> Result<Self, String> {
+        let shared = Arc::new(SessionShared { signature, memory: MemoryInfo::cpu()?, parts });
+        let (segments, activations, operators, memory, path, share, has_threads, is_bounded) = Default::default();
         Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads, is_bounded })
-    }
-
-    /// The same, which was cut by this.
-    pub(super) fn cut_by(self, operators: Arc<OperatorProfile>) -> Self {
-        SessionModel { operators: Some(operators), ..self }
     }
 
     /// The same, loaded as the options say, with a limit on what its runs take; `has_graphs`: its time may depend on values.
@@ -246,7 +236,7 @@ impl Model for SessionModel {
 
 /// Runs batches on sessions that other lanes may share; activations are the library's own for each run.
 struct SessionLane {
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
     share: Share,
     /// What ends its runs; made with the first.
     options: Option<Arc<RunOptions>>,
@@ -303,12 +293,12 @@ struct InPlace {
 impl SessionLane {
     fn run_part(
         &mut self,
-        part: &Part,
+        part: &SessionPart,
         memory: &MemoryInfo,
         tensors: &mut [Tensor],
         between: bool,
     ) -> Result<Vec<Tensor>, String> {
-        let Part { session, names, wiring } = part;
+        let SessionPart { session, names, wiring } = part;
         batch::check(&wiring.before, tensors)?;
         self.outputs.clear();
         self.outputs.resize(names.outputs.len(), ptr::null_mut());

@@ -14,9 +14,9 @@ use rten::NodeId;
 use rten_tensor::Layout;
 
 use super::value::value_of;
-use super::{Live, Shared};
+use super::{Live, RtenShared};
 use crate::activations::Activations;
-use crate::boundary::{self, Boundaries, Boundary, Value};
+use crate::boundary::{self, Boundaries, Boundary, MeasuredValue};
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
 use crate::probe::{self, Probe};
@@ -32,7 +32,10 @@ const RUNS: usize = 2;
 ///
 /// # Errors
 /// In words: what cannot be cut, and how far it can.
-pub(super) fn cut(mut whole: Shared, options: &LoadOptions) -> Result<(Shared, Vec<SegmentInfo>, Activations), String> {
+pub(super) fn cut(
+    mut whole: RtenShared,
+    options: &LoadOptions,
+) -> Result<(RtenShared, Vec<SegmentInfo>, Activations), String> {
     probe::has_batch(&whole.signature)?;
     let bytes = std::fs::read(&options.path).map_err(|e| format!("it cannot be read: {e}"))?;
     let mut model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| format!("it cannot be read: {e}"))?;
@@ -81,14 +84,14 @@ type Shape = (DataType, Vec<usize>);
 
 /// A model that is run to see how it can be cut.
 struct Trial<'a> {
-    shared: &'a Shared,
+    shared: &'a RtenShared,
     probe: Probe,
 }
 
 impl Trial<'_> {
     /// The values that RTen still has, with their shapes at three batch sizes.
-    fn values(&self, graph: &OperatorGraph) -> Result<BTreeMap<String, Value>, String> {
-        let Shared { signature, .. } = self.shared;
+    fn values(&self, graph: &OperatorGraph) -> Result<BTreeMap<String, MeasuredValue>, String> {
+        let RtenShared { signature, .. } = self.shared;
         let mut values = self.probe.input_values(signature);
         // That the model runs at all.
         let outputs = self.shared.states.last().ok_or("it has no outputs")?;
@@ -106,7 +109,7 @@ impl Trial<'_> {
             // As an output the signature says more than RTen does, which has no 64-bit integers.
             let declared = signature.outputs.iter().find(|o| o.name == **name).map(|o| o.datatype);
             let spec = TensorSpec { name: (*name).clone(), datatype: declared.unwrap_or(datatype), dims: Vec::new() };
-            values.insert((*name).clone(), Value::new(spec, &one, &[(2, &two), (3, &three)]));
+            values.insert((*name).clone(), MeasuredValue::new(spec, &one, &[(2, &two), (3, &three)]));
         }
         Ok(values)
     }

@@ -49,7 +49,7 @@ fn parts_share_the_memory_and_join_to_the_same_batch() {
 #[test]
 fn what_does_not_add_up_is_refused() {
     let batch = || state(vec![floats(&[3, 2], &[0.; 6]), floats(&[3], &[0.; 3])]);
-    let split = |state: State, rows: &[usize]| state.split(rows).err().expect("is refused").to_string();
+    let split = |state: State, rows: &[usize]| state.split(rows).expect_err("is refused").to_string();
     assert_eq!(split(batch(), &[1, 1]), "the parts have 2 rows in all, but tensor 0 has 3");
     assert_eq!(split(batch(), &[3, 0]), "a batch has at least one row");
     assert_eq!(split(batch(), &[]), "a batch has at least one row");
@@ -59,7 +59,7 @@ fn what_does_not_add_up_is_refused() {
     let short = state(vec![floats(&[3, 2], &[0.; 5])]);
     assert_eq!(split(short, &[1, 2]), "tensor 0: its bytes do not divide into 3 rows");
 
-    let join = |states: Vec<State>| State::join(states).err().expect("is refused").to_string();
+    let join = |states: Vec<State>| State::join(states).expect_err("is refused").to_string();
     assert_eq!(join(Vec::new()), "a batch has at least one row");
     let other = state(vec![floats(&[1, 2], &[0.; 2])]);
     assert!(join(vec![batch(), other]).contains("2 and 1 tensors"));

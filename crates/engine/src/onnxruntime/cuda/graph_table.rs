@@ -25,14 +25,14 @@ pub(super) type Shapes = [usize];
 /// What is known of the runs of a session, by the shapes of their inputs. `G`: a graph.
 pub(super) struct GraphTable<G> {
     most_graphs: usize,
-    entries: BTreeMap<Vec<usize>, Entry<G>>,
+    entries: BTreeMap<Vec<usize>, ShapeEntry<G>>,
     /// Runs so far.
     runs: u64,
     /// How often a shape has to come before it is tried.
     needed: u64,
 }
 
-struct Entry<G> {
+struct ShapeEntry<G> {
     /// How often it came since it was first seen or, where it was tried, since then.
     count: u64,
     /// The last run of it.
@@ -72,7 +72,7 @@ impl<G> GraphTable<G> {
         self.graphs().next().is_some()
     }
 
-    fn graphs(&self) -> impl Iterator<Item = (&Vec<usize>, &Entry<G>, usize)> {
+    fn graphs(&self) -> impl Iterator<Item = (&Vec<usize>, &ShapeEntry<G>, usize)> {
         self.entries.iter().filter_map(|(shapes, entry)| match entry.standing {
             Standing::Graph { nodes, .. } => Some((shapes, entry, nodes)),
             Standing::New | Standing::Plain => None,
@@ -101,11 +101,11 @@ impl<G> GraphTable<G> {
             let others = self.entries.iter().filter(|(_, entry)| !matches!(entry.standing, Standing::Graph { .. }));
             forgotten = others.min_by_key(|(_, entry)| entry.last).map(|(shapes, _)| shapes.clone());
             let entry = forgotten.as_ref().and_then(|shapes| self.entries.remove(shapes));
-            if let Some(Entry { count, standing: Standing::Plain, .. }) = entry {
+            if let Some(ShapeEntry { count, standing: Standing::Plain, .. }) = entry {
                 self.forget_trial(count);
             }
         }
-        self.entries.insert(shapes.to_vec(), Entry { count: 0, last: self.runs, standing: Standing::New });
+        self.entries.insert(shapes.to_vec(), ShapeEntry { count: 0, last: self.runs, standing: Standing::New });
         forgotten
     }
 
@@ -136,14 +136,14 @@ impl<G> GraphTable<G> {
     }
 
     fn settle(&mut self, shapes: &Shapes, standing: Standing<G>) {
-        let entry = Entry { count: 0, last: self.runs, standing };
+        let entry = ShapeEntry { count: 0, last: self.runs, standing };
         self.entries.insert(shapes.to_vec(), entry);
     }
 
     /// Takes a graph away; its shapes are as new.
     fn take(&mut self, shapes: &Shapes) -> Option<G> {
-        let Entry { count, last, standing } = self.entries.remove(shapes)?;
-        self.entries.insert(shapes.to_vec(), Entry { count: 0, last, standing: Standing::New });
+        let ShapeEntry { count, last, standing } = self.entries.remove(shapes)?;
+        self.entries.insert(shapes.to_vec(), ShapeEntry { count: 0, last, standing: Standing::New });
         match standing {
             Standing::Graph { graph, .. } => {
                 self.forget_trial(count);

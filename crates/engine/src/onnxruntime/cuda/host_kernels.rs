@@ -14,7 +14,7 @@ use ort::{AsPointer, api, sys};
 
 use super::super::session::Names;
 use super::super::value::{MemoryInfo, Value, check, element_type};
-use crate::cuda::{self, DeviceMemory, DeviceSlice, Stream};
+use crate::cuda::{self, DeviceAllocation, DeviceSlice, Stream};
 use crate::tensor::{Buffer, OutOfMemory, Tensor};
 
 /// A tensor in memory of the stand-in.
@@ -60,7 +60,7 @@ pub(super) fn prepare(
         let (datatype, shape) = value.describe()?;
         let size = datatype.size().ok_or("strings have no place on a device")?;
         let len = crate::tensor::elements(&shape).and_then(|n| n.checked_mul(size)).ok_or("more bytes than memory")?;
-        let slice = DeviceMemory::in_stream(stream, len, "an output")?.into_slice();
+        let slice = DeviceAllocation::in_stream(stream, len, "an output")?.into_slice();
         outputs.push((At { address: slice.address(), len, shape, datatype }, slice));
     }
     let ats = outputs.iter().map(|(at, _)| at.clone()).collect();

@@ -10,13 +10,13 @@ use super::super::session::{Source, take};
 use super::super::value::MemoryInfo;
 use super::gpu::Gpu;
 use super::graph_log::GraphLog;
-use super::model::Shared;
+use super::model::CudaShared;
 use super::pending::{Enqueued, Held, Left};
 use super::segment_session::{Ground, SegmentSession};
 use super::weights::Weights;
 use crate::batch;
 use crate::buffer::Lent;
-use crate::cuda::{CudaError, DeviceMemory, Expected, Marks, Span, Stream};
+use crate::cuda::{CudaError, DeviceAllocation, Expected, Marks, Span, Stream};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Lane, Pending, RunError};
@@ -29,8 +29,8 @@ const MOST_UNDER_WAY: usize = 2;
 
 /// A stream, and the sessions that enqueue there.
 pub(super) struct CudaLane {
-    shared: Arc<Shared>,
-    /// By segment, and by what [`Shared::session_key`] says.
+    shared: Arc<CudaShared>,
+    /// By segment, and by what [`CudaShared::session_key`] says.
     sessions: Vec<BTreeMap<usize, SegmentSession>>,
     weights: Arc<Weights>,
     /// Of launches that may be under way, in their order.
@@ -57,7 +57,7 @@ struct Between {
 
 impl CudaLane {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<CudaShared>,
         gpu: Arc<Gpu>,
         stream: Arc<Stream>,
         weights: Arc<Weights>,
@@ -187,7 +187,8 @@ impl CudaLane {
         }
         let len = tensor.data.len();
         let all = if filled == rows { len } else { len / rows.max(1) * filled };
-        let taken = |stream: &Arc<Stream>| DeviceMemory::in_stream(stream, all, &format!("an input of {all} bytes"));
+        let taken =
+            |stream: &Arc<Stream>| DeviceAllocation::in_stream(stream, all, &format!("an input of {all} bytes"));
         if let Some(slice) = tensor.data.device() {
             if !Arc::ptr_eq(slice.device(), &self.ground.gpu.device) {
                 return Err(format!(
@@ -239,7 +240,7 @@ impl CudaLane {
     /// A copy of a tensor on the device.
     fn copy(&mut self, tensor: Tensor) -> Result<Tensor, String> {
         let Some(slice) = tensor.data.device() else { return Ok(tensor) };
-        let memory = DeviceMemory::in_stream(&self.ground.stream, slice.len(), "what is between two segments");
+        let memory = DeviceAllocation::in_stream(&self.ground.stream, slice.len(), "what is between two segments");
         let memory = memory?;
         self.held.push(Held::Slice(slice.clone()));
         // SAFETY: the slice is held until the launch is over.
@@ -341,7 +342,7 @@ impl CudaLane {
         shape: Vec<usize>,
     ) -> Result<Tensor, StateError> {
         let all: usize = tensors.clone().map(|tensor| tensor.data.len()).sum();
-        let memory = DeviceMemory::in_stream(&self.ground.stream, all, &format!("a batch of {all} bytes"))?;
+        let memory = DeviceAllocation::in_stream(&self.ground.stream, all, &format!("a batch of {all} bytes"))?;
         let mut offset = 0;
         for tensor in tensors {
             match tensor.data.device() {

@@ -20,6 +20,7 @@ mod pending;
 mod placement;
 mod recorded_run;
 mod segment_session;
+mod session_maker;
 mod tensorrt;
 mod weights;
 
@@ -107,7 +108,7 @@ impl OnnxruntimeCuda {
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: self.name(), reason };
         let folder = crate::scratch::folder().map_err(|e| error(format!("no temporary folder to cut it in: {e}")))?;
         let library_error = |e: ort::Error| error(gpu.explain(reason(e.message())).0);
-        let maker = Arc::new(model::SessionMaker {
+        let maker = Arc::new(session_maker::SessionMaker {
             runtime: self.runtime.clone(),
             options: self.options.clone(),
             inputs,
@@ -133,8 +134,7 @@ impl OnnxruntimeCuda {
                 |model: &ModelProto, graph: &OperatorGraph| model::measure(&maker, gpu, &signature, model, graph);
             cut::cut(&measure, options, &signature, maker.folder.path(), false)
         };
-        let model = model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?).map_err(error)?;
-        Ok(model.with_streams(options.priority, options.share))
+        model::CudaModel::new(maker, self.gpus.clone(), signature, plan.map_err(error)?, options).map_err(error)
     }
 }
 

@@ -1,27 +1,21 @@
 //! A model on the GPUs of the engine: its segments, its weights on each GPU, and the sessions that lanes make of them.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use ort::session::Session;
-use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
-use ort::{AsPointer, api};
 use prost::Message;
 
 use super::super::session::{Names, Source, Wiring};
-use super::super::value::{Value, check};
-use super::super::{Runtime, commit, cut, keep_floats8, measure};
+use super::super::{cut, measure};
 use super::gpu::Gpu;
 use super::graph_log::GraphLog;
 use super::lane::CudaLane;
 use super::operator_marks::OperatorMarks;
+use super::session_maker::{SessionMaker, share};
 use super::weights::Weights;
-use super::{providers, tensorrt};
 use crate::activations::Activations;
-use crate::cuda::{CudaOptions, Provider, Stream};
+use crate::cuda::Provider;
 use crate::graph_report::GraphReport;
 use crate::onnx::graph::OperatorGraph;
 use crate::onnx::proto::ModelProto;
@@ -29,142 +23,17 @@ use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::segment::SegmentInfo;
 use crate::tensor::{Buffer, OutOfMemory};
-use crate::traits::{DeviceShare, Lane, LoadError, Model, Place, ShapeRange, Share, StreamPriority};
+use crate::traits::{DeviceShare, Lane, LoadError, LoadOptions, Model, Place, ShapeRange, Share, StreamPriority};
 
 /// Batches up to this size are all warmed up: small ones come most, and gain most by graphs.
 const ALL_WARM: usize = 8;
 
-/// Makes sessions of a model.
-pub(super) struct SessionMaker {
-    pub runtime: Arc<Runtime>,
-    pub options: CudaOptions,
-    /// Of the whole model.
-    pub inputs: Vec<TensorSpec>,
-    /// The model's own file.
-    pub path: PathBuf,
-    /// Where the optimised model is, and its weights: sessions look for the file of weights, also those that have them from us.
-    pub folder: tempfile::TempDir,
-    /// Whether it has 8-bit floats.
-    pub has_floats8: bool,
-    /// The model's own options for TensorRT.
-    pub tensorrt: BTreeMap<String, String>,
-    /// Where what it compiles is kept.
-    pub tensorrt_folder: Option<tensorrt::Folder>,
-    /// The shapes that the model is served with; none: not known.
-    pub shapes: Mutex<Vec<ShapeRange>>,
-    /// The sessions of lanes so far, and what they took, by the number of the GPU.
-    pub made: Mutex<BTreeMap<u32, (u64, u64)>>,
-}
-
-impl SessionMaker {
-    /// The name of the engine that the sessions are of.
-    pub(super) fn engine(&self) -> &'static str {
-        self.options.provider.name()
-    }
-
-    /// Loads the whole model and saves it as the library optimised it for the GPU.
-    pub(super) fn optimise(&self, gpu: &Gpu) -> ort::Result<Session> {
-        let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
-        let builder = self.on_gpu(builder, gpu, None, false, None)?;
-        let _turn = gpu.turn();
-        if self.options.provider == Provider::Tensorrt {
-            // What TensorRT compiles cannot be saved: lanes load the file itself, once it is known for which shapes.
-            return commit(builder, |b| b.commit_from_file(&self.path));
-        }
-        // What the highest level does beyond this is for the CPU, and the library warns that such a graph may not be saved for another machine.
-        let builder = builder.with_optimization_level(GraphOptimizationLevel::Level2)?;
-        cut::optimise(builder, &self.path, self.folder.path())
-    }
-
-    /// A builder of sessions for what was saved.
-    pub(super) fn builder(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
-        let builder = self.runtime.part_builder(1, &Share::Whole, &self.inputs, self.folder.path())?;
-        self.on_gpu(builder, gpu, stream, true, None)
-    }
-
-    fn on_gpu(
-        &self,
-        builder: SessionBuilder,
-        gpu: &Gpu,
-        stream: Option<&Stream>,
-        is_optimised: bool,
-        tensorrt: Option<&BTreeMap<String, String>>,
-    ) -> ort::Result<SessionBuilder> {
-        if gpu.has_host_kernels {
-            return Ok(builder);
-        }
-        // An arena of its own: what it gives back is used again in the order of its stream only.
-        let builder = builder.with_config_entry("session.use_env_allocators", "0")?;
-        Ok(builder.with_execution_providers(providers(&self.options, gpu, stream, is_optimised, tensorrt))?)
-    }
-
-    /// A session of the whole model on TensorRT, that enqueues in `stream`: its engine is built now, or read from the folder of the last start.
-    fn on_tensorrt(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<Session> {
-        let make = |shapes: &[ShapeRange]| {
-            let options = tensorrt::options(&self.tensorrt, self.tensorrt_folder.as_ref(), shapes);
-            tracing::debug!(path = %self.path.display(), ?options, "TensorRT");
-            let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
-            commit(self.on_gpu(builder, gpu, stream, false, Some(&options))?, |b| b.commit_from_file(&self.path))
-        };
-        let shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match make(&shapes) {
-            Err(error) if tensorrt::wants_other_shapes(error.message()) => {
-                tracing::warn!(
-                    path = %self.path.display(), reason = error.message(),
-                    "TensorRT runs parts of the model only and compiles them in their first runs. Give the shapes of their inputs, too, as trt_profile_min_shapes, \
-                     trt_profile_opt_shapes and trt_profile_max_shapes"
-                );
-                make(&[])
-            }
-            made => made,
-        }
-    }
-
-    /// A session of a segment, that enqueues in `stream` and uses `weights`, which have to outlive it.
-    pub(super) fn session(
-        &self,
-        gpu: &Gpu,
-        segment: &Blueprint,
-        weights: Option<&Weights>,
-        stream: Option<&Stream>,
-    ) -> Result<Session, String> {
-        gpu.enter()?;
-        let _turn = gpu.turn();
-        // In its turn, so that no other session is counted.
-        let free = || gpu.device.free_memory().unwrap_or(0);
-        let before = free();
-        let session = self.make(gpu, segment, weights, stream)?;
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, bytes) = made.entry(gpu.device.ordinal()).or_default();
-        *count += 1;
-        *bytes += before.saturating_sub(free());
-        Ok(session)
-    }
-
-    fn make(
-        &self,
-        gpu: &Gpu,
-        segment: &Blueprint,
-        weights: Option<&Weights>,
-        stream: Option<&Stream>,
-    ) -> Result<Session, String> {
-        let error = |e: ort::Error| gpu.explain(e.message().to_owned()).0;
-        let Some(model) = &segment.model else {
-            return self.on_tensorrt(gpu, stream).map_err(error);
-        };
-        let mut builder = self.builder(gpu, stream).map_err(error)?;
-        let values = weights.iter().flat_map(|weights| weights.values());
-        share(&mut builder, values.filter(|(name, _)| segment.weights.binary_search(name).is_ok()))?;
-        commit(builder, |b| b.commit_from_memory(model)).map_err(error)
-    }
-}
-
 /// A segment, of which each lane makes sessions.
 pub(super) struct Blueprint {
     /// The model, encoded; `None`: the whole one as it is in its file.
-    model: Option<Vec<u8>>,
+    pub model: Option<Vec<u8>>,
     /// The names of its weights, sorted.
-    weights: Vec<String>,
+    pub weights: Vec<String>,
     pub names: Arc<Names>,
     pub wiring: Wiring,
     /// Which outputs are left on the host: strings.
@@ -200,7 +69,7 @@ impl Blueprint {
 
 /// A model on GPUs.
 pub(super) struct CudaModel {
-    shared: Arc<Shared>,
+    shared: Arc<CudaShared>,
     infos: Vec<SegmentInfo>,
     activations: Option<Activations>,
     operators: Option<Arc<OperatorProfile>>,
@@ -211,7 +80,7 @@ pub(super) struct CudaModel {
 }
 
 /// What the lanes of a model share.
-pub(super) struct Shared {
+pub(super) struct CudaShared {
     pub maker: Arc<SessionMaker>,
     pub signature: Signature,
     pub blueprints: Vec<Blueprint>,
@@ -277,26 +146,14 @@ pub(super) fn measure(
     measure::measure(&builder, model, graph, signature, folder, Some(&marks))
 }
 
-/// Gives a session the values of weights that it does not load, which have to outlive it.
-fn share<'a>(
-    builder: &mut SessionBuilder,
-    weights: impl Iterator<Item = (&'a String, &'a Value)>,
-) -> Result<(), String> {
-    for (name, value) in weights {
-        let name = std::ffi::CString::new(name.as_str()).map_err(|e| format!("weight '{name}': {e}"))?;
-        // SAFETY: the options and the value are alive; the library copies the name.
-        check(unsafe { (api().AddInitializer)(builder.ptr_mut(), name.as_ptr(), value.as_raw()) })?;
-    }
-    Ok(())
-}
-
 impl CudaModel {
-    /// A model that is cut as `plan` says, on these GPUs.
+    /// A model that is cut as `plan` says, on these GPUs, loaded as the options say.
     pub(super) fn new(
         maker: Arc<SessionMaker>,
         gpus: Vec<Arc<Gpu>>,
         signature: Signature,
         plan: cut::CutModel,
+        options: &LoadOptions,
     ) -> Result<CudaModel, String> {
         let cut::CutModel { segments, infos, activations, operators } = plan;
         let blueprints = segments.into_iter().map(Blueprint::new).collect::<Result<_, _>>()?;
@@ -311,7 +168,7 @@ impl CudaModel {
             Provider::Cuda => Some("graphs are off (cuda.graphs)"),
         };
         let gpus = gpus.into_iter().map(|gpu| OnGpu { gpu, weights: Mutex::default() }).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CudaShared {
             maker,
             signature,
             blueprints,
@@ -324,17 +181,12 @@ impl CudaModel {
             gpus,
         });
         let activations = (!infos.is_empty()).then_some(activations);
-        let (priority, share) = (StreamPriority::Default, Share::Whole);
+        let (priority, share) = (options.priority, options.share);
         Ok(CudaModel { shared, infos, activations, operators, priority, share })
-    }
-
-    /// The same with a priority of its lanes' streams, and what they have of a GPU where their place does not say.
-    pub(super) fn with_streams(self, priority: StreamPriority, share: Share) -> CudaModel {
-        CudaModel { priority, share, ..self }
     }
 }
 
-impl Shared {
+impl CudaShared {
     /// The model's weights on a GPU.
     fn weights(&self, on: &OnGpu) -> Result<Arc<Weights>, String> {
         let mut weights = on.weights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -468,7 +320,7 @@ impl Model for CudaModel {
     }
 }
 
-impl Shared {
+impl CudaShared {
     /// Whether kernels of some segment are set up anew for each size.
     fn has_plans(&self) -> bool {
         self.blueprints.iter().any(|blueprint| blueprint.has_plans)

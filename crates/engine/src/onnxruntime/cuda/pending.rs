@@ -8,7 +8,7 @@ use downbeat_core::tensor::DataType;
 
 use super::gpu::Gpu;
 use super::host_kernels::Call;
-use crate::cuda::{DeviceSlice, Expected, Marks, Pinned};
+use crate::cuda::{DeviceSlice, Expected, Marks, PinnedBytes};
 use crate::state::State;
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Pending, RunError};
@@ -23,7 +23,7 @@ pub(super) enum Held {
 /// A tensor that a launch leaves.
 pub(super) enum Left {
     /// It is being copied to the host.
-    Copied { datatype: DataType, shape: Vec<usize>, data: Pinned },
+    Copied { datatype: DataType, shape: Vec<usize>, data: PinnedBytes },
     /// It is where it stays.
     Here(Tensor),
 }

@@ -9,7 +9,7 @@ use super::agreement::{agree, noise};
 use super::host_kernels::Call;
 use super::segment_session::{Ground, Made, SegmentSession};
 use crate::buffer::Lent;
-use crate::cuda::{DeviceMemory, Graph, Pinned};
+use crate::cuda::{DeviceAllocation, Graph, PinnedBytes};
 use crate::graph_report::{GraphNodes, GraphOutcome};
 use crate::tensor::{Buffer, Tensor};
 
@@ -23,7 +23,7 @@ const TIMED: usize = 5;
 pub(super) struct RecordedRun {
     pub graph: Graph,
     /// Where it finds its inputs: memory that it shares with other graphs of the session, and that may be larger.
-    pub inputs: Vec<Arc<DeviceMemory>>,
+    pub inputs: Vec<Arc<DeviceAllocation>>,
     /// Written with each launch, and by other runs of the session.
     pub outputs: Vec<Tensor>,
     /// What the record calls, of the library's kernels for the host.
@@ -88,7 +88,7 @@ impl SegmentSession {
 struct Answer {
     datatype: DataType,
     shape: Vec<usize>,
-    bytes: Pinned,
+    bytes: PinnedBytes,
 }
 
 impl Answer {
@@ -114,7 +114,7 @@ impl Ground {
             }
             let len = tensor.data.len();
             let Some(noise) = noise(tensor.datatype, len).filter(|noise| !noise.is_empty()) else { return Ok(same) };
-            let memory = DeviceMemory::in_stream(&self.stream, len, "an input to try a graph with")?;
+            let memory = DeviceAllocation::in_stream(&self.stream, len, "an input to try a graph with")?;
             let mut pinned = self.gpu.pinned.take(len)?;
             pinned.bytes_mut().copy_from_slice(&noise);
             // SAFETY: both are there until the copy is over, or has failed.

@@ -33,7 +33,7 @@ use super::placement;
 use super::recorded_run::RecordedRun;
 use super::weights::Weights;
 use crate::buffer::Lent;
-use crate::cuda::{DeviceMemory, DeviceSlice, Event, ForgetsLastError, Pinned, Stream};
+use crate::cuda::{DeviceAllocation, DeviceSlice, Event, ForgetsLastError, PinnedBytes, Stream};
 use crate::graph_report::GraphOutcome;
 use crate::tensor::{Buffer, Tensor};
 
@@ -52,7 +52,7 @@ pub(super) struct SegmentSession {
     /// Before the session, whose memory they use.
     graphs: GraphTable<RecordedRun>,
     /// Where graphs find their inputs: of each input the largest so far.
-    input_memory: Vec<Option<Arc<DeviceMemory>>>,
+    input_memory: Vec<Option<Arc<DeviceAllocation>>>,
     binding: Binding,
     names: Arc<Names>,
     owner: Arc<SessionOwner>,
@@ -279,8 +279,9 @@ impl SegmentSession {
             let (graph, ()) = ground.stream.record_graph(|| call.enqueue(&ground.stream))?;
             return Ok(RecordedRun { graph, inputs: memory, outputs, call: Some(call) });
         }
-        let value =
-            |(memory, tensor): (&Arc<DeviceMemory>, &Tensor)| ground.value(memory.address(), tensor.data.len(), tensor);
+        let value = |(memory, tensor): (&Arc<DeviceAllocation>, &Tensor)| {
+            ground.value(memory.address(), tensor.data.len(), tensor)
+        };
         let values = memory.iter().zip(inputs).map(value).collect::<Result<Vec<_>, _>>()?;
         let _turn = ground.gpu.turn();
         let (graph, made) =
@@ -293,8 +294,8 @@ impl SegmentSession {
     }
 
     /// Memory for inputs like these, which all graphs share: each launch brings its own there.
-    fn input_memory(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Vec<Arc<DeviceMemory>>, String> {
-        let memory = |(memory, tensor): (&mut Option<Arc<DeviceMemory>>, &Tensor)| {
+    fn input_memory(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Vec<Arc<DeviceAllocation>>, String> {
+        let memory = |(memory, tensor): (&mut Option<Arc<DeviceAllocation>>, &Tensor)| {
             let (len, had) = (tensor.data.len(), memory.as_ref().map_or(0, |memory| memory.len()));
             if let Some(memory) = memory.as_ref().filter(|_| had >= len) {
                 return Ok(memory.clone());
@@ -302,7 +303,7 @@ impl SegmentSession {
             // What it replaces stays with the graphs that have it: in all at most as much again.
             let len = len.max(had * 2);
             let what = format!("the input of graphs, of {len} bytes");
-            let taken = DeviceMemory::new(&ground.gpu.device, len, &what)?;
+            let taken = DeviceAllocation::new(&ground.gpu.device, len, &what)?;
             Ok(memory.insert(Arc::new(taken)).clone())
         };
         self.input_memory.iter_mut().zip(inputs).map(memory).collect()
@@ -311,7 +312,7 @@ impl SegmentSession {
 
 impl Ground {
     /// What is on the device; waits for it.
-    pub(super) fn bytes(&self, tensor: &Tensor) -> Result<Pinned, String> {
+    pub(super) fn bytes(&self, tensor: &Tensor) -> Result<PinnedBytes, String> {
         let slice = tensor.data.device().ok_or("a tensor of a graph is not on the device: this is a defect")?;
         let mut bytes = self.gpu.pinned.take(slice.len())?;
         // SAFETY: neither is dropped before the copy is over, or has failed.

@@ -13,7 +13,7 @@ use prost::Message;
 use super::super::cut;
 use super::super::value::{Value, element_of};
 use super::gpu::Gpu;
-use crate::cuda::{DeviceMemory, Stream, WEIGHT_ALIGNMENT};
+use crate::cuda::{DeviceAllocation, Stream, WEIGHT_ALIGNMENT};
 use crate::onnx;
 use crate::onnx::proto::{ModelProto, WeightProto};
 
@@ -21,7 +21,7 @@ use crate::onnx::proto::{ModelProto, WeightProto};
 const CHUNK: usize = 1 << 24;
 
 /// Where each weight is in the file, and what it is.
-struct Place {
+struct WeightPlace {
     name: String,
     element: sys::ONNXTensorElementDataType,
     shape: Vec<usize>,
@@ -35,7 +35,7 @@ pub(super) struct Weights {
     /// By name. They do not own their memory.
     values: BTreeMap<String, Value>,
     bytes: usize,
-    _memory: Option<DeviceMemory>,
+    _memory: Option<DeviceAllocation>,
 }
 
 impl Weights {
@@ -49,7 +49,7 @@ impl Weights {
         if bytes == 0 || gpu.has_host_kernels {
             return Ok(Weights::default());
         }
-        let memory = DeviceMemory::new(&gpu.device, bytes, &format!("weights of {} MiB", bytes >> 20));
+        let memory = DeviceAllocation::new(&gpu.device, bytes, &format!("weights of {} MiB", bytes >> 20));
         let memory = memory.map_err(|e| too_large(gpu, bytes, &e.to_string()))?;
         let stream = Stream::new(&gpu.device)?;
         let info = gpu.memory_info()?;
@@ -82,10 +82,10 @@ impl Weights {
 fn copy(
     gpu: &Gpu,
     stream: &Arc<Stream>,
-    memory: &DeviceMemory,
+    memory: &DeviceAllocation,
     offset: usize,
     file: &mut File,
-    place: &Place,
+    place: &WeightPlace,
 ) -> Result<(), String> {
     use crate::buffer::Lent;
     file.seek(SeekFrom::Start(place.file_offset)).map_err(|e| format!("the weights cannot be read: {e}"))?;
@@ -103,7 +103,7 @@ fn copy(
 }
 
 /// The weights that are shared.
-fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
+fn places(model: &ModelProto) -> Result<Vec<WeightPlace>, String> {
     let mut places = Vec::new();
     for bytes in model.graph.iter().flat_map(|graph| &graph.initializer) {
         let weight = WeightProto::decode(bytes.clone()).map_err(|e| format!("a weight cannot be read: {e}"))?;
@@ -123,7 +123,7 @@ fn places(model: &ModelProto) -> Result<Vec<Place>, String> {
         let place = shape.and_then(|shape| {
             let len = crate::tensor::elements(&shape)?.checked_mul(size)?;
             let file_offset = number("offset")?;
-            Some(Place { name: weight.name.clone(), element, shape, file_offset, len })
+            Some(WeightPlace { name: weight.name.clone(), element, shape, file_offset, len })
         });
         places.push(place.ok_or_else(|| format!("weight '{}' has a size or place that cannot be", weight.name))?);
     }

@@ -60,7 +60,7 @@ fn any_number_of_partitions_come_out_of_one_split() {
         assert!(partitions.iter().map(|(_, units)| units.len() as u32).eq(units));
         assert_eq!(together(partitions.iter().map(|(_, units)| units)), 132);
     }
-    let too_large = splitter.split(&[100, 40]).err().expect("more than there are").to_string();
+    let too_large = splitter.split(&[100, 40]).expect_err("more than there are").to_string();
     assert!(too_large.contains("[100, 40]") && too_large.contains("132 in steps of 8"), "{too_large}");
     assert_eq!(stand_in.calls("cuDevSmResourceSplitByCount"), 1);
     drop((splitter, device, engine));

@@ -52,7 +52,7 @@ pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, device
 /// ([`clairvoyant`] is one). A model alone may also have to wait for a device: see [`staggered`].
 pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
     /// From `factor` times the rates on, `model` can have batches that cost `cost` a request.
-    struct Choice {
+    struct BatchChoice {
         factor: f64,
         model: usize,
         cost: f64,
@@ -67,7 +67,7 @@ pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
                 break;
             }
             let factor = if batch == 1 { 0.0 } else { gathering / (slo - latency) };
-            choices.push(Choice { factor, model, cost: load.rate * latency / f64::from(batch) });
+            choices.push(BatchChoice { factor, model, cost: load.rate * latency / f64::from(batch) });
         }
     }
     choices.sort_by(|a, b| a.factor.total_cmp(&b.factor));

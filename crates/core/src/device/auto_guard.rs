@@ -116,7 +116,7 @@ pub struct AutoGuard {
     options: GuardOptions,
     /// Requests that have not ended.
     open: BTreeMap<RequestId, Open>,
-    window: Option<Window>,
+    window: Option<OpenWindow>,
     report: GuardReport,
 }
 
@@ -130,7 +130,7 @@ struct Open {
 }
 
 #[derive(Debug)]
-struct Window {
+struct OpenWindow {
     shadow: Shadow,
     /// Requests that came.
     came: usize,
@@ -178,7 +178,7 @@ impl AutoGuard {
         }
         let window = self.window.get_or_insert_with(|| {
             let before = self.open.values().fold(0u32, |sum, open| sum.saturating_add(open.rows));
-            Window::new(now, before, &self.options)
+            OpenWindow::new(now, before, &self.options)
         });
         let counts = window.came < WINDOW;
         if counts {
@@ -231,7 +231,7 @@ impl AutoGuard {
     }
 }
 
-impl Window {
+impl OpenWindow {
     fn new(now: Time, before: u32, options: &GuardOptions) -> Self {
         let max_batch = options.max_batch.max(1);
         let there = |rows| ShadowRequest { request: None, arrival: now, deadline: Time::MAX, rows };
@@ -239,7 +239,7 @@ impl Window {
         let waiting = full.chain((!before.is_multiple_of(max_batch)).then(|| there(before % max_batch))).collect();
         let free_at = vec![now; options.at_once.max(1) as usize];
         let shadow = Shadow { waiting, free_at, ended: BTreeMap::new() };
-        Window { shadow, came: 0, open: 0, ended: BTreeMap::new() }
+        OpenWindow { shadow, came: 0, open: 0, ended: BTreeMap::new() }
     }
 
     fn compare(&self) -> GuardWindow {

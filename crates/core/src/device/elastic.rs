@@ -59,8 +59,6 @@ pub struct Elastic {
     pool: RequestPool,
     /// Idle lanes, by index, by size: the idle queue (E²bird §6.1).
     idle: BTreeMap<u32, BTreeSet<usize>>,
-    /// Busy lanes of each size.
-    busy: BTreeMap<u32, u32>,
     running: BTreeMap<LaunchId, Running>,
     /// The load that the lanes now in use were chosen for.
     load: u32,
@@ -97,7 +95,6 @@ impl Elastic {
             load: options.mixes.at(0).0,
             sizes,
             idle,
-            busy: BTreeMap::new(),
             running: BTreeMap::new(),
             options,
         }
@@ -121,7 +118,7 @@ impl Elastic {
         }
         let (_, mix) = self.options.mixes.at(self.load);
         let may = |size: u32, count: u32| {
-            self.busy.get(&size).copied().unwrap_or(0) < count
+            self.running.values().filter(|run| run.size == size).count() < count as usize
                 && self.idle.get(&size).is_some_and(|idle| !idle.is_empty())
         };
         let (_, together, _) = self.pool.neighbours(room);
@@ -153,7 +150,6 @@ impl Elastic {
 
     fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
         let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
-        *self.busy.entry(size).or_insert(0) += 1;
         let (batch, length) = self.pool.begin_batch(turn, &members, rows);
         let (id, brief) = (turn.new_launch(), self.is_brief(rows, length));
         turn.launch(Launch {
@@ -353,9 +349,6 @@ impl DevicePolicy for Elastic {
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, _: Span, _: &[RequestId]) {
         let Some(running) = self.running.remove(&launch) else { return };
         self.idle.entry(running.size).or_default().insert(running.lane);
-        if let Some(busy) = self.busy.get_mut(&running.size) {
-            *busy -= 1;
-        }
         for request in running.members {
             self.pool.finish(request, launch, turn);
         }

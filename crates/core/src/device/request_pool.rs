@@ -220,11 +220,6 @@ impl RequestPool {
         self.ready_rows
     }
 
-    /// Whether nothing waits.
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
     /// The first ready requests that are neighbours in the ring and have at most `most` items; their slots, if there is a ring.
     pub fn neighbours(&self, most: u32) -> (Vec<RequestId>, u32, Option<SlotRun>) {
         let (mut members, mut rows, mut run) = (Vec::new(), 0, None::<SlotRun>);

@@ -29,17 +29,10 @@ fn models() -> impl Strategy<Value = ModelOptions> {
     ];
     let level = PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };
     (1..200u64, 1..400u64, 1..40u32, drops(), dispatch, 1..3usize).prop_map(
-        move |(alpha, beta, max_batch, drop, dispatch, levels)| ModelOptions {
-            profiles: LatencyProfile::linear(Duration::from_micros(alpha), Duration::from_micros(beta), max_batch)
-                .unwrap()
-                .into(),
-            max_batch,
-            drop,
-            dispatch,
-            max_in_flight: u32::MAX,
-            shares_limit: None,
-            max_wait: Duration::MAX,
-            levels: vec![level; levels],
+        move |(alpha, beta, max_batch, drop, dispatch, levels)| {
+            let (alpha, beta) = (Duration::from_micros(alpha), Duration::from_micros(beta));
+            let profile = LatencyProfile::linear(alpha, beta, max_batch).unwrap();
+            ModelOptions { levels: vec![level; levels], ..ModelOptions::new(profile, dispatch, drop) }
         },
     )
 }

@@ -9,7 +9,7 @@ use super::fleet::Fleet;
 /// The backlogs of all models, and when the next of their heads becomes hopeless.
 #[derive(Debug, Default)]
 pub(super) struct Backlogs {
-    models: Vec<Model>,
+    models: Vec<BacklogModel>,
     /// By model: when its head becomes hopeless.
     expiries: IndexedHeap<Time>,
     /// Requests that wait, of all models.
@@ -18,14 +18,14 @@ pub(super) struct Backlogs {
 
 /// A model, and what waits for it.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct BacklogModel {
     pub profile: Profile,
     pub backlog: Backlog,
 }
 
 impl Backlogs {
     pub fn add(&mut self, options: &ModelOptions) -> ModelId {
-        self.models.push(Model { profile: Profile::new(options), backlog: Backlog::default() });
+        self.models.push(BacklogModel { profile: Profile::new(options), backlog: Backlog::default() });
         ModelId(self.models.len() as u32 - 1)
     }
 
@@ -34,13 +34,13 @@ impl Backlogs {
     }
 
     /// By model.
-    pub fn models(&self) -> &[Model] {
+    pub fn models(&self) -> &[BacklogModel] {
         &self.models
     }
 
     /// Takes in a request that a batch of one could still meet if it started at `start`; [`Backlogs::refresh`] comes after it.
     pub fn admit(&mut self, now: Time, start: Time, request: &Request) -> Result<(), Reject> {
-        let Model { profile, .. } = self.models.get(request.model.0 as usize).ok_or(Reject::UnknownModel)?;
+        let BacklogModel { profile, .. } = self.models.get(request.model.0 as usize).ok_or(Reject::UnknownModel)?;
         profile.admit(now, start, request)?;
         self.push(request.model.0, Waiting { deadline: request.deadline, id: request.id });
         Ok(())
@@ -60,7 +60,7 @@ impl Backlogs {
 
     /// Gives up what of a model is hopeless, and notes when the next will be.
     pub fn refresh(&mut self, now: Time, model: u32, fleet: &mut Fleet) {
-        let Model { profile, backlog } = &mut self.models[model as usize];
+        let BacklogModel { profile, backlog } = &mut self.models[model as usize];
         while let Some(dropped) = backlog.pop_hopeless(now, profile) {
             self.waiting -= 1;
             fleet.drop(dropped.id, ModelId(model), DropReason::Hopeless);

@@ -3,7 +3,7 @@
 use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 
-use super::backlogs::{Backlogs, Model};
+use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
 use crate::cluster::{Cluster, Decision};
 
@@ -53,7 +53,7 @@ impl Clockwork {
             && let Some(device) = self.fleet.first_free()
         {
             let candidates =
-                self.backlogs.models().iter().zip(0..).filter_map(|(Model { profile, backlog }, index)| {
+                self.backlogs.models().iter().zip(0..).filter_map(|(BacklogModel { profile, backlog }, index)| {
                     let size = backlog.prefix(now, profile);
                     let deadline = backlog.head().filter(|_| size > 0)?.deadline;
                     let expected = profile.latency.latency(size);

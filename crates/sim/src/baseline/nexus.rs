@@ -47,7 +47,7 @@ impl Default for NexusOptions {
 #[derive(Debug)]
 pub struct Nexus {
     options: NexusOptions,
-    models: Vec<Model>,
+    models: Vec<RoutedModel>,
     /// By device.
     backends: Vec<Backend>,
     fleet: Fleet,
@@ -56,7 +56,7 @@ pub struct Nexus {
 }
 
 #[derive(Debug)]
-struct Model {
+struct RoutedModel {
     profile: Profile,
     slo: Duration,
     /// Requests per second that the plan is for.
@@ -215,7 +215,7 @@ impl Nexus {
 }
 
 /// The plan for `devices` devices: for the largest multiple of the rates that they hold.
-fn pack_on(models: &[Model], devices: usize) -> Vec<Node> {
+fn pack_on(models: &[RoutedModel], devices: usize) -> Vec<Node> {
     if models.is_empty() || devices == 0 {
         return Vec::new();
     }
@@ -242,7 +242,7 @@ fn pack_on(models: &[Model], devices: usize) -> Vec<Node> {
 }
 
 /// Squishy bin packing (SOSP '19 §6.1, algorithm 1) of `factor` times the rates.
-fn pack(models: &[Model], factor: f64) -> Vec<Node> {
+fn pack(models: &[RoutedModel], factor: f64) -> Vec<Node> {
     let mut nodes = Vec::new();
     let mut residuals = Vec::new();
     for (model, index) in models.iter().zip(0..) {
@@ -272,7 +272,7 @@ fn pack(models: &[Model], factor: f64) -> Vec<Node> {
 }
 
 /// One node for the parts of both, if it exists.
-fn merge(models: &[Model], a: &Node, b: &Node) -> Option<Node> {
+fn merge(models: &[RoutedModel], a: &Node, b: &Node) -> Option<Node> {
     let duty = a.duty.min(b.duty);
     let mut busy = 0.0;
     let parts = a.parts.iter().chain(&b.parts).map(|part| {
@@ -286,7 +286,7 @@ fn merge(models: &[Model], a: &Node, b: &Node) -> Option<Node> {
     (busy <= duty).then(|| Node { parts, duty, occupancy: busy / duty })
 }
 
-impl Model {
+impl RoutedModel {
     fn seconds(&self, batch: u32) -> f64 {
         self.profile.latency.latency(batch).as_secs_f64()
     }
@@ -323,7 +323,7 @@ impl Cluster for Nexus {
     fn add_model(&mut self, _now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId {
         let profile = Profile::new(&options);
         let rate = if rate.is_finite() { rate.max(1e-3) } else { 1e-3 };
-        self.models.push(Model { profile, slo, rate, arrivals: 0, routes: Vec::new(), credits: Vec::new() });
+        self.models.push(RoutedModel { profile, slo, rate, arrivals: 0, routes: Vec::new(), credits: Vec::new() });
         self.planned_at = None;
         ModelId(self.models.len() as u32 - 1)
     }
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     /// A model with latencies at batch sizes 4, 8 and 16.
-    fn model(latencies: [u64; 3], slo: u64, rate: f64) -> Model {
+    fn model(latencies: [u64; 3], slo: u64, rate: f64) -> RoutedModel {
         let points = [4, 8, 16].into_iter().zip(latencies.map(Duration::from_millis)).collect::<Vec<_>>();
         let options = ModelOptions::new(
             LatencyProfile::from_points(&points).unwrap(),
@@ -384,7 +384,7 @@ mod tests {
             DropPolicy::HeadDrop,
         );
         let (profile, slo) = (Profile::new(&options), Duration::from_millis(slo));
-        Model { profile, slo, rate, arrivals: 0, routes: Vec::new(), credits: Vec::new() }
+        RoutedModel { profile, slo, rate, arrivals: 0, routes: Vec::new(), credits: Vec::new() }
     }
 
     /// By node: model and batch.
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_cluster_too_small_for_its_models_is_shared() {
-        let models: Vec<Model> = (0..9).map(|_| model([50, 75, 100], 110, 10.0)).collect();
+        let models: Vec<RoutedModel> = (0..9).map(|_| model([50, 75, 100], 110, 10.0)).collect();
         let nodes = pack_on(&models, 2);
         assert_eq!(nodes.iter().map(|node| node.parts.len()).sum::<usize>(), 9);
         assert_eq!(nodes.len(), 2);

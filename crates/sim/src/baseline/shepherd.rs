@@ -6,7 +6,7 @@ use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 
 use super::backlog::Waiting;
-use super::backlogs::{Backlogs, Model};
+use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
 use crate::cluster::{Cluster, Decision};
 
@@ -34,7 +34,7 @@ pub struct Shepherd {
     gather: Gather,
     backlogs: Backlogs,
     /// By device.
-    running: Vec<Running>,
+    running: Vec<RunningBatch>,
     /// Of what runs: size and device.
     sizes: BTreeSet<(u32, DeviceId)>,
     fleet: Fleet,
@@ -52,7 +52,7 @@ pub enum Gather {
 }
 
 #[derive(Debug, Default)]
-struct Running {
+struct RunningBatch {
     model: ModelIndex,
     members: Vec<Waiting>,
 }
@@ -73,7 +73,7 @@ impl Shepherd {
     }
 
     fn candidate(&self, now: Time, model: ModelIndex) -> Option<Candidate> {
-        let Model { profile, backlog } = &self.backlogs.models()[model as usize];
+        let BacklogModel { profile, backlog } = &self.backlogs.models()[model as usize];
         let (passed, size) = match self.gather {
             Gather::Prefix => (0, backlog.prefix(now, profile)),
             Gather::Largest => backlog.largest(now, profile),
@@ -110,7 +110,7 @@ impl Shepherd {
             && let Some(candidate) = self.candidate(now, model)
             && f64::from(candidate.size) >= PREEMPTION * f64::from(size)
         {
-            let Running { model: stopped, members } = std::mem::take(&mut self.running[device.0 as usize]);
+            let RunningBatch { model: stopped, members } = std::mem::take(&mut self.running[device.0 as usize]);
             self.sizes.remove(&(size, device));
             self.fleet.preempt(device);
             // Before the stopped members are back.
@@ -143,7 +143,7 @@ impl Cluster for Shepherd {
 
     fn add_device(&mut self, now: Time) -> DeviceId {
         let device = self.fleet.add();
-        self.running.push(Running::default());
+        self.running.push(RunningBatch::default());
         self.dispatch(now);
         device
     }

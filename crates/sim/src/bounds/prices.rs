@@ -134,13 +134,13 @@ impl Trace {
 
 /// A trace on a grid of cells, in each of which the price is constant. Times are in cells.
 struct Problem {
-    models: Vec<Model>,
+    models: Vec<GridModel>,
     devices: f64,
     cells: usize,
     tolerated: f64,
 }
 
-struct Model {
+struct GridModel {
     slo: f64,
     arrivals: Vec<f64>,
     sizes: Vec<Size>,
@@ -163,7 +163,7 @@ struct Prices {
 }
 
 /// The bound at some prices, less what is tolerated, and how it changes with them.
-struct Value {
+struct BoundValue {
     value: f64,
     /// By cell.
     slope: Vec<f64>,
@@ -199,7 +199,7 @@ impl Problem {
                 let starts = starts(&arrivals, batch as usize, slo - latency);
                 (!starts.is_empty()).then_some(Size { batch: f64::from(batch), latency, starts })
             });
-            Model { slo, sizes: sizes.collect(), arrivals }
+            GridModel { slo, sizes: sizes.collect(), arrivals }
         });
         let models = models.collect();
         // A batch that starts in a cell ends at most two cells behind the last deadline, for rounding and the cell's width.
@@ -217,11 +217,11 @@ impl Problem {
     }
 
     /// The same price everywhere, at which the cheapest batch costs what its members are worth, nearly.
-    fn start(&self, worth: impl Fn(&Model) -> f64) -> Prices {
+    fn start(&self, worth: impl Fn(&GridModel) -> f64) -> Prices {
         Prices { prices: vec![0.98 / self.mean_cost(); self.cells], worths: self.models.iter().map(worth).collect() }
     }
 
-    fn value(&self, at: &Prices) -> Value {
+    fn value(&self, at: &Prices) -> BoundValue {
         // The integral of the prices up to each cell.
         let mut integral = Vec::with_capacity(self.cells + 1);
         let mut total = 0.0;
@@ -252,7 +252,7 @@ impl Problem {
             value -= self.tolerated * worth * requests;
             lost.push(if requests > 0.0 { whole / requests } else { 0.0 });
         }
-        Value { value, slope: demand.less(self.devices), lost }
+        BoundValue { value, slope: demand.less(self.devices), lost }
     }
 
     /// The highest value that is found; ends early once it is above `enough`. With `weigh`, worths are adjusted too.
@@ -265,7 +265,7 @@ impl Problem {
         let mut best = f64::NEG_INFINITY;
         let mut moments = vec![(0.0, 0.0); self.cells];
         for step in 0..STEPS {
-            let Value { value, slope, lost } = self.value(&at);
+            let BoundValue { value, slope, lost } = self.value(&at);
             best = best.max(value);
             if best > enough {
                 break;
@@ -282,7 +282,7 @@ impl Problem {
             if weigh && self.models.len() > 1 {
                 // Only proportions matter: from the models that lose less than the others to those that lose more.
                 let requests = self.requests();
-                let share = |model: &Model| model.arrivals.len() as f64 / requests;
+                let share = |model: &GridModel| model.arrivals.len() as f64 / requests;
                 let mean: f64 = self.models.iter().zip(&lost).map(|(model, lost)| share(model) * lost).sum();
                 for (worth, lost) in at.worths.iter_mut().zip(&lost) {
                     *worth *= (pace * (lost - mean)).exp();
@@ -295,7 +295,7 @@ impl Problem {
     }
 }
 
-impl Model {
+impl GridModel {
     /// Device time for a request in its cheapest batch.
     fn cheapest(&self) -> f64 {
         let cost = self.sizes.iter().map(|size| size.latency / size.batch).fold(f64::INFINITY, f64::min);
@@ -331,7 +331,7 @@ impl Size {
     }
 
     /// Lowers the bids of requests that could be part of a cheaper batch of this size.
-    fn bid(&self, model: &Model, index: usize, cheapest: &[(f64, f64)], bids: &mut [Bid]) {
+    fn bid(&self, model: &GridModel, index: usize, cheapest: &[(f64, f64)], bids: &mut [Bid]) {
         // The minimum over a window that slides with the requests: shares that rise from the front.
         let mut window: VecDeque<usize> = VecDeque::new();
         let mut next = 0;

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use super::contended::{DeviceLimits, Sharing};
 use super::failure::DeviceFailure;
-use super::fit::{PairSample, Sample, fit_device, fit_segment};
+use super::fit::{PairSample, SegmentSample, fit_device, fit_segment};
 use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
 
@@ -215,12 +215,12 @@ impl Calibration {
             let count = model.measured.iter().map(|point| point.segments_us.len()).min().unwrap_or(0);
             let mut laws = Vec::with_capacity(count);
             for segment in 0..count {
-                let sample = |point: &MeasuredPoint| Sample {
+                let sample = |point: &MeasuredPoint| SegmentSample {
                     batch: point.batch,
                     units: point.units,
                     time_us: point.segments_us.get(segment).copied().unwrap_or(0.0),
                 };
-                let samples: Vec<Sample> = model.measured.iter().map(sample).collect();
+                let samples: Vec<SegmentSample> = model.measured.iter().map(sample).collect();
                 let no_time = || format!("'{}': segment {} has no measured time above zero", model.name, segment + 1);
                 laws.push(fit_segment(&samples).ok_or_else(|| DeviceFailure(no_time()))?.0);
             }

@@ -116,7 +116,7 @@ pub struct ContendedDevice {
     limits: DeviceLimits,
     now: Time,
     /// By lane.
-    lanes: Vec<Option<Running>>,
+    lanes: Vec<Option<RunningLaunch>>,
     /// By lane, how fast its launch is until a phase begins or ends; those of idle lanes mean nothing.
     speeds: Vec<Speed>,
     copies: [VecDeque<Copying>; 2],
@@ -127,7 +127,7 @@ pub struct ContendedDevice {
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningLaunch {
     token: u64,
     kernels: Vec<Kernel>,
     at: usize,
@@ -186,7 +186,7 @@ impl ContendedDevice {
         let place = &mut self.lanes[index];
         assert!(place.is_none(), "{lane} runs one launch at a time");
         let left = work.overhead.as_nanos().saturating_mul(PARTS);
-        *place = Some(Running { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
+        *place = Some(RunningLaunch { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
         self.speeds = self.shared();
     }
 
@@ -242,11 +242,6 @@ impl ContendedDevice {
         self.used
     }
 
-    /// Whether a launch is on this lane.
-    pub fn is_busy(&self, lane: LaneId) -> bool {
-        self.lanes[lane.0 as usize].is_some()
-    }
-
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().all(Option::is_none) && self.copies.iter().all(VecDeque::is_empty)
@@ -271,7 +266,7 @@ impl ContendedDevice {
         let units = u64::from(self.limits.units);
         let wanted = self.wanted_units().max(units);
         let whole = Speed { progress: 1, time: 1 };
-        let speed = |lane: &Option<Running>| match lane.as_ref().map(|running| running.phase) {
+        let speed = |lane: &Option<RunningLaunch>| match lane.as_ref().map(|running| running.phase) {
             None | Some(Phase::Overhead) => whole,
             Some(Phase::Issue) => Speed { progress: 1000, time: issuing * crowding },
             Some(Phase::Run) => Speed { progress: units, time: wanted },

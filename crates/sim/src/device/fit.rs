@@ -8,7 +8,7 @@ use super::measured::SegmentLaw;
 
 /// What a batch took on a share of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct SegmentSample {
     /// Items.
     pub batch: u32,
     /// Compute units that it could use.
@@ -26,8 +26,9 @@ const NARROWED: u32 = 10;
 ///
 /// For given `units_per_item` and `most_units` the law is linear in the other two, which least squares of the relative errors gives in closed form; those two
 /// are searched on a grid that is narrowed around the best. Where measurements leave a constant open, more units are in use rather than fewer.
-pub fn fit_segment(samples: &[Sample]) -> Option<(SegmentLaw, f64)> {
-    let samples: Vec<Sample> = samples.iter().copied().filter(|s| s.time_us > 0.0 && s.time_us.is_finite()).collect();
+pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
+    let samples: Vec<SegmentSample> =
+        samples.iter().copied().filter(|s| s.time_us > 0.0 && s.time_us.is_finite()).collect();
     let most = f64::from(samples.iter().map(|s| s.units).max()?).max(1.0);
     let largest = f64::from(samples.iter().map(|s| s.batch).max()?).max(1.0);
     // By logarithms.
@@ -64,11 +65,11 @@ pub fn fit_segment(samples: &[Sample]) -> Option<(SegmentLaw, f64)> {
 }
 
 /// The sum of the squares of the relative errors.
-fn squares(law: &SegmentLaw, samples: &[Sample]) -> f64 {
+fn squares(law: &SegmentLaw, samples: &[SegmentSample]) -> f64 {
     samples.iter().map(|sample| relative(law, sample).powi(2)).sum()
 }
 
-fn relative(law: &SegmentLaw, sample: &Sample) -> f64 {
+fn relative(law: &SegmentLaw, sample: &SegmentSample) -> f64 {
     law.time_us(sample.batch, sample.units) / sample.time_us - 1.0
 }
 
@@ -84,7 +85,7 @@ fn narrowed((low, high): (f64, f64), middle: f64, limits: (f64, f64)) -> (f64, f
 }
 
 /// `fixed_us` and `work_us` by least squares of the relative errors, neither below 0.
-fn linear(samples: &[Sample], units_per_item: f64, most_units: f64) -> SegmentLaw {
+fn linear(samples: &[SegmentSample], units_per_item: f64, most_units: f64) -> SegmentLaw {
     let law = SegmentLaw { fixed_us: 0.0, work_us: 0.0, units_per_item, most_units };
     // fixed * f + work * w = 1 for each sample.
     let (mut ff, mut fw, mut ww, mut f, mut w) = (0.0, 0.0, 0.0, 0.0, 0.0);

@@ -19,7 +19,7 @@ pub struct LaunchChecker {
     models: BTreeMap<ModelId, (u16, usize)>,
     /// What each lane that is in use runs, and then what waits behind it.
     running: BTreeMap<LaneId, (LaneSpec, Vec<LaunchId>)>,
-    requests: BTreeMap<RequestId, Known>,
+    requests: BTreeMap<RequestId, CheckedRequest>,
     /// Slots of each policy's ring; 0: it has none.
     rings: Vec<u32>,
     /// Who has a slot of a ring.
@@ -28,7 +28,7 @@ pub struct LaunchChecker {
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct CheckedRequest {
     model: ModelId,
     /// That of the policy which has it.
     ring: usize,
@@ -41,11 +41,11 @@ struct Known {
     slots: Option<SlotRun>,
     /// Its input is in its slots.
     input: bool,
-    state: State,
+    state: RequestState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum RequestState {
     Accepted,
     Rejected,
     Answered,
@@ -89,7 +89,7 @@ impl LaunchChecker {
         self.running.get(&lane).map(|(spec, _)| spec.partition)
     }
 
-    fn known(&mut self, now: Time, request: RequestId) -> &mut Known {
+    fn known(&mut self, now: Time, request: RequestId) -> &mut CheckedRequest {
         let seed = self.seed;
         let known = self.requests.get_mut(&request);
         known.unwrap_or_else(|| panic!("seed {seed}, {now}: {request} was never there"))
@@ -98,7 +98,7 @@ impl LaunchChecker {
     /// A request is handed in.
     pub fn request(&mut self, now: Time, request: &DeviceRequest, accepted: bool) {
         self.open += u64::from(accepted);
-        let known = Known {
+        let known = CheckedRequest {
             model: request.model,
             ring: self.models.get(&request.model).map_or(usize::MAX, |(_, ring)| *ring),
             size: request.size,
@@ -108,13 +108,13 @@ impl LaunchChecker {
             launch: None,
             slots: None,
             input: false,
-            state: if accepted { State::Accepted } else { State::Rejected },
+            state: if accepted { RequestState::Accepted } else { RequestState::Rejected },
         };
         let before = self.requests.insert(request.id, known);
         assert!(before.is_none(), "seed {}, {now}: {} is handed in twice", self.seed, request.id);
     }
 
-    fn ring(&self, known: &Known) -> u32 {
+    fn ring(&self, known: &CheckedRequest) -> u32 {
         self.rings.get(known.ring).copied().unwrap_or(0).max(1)
     }
 
@@ -122,7 +122,11 @@ impl LaunchChecker {
     pub fn admit(&mut self, now: Time, request: RequestId, slots: SlotRun) {
         let seed = self.seed;
         let known = self.known(now, request);
-        assert!(known.state == State::Accepted, "seed {seed}, {now}: {request} is admitted while {:?}", known.state);
+        assert!(
+            known.state == RequestState::Accepted,
+            "seed {seed}, {now}: {request} is admitted while {:?}",
+            known.state
+        );
         assert!(known.slots.is_none(), "seed {seed}, {now}: {request} is admitted twice");
         assert!(slots.count == known.size, "seed {seed}, {now}: {request} has {} items and {slots:?}", known.size);
         known.slots = Some(slots);
@@ -138,7 +142,7 @@ impl LaunchChecker {
     pub fn input(&mut self, now: Time, request: RequestId) {
         let known = self.known(now, request);
         known.input = true;
-        if known.state != State::Accepted && known.launch.is_none() {
+        if known.state != RequestState::Accepted && known.launch.is_none() {
             self.free(now, request);
         }
     }
@@ -177,7 +181,7 @@ impl LaunchChecker {
             let known = self.known(now, *member);
             let of = known.model;
             assert!(of == launch.model, "seed {seed}, {now}: {member} of {of} is in {id} of {}", launch.model);
-            let alive = matches!(known.state, State::Accepted | State::Cancelled);
+            let alive = matches!(known.state, RequestState::Accepted | RequestState::Cancelled);
             assert!(alive && !known.exited, "seed {seed}, {now}: {member} is in {id} and {:?}", known.state);
             assert!(known.launch.is_none(), "seed {seed}, {now}: {member} is in {id} and in {:?}", known.launch);
             assert!(known.passed == range.first, "seed {seed}, {now}: {member} has run {} of {range:?}", known.passed);
@@ -241,7 +245,7 @@ impl LaunchChecker {
         let complete = known.exited || known.passed == segments;
         assert!(complete, "seed {seed}, {now}: {request} is answered after {} of {segments} segments", known.passed);
         assert!(known.launch.is_none(), "seed {seed}, {now}: {request} is answered while it runs");
-        self.end_request(now, request, State::Answered);
+        self.end_request(now, request, RequestState::Answered);
     }
 
     /// The policy gives a request up.
@@ -252,7 +256,7 @@ impl LaunchChecker {
         if known.input || known.slots.is_none() {
             self.free(now, request);
         }
-        self.end_request(now, request, State::Dropped);
+        self.end_request(now, request, RequestState::Dropped);
     }
 
     /// The policy says that a request whose client has gone was there.
@@ -261,13 +265,17 @@ impl LaunchChecker {
         if known.launch.is_none() && known.input {
             self.free(now, request);
         }
-        self.end_request(now, request, State::Cancelled);
+        self.end_request(now, request, RequestState::Cancelled);
     }
 
-    fn end_request(&mut self, now: Time, request: RequestId, state: State) {
+    fn end_request(&mut self, now: Time, request: RequestId, state: RequestState) {
         let seed = self.seed;
         let known = self.known(now, request);
-        assert!(known.state == State::Accepted, "seed {seed}, {now}: {request} is {state:?} after {:?}", known.state);
+        assert!(
+            known.state == RequestState::Accepted,
+            "seed {seed}, {now}: {request} is {state:?} after {:?}",
+            known.state
+        );
         known.state = state;
         self.open -= 1;
     }

@@ -59,7 +59,7 @@ pub use calibration::{CalibratedDevice, CalibratedModel, CalibratedPair, Calibra
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
 pub use failure::DeviceFailure;
 pub use figures::{Figure, FigureOptions};
-pub use fit::{DeviceFit, PairSample, Sample, fit_device, fit_segment, slowdowns};
+pub use fit::{DeviceFit, PairSample, SegmentSample, fit_device, fit_segment, slowdowns};
 pub use launch_checker::LaunchChecker;
 pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::EmulatedModel;
@@ -68,8 +68,8 @@ pub use platform::Platform;
 pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use report::{DeviceReport, Span};
 pub use search::{
-    MeasuredMix, Peak, TOLERATED_LATE, TRIED_STAGES, TriedStages, TriedWindow, best_mixes, measure_mix, measure_mixes,
-    peak, tune_stages, tune_window,
+    MeasuredMix, Peak, TOLERATED_LATE, TRIED_STAGES, Tried, best_mixes, measure_mix, measure_mixes, peak, tune_stages,
+    tune_window,
 };
 pub use simulation::DeviceSimulation;
 pub use workload::{DeviceLoad, Glue};

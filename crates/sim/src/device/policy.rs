@@ -52,9 +52,7 @@ impl DevicePolicyName {
             DevicePolicyName::Plain(policy) => policy.name(),
         }
     }
-}
 
-impl DevicePolicyName {
     /// Into how many stages it has a model cut where nobody says (DVABatch §7.1).
     pub fn stages(self, model: &EmulatedModel) -> usize {
         let cut = |policy: PolicyName| policy.read(&WrittenSettings::new()).map(|chosen| chosen.settings.cut().0);

@@ -109,9 +109,6 @@ const WINDOWS: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.32, 0.5, 0.75, 1.0];
 /// Peaks that are so close are equal, and the latency decides.
 const ALIKE: f64 = 0.99;
 
-/// A window, the peak with it, and the mean latency at 9/10 of the best peak of all windows, in milliseconds.
-pub type TriedWindow = (Duration, f64, f64);
-
 /// The window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch); of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it.
 /// Also everything that was tried.
 ///
@@ -120,7 +117,7 @@ pub type TriedWindow = (Duration, f64, f64);
 pub fn tune_window(
     simulation: &DeviceSimulation,
     tuning: &Tuning,
-) -> Result<(Duration, Vec<TriedWindow>), DeviceFailure> {
+) -> Result<(Duration, Vec<Tried<Duration>>), DeviceFailure> {
     let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
     let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
     let with = |window| -> Result<_, DeviceFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
@@ -131,15 +128,15 @@ pub fn tune_window(
 /// Numbers of stages that are tried (DVABatch §7.1: eight tries).
 pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
 
-/// A number of stages, DVABatch's peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds.
-pub type TriedStages = (usize, f64, f64);
-
 /// N_st, the number of stages for DVABatch: the one with the highest peak; of those within 1% of it, the one with the lowest mean latency at 9/10
 /// of it. Also everything that was tried. `tuning` gives everything but the profile.
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
-pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(usize, Vec<TriedStages>), DeviceFailure> {
+pub fn tune_stages(
+    simulation: &DeviceSimulation,
+    tuning: &Tuning,
+) -> Result<(usize, Vec<Tried<usize>>), DeviceFailure> {
     let cut = |stages: usize| -> Result<_, DeviceFailure> {
         let model = simulation.model.cut(stages)?;
         let profile = Tuning::new(&model, tuning.max_batch)?.profile;
@@ -150,7 +147,7 @@ pub fn tune_stages(simulation: &DeviceSimulation, tuning: &Tuning) -> Result<(us
 }
 
 /// A choice, the peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds; NaN where the peak is too low.
-type Tried<C> = (C, f64, f64);
+pub type Tried<C> = (C, f64, f64);
 
 /// The choice with the highest peak of `policy`; of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it;
 /// `None` if nothing is held with any. Also everything that was tried.

@@ -35,7 +35,7 @@ pub enum Failure {
 pub struct Ledger {
     seed: u64,
     /// By request id.
-    requests: Vec<Known>,
+    requests: Vec<KnownRequest>,
     open: u64,
     /// What each slot was granted, and is not done.
     slots: BTreeMap<DeviceId, Vec<BatchId>>,
@@ -47,7 +47,7 @@ pub struct Ledger {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownRequest {
     model: ModelId,
     size: u32,
     /// It is in a batch of the cluster's scheduler.
@@ -75,16 +75,20 @@ impl Ledger {
     /// A request is handed in; requests count from zero.
     pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, size: u32) {
         assert!(id.0 == self.requests.len() as u64, "seed {}, {now}: the world counts its requests", self.seed);
-        self.requests.push(Known { model, size, batched: false, ending: None, accepted: None });
+        self.requests.push(KnownRequest { model, size, batched: false, ending: None, accepted: None });
         self.open += 1;
+    }
+
+    fn known(&mut self, now: Time, id: RequestId) -> &mut KnownRequest {
+        let seed = self.seed;
+        let known = self.requests.get_mut(id.0 as usize);
+        known.unwrap_or_else(|| panic!("seed {seed}, {now}: {id} was never there"))
     }
 
     /// It is accepted or refused.
     pub fn taken(&mut self, now: Time, id: RequestId, accepted: bool) {
         let seed = self.seed;
-        let Some(known) = self.requests.get_mut(id.0 as usize) else {
-            panic!("seed {seed}, {now}: {id} was never there")
-        };
+        let known = self.known(now, id);
         let before = known.accepted.replace(accepted);
         assert!(before.is_none(), "seed {seed}, {now}: it is said twice whether {id} is accepted");
         self.open -= u64::from(!accepted);
@@ -93,9 +97,7 @@ impl Ledger {
     /// A request ended.
     pub fn end_request(&mut self, now: Time, id: RequestId, ending: Ending) {
         let seed = self.seed;
-        let Some(known) = self.requests.get_mut(id.0 as usize) else {
-            panic!("seed {seed}, {now}: {id} was never there")
-        };
+        let known = self.known(now, id);
         assert!(known.accepted == Some(true), "seed {seed}, {now}: {id} is {ending:?} and was not accepted");
         assert!(known.ending.is_none(), "seed {seed}, {now}: {id} is {ending:?} after {:?}", known.ending);
         known.ending = Some(ending);
@@ -134,9 +136,7 @@ impl Ledger {
         assert!(there.len() <= self.depth, "seed {seed}, {now}: {slot} has {there:?}");
         let mut items = 0;
         for id in members {
-            let Some(known) = self.requests.get_mut(id.0 as usize) else {
-                panic!("seed {seed}, {now}: {id} was never there")
-            };
+            let known = self.known(now, *id);
             assert!(known.model == model, "seed {seed}, {now}: {id} of {} is in {batch} of {model}", known.model);
             assert!(
                 known.ending.is_none() && known.accepted == Some(true),
@@ -176,7 +176,7 @@ impl Ledger {
     /// The run is over: everything has ended.
     pub fn end(&self, now: Time) {
         let seed = self.seed;
-        let is_open = |known: &Known| known.accepted != Some(false) && known.ending.is_none();
+        let is_open = |known: &KnownRequest| known.accepted != Some(false) && known.ending.is_none();
         let open = self.requests.iter().position(is_open);
         assert!(
             open.is_none(),

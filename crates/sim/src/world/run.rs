@@ -110,14 +110,14 @@ pub(crate) struct World<'c> {
     cluster: Mailboxes<'c>,
     pub hosts: Vec<Host>,
     kinds: Vec<DeviceKind>,
-    models: Vec<Model>,
+    models: Vec<ServedModel>,
     /// Models of the cluster's scheduler.
     clustered: BTreeMap<ModelId, usize>,
     /// Those that have gone too: what was decided just before may still be for them.
     slots: BTreeMap<DeviceId, Slot>,
     network: Network,
     /// Batches on their way, by when they are there.
-    sent: BTreeMap<(Time, u64), Sent>,
+    sent: BTreeMap<(Time, u64), SentBatch>,
     /// Lanes that are being made.
     preparing: VecDeque<(Time, usize, ModelId)>,
     preparation: Duration,
@@ -130,7 +130,7 @@ pub(crate) struct World<'c> {
     rng: Pcg64,
 }
 
-struct Model {
+struct ServedModel {
     emulated: EmulatedModel,
     /// `None`: it is not there.
     serving: Option<Serving>,
@@ -151,7 +151,7 @@ enum Place {
     /// In the queue of the cluster's scheduler, or on its way there.
     Queue(QueueHandle),
     /// Its batch is on its way.
-    Sent,
+    OnItsWay,
     Device(usize),
 }
 
@@ -163,7 +163,7 @@ struct Slot {
     present: bool,
 }
 
-struct Sent {
+struct SentBatch {
     slot: DeviceId,
     host: usize,
     batch: GrantedBatch,
@@ -207,7 +207,7 @@ impl<'c> World<'c> {
 
     /// Another model, which is not loaded; its number.
     pub fn add_model(&mut self, emulated: EmulatedModel) -> usize {
-        self.models.push(Model { emulated, serving: None, clustered: None, on: BTreeSet::new() });
+        self.models.push(ServedModel { emulated, serving: None, clustered: None, on: BTreeSet::new() });
         self.models.len() - 1
     }
 
@@ -219,7 +219,7 @@ impl<'c> World<'c> {
 
     /// Puts a model on one device, with this policy, which decides about its requests.
     pub fn place(&mut self, model: usize, device: usize, policy: DeviceModel) {
-        let Model { emulated, on, .. } = &mut self.models[model];
+        let ServedModel { emulated, on, .. } = &mut self.models[model];
         let placed = self.hosts[device].model(self.now, ModelId(model as u32), Some((emulated, policy)));
         if placed.is_ok() {
             on.insert(device);
@@ -311,7 +311,7 @@ impl<'c> World<'c> {
         let (now, id) = (self.now, RequestId(self.next_request));
         self.next_request += 1;
         let Ask { model, size, length, level, deadline } = outside.arrive(now, id);
-        let Model { clustered, on, .. } = &self.models[model];
+        let ServedModel { clustered, on, .. } = &self.models[model];
         // The cluster's scheduler knows no lengths.
         let length = if clustered.is_some() { 0 } else { length };
         let request = DeviceRequest { id, model: ModelId(model as u32), deadline, size, length };
@@ -352,7 +352,7 @@ impl<'c> World<'c> {
                 }
             }
             // It is answered all the same.
-            Place::Sent => {}
+            Place::OnItsWay => {}
         }
         self.decide(outside);
     }
@@ -416,7 +416,7 @@ impl<'c> World<'c> {
                 self.ledger.granted(now, slot, batch, model, &members, size);
                 for member in &members {
                     if let Some(open) = self.requests.get_mut(member) {
-                        open.place = Place::Sent;
+                        open.place = Place::OnItsWay;
                     }
                 }
                 let Some(Slot { host, lane, .. }) = self.slots.get(&slot).copied() else {
@@ -424,7 +424,7 @@ impl<'c> World<'c> {
                 };
                 let there = now + self.network.delay(size, &mut self.rng);
                 let batch = GrantedBatch { id: batch, model, lane, members, rows: size };
-                self.sent.insert((there, self.next_sent), Sent { slot, host, batch });
+                self.sent.insert((there, self.next_sent), SentBatch { slot, host, batch });
                 self.next_sent += 1;
                 if there <= now {
                     self.deliver();
@@ -435,7 +435,7 @@ impl<'c> World<'c> {
 
     /// The next batch is at its device.
     fn deliver(&mut self) {
-        let Some((_, Sent { slot, host, batch })) = self.sent.pop_first() else { return };
+        let Some((_, SentBatch { slot, host, batch })) = self.sent.pop_first() else { return };
         let now = self.now;
         let members: Vec<DeviceRequest> =
             batch.members.iter().filter_map(|id| self.requests.get(id)).map(|open| open.request).collect();

@@ -207,12 +207,12 @@ struct Crowd<'a> {
     /// By client, what it has not sent.
     left: Vec<u64>,
     /// Requests that have not ended.
-    open: BTreeMap<RequestId, Sent>,
+    open: BTreeMap<RequestId, SentRequest>,
     report: WorldReport,
 }
 
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentRequest {
     client: usize,
     arrival: Time,
     deadline: Time,
@@ -256,7 +256,7 @@ impl Outside for Crowd<'_> {
         self.next[client] = next;
         let Client { model, most_items, most_length, lowest_level, slo, .. } = self.clients[client];
         let deadline = slo.map_or(Time::MAX, |slo| now + slo);
-        self.open.insert(request, Sent { client, arrival: now, deadline });
+        self.open.insert(request, SentRequest { client, arrival: now, deadline });
         self.outcome(client).offered += 1;
         let size = 1 + self.up_to(most_items.max(1));
         let length = if most_length > 0 { 1 + self.up_to(most_length) } else { 0 };
@@ -279,7 +279,7 @@ impl Outside for Crowd<'_> {
     }
 
     fn ended(&mut self, now: Time, request: RequestId, ending: Ending) {
-        let Some(Sent { client, arrival, deadline }) = self.open.remove(&request) else { return };
+        let Some(SentRequest { client, arrival, deadline }) = self.open.remove(&request) else { return };
         let outcome = self.outcome(client);
         match ending {
             Ending::Replied => {

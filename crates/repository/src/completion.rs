@@ -52,8 +52,44 @@ impl ModelDefinition {
 
         let inputs = self.bind(Side::Input, &mut config, &signature.inputs, batched, &mut report);
         let outputs = self.bind(Side::Output, &mut config, &signature.outputs, batched, &mut report);
+        self.complete_warmups(max_batch_size, &inputs, &mut report);
+        if !report.errors.is_empty() {
+            return Err(ConfigError { findings: sorted(report.errors) });
+        }
+        for warning in report.warnings {
+            if !self.warnings.contains(&warning) {
+                self.warnings.push(warning);
+            }
+        }
+
+        config.name.clone_from(&self.name);
+        config.backend = self.format.backend().to_owned();
+        config.platform = self.format.platform().to_owned();
+        if config.default_model_filename.is_empty()
+            && let Some(file) = self.versions.first().and_then(|(_, file)| file.file_name())
+        {
+            config.default_model_filename = file.to_string_lossy().into_owned();
+        }
+        if config.version_policy.as_ref().is_none_or(|p| p.policy_choice.is_none()) {
+            config.version_policy =
+                Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
+        }
+        self.complete_places(&mut config);
+        let optimization = config.optimization.get_or_insert_default();
+        for pinned in [&mut optimization.input_pinned_memory, &mut optimization.output_pinned_memory] {
+            pinned.get_or_insert(PinnedMemoryBuffer { enable: true });
+        }
+        self.batching = ModelDefinition::batching(&config, max_batch_size);
+        self.config = config;
+        self.inputs = inputs;
+        self.outputs = outputs;
+        Ok(())
+    }
+
+    /// Checks the warm-up requests against the inputs.
+    fn complete_warmups(&mut self, max_batch_size: u32, inputs: &[TensorBinding], report: &mut Report<'_>) {
         for (i, warmup) in self.warmups.iter_mut().enumerate() {
-            warmup.batched = batched;
+            warmup.batched = max_batch_size > 0;
             if warmup.batch_size > max_batch_size.max(1) {
                 report.error(
                     &format!("model_warmup[{i}].batch_size"),
@@ -76,27 +112,10 @@ impl ModelDefinition {
                 }
             }
         }
-        if !report.errors.is_empty() {
-            return Err(ConfigError { findings: sorted(report.errors) });
-        }
-        for warning in report.warnings {
-            if !self.warnings.contains(&warning) {
-                self.warnings.push(warning);
-            }
-        }
+    }
 
-        config.name.clone_from(&self.name);
-        config.backend = self.format.backend().to_owned();
-        config.platform = self.format.platform().to_owned();
-        if config.default_model_filename.is_empty()
-            && let Some(file) = self.versions.first().and_then(|(_, file)| file.file_name())
-        {
-            config.default_model_filename = file.to_string_lossy().into_owned();
-        }
-        if config.version_policy.as_ref().is_none_or(|p| p.policy_choice.is_none()) {
-            config.version_policy =
-                Some(ModelVersionPolicy { policy_choice: Some(PolicyChoice::Latest(Latest { num_versions: 1 })) });
-        }
+    /// Says where the instances are, as far as the configuration does not.
+    fn complete_places(&self, config: &mut ModelConfig) {
         let on_gpus = !self.completion.gpus.is_empty() && self.format == ModelFormat::Onnx;
         let gpus = self.gpus.as_ref().unwrap_or(&self.completion.gpus);
         let gpus: Vec<i32> = gpus.iter().filter_map(|gpu| i32::try_from(*gpu).ok()).collect();
@@ -106,8 +125,6 @@ impl ModelDefinition {
             config.instance_group.push(ModelInstanceGroup {
                 name: self.name.clone(),
                 kind: kind.into(),
-                count: 1,
-                gpus: if on_gpus { gpus.clone() } else { Vec::new() },
                 ..ModelInstanceGroup::default()
             });
         }
@@ -126,15 +143,6 @@ impl ModelDefinition {
             }
             group.count = group.count.max(1);
         }
-        let optimization = config.optimization.get_or_insert_default();
-        for pinned in [&mut optimization.input_pinned_memory, &mut optimization.output_pinned_memory] {
-            pinned.get_or_insert(PinnedMemoryBuffer { enable: true });
-        }
-        self.batching = ModelDefinition::batching(&config, max_batch_size);
-        self.config = config;
-        self.inputs = inputs;
-        self.outputs = outputs;
-        Ok(())
     }
 
     /// Matches the configuration's tensors of one side with the model's, completing the former.
@@ -238,22 +246,7 @@ impl ModelDefinition {
         let fits = expected.len() == model_dims.len()
             && expected.iter().zip(model_dims).all(|(said, model)| *model == -1 || said == model);
         if !fits {
-            let (field, meaning) = if tensor.reshape.is_some() {
-                ("reshape", "the reshape gives")
-            } else {
-                ("dims", "the configuration says")
-            };
-            let mut message =
-                format!("{meaning} {}, but '{}' is {} in the model", show(expected), tensor.name, show(&spec.dims));
-            if batched {
-                message += " with the batch dimension";
-                if expected.len() == spec.dims.len() {
-                    message += ": leave the batch dimension out of dims";
-                }
-            } else if expected.len() + 1 == spec.dims.len() && spec.dims.first() == Some(&-1) {
-                message += ": with max_batch_size 0, dims hold the first dimension too";
-            }
-            report.error(&format!("{path}.{field}"), message);
+            report_misfit(tensor, spec, path, batched, report);
             return None;
         }
         let with_batch = |dims: &[i64]| batched.then_some(-1).into_iter().chain(dims.iter().copied()).collect();
@@ -268,6 +261,24 @@ impl ModelDefinition {
             batched,
         })
     }
+}
+
+/// Says how the sizes of a tensor do not fit the model's.
+fn report_misfit(tensor: &Tensor, spec: &TensorSpec, path: &str, batched: bool, report: &mut Report<'_>) {
+    let expected = tensor.reshape.as_ref().unwrap_or(&tensor.dims);
+    let (field, meaning) =
+        if tensor.reshape.is_some() { ("reshape", "the reshape gives") } else { ("dims", "the configuration says") };
+    let mut message =
+        format!("{meaning} {}, but '{}' is {} in the model", show(expected), tensor.name, show(&spec.dims));
+    if batched {
+        message += " with the batch dimension";
+        if expected.len() == spec.dims.len() {
+            message += ": leave the batch dimension out of dims";
+        }
+    } else if expected.len() + 1 == spec.dims.len() && spec.dims.first() == Some(&-1) {
+        message += ": with max_batch_size 0, dims hold the first dimension too";
+    }
+    report.error(&format!("{path}.{field}"), message);
 }
 
 /// The batch sizes that the configuration prefers.

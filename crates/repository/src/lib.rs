@@ -24,6 +24,7 @@ mod field_index;
 mod finding;
 mod model_files;
 pub mod names;
+mod parameters;
 pub mod policy;
 mod repositories;
 mod repository;

@@ -213,14 +213,6 @@ impl ModelRepository {
         None
     }
 
-    /// Names of the models, sorted.
-    ///
-    /// # Errors
-    /// If the folder cannot be read any more.
-    pub fn names(&self) -> Result<Vec<String>, RepositoryError> {
-        self.scan().map(|scan| scan.names)
-    }
-
     /// What the folder says about a model. `config` (JSON or the text format) stands in for its `config.pbtxt`.
     ///
     /// # Errors

@@ -58,26 +58,7 @@ pub struct Hopeless {
 /// If the system gives no threads or pollers. A server that fails is a result, not an error.
 pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMut(Time)) -> Result<Outcome> {
     let clock = Clock::start();
-    let begin = clock.now() + LEAD;
-    let start = begin + plan.warmup;
-    let end = start + plan.duration;
-    let interval = if plan.duration == Duration::MAX {
-        Duration::from_millis(1_000)
-    } else {
-        Duration::from_nanos(plan.duration.as_nanos() / 100).clamp(INTERVALS.1, INTERVALS.0)
-    };
-    let window = Window { start, end, slo: plan.slo, interval };
-    let load = Load {
-        pace: pace.clone(),
-        mix: plan.models.iter().map(|m| (m.share, m.requests.len())).collect(),
-        seed: plan.seed,
-        threads: plan.threads,
-        begin,
-        window,
-        most_requests: plan.most_requests,
-        request_timeout: plan.request_timeout,
-        over: hopeless.target,
-    };
+    let load = load_of(plan, pace, clock.now() + LEAD, hopeless.target);
     let shared = Arc::new(Shared::new(hopeless.bad, hopeless.over));
     let control = Control::new(plan.target.clone())?;
     let statistics = |plan: &Plan| -> Vec<Option<ModelStatistics>> {
@@ -114,8 +95,8 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
             }
         };
         let run = || threads.iter().any(|t| t.as_ref().is_ok_and(|t| !t.is_finished()));
-        while clock.now() < start && run() {
-            nap(start);
+        while clock.now() < load.window.start && run() {
+            nap(load.window.start);
         }
         let before = statistics(plan);
         while run() {
@@ -148,7 +129,28 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
         plan.duration
     };
     let interrupted = plan.interrupted.load(Ordering::Relaxed);
-    Ok(Outcome { record, window, measured, statistics, interrupted })
+    Ok(Outcome { record, window: load.window, measured, statistics, interrupted })
+}
+
+/// What the threads are told of a run that begins at `begin`.
+fn load_of(plan: &Plan, pace: &Pace, begin: Time, over: Option<Duration>) -> Load {
+    let start = begin + plan.warmup;
+    let interval = if plan.duration == Duration::MAX {
+        Duration::from_millis(1_000)
+    } else {
+        Duration::from_nanos(plan.duration.as_nanos() / 100).clamp(INTERVALS.1, INTERVALS.0)
+    };
+    Load {
+        pace: pace.clone(),
+        mix: plan.models.iter().map(|m| (m.share, m.requests.len())).collect(),
+        seed: plan.seed,
+        threads: plan.threads,
+        begin,
+        window: Window { start, end: start + plan.duration, slo: plan.slo, interval },
+        most_requests: plan.most_requests,
+        request_timeout: plan.request_timeout,
+        over,
+    }
 }
 
 fn drive<T: Transport>(

@@ -80,11 +80,7 @@ impl Handler for Bench {
                 let due = table.open[model.0 as usize].min(now).max(freed);
                 table.latency.saturating_record(now.since(due).as_nanos());
                 let end = moment.now + expected;
-                // The ids are the deadlines.
-                let good = members.iter().filter(|id| id.0 >= end.as_nanos()).count();
-                table.counts.good += good as u64;
-                table.counts.late += (members.len() - good) as u64;
-                table.counts.batches += 1;
+                table.counts.batch(&members, end);
                 shard.recycle(members);
                 table.completions.push(Reverse((end, device, batch)));
                 table.open[model.0 as usize] = Time::MAX;
@@ -301,7 +297,7 @@ impl Load {
                     Some((counts, began, cpu)) if real >= began + length || stopped.load(Ordering::Relaxed) => {
                         stopped.store(true, Ordering::Relaxed);
                         let cpu = thread_cpu().saturating_sub(cpu);
-                        self.check(&shard)?;
+                        shard.counts.check(self.models.iter().map(|model| u64::from(shard.queued(*model))).sum())?;
                         let RequestTable { counts: all, latency, .. } = &*shard;
                         let latency = latency.clone();
                         return Ok(Served { counts: all.since(counts), wall: real.since(began), cpu, latency });
@@ -325,14 +321,5 @@ impl Load {
             // After what was sent by now.
             bench.shard_ns[index].store(now.as_nanos(), Ordering::Release);
         }
-    }
-
-    /// Every request so far has had exactly one end, or waits.
-    fn check(&self, shard: &OwnShard<'_, Bench>) -> Result<()> {
-        let Counts { requests, rejected, dropped, good, late, .. } = shard.counts;
-        let queued: u64 = self.models.iter().map(|model| u64::from(shard.queued(*model))).sum();
-        let known = rejected + dropped + good + late + queued;
-        ensure!(known == requests, "{requests} requests were offered, but {known} were answered or wait: a defect");
-        Ok(())
     }
 }

@@ -80,13 +80,6 @@ impl fmt::Display for Latency {
     }
 }
 
-impl Measurement {
-    /// With the latencies of histograms in nanoseconds.
-    pub(super) fn with_latencies(self, latency: &Histogram<u64>, handling: &Histogram<u64>) -> Self {
-        Measurement { latency_us: Some(Latency::of(latency)), handling_us: Some(Latency::of(handling)), ..self }
-    }
-}
-
 impl fmt::Display for Measurement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Measurement { models, devices, threads, .. } = self;

@@ -6,10 +6,10 @@ use std::hint::black_box;
 
 use anyhow::{Result, ensure};
 use downbeat_core::cluster::{Output, Request, Scheduler};
-use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, RequestId, Time};
 use hdrhistogram::Histogram;
 
-use super::report::Measurement;
+use super::report::{Latency, Measurement};
 use super::workload::{Requests, Workload};
 use crate::allocations::Counter;
 use crate::clock::{Clock, thread_cpu};
@@ -44,30 +44,41 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub fn plus(self, other: Counts) -> Counts {
+    fn with(self, other: Counts, together: fn(u64, u64) -> u64) -> Counts {
         Counts {
-            requests: self.requests + other.requests,
-            events: self.events + other.events,
-            wakes: self.wakes + other.wakes,
-            rejected: self.rejected + other.rejected,
-            dropped: self.dropped + other.dropped,
-            good: self.good + other.good,
-            late: self.late + other.late,
-            batches: self.batches + other.batches,
+            requests: together(self.requests, other.requests),
+            events: together(self.events, other.events),
+            wakes: together(self.wakes, other.wakes),
+            rejected: together(self.rejected, other.rejected),
+            dropped: together(self.dropped, other.dropped),
+            good: together(self.good, other.good),
+            late: together(self.late, other.late),
+            batches: together(self.batches, other.batches),
         }
     }
 
+    pub fn plus(self, other: Counts) -> Counts {
+        self.with(other, |a, b| a + b)
+    }
+
     pub fn since(self, before: Counts) -> Counts {
-        Counts {
-            requests: self.requests - before.requests,
-            events: self.events - before.events,
-            wakes: self.wakes - before.wakes,
-            rejected: self.rejected - before.rejected,
-            dropped: self.dropped - before.dropped,
-            good: self.good - before.good,
-            late: self.late - before.late,
-            batches: self.batches - before.batches,
-        }
+        self.with(before, |now, then| now - then)
+    }
+
+    /// A batch that ends at `end`. The ids of its members are their deadlines.
+    pub fn batch(&mut self, members: &[RequestId], end: Time) {
+        let good = members.iter().filter(|id| id.0 >= end.as_nanos()).count();
+        self.good += good as u64;
+        self.late += (members.len() - good) as u64;
+        self.batches += 1;
+    }
+
+    /// Every request so far has had exactly one end, or waits.
+    pub fn check(&self, queued: u64) -> Result<()> {
+        let Counts { requests, rejected, dropped, good, late, .. } = self;
+        let known = rejected + dropped + good + late + queued;
+        ensure!(known == *requests, "{requests} requests were offered, but {known} were answered or wait: a defect");
+        Ok(())
     }
 }
 
@@ -128,7 +139,8 @@ pub fn run_paced(workload: &Workload, length: Duration) -> Result<Measurement> {
     let allocations = counter.map(Counter::stop);
     let counts = world.counts.since(before);
     world.check()?;
-    Ok(measurement(workload, 1, counts, wall, cpu, allocations)?.with_latencies(&latency, &handling))
+    let (latency_us, handling_us) = (Some(Latency::of(&latency)), Some(Latency::of(&handling)));
+    Ok(Measurement { latency_us, handling_us, ..measurement(workload, 1, counts, wall, cpu, allocations)? })
 }
 
 impl World {
@@ -198,11 +210,7 @@ impl World {
             match output {
                 Output::Dispatch { batch, device, members, expected, .. } => {
                     let end = now + expected;
-                    // The ids are the deadlines.
-                    let good = members.iter().filter(|id| id.0 >= end.as_nanos()).count();
-                    self.counts.good += good as u64;
-                    self.counts.late += (members.len() - good) as u64;
-                    self.counts.batches += 1;
+                    self.counts.batch(&members, end);
                     self.scheduler.recycle(members);
                     self.completions.push(Reverse((end, device, batch)));
                 }
@@ -211,13 +219,8 @@ impl World {
         }
     }
 
-    /// Every request so far has had exactly one end, or waits.
     fn check(&self) -> Result<()> {
-        let Counts { requests, rejected, dropped, good, late, .. } = self.counts;
-        let queued: u64 = self.requests.models().map(|model| u64::from(self.scheduler.queued(model))).sum();
-        let known = rejected + dropped + good + late + queued;
-        ensure!(known == requests, "{requests} requests were offered, but {known} were answered or wait: a defect");
-        Ok(())
+        self.counts.check(self.requests.models().map(|model| u64::from(self.scheduler.queued(model))).sum())
     }
 }
 

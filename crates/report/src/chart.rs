@@ -90,9 +90,7 @@ impl Range {
         match scale {
             Scale::Linear => {
                 let high = if high > 0.0 { high } else { 1.0 };
-                let rough = high / 5.0;
-                let power = 10_f64.powf(rough.log10().floor());
-                let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= rough).unwrap_or(rough);
+                let step = round_step(high / 5.0);
                 let count = (high / step).ceil() as usize;
                 let ticks: Vec<f64> = (0..=count).map(|i| i as f64 * step).collect();
                 Range { low: 0.0, high: step * count as f64, ticks, scale }
@@ -130,6 +128,13 @@ fn y_at(range: &Range, value: f64) -> f64 {
 /// Writing to a string cannot fail.
 macro_rules! put {
     ($out:expr, $($arg:tt)*) => {{ let _ = write!($out, $($arg)*); }};
+}
+pub(crate) use put;
+
+/// One, two or five times a power of ten: the first that is not less.
+pub(crate) fn round_step(rough: f64) -> f64 {
+    let power = 10_f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough).unwrap_or(rough)
 }
 
 fn begin(title: &str, description: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::chart::{escape, ink};
+use crate::chart::{escape, ink, put, round_step};
 
 /// What ran on which device when (Symphony figure 4): a row for each device, a box for each batch, a dot for each request.
 #[derive(Clone, Debug, Default)]
@@ -59,11 +59,6 @@ const LEFT: f64 = 48.0;
 const ROW: f64 = 30.0;
 /// Space for the dots above.
 const TOP: f64 = 26.0;
-
-/// Writing to a string cannot fail.
-macro_rules! put {
-    ($out:expr, $($arg:tt)*) => { let _ = write!($out, $($arg)*); };
-}
 
 impl Timeline {
     /// The picture from `from` to `to`. What lies outside is cut off.
@@ -129,8 +124,7 @@ fn ticks(from: f64, to: f64) -> Vec<f64> {
     if !(rough > 0.0 && rough.is_finite()) {
         return Vec::new();
     }
-    let power = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough).unwrap_or(rough);
+    let step = round_step(rough);
     let first = (from / step).ceil() as i64;
     let last = (to / step).floor() as i64;
     (first..=last).map(|at| at as f64 * step).collect()

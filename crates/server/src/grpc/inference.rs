@@ -16,6 +16,8 @@ use crate::offload;
 use crate::service::{LoadOverrides, Service};
 use crate::shared_memory::{Client, CudaRegionStatus, SharedMemory};
 
+type Answer<T> = Result<Response<T>, Status>;
+
 /// The protocol's gRPC service.
 pub(super) struct InferenceService<S> {
     service: Arc<S>,
@@ -96,25 +98,16 @@ fn load_overrides(
 
 #[tonic::async_trait]
 impl<S: Service> GrpcInferenceService for InferenceService<S> {
-    async fn server_live(
-        &self,
-        _request: Request<pb::ServerLiveRequest>,
-    ) -> Result<Response<pb::ServerLiveResponse>, Status> {
+    async fn server_live(&self, _request: Request<pb::ServerLiveRequest>) -> Answer<pb::ServerLiveResponse> {
         Ok(Response::new(pb::ServerLiveResponse { live: self.service.is_live() }))
     }
 
-    async fn server_ready(
-        &self,
-        _request: Request<pb::ServerReadyRequest>,
-    ) -> Result<Response<pb::ServerReadyResponse>, Status> {
+    async fn server_ready(&self, _request: Request<pb::ServerReadyRequest>) -> Answer<pb::ServerReadyResponse> {
         let ready = self.service.is_ready() && !*self.draining.borrow();
         Ok(Response::new(pb::ServerReadyResponse { ready }))
     }
 
-    async fn model_ready(
-        &self,
-        request: Request<pb::ModelReadyRequest>,
-    ) -> Result<Response<pb::ModelReadyResponse>, Status> {
+    async fn model_ready(&self, request: Request<pb::ModelReadyRequest>) -> Answer<pb::ModelReadyResponse> {
         let pb::ModelReadyRequest { name, version } = request.into_inner();
         Ok(Response::new(pb::ModelReadyResponse { ready: self.service.is_model_ready(&name, &version) }))
     }
@@ -122,7 +115,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn server_metadata(
         &self,
         _request: Request<pb::ServerMetadataRequest>,
-    ) -> Result<Response<pb::ServerMetadataResponse>, Status> {
+    ) -> Answer<pb::ServerMetadataResponse> {
         Ok(Response::new(pb::ServerMetadataResponse {
             name: self.service.name().into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -130,10 +123,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         }))
     }
 
-    async fn model_metadata(
-        &self,
-        request: Request<pb::ModelMetadataRequest>,
-    ) -> Result<Response<pb::ModelMetadataResponse>, Status> {
+    async fn model_metadata(&self, request: Request<pb::ModelMetadataRequest>) -> Answer<pb::ModelMetadataResponse> {
         let pb::ModelMetadataRequest { name, version } = request.into_inner();
         let metadata = self.service.model_metadata(&name, &version)?;
         Ok(Response::new(pb::ModelMetadataResponse {
@@ -145,10 +135,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         }))
     }
 
-    async fn model_infer(
-        &self,
-        _request: Request<pb::ModelInferRequest>,
-    ) -> Result<Response<pb::ModelInferResponse>, Status> {
+    async fn model_infer(&self, _request: Request<pb::ModelInferRequest>) -> Answer<pb::ModelInferResponse> {
         Err(elsewhere())
     }
 
@@ -157,14 +144,11 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn model_stream_infer(
         &self,
         _request: Request<Streaming<pb::ModelInferRequest>>,
-    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
+    ) -> Answer<Self::ModelStreamInferStream> {
         Err(elsewhere())
     }
 
-    async fn model_config(
-        &self,
-        request: Request<pb::ModelConfigRequest>,
-    ) -> Result<Response<pb::ModelConfigResponse>, Status> {
+    async fn model_config(&self, request: Request<pb::ModelConfigRequest>) -> Answer<pb::ModelConfigResponse> {
         let pb::ModelConfigRequest { name, version } = request.into_inner();
         let config = self.service.model_config(&name, &version)?;
         Ok(Response::new(pb::ModelConfigResponse { config: Some(config) }))
@@ -173,7 +157,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn model_statistics(
         &self,
         request: Request<pb::ModelStatisticsRequest>,
-    ) -> Result<Response<pb::ModelStatisticsResponse>, Status> {
+    ) -> Answer<pb::ModelStatisticsResponse> {
         let pb::ModelStatisticsRequest { name, version } = request.into_inner();
         let model_stats = self.service.statistics(&name, &version)?;
         Ok(Response::new(pb::ModelStatisticsResponse { model_stats }))
@@ -182,7 +166,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn repository_index(
         &self,
         request: Request<pb::RepositoryIndexRequest>,
-    ) -> Result<Response<pb::RepositoryIndexResponse>, Status> {
+    ) -> Answer<pb::RepositoryIndexResponse> {
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
         let entry = |entry: crate::service::ModelIndexEntry| pb::repository_index_response::ModelIndex {
@@ -198,7 +182,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn repository_model_load(
         &self,
         request: Request<pb::RepositoryModelLoadRequest>,
-    ) -> Result<Response<pb::RepositoryModelLoadResponse>, Status> {
+    ) -> Answer<pb::RepositoryModelLoadResponse> {
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
         let overrides = load_overrides(request.parameters)?;
@@ -209,7 +193,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn repository_model_unload(
         &self,
         request: Request<pb::RepositoryModelUnloadRequest>,
-    ) -> Result<Response<pb::RepositoryModelUnloadResponse>, Status> {
+    ) -> Answer<pb::RepositoryModelUnloadResponse> {
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
         self.service.unload(&request.model_name).await?;
@@ -219,7 +203,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn system_shared_memory_status(
         &self,
         request: Request<pb::SystemSharedMemoryStatusRequest>,
-    ) -> Result<Response<pb::SystemSharedMemoryStatusResponse>, Status> {
+    ) -> Answer<pb::SystemSharedMemoryStatusResponse> {
         use pb::system_shared_memory_status_response::RegionStatus;
 
         let client = client_of(&request);
@@ -240,7 +224,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn system_shared_memory_register(
         &self,
         request: Request<pb::SystemSharedMemoryRegisterRequest>,
-    ) -> Result<Response<pb::SystemSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<pb::SystemSharedMemoryRegisterResponse> {
         let client = client_of(&request);
         let pb::SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
         self.memory.register(client, &name, &key, offset, byte_size)?;
@@ -250,7 +234,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn system_shared_memory_unregister(
         &self,
         request: Request<pb::SystemSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<pb::SystemSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<pb::SystemSharedMemoryUnregisterResponse> {
         let client = client_of(&request);
         let name = request.into_inner().name;
         if name.is_empty() {
@@ -264,7 +248,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn cuda_shared_memory_status(
         &self,
         request: Request<pb::CudaSharedMemoryStatusRequest>,
-    ) -> Result<Response<pb::CudaSharedMemoryStatusResponse>, Status> {
+    ) -> Answer<pb::CudaSharedMemoryStatusResponse> {
         use pb::cuda_shared_memory_status_response::RegionStatus;
 
         let client = client_of(&request);
@@ -279,7 +263,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn cuda_shared_memory_register(
         &self,
         request: Request<pb::CudaSharedMemoryRegisterRequest>,
-    ) -> Result<Response<pb::CudaSharedMemoryRegisterResponse>, Status> {
+    ) -> Answer<pb::CudaSharedMemoryRegisterResponse> {
         let client = client_of(&request);
         let pb::CudaSharedMemoryRegisterRequest { name, raw_handle, device_id, byte_size } = request.into_inner();
         // What is negative is no device's.
@@ -292,7 +276,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     async fn cuda_shared_memory_unregister(
         &self,
         request: Request<pb::CudaSharedMemoryUnregisterRequest>,
-    ) -> Result<Response<pb::CudaSharedMemoryUnregisterResponse>, Status> {
+    ) -> Answer<pb::CudaSharedMemoryUnregisterResponse> {
         let client = client_of(&request);
         let name = request.into_inner().name;
         let memory = self.memory.clone();
@@ -300,17 +284,11 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         Ok(Response::new(pb::CudaSharedMemoryUnregisterResponse {}))
     }
 
-    async fn trace_setting(
-        &self,
-        request: Request<pb::TraceSettingRequest>,
-    ) -> Result<Response<pb::TraceSettingResponse>, Status> {
+    async fn trace_setting(&self, request: Request<pb::TraceSettingRequest>) -> Answer<pb::TraceSettingResponse> {
         settings::trace(request.get_ref()).map(Response::new)
     }
 
-    async fn log_settings(
-        &self,
-        request: Request<pb::LogSettingsRequest>,
-    ) -> Result<Response<pb::LogSettingsResponse>, Status> {
+    async fn log_settings(&self, request: Request<pb::LogSettingsRequest>) -> Answer<pb::LogSettingsResponse> {
         settings::log(request.get_ref()).map(Response::new)
     }
 }

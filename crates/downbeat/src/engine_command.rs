@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use downbeat_engine::cuda::{self, OLDEST_DRIVER, Survey};
 use downbeat_engine::install::{GpuInstall, Install, NvidiaLibraries};
 use downbeat_engine::{CudaOptions, Emulated, Engine, Preference, Search};
@@ -39,30 +39,17 @@ pub struct InstallArgs {
     /// For NVIDIA GPUs; both this and the library for the CPU may be installed
     #[arg(long)]
     cuda: bool,
-    /// Whether to fetch NVIDIA's libraries, too (CUDA, cuDNN; more than 1 GB)
-    #[arg(long, value_name = "WHEN", requires = "cuda", default_value = "missing")]
-    cuda_libraries: When,
+    /// Whether to fetch NVIDIA's libraries, too (CUDA, cuDNN; more than 1 GB): if one is missing on this machine, always, or never
+    #[arg(long, value_name = "WHEN", requires = "cuda", default_value = "missing", value_parser = libraries())]
+    cuda_libraries: NvidiaLibraries,
 }
 
-/// When NVIDIA's libraries are fetched.
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum When {
-    /// If one of them is not on this machine
-    Missing,
-    /// Also if they are
-    Always,
-    /// Not at all
-    Never,
-}
-
-impl From<When> for NvidiaLibraries {
-    fn from(when: When) -> NvidiaLibraries {
-        match when {
-            When::Missing => NvidiaLibraries::Missing,
-            When::Always => NvidiaLibraries::Always,
-            When::Never => NvidiaLibraries::Never,
-        }
-    }
+fn libraries() -> impl TypedValueParser<Value = NvidiaLibraries> {
+    PossibleValuesParser::new(["missing", "always", "never"]).map(|when| match &*when {
+        "always" => NvidiaLibraries::Always,
+        "never" => NvidiaLibraries::Never,
+        _ => NvidiaLibraries::Missing,
+    })
 }
 
 /// The value of `--engine`.
@@ -112,7 +99,7 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
             }
             install.wheel.clone_from(&args.wheel);
             install.unverified = args.unverified;
-            let libraries = args.cuda_libraries.into();
+            let libraries = args.cuda_libraries;
             install.gpu = args.cuda.then(|| GpuInstall { libraries, search: Search::from_env() });
             let installed = install.run(&mut |what| note(what))?;
             if let Some(folder) = installed.nvidia {

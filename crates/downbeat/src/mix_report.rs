@@ -16,7 +16,6 @@ const SLOWEST_SHOWN: usize = 2;
 /// What was measured, and on what.
 #[derive(Clone, Debug, Serialize)]
 pub struct MixReport {
-    /// The model.
     pub model: String,
     /// Engine, device, threads.
     pub subject: String,

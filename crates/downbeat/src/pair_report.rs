@@ -12,7 +12,6 @@ use crate::units::in_millis;
 /// What was measured, and on what.
 #[derive(Clone, Debug, Serialize)]
 pub struct PairReport {
-    /// The models.
     pub models: [String; 2],
     /// Engine, device, threads.
     pub conditions: String,

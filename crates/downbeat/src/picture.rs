@@ -17,7 +17,6 @@ const MAX_SAMPLES: usize = 1 << 28;
 pub struct Picture {
     /// Pixels in a row.
     pub width: usize,
-    /// Rows.
     pub height: usize,
     /// Samples of a pixel: 1 (gray) or 3 (red, green, blue).
     pub channels: usize,

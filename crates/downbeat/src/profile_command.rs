@@ -24,7 +24,7 @@ use crate::profile_shares::{self, ShareFlags};
 use crate::profiled_model::{ModelWanted, ProfiledModel};
 use crate::resolve;
 use crate::units;
-use crate::watched::watched;
+use crate::watched::{watched, watched_quietly};
 
 /// Measure how long batches of a model take, and print and plot it.
 #[derive(Args, Debug)]
@@ -240,11 +240,7 @@ fn measure_mixes(args: &ProfileArgs, profiled: &ProfiledModel, totals: &[u32]) -
         bail!("{total} items are too many: up to {MOST_LANES} lanes can be measured at once");
     }
     let subject = profiled.subject(args.length, Clock::start());
-    let loads = watched(
-        &mut std::io::sink(),
-        |_| String::new(),
-        |watch| mix_profiler::measure(&subject, totals, *max_batch, args.budget, watch),
-    )?;
+    let loads = watched_quietly(|watch| mix_profiler::measure(&subject, totals, *max_batch, args.budget, watch))?;
     let report = MixReport { model: name.clone(), subject: profiled.conditions(args.length), loads };
     if let Some(file) = &args.mixes {
         downbeat_report::write(file, &report.mixes())?;

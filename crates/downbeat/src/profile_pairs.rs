@@ -10,7 +10,7 @@ use downbeat_server::profiler::few_sizes;
 use crate::pair_report::PairReport;
 use crate::profile_shares::device_units;
 use crate::profiled_model::ProfiledModel;
-use crate::watched::watched;
+use crate::watched::watched_quietly;
 
 /// Flags of what is measured of pairs.
 #[derive(Args, Debug)]
@@ -65,11 +65,8 @@ pub fn measure(
     let clock = Clock::start();
     let subjects = [model.subject(length, clock), other.subject(length, clock)];
     let first = split.map(|units| units[0]);
-    let measured = watched(
-        &mut std::io::sink(),
-        |_| String::new(),
-        |watch| pair_profiler::measure(subjects.each_ref(), 0, &pairs, first, budget, watch),
-    )?;
+    let measured =
+        watched_quietly(|watch| pair_profiler::measure(subjects.each_ref(), 0, &pairs, first, budget, watch))?;
     Ok(PairReport {
         models: models.map(|model| model.name.clone()),
         conditions: model.conditions(length),

@@ -16,13 +16,9 @@ const BAR_WIDTH: usize = 40;
 /// What was measured, and on what.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProfileReport {
-    /// The model.
     pub model: String,
-    /// Its version.
     pub version: u64,
-    /// Name of the engine.
     pub engine: String,
-    /// Version of the engine.
     pub engine_version: String,
     /// What the engine ran on.
     pub device: String,

@@ -20,7 +20,6 @@ use crate::units;
 pub struct ModelWanted<'a> {
     /// The model repository.
     pub repository: &'a Path,
-    /// The model.
     pub name: &'a str,
     /// Its version; `None`: the latest that is served.
     pub version: Option<u64>,
@@ -34,9 +33,7 @@ pub struct ModelWanted<'a> {
 
 /// A model of the repository, loaded to be measured.
 pub struct ProfiledModel {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: u64,
     /// What its file is.
     pub format: ModelFormat,

@@ -22,9 +22,7 @@ pub struct DeviceUnits {
 /// What was measured, and on what.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShareReport {
-    /// The model.
     pub model: String,
-    /// Its version.
     pub version: u64,
     /// Engine, device, threads.
     pub conditions: String,

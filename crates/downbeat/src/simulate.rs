@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::{Args, Subcommand};
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
@@ -245,26 +245,19 @@ fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
     if models.is_empty() {
         bail!("no models are given: --profiles FILE.csv, or --model NAME,ALPHA_MS,BETA_MS,SLO_MS");
     }
+    let within = |flag: &str, value: f64, [least, most]: [f64; 2], unit: &str| {
+        ensure!((least..=most).contains(&value), "{flag} is {value}; it has to be from {least} to {most} {unit}");
+        Ok(value)
+    };
     let seconds = |flag: &str, value: f64, least: f64| {
-        if (least..=604_800.0).contains(&value) {
-            Ok(Duration::from_secs_f64(value))
-        } else {
-            bail!("{flag} is {value}; it has to be from {least} to 604800 seconds (a week)")
-        }
+        within(flag, value, [least, 604_800.0], "seconds (a week)").map(Duration::from_secs_f64)
     };
     let microseconds = |flag: &str, us: f64| {
-        if (0.0..=3.6e9).contains(&us) {
-            Ok(Duration::from_secs_f64(us * 1e-6))
-        } else {
-            bail!("{flag} is {us}; it has to be from 0 to 3600000000 microseconds (an hour)")
-        }
+        within(flag, us, [0.0, 3.6e9], "microseconds (an hour)").map(|us| Duration::from_secs_f64(us * 1e-6))
     };
     let share = |flag: &str, percent: f64| {
-        if percent > 0.0 && percent < 100.0 {
-            Ok(percent / 100.0)
-        } else {
-            bail!("{flag} is {percent}; it has to be above 0 and below 100 percent")
-        }
+        ensure!(percent > 0.0 && percent < 100.0, "{flag} is {percent}; it has to be above 0 and below 100 percent");
+        Ok(percent / 100.0)
     };
     let mut scenario = Scenario {
         models,

@@ -17,7 +17,7 @@ use crate::engine_command::{engine_choice, engine_for};
 use crate::resolve;
 use crate::slice_report::{Memory, SliceReport};
 use crate::units;
-use crate::watched::watched;
+use crate::watched::watched_quietly;
 
 /// Longest time that whole and cut are compared for.
 const BUDGET: Duration = Duration::from_millis(20_000);
@@ -94,7 +94,7 @@ pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
         whole_ms,
         cut_ms,
         ratio: cut_ms / whole_ms,
-        activations: model.activations().map(Into::into),
+        activations: model.activations().cloned(),
         memory: match (start, after_whole, after_cut) {
             (Some(start), Some(whole), Some(cut)) => {
                 Some(Memory { whole: whole.saturating_sub(start), cut: cut.saturating_sub(whole) })
@@ -157,15 +157,11 @@ fn compare(
         anyhow::Ok(clock.now().since(start))
     };
     let [least, most] = PAIRS;
-    let compared = watched(
-        &mut std::io::sink(),
-        |_| String::new(),
-        |watch| {
-            sampler::each(clock, BUDGET, [()], watch, |(), turn| {
-                turn.in_turns([least, least, most], || timed(&mut whole), || timed(&mut cut))
-            })
-        },
-    )?;
+    let compared = watched_quietly(|watch| {
+        sampler::each(clock, BUDGET, [()], watch, |(), turn| {
+            turn.in_turns([least, least, most], || timed(&mut whole), || timed(&mut cut))
+        })
+    })?;
     let medians = compared.into_iter().next().map(|runs| runs.map(median));
     let Some([Some(whole), Some(cut)]) = medians else { bail!("nothing was measured") };
     Ok((whole.as_millis_f64(), cut.as_millis_f64()))

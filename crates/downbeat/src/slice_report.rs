@@ -21,11 +21,8 @@ const NAME_WIDTH: usize = 18;
 /// Where a model is cut, and what that costs.
 #[derive(Clone, Debug, Serialize)]
 pub struct SliceReport {
-    /// The model.
     pub model: String,
-    /// Name of the engine.
     pub engine: String,
-    /// Version of the engine.
     pub engine_version: String,
     /// Threads inside one run.
     pub threads: usize,
@@ -40,7 +37,7 @@ pub struct SliceReport {
     /// `cut_ms` by `whole_ms`.
     pub ratio: f64,
     /// What activations take at batch 1, if that is known.
-    pub activations: Option<ActivationBytes>,
+    pub activations: Option<Activations>,
     /// What loading took, if the system says.
     pub memory: Option<Memory>,
 }
@@ -63,15 +60,6 @@ struct Live {
     name: String,
     datatype: &'static str,
     dims: Vec<i64>,
-}
-
-/// See [`Activations`].
-#[derive(Clone, Debug, Serialize)]
-pub struct ActivationBytes {
-    separate: u64,
-    planned: u64,
-    alive: u64,
-    engine: Option<u64>,
 }
 
 /// Growth of the process's own resident memory (what is mapped from files is left out), bytes.
@@ -109,13 +97,6 @@ impl Segment {
     fn live(&self, shown: fn(&str) -> String) -> String {
         let live = self.live.iter().map(|l| format!("{} {}{:?}", shown(&l.name), l.datatype, l.dims));
         live.collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl From<&Activations> for ActivationBytes {
-    fn from(activations: &Activations) -> Self {
-        let Activations { separate, planned, alive, engine } = *activations;
-        ActivationBytes { separate, planned, alive, engine }
     }
 }
 

@@ -54,3 +54,13 @@ pub fn watched<M, E: Into<anyhow::Error>>(
     ensure!(!is_early, "it was interrupted before anything was measured");
     Ok(found)
 }
+
+/// The same without a line for each case.
+///
+/// # Errors
+/// As [`watched`].
+pub fn watched_quietly<M, E: Into<anyhow::Error>>(
+    measure: impl FnOnce(&mut dyn Watch<M>) -> Result<Vec<M>, E>,
+) -> anyhow::Result<Vec<M>> {
+    watched(&mut std::io::sink(), |_| String::new(), measure)
+}

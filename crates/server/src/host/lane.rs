@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::crew::{Crew, Seat};
 use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
-use super::own_launch;
+use super::own_launch::{self, Wanted};
 use crate::batch_codec::{Admitted, Outputs};
 use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::queue::Queue;
@@ -220,7 +220,7 @@ impl Guest {
             let Ok(begun) = self.worker.begin(&self.post, &seat, work) else { return false };
             let (begin, outcome) = self.worker.end(begun, Time::ZERO);
             let end = self.worker.host.clock().now();
-            let (finished, next) = own_launch::follow_briefly(|| self.worker.finish(begin, end, outcome));
+            let (finished, next) = own_launch::follow(Wanted::BriefRest, || self.worker.finish(begin, end, outcome));
             if finished.is_err() {
                 return false;
             }
@@ -270,7 +270,7 @@ impl Worker {
             done = host.clock().now();
             let (finished, follows) = match next {
                 Some(_) => (self.finish(begin, done, outcome), None),
-                None => own_launch::follow(seat.crew(), || self.finish(begin, done, outcome)),
+                None => own_launch::follow(Wanted::Of(seat.crew().clone()), || self.finish(begin, done, outcome)),
             };
             finished?;
             if follows.is_some() {

@@ -18,7 +18,7 @@ thread_local! {
 }
 
 /// Which launch a thread takes.
-enum Wanted {
+pub(super) enum Wanted {
     None,
     /// One that is over soon.
     Brief,
@@ -69,15 +69,9 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     submitted
 }
 
-/// Sees to the end of a launch by `finish`, as a thread of `crew`; with the lane whose launch follows from it, held for the thread, if that is no lane that somebody has.
-pub(super) fn follow<T>(crew: &Arc<Crew>, finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
-    let (finished, taken) = taken(Wanted::Of(crew.clone()), finish);
-    (finished, taken.map(|taken| taken.seat))
-}
-
-/// The same as a guest, who takes what is left of a batch alone.
-pub(super) fn follow_briefly<T>(finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
-    let (finished, taken) = taken(Wanted::BriefRest, finish);
+/// Sees to the end of a launch by `finish`; with the lane whose launch follows from it and is wanted, held for the thread, if that is no lane that somebody has.
+pub(super) fn follow<T>(wanted: Wanted, finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
+    let (finished, taken) = taken(wanted, finish);
     (finished, taken.map(|taken| taken.seat))
 }
 

@@ -1,14 +1,19 @@
 //! Measures what `auto` decides by, and remembers it for the next start.
 
-use downbeat_core::Duration;
+use std::sync::mpsc;
+
 use downbeat_core::device::{Overlap, OverlapPoint};
+use downbeat_core::{Duration, median};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Clock;
 use crate::pair_profiler;
 use crate::sampler::Subject;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
+/// How often something is handed over to see what that takes.
+const ROUNDS: usize = 400;
 
 /// What is stored of a model file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,4 +41,23 @@ pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<O
         together: mean(pair.together),
     });
     Some(Overlap::new(points.collect())).filter(|overlap| !overlap.points().is_empty())
+}
+
+/// What it takes to hand something over to a thread that waits for it, on this machine as it is now; `None` if there is no thread for it.
+pub fn hand_over_time(clock: Clock) -> Option<Duration> {
+    let ((there, arrives), (back, returns)) = (mpsc::sync_channel(1), mpsc::sync_channel(1));
+    std::thread::scope(|scope| {
+        let echo = move || while arrives.recv().is_ok_and(|()| back.send(()).is_ok()) {};
+        std::thread::Builder::new().name("hand-over".to_owned()).spawn_scoped(scope, echo).ok()?;
+        let round = |_| {
+            let begin = clock.now();
+            there.send(()).ok()?;
+            returns.recv().ok()?;
+            Some(clock.now().since(begin))
+        };
+        let times = (0..ROUNDS).map(round).collect::<Option<Vec<_>>>()?;
+        drop(there);
+        // There and back.
+        Some(Duration::from_nanos(median(times)?.as_nanos() / 2))
+    })
 }

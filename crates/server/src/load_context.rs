@@ -9,10 +9,10 @@ use downbeat_engine::MemoryBudget;
 use downbeat_repository::ModelDefinition;
 use parking_lot::Mutex;
 
+use crate::auto_profiler;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::Engines;
-use crate::host;
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -145,7 +145,7 @@ impl LoadContext {
     pub fn launch_time(&self, turn: &LoadTurn<'_>) -> Option<Duration> {
         let known = *self.launch.lock();
         known.or_else(|| {
-            let measured = turn.timed(|| host::hand_over_time(self.clock)).0;
+            let measured = turn.timed(|| auto_profiler::hand_over_time(self.clock)).0;
             *self.launch.lock() = measured;
             measured
         })

@@ -4,7 +4,7 @@
 //! ran, without a change of threads.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::Thread;
 
 use downbeat_core::Duration;
@@ -13,10 +13,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::hosted_model::EngineLane;
 use super::lane::Work;
-use crate::clock::Clock;
-
-/// How often something is handed over to see what that takes.
-const ROUNDS: usize = 400;
 
 /// The threads of a partition's lanes.
 #[derive(Default)]
@@ -177,26 +173,6 @@ impl Seat {
         self.arrived.notify_one();
         self.crew.change(|duty| duty.surplus += 1);
     }
-}
-
-/// What it takes to hand something over to a thread that waits for it, on this machine as it is now; `None` if there is no thread for it.
-pub(crate) fn hand_over_time(clock: Clock) -> Option<Duration> {
-    let ((there, arrives), (back, returns)) = (mpsc::sync_channel(1), mpsc::sync_channel(1));
-    std::thread::scope(|scope| {
-        let echo = move || while arrives.recv().is_ok_and(|()| back.send(()).is_ok()) {};
-        std::thread::Builder::new().name("hand-over".to_owned()).spawn_scoped(scope, echo).ok()?;
-        let round = |_| {
-            let begin = clock.now();
-            there.send(()).ok()?;
-            returns.recv().ok()?;
-            Some(clock.now().since(begin))
-        };
-        let mut times: Vec<Duration> = (0..ROUNDS).map(round).collect::<Option<_>>()?;
-        drop(there);
-        times.sort_unstable();
-        // There and back.
-        Some(Duration::from_nanos(times[ROUNDS / 2].as_nanos() / 2))
-    })
 }
 
 #[cfg(test)]

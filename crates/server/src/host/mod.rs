@@ -41,7 +41,6 @@ mod request_table;
 mod served;
 mod tensors;
 
-pub(crate) use crew::hand_over_time;
 pub use device_host::DeviceHost;
 pub use history::{PastLaunch, REMEMBERED};
 pub use hosted_model::{HostedModel, WarmUpLanes};

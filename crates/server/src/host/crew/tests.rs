@@ -1,6 +1,7 @@
 //! Who runs what follows from a launch: a model in two stages, each a lane of its own, on an engine that waits where the test wants it to.
 
 use std::ops::Range;
+use std::sync::mpsc;
 use std::thread::ThreadId;
 use std::time::Duration as StdDuration;
 

@@ -78,8 +78,12 @@ impl Drop for Outbox {
 /// Answers requests by `answer`, and sends the answers when all are there: an event loop that sleeps would else wake for the first, often in place of this thread, and for
 /// each of the others again.
 pub fn together<T>(answer: impl FnOnce() -> T) -> T {
-    OUTBOX.set(Some(Vec::new()));
-    let _sends = Outbox;
+    // In the middle of answering, as where the last request of a version lets go of it, there is one: what is in it is sent with the rest.
+    let is_first = OUTBOX.with_borrow(Option::is_none);
+    if is_first {
+        OUTBOX.set(Some(Vec::new()));
+    }
+    let _sends = is_first.then(|| Outbox);
     answer()
 }
 
@@ -128,6 +132,26 @@ mod tests {
         assert_eq!(way.blocking_recv_many(&mut come, 10), 2);
         assert_eq!(come.iter().map(SmallVec::len).collect::<Vec<_>>(), [2, 1], "two were sent together");
         come.into_iter().flatten().for_each(Delivery::deliver);
+        let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
+        assert_eq!(got, [[1], [2], [3]]);
+    }
+
+    #[test]
+    fn what_is_answered_in_the_middle_of_answering_comes_with_the_rest() {
+        let mut way = of_this_thread();
+        let (replies, mut waiting): (Vec<_>, Vec<_>) = (0..3).map(|_| Reply::channel()).unzip();
+        let send = move || {
+            let mut send = (1..).zip(replies).map(|(byte, reply)| reply.send(answer(byte)));
+            together(|| {
+                send.next();
+                together(|| send.next());
+                send.next();
+            });
+        };
+        std::thread::spawn(send).join().unwrap();
+        let come = way.try_recv().unwrap();
+        assert!(way.try_recv().is_err(), "all were sent together");
+        come.into_iter().for_each(Delivery::deliver);
         let got: Vec<Vec<u8>> = waiting.iter_mut().map(|answer| bytes(answer.try_recv().unwrap())).collect();
         assert_eq!(got, [[1], [2], [3]]);
     }

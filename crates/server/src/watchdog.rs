@@ -149,8 +149,8 @@ impl Watchdog {
 
     /// Whether a thread is at work, or was left behind.
     pub fn is_busy(&self) -> bool {
-        self.state.lock().left_behind > 0
-            || self.posts().iter().any(|post| !matches!(*post.doing.lock(), Doing::Nothing))
+        let left_behind = self.state.lock().left_behind;
+        left_behind > 0 || self.posts().iter().any(|post| !matches!(*post.doing.lock(), Doing::Nothing))
     }
 
     /// Only a new process can mend what is wrong: `reason`.
@@ -183,15 +183,10 @@ impl Watchdog {
         self.hopeless();
         for post in self.posts() {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
-            let mut state = self.state.lock();
-            state.left_behind += 1;
-            if state.left_behind == self.most_left_behind {
-                tracing::error!(
-                    threads = state.left_behind,
-                    "not live any more: as many threads are left behind as there are cores"
-                );
+            let threads = self.state.lock().left_behind;
+            if threads == self.most_left_behind {
+                tracing::error!(threads, "not live any more: as many threads are left behind as there are cores");
             }
-            drop(state);
             if let Some(owner) = post.owner.upgrade() {
                 owner.leave_behind(&reason);
             }
@@ -327,6 +322,41 @@ impl Post {
             }
         };
         *doing = Doing::LeftBehind(reason.clone(), health);
+        // Under the lock of what the thread does: it may come back right after.
+        self.watchdog.state.lock().left_behind += 1;
         Some(reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+
+    impl Owner for Nobody {
+        fn leave_behind(&self, _reason: &str) {}
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_before_its_work_is_seen_to_is_not_left_behind() {
+        let limits = RunLimits::default();
+        let watchdog = Arc::new(Watchdog {
+            limits,
+            clock: Clock::start(),
+            engine: Arc::new(downbeat_engine::Emulated::new()),
+            posts: Mutex::default(),
+            state: Mutex::default(),
+            most_left_behind: 1,
+        });
+        let post = watchdog.post(Weak::<Nobody>::new());
+        let health = Arc::new(ModelHealth::new("m".into(), "1".into()));
+        assert!(post.begin(&health, 0, Duration::ZERO));
+        let hour = |hours: u64| Time::ZERO + Duration::from_millis(hours * 3_600_000);
+        assert_eq!(post.look(hour(1), &limits), None, "it is told to end");
+        assert!(post.look(hour(2), &limits).is_some());
+        assert!(watchdog.is_busy() && watchdog.hopeless().is_some());
+        assert!(post.end().is_some());
+        assert!(!watchdog.is_busy() && watchdog.hopeless().is_none());
     }
 }

@@ -96,7 +96,7 @@ impl Metrics {
     /// If two metrics had the same name: a defect.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::new(&registry)?);
+        let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
         Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
     }
 

@@ -218,8 +218,7 @@ impl LoadedVersion {
 
     /// Counts a request that was answered by a run of its own after its batch had failed, `took` after its arrival.
     pub fn record_alone(&self, rows: u32, took: Duration) {
-        let none =
-            Phases { compute_input: Duration::ZERO, compute_infer: Duration::ZERO, compute_output: Duration::ZERO };
+        let none = Phases::default();
         self.metrics.record_batch(rows, none, std::iter::once((Duration::ZERO, took, false)));
         let request = std::iter::once((Duration::ZERO, took));
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, none, request);

@@ -7,16 +7,15 @@ use downbeat_protocol::inference as pb;
 
 /// How often, and for how long in all.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Tally {
+struct Tally {
     count: u64,
     total: Duration,
 }
 
 impl Tally {
-    /// Adds `count` requests that took `each` long.
-    pub fn add(&mut self, count: u64, each: Duration) {
-        self.count += count;
-        self.total += each.saturating_mul(count);
+    fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.total += took;
     }
 
     fn to_proto(self) -> pb::StatisticDuration {
@@ -35,11 +34,20 @@ pub struct Phases {
     pub compute_output: Duration,
 }
 
+/// How often each phase, and for how long in all.
 #[derive(Clone, Copy, Default, Debug)]
-struct BatchTally {
+struct PhaseTally {
     compute_input: Tally,
     compute_infer: Tally,
     compute_output: Tally,
+}
+
+impl PhaseTally {
+    fn add(&mut self, phases: Phases) {
+        self.compute_input.add(phases.compute_input);
+        self.compute_infer.add(phases.compute_infer);
+        self.compute_output.add(phases.compute_output);
+    }
 }
 
 /// Counts and times of one model version.
@@ -51,10 +59,8 @@ pub struct Statistics {
     success: Tally,
     fail: Tally,
     queue: Tally,
-    compute_input: Tally,
-    compute_infer: Tally,
-    compute_output: Tally,
-    batches: BTreeMap<u32, BatchTally>,
+    phases: PhaseTally,
+    batches: BTreeMap<u32, PhaseTally>,
 }
 
 impl Statistics {
@@ -70,21 +76,16 @@ impl Statistics {
         self.inferences += u64::from(rows);
         self.last_inference_ms = now_ms;
         for (queued, total) in requests {
-            self.queue.add(1, queued);
-            self.success.add(1, total);
-            self.compute_input.add(1, phases.compute_input);
-            self.compute_infer.add(1, phases.compute_infer);
-            self.compute_output.add(1, phases.compute_output);
+            self.queue.add(queued);
+            self.success.add(total);
+            self.phases.add(phases);
         }
-        let batch = self.batches.entry(rows).or_default();
-        batch.compute_input.add(1, phases.compute_input);
-        batch.compute_infer.add(1, phases.compute_infer);
-        batch.compute_output.add(1, phases.compute_output);
+        self.batches.entry(rows).or_default().add(phases);
     }
 
     /// Counts a request that got an error `after` its arrival.
     pub fn record_failure(&mut self, after: Duration) {
-        self.fail.add(1, after);
+        self.fail.add(after);
     }
 
     /// The protocol's message.
@@ -99,9 +100,9 @@ impl Statistics {
                 success: Some(self.success.to_proto()),
                 fail: Some(self.fail.to_proto()),
                 queue: Some(self.queue.to_proto()),
-                compute_input: Some(self.compute_input.to_proto()),
-                compute_infer: Some(self.compute_infer.to_proto()),
-                compute_output: Some(self.compute_output.to_proto()),
+                compute_input: Some(self.phases.compute_input.to_proto()),
+                compute_infer: Some(self.phases.compute_infer.to_proto()),
+                compute_output: Some(self.phases.compute_output.to_proto()),
                 cache_hit: Some(pb::StatisticDuration::default()),
                 cache_miss: Some(pb::StatisticDuration::default()),
             }),

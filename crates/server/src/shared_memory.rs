@@ -97,11 +97,6 @@ impl SharedMemory {
         Ok(self)
     }
 
-    /// Whether clients may register regions.
-    pub fn is_enabled(&self) -> bool {
-        !self.disabled
-    }
-
     /// Whether clients may register regions of GPUs' memory.
     pub fn has_cuda(&self) -> bool {
         !self.gpus.is_empty()

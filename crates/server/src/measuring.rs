@@ -129,7 +129,7 @@ impl Measuring<'_> {
     fn keep(&self, key: Result<String, String>, threads: usize, settled: bool, measurements: Vec<Measurement>) {
         let (model, engine) = self.source.names();
         let stored = StoredProfile { model, engine, threads, settled, measurements };
-        self.source.keep(key, "the latency profile", &stored);
+        self.source.store.keep(key, "the latency profile", &stored);
     }
 
     /// Measures the batches of all sizes, on one thread or, where that is faster, on as many as it may have.
@@ -252,7 +252,7 @@ impl Measuring<'_> {
             let overlap = overlap?;
             if was_alone {
                 let stored = StoredAuto { launch, overlap: overlap.clone() };
-                self.source.keep(key, "what two lanes do together", &stored);
+                self.source.store.keep(key, "what two lanes do together", &stored);
             }
             Some(overlap)
         };

@@ -11,7 +11,6 @@ use downbeat_engine::{
 use downbeat_protocol::inference::ModelOptimizationPolicy;
 use downbeat_protocol::inference::model_optimization_policy::ModelPriority;
 use downbeat_repository::{ModelDefinition, ModelFormat};
-use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::load_turns::LoadTurn;
@@ -99,7 +98,7 @@ impl<'a> ModelSource<'a> {
         {
             let (model, engine) = self.names();
             let stored = StoredOperators { model, engine, threads, operators: (**operators).clone() };
-            self.keep(key, "what its operators take", &stored);
+            self.store.keep(key, "what its operators take", &stored);
         }
         Ok(model)
     }
@@ -107,11 +106,6 @@ impl<'a> ModelSource<'a> {
     /// Its file, and its engine's name, for what is stored.
     pub fn names(&self) -> (std::path::PathBuf, String) {
         (self.options.path.clone(), self.engine.info().name.to_owned())
-    }
-
-    /// Stores what was measured of it, `what` in words.
-    pub fn keep(&self, key: Result<String, String>, what: &str, measured: &impl Serialize) {
-        self.store.keep(key, what, measured);
     }
 
     /// What the key of all begins with that is measured of it with these threads. Reads the file, once.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
@@ -38,74 +38,96 @@ const DEVICE_BUFFER_BYTES: usize = 64 << 10;
 /// had something to write ends, with a warning and in the metrics; serving goes on. What was written by then plays again.
 #[derive(Debug)]
 pub struct DecisionLog {
-    to_writer: Sender<ToWriter>,
     shared: Arc<Shared>,
+    /// The shards', then the matchmaker's.
+    machines: Vec<Arc<LogFile>>,
+    devices: Mutex<Vec<Arc<LogFile>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// `None`: without a folder there are no logs of devices.
     folder: Option<PathBuf>,
-    devices: Mutex<Vec<Arc<DeviceFile>>>,
     /// Held, so that no other server writes here.
     _lock: Option<File>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// The shards', then the matchmaker's.
-    logs: Vec<Log>,
+    /// What is to be written where; `None`: nothing comes after this.
+    to_writer: Sender<Option<(Arc<LogFile>, Vec<u8>)>>,
     waiting_bytes: AtomicUsize,
     most_waiting_bytes: usize,
     written_bytes: IntCounter,
     closed: AtomicBool,
 }
 
+/// The log of a part of the scheduler or of a device: lines of JSON.
 #[derive(Debug)]
-struct Log {
+pub struct LogFile {
     path: PathBuf,
+    file: Mutex<File>,
+    /// What is gathered before it is passed on.
+    buffer: Mutex<Vec<u8>>,
     ended: AtomicBool,
     /// 1 once it has ended before the server did.
     lost: IntCounter,
-}
-
-/// The log of a device: lines of JSON.
-#[derive(Debug)]
-pub struct DeviceFile {
-    log: Log,
-    file: Mutex<File>,
-    buffer: Mutex<Vec<u8>>,
-    to_writer: Sender<ToWriter>,
     shared: Arc<Shared>,
 }
 
-impl DeviceFile {
+impl LogFile {
+    fn new(path: PathBuf, file: File, shared: &Arc<Shared>, metrics: &Metrics) -> Arc<Self> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Arc::new(LogFile {
+            path,
+            file: Mutex::new(file),
+            buffer: Mutex::default(),
+            ended: AtomicBool::new(false),
+            lost: metrics.decision_log_ended(&name),
+            shared: shared.clone(),
+        })
+    }
+
     /// Writes lines. They are passed on with others, at the latest with the next [`DecisionLog::flush_devices`].
     pub fn append(self: &Arc<Self>, lines: &[u8]) {
         let mut buffer = self.buffer.lock();
         buffer.extend_from_slice(lines);
         if buffer.len() >= DEVICE_BUFFER_BYTES {
-            self.pass_on(&mut buffer);
+            self.pass_on(std::mem::take(&mut *buffer));
         }
     }
 
-    fn pass_on(self: &Arc<Self>, buffer: &mut Vec<u8>) {
-        let bytes = std::mem::take(buffer);
+    /// Has the thread write this; says whether it will.
+    fn pass_on(self: &Arc<Self>, bytes: Vec<u8>) -> bool {
         let (shared, length) = (&self.shared, bytes.len());
-        if length == 0 || shared.closed.load(Ordering::SeqCst) || self.log.ended.load(Ordering::Relaxed) {
-            return;
+        if shared.closed.load(Ordering::SeqCst) || self.ended.load(Ordering::Relaxed) {
+            return false;
         }
         if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
             shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
-            return self.log.end("the disk is too slow: too much waits to be written");
+            self.end("the disk is too slow: too much waits to be written");
+            return false;
         }
         // A writer that is gone was closed.
-        let _ = self.to_writer.send(ToWriter::Device(self.clone(), bytes));
+        shared.to_writer.send(Some((self.clone(), bytes))).is_ok()
     }
-}
 
-enum ToWriter {
-    Bytes(usize, Vec<u8>),
-    Device(Arc<DeviceFile>, Vec<u8>),
-    /// Nothing comes after this.
-    Close,
+    fn write(&self, bytes: &[u8]) {
+        // What comes after a gap would not play again.
+        if !self.ended.load(Ordering::Relaxed) {
+            match self.file.lock().write_all(bytes) {
+                Ok(()) => self.shared.written_bytes.inc_by(bytes.len() as u64),
+                Err(error) => self.end(&error.to_string()),
+            }
+        }
+        self.shared.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+    }
+
+    /// Nothing more is written to it.
+    fn end(&self, why: &str) {
+        if !self.ended.swap(true, Ordering::Relaxed) {
+            self.lost.inc();
+            let file = self.path.display();
+            tracing::warn!(%file, why, "a decision log ends here; serving goes on. What was written can be replayed");
+        }
+    }
 }
 
 impl DecisionLog {
@@ -120,66 +142,50 @@ impl DecisionLog {
                 folder.display()
             )
         })?;
-        let mut log = Self::start(files, Some(lock), MAX_WAITING_BYTES, metrics)?;
-        log.folder = Some(folder.to_owned());
+        let mut log = Self::start(files, MAX_WAITING_BYTES, metrics)?;
+        (log.folder, log._lock) = (Some(folder.to_owned()), Some(lock));
         Ok(log)
     }
 
     /// The log of a device; `None` if there is none, or it cannot be made, which is said.
-    pub fn device(&self, device: usize, metrics: &Metrics) -> Option<Arc<DeviceFile>> {
-        let name = format!("{DEVICE}{device}");
-        let path = self.folder.as_ref()?.join(format!("{name}.{EXTENSION}"));
-        let file = match File::create(&path) {
-            Ok(file) => file,
-            Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "there will be no decision log of this device");
-                return None;
-            }
-        };
-        let log = Log { path, ended: AtomicBool::new(false), lost: metrics.decision_log_ended(&name) };
-        let file = Arc::new(DeviceFile {
-            log,
-            file: Mutex::new(file),
-            buffer: Mutex::default(),
-            to_writer: self.to_writer.clone(),
-            shared: self.shared.clone(),
+    pub fn device(&self, device: usize, metrics: &Metrics) -> Option<Arc<LogFile>> {
+        let path = self.folder.as_ref()?.join(format!("{DEVICE}{device}.{EXTENSION}"));
+        let file = File::create(&path).inspect_err(|error| {
+            tracing::warn!(file = %path.display(), %error, "there will be no decision log of this device");
         });
-        self.devices.lock().push(file.clone());
-        Some(file)
+        let log = LogFile::new(path.clone(), file.ok()?, &self.shared, metrics);
+        self.devices.lock().push(log.clone());
+        Some(log)
     }
 
     /// Passes on what has not been written of the devices' logs.
     pub fn flush_devices(&self) {
         for file in self.devices.lock().iter() {
-            file.pass_on(&mut file.buffer.lock());
+            let mut buffer = file.buffer.lock();
+            if !buffer.is_empty() {
+                file.pass_on(std::mem::take(&mut *buffer));
+            }
         }
     }
 
-    fn start(
-        files: Vec<(PathBuf, File)>,
-        lock: Option<File>,
-        most_waiting_bytes: usize,
-        metrics: &Metrics,
-    ) -> anyhow::Result<Self> {
-        let (paths, files): (Vec<PathBuf>, Vec<File>) = files.into_iter().unzip();
-        let log = |path: PathBuf| {
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            Log { path, ended: AtomicBool::new(false), lost: metrics.decision_log_ended(&name) }
-        };
+    fn start(files: Vec<(PathBuf, File)>, most_waiting_bytes: usize, metrics: &Metrics) -> anyhow::Result<Self> {
+        let (to_writer, messages) = channel::<Option<(Arc<LogFile>, Vec<u8>)>>();
         let shared = Arc::new(Shared {
-            logs: paths.into_iter().map(log).collect(),
+            to_writer,
             waiting_bytes: AtomicUsize::new(0),
             most_waiting_bytes,
             written_bytes: metrics.decision_log_bytes(),
             closed: AtomicBool::new(false),
         });
-        let (to_writer, messages) = channel();
-        let writer = {
-            let shared = shared.clone();
-            std::thread::Builder::new().name("decision-log".to_owned()).spawn(move || shared.write(files, &messages))?
+        let write = move || {
+            while let Ok(Some((file, bytes))) = messages.recv() {
+                file.write(&bytes);
+            }
         };
-        let devices = Mutex::default();
-        Ok(DecisionLog { to_writer, shared, writer: Mutex::new(Some(writer)), folder: None, devices, _lock: lock })
+        let writer = std::thread::Builder::new().name("decision-log".to_owned()).spawn(write)?;
+        let machines = files.into_iter().map(|(path, file)| LogFile::new(path, file, &shared, metrics)).collect();
+        let (devices, writer) = (Mutex::default(), Mutex::new(Some(writer)));
+        Ok(DecisionLog { shared, machines, devices, writer, folder: None, _lock: None })
     }
 
     /// Writes what has been appended, and ends. Nothing is written after it.
@@ -188,7 +194,7 @@ impl DecisionLog {
         self.shared.closed.store(true, Ordering::SeqCst);
         if let Some(writer) = self.writer.lock().take() {
             // It is there to take this: it ends by nothing else. If it has panicked, that was said already.
-            let _ = self.to_writer.send(ToWriter::Close);
+            let _ = self.shared.to_writer.send(None);
             let _ = writer.join();
         }
     }
@@ -202,63 +208,11 @@ impl Drop for DecisionLog {
 
 impl LogSink for DecisionLog {
     fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool {
-        let shared = &self.shared;
         let index = match machine {
             MachineKind::Shard { index, .. } => index as usize,
-            MachineKind::Matchmaker | MachineKind::Scheduler => shared.logs.len() - 1,
+            MachineKind::Matchmaker | MachineKind::Scheduler => self.machines.len() - 1,
         };
-        let length = bytes.len();
-        if shared.closed.load(Ordering::SeqCst) || shared.logs[index].ended.load(Ordering::Relaxed) {
-            return false;
-        }
-        if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
-            shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
-            shared.logs[index].end("the disk is too slow: too much waits to be written");
-            return false;
-        }
-        self.to_writer.send(ToWriter::Bytes(index, bytes)).is_ok()
-    }
-}
-
-impl Shared {
-    /// The life of the thread that writes.
-    fn write(&self, mut files: Vec<File>, messages: &Receiver<ToWriter>) {
-        while let Ok(message) = messages.recv() {
-            let bytes = match message {
-                ToWriter::Bytes(index, bytes) => {
-                    self.write_to(&self.logs[index], &mut files[index], &bytes);
-                    bytes
-                }
-                ToWriter::Device(device, bytes) => {
-                    self.write_to(&device.log, &mut device.file.lock(), &bytes);
-                    bytes
-                }
-                ToWriter::Close => return,
-            };
-            self.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
-        }
-    }
-
-    fn write_to(&self, log: &Log, file: &mut File, bytes: &[u8]) {
-        // What comes after a gap would not play again.
-        if !log.ended.load(Ordering::Relaxed) {
-            match file.write_all(bytes) {
-                Ok(()) => self.written_bytes.inc_by(bytes.len() as u64),
-                Err(error) => log.end(&error.to_string()),
-            }
-        }
-    }
-}
-
-impl Log {
-    /// Nothing more is written to it.
-    fn end(&self, why: &str) {
-        let Log { path, ended, lost } = self;
-        if !ended.swap(true, Ordering::Relaxed) {
-            lost.inc();
-            let file = path.display();
-            tracing::warn!(%file, why, "a decision log ends here; serving goes on. What was written can be replayed");
-        }
+        self.machines[index].pass_on(bytes)
     }
 }
 
@@ -321,7 +275,7 @@ mod tests {
             let file = File::options().write(true).create(true).truncate(false).open(&path).unwrap();
             (path, file)
         });
-        DecisionLog::start(files.into(), None, most_waiting_bytes, metrics).unwrap()
+        DecisionLog::start(files.into(), most_waiting_bytes, metrics).unwrap()
     }
 
     fn lost(metrics: &Metrics, name: &str) -> u64 {

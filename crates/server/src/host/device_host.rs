@@ -26,7 +26,7 @@ use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;
 use crate::clock::Clock;
-use crate::decision_log::DeviceFile;
+use crate::decision_log::LogFile;
 use crate::driver::{DevicePool, QueuedCall};
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
@@ -53,7 +53,7 @@ pub struct DeviceHost {
     alarm: Condvar,
     history: Mutex<History>,
     /// Where the scheduler is written down.
-    log: Option<Arc<DeviceFile>>,
+    log: Option<Arc<LogFile>>,
     /// Whose batches come to the slots.
     cluster: OnceLock<Weak<Cluster<DevicePool>>>,
 }
@@ -132,7 +132,7 @@ impl DeviceHost {
         clock: Clock,
         metrics: DeviceMetrics,
         watchdog: Arc<Watchdog>,
-        log: Option<Arc<DeviceFile>>,
+        log: Option<Arc<LogFile>>,
     ) -> std::io::Result<Arc<Self>> {
         let mut journal = DeviceJournal::new(log.is_some().then(|| format!("device {device}")));
         let layout = DeviceInput::Layout(Layout { shared_lanes: vec![0; parts.len().max(1)] });

@@ -37,9 +37,9 @@ mod padding_watch;
 mod policy_guard;
 mod preparation;
 mod request_table;
-#[cfg(test)]
-mod served;
 mod tensors;
+#[cfg(test)]
+mod test_support;
 
 pub use device_host::DeviceHost;
 pub use history::{PastLaunch, REMEMBERED};

@@ -10,7 +10,7 @@ use downbeat_core::device::{ModelSpec, PartitionId, SegmentProfile, StagedOption
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{LoadError, Model, Place, RunError, State};
 
-use super::super::served::{self, Served, item};
+use super::super::test_support::{self, Served, item};
 use super::*;
 use crate::options::RunLimits;
 
@@ -82,7 +82,7 @@ fn two_stages(begun: &Arc<Begun>, waits: Waits) -> Served {
         drop: false,
         queue_bound: 100,
     };
-    let model = TwoStages { signature: served::signature(), begun: begun.clone(), waits };
+    let model = TwoStages { signature: test_support::signature(), begun: begun.clone(), waits };
     let policy = ModelSpec::new(&options, PartitionId::default());
     Served::new(Arc::new(model), policy, &[], RunLimits::default(), Arc::new(|_, _, _| Ok(())))
 }

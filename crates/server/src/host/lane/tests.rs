@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::PastLaunch;
 use super::super::own_launch::run_own;
-use super::super::served::{self, Answer, Served, failure, item};
+use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
 
@@ -214,7 +214,7 @@ impl OneLane {
     fn of(limits: RunLimits, is_bounded: bool) -> OneLane {
         let device = Arc::new(Device::default());
         let policy = ModelSpec::new(&AtOnceOptions, PartitionId::default());
-        let engine = Arc::new(EchoModel { signature: served::signature(), device: device.clone(), is_bounded });
+        let engine = Arc::new(EchoModel { signature: test_support::signature(), device: device.clone(), is_bounded });
         let served = Served::new(engine, policy, &[], limits, Arc::new(|_, _, _| Ok(())));
         OneLane { served, device }
     }

@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
-use super::super::served::{self, Answer, Served, failure, item};
+use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
 
@@ -263,7 +263,7 @@ fn serve(options: MoverOptions) -> (Served, Arc<Device>) {
         Ok(())
     });
     let policy = ModelSpec::new(&options, PartitionId::default());
-    let engine = Arc::new(EchoModel(served::signature(), device.clone()));
+    let engine = Arc::new(EchoModel(test_support::signature(), device.clone()));
     (Served::new(engine, policy, &parts, RunLimits::default(), warm_up), device)
 }
 

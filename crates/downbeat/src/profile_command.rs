@@ -100,7 +100,7 @@ pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
 
 /// Shows or forgets what the server has kept.
 fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
-    let Some(folder) = store.folder() else {
+    let Some(folder) = &store.folder else {
         bail!("profiles are kept nowhere: neither --profile-cache nor HOME says where");
     };
     let mut out = out();

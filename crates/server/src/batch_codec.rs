@@ -26,14 +26,15 @@ pub const PROFILED_LENGTH: i64 = 32;
 #[derive(Debug)]
 pub struct BatchCodec {
     /// In the engine's order.
-    inputs: Vec<TensorBinding>,
+    pub inputs: Vec<TensorBinding>,
     /// In the configuration's order.
-    outputs: Vec<TensorBinding>,
+    pub outputs: Vec<TensorBinding>,
     /// For each input, what it is where a request leaves it out; `None`: no request may.
     defaults: Vec<Option<LeftOut>>,
     /// Whether the first dimension of every tensor is the batch.
-    batched: bool,
-    max_batch: u32,
+    pub batched: bool,
+    /// The most items of a batch.
+    pub max_batch: u32,
     input_memory: InputMemory,
     /// What requests of our own making hold.
     fill: Fill,
@@ -171,20 +172,10 @@ impl BatchCodec {
         filled.and_then(|filled| u32::try_from(filled).ok()).unwrap_or(length)
     }
 
-    /// The most items a batch may have.
-    pub fn max_batch(&self) -> u32 {
-        self.max_batch
-    }
-
     /// Inputs and outputs as clients see them; the batch dimension is -1.
     pub fn signature(&self) -> Signature {
         let specs = |bindings: &[TensorBinding]| bindings.iter().map(|b| b.client.clone()).collect();
         Signature { inputs: specs(&self.inputs), outputs: specs(&self.outputs) }
-    }
-
-    /// The inputs, in the engine's order.
-    pub fn inputs(&self) -> &[TensorBinding] {
-        &self.inputs
     }
 
     /// The shapes that the model's inputs have in service; `longest`: what varies beside the batch is at most so long, where that is known.
@@ -199,11 +190,6 @@ impl BatchCodec {
             ShapeRange { name: input.client.name.clone(), least, most }
         };
         self.inputs.iter().map(range).collect()
-    }
-
-    /// Whether the first dimension of every tensor is the batch.
-    pub fn is_batched(&self) -> bool {
-        self.batched
     }
 
     /// The sizes of each input of a request, the batch dimension left out, in the engine's order.
@@ -232,11 +218,6 @@ impl BatchCodec {
             let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
             self.engine_shape(index, rows, &item)
         })
-    }
-
-    /// The outputs, in the configuration's order.
-    pub fn outputs(&self) -> &[TensorBinding] {
-        &self.outputs
     }
 
     /// The sizes of an input that a client gives, the batch dimension left out.

@@ -11,7 +11,7 @@ use crate::error::ServiceError;
 
 /// A number of an output; all of one output are of one kind.
 #[derive(Clone, Copy)]
-enum Number {
+pub enum Number {
     Signed(i64),
     Unsigned(u64),
     Real(f64),
@@ -28,6 +28,15 @@ impl Number {
         }
     }
 
+    /// The nearest real number.
+    pub fn real(self) -> f64 {
+        match self {
+            Number::Signed(value) => value as f64,
+            Number::Unsigned(value) => value as f64,
+            Number::Real(value) => value,
+        }
+    }
+
     /// As C's `std::to_string` writes it (Triton's).
     fn text(self) -> String {
         match self {
@@ -40,7 +49,7 @@ impl Number {
 }
 
 /// The numbers of a tensor; `None` if it holds something else.
-fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
+pub fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
     fn read<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> Number) -> Vec<Number> {
         data.as_chunks::<N>().0.iter().map(|bytes| number(*bytes)).collect()
     }

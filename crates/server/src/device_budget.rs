@@ -32,19 +32,6 @@ struct OnDevice {
     lanes_from: DeviceShare,
 }
 
-/// A model that takes more than it may.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "it takes {takes} MiB of GPU {ordinal} ({parts}), and may take {may} MiB ({why}). Serve it with a smaller max_batch_size or in fewer lanes, serve fewer models, or use a larger GPU"
-)]
-pub struct TooLarge {
-    ordinal: u32,
-    takes: u64,
-    parts: String,
-    may: u64,
-    why: String,
-}
-
 impl<'a> DeviceBudget<'a> {
     /// Looks at the devices that a model is going to be on, before it is loaded. `limit`: what it may take of each, bytes; else what is free, but for a reserve.
     pub fn before(engine: &'a dyn Engine, devices: &[usize], limit: Option<u64>) -> Self {
@@ -126,8 +113,8 @@ impl<'a> DeviceBudget<'a> {
     /// Checks that a model does not take more than it may.
     ///
     /// # Errors
-    /// [`TooLarge`], with the numbers.
-    pub fn check(&self, model: &dyn Model, device: usize) -> Result<(), TooLarge> {
+    /// If it does, with the numbers.
+    pub fn check(&self, model: &dyn Model, device: usize) -> anyhow::Result<()> {
         let Some(Some(on)) = self.devices.get(device) else { return Ok(()) };
         let takes = self.taken(device);
         if takes <= on.may {
@@ -140,7 +127,13 @@ impl<'a> DeviceBudget<'a> {
             format!("{free} MiB were free, and {reserve} MiB are left to others; gpu_memory_mb sets another limit")
         };
         let parts = parts(takes, &model.device_share(device).unwrap_or_default());
-        Err(TooLarge { ordinal: on.before.ordinal, takes: mib(takes), parts, may: on.may >> 20, why })
+        anyhow::bail!(
+            "it takes {} MiB of GPU {} ({parts}), and may take {} MiB ({why}). Serve it with a smaller max_batch_size or in fewer lanes, serve fewer models, or \
+             use a larger GPU",
+            mib(takes),
+            on.before.ordinal,
+            on.may >> 20
+        );
     }
 
     /// Says what a model takes on each device where it has so many lanes, and which of the sizes that it wanted were not run for want of memory.

@@ -1,37 +1,9 @@
-//! What makes batches on a device, for which models: plain data.
+//! By which device policy a model's batches are made, as the options say.
 
 use downbeat_core::device::{BadSettings, ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::{DispatchPolicy, PolicyName};
 
-use crate::options::ServerOptions;
-
-/// What makes batches on a device, for which models.
-#[derive(Clone, PartialEq, Debug)]
-pub struct DeviceOptions {
-    /// Of models that are in no group and do not say it themselves.
-    pub policy: PolicyName,
-    /// Models with a policy and settings of their own. No model is in two.
-    pub groups: Vec<DeviceGroup>,
-    /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
-    pub partitions: Vec<String>,
-}
-
-impl Default for DeviceOptions {
-    fn default() -> Self {
-        DeviceOptions { policy: PolicyName::EXCLUSIVE, groups: Vec::new(), partitions: Vec::new() }
-    }
-}
-
-/// Models with a device policy and settings of their own.
-#[derive(Clone, PartialEq, Debug)]
-pub struct DeviceGroup {
-    /// Their names; `*`: all that no other group names.
-    pub models: Vec<String>,
-    /// What makes their batches; `None`: what the model's configuration says, or [`DeviceOptions::policy`].
-    pub policy: Option<PolicyName>,
-    /// How. Where `policy` does not say which, each policy takes those that it knows.
-    pub settings: WrittenSettings,
-}
+use crate::options::{DeviceGroup, DeviceOptions, ServerOptions};
 
 impl DeviceOptions {
     fn group(&self, model: &str) -> Option<&DeviceGroup> {

@@ -62,35 +62,33 @@ impl ServiceError {
         self
     }
 
+    /// The status of an HTTP answer with this error, and the code over gRPC.
+    fn status(&self) -> (StatusCode, tonic::Code) {
+        match self {
+            ServiceError::InvalidArgument(_) => (StatusCode::BAD_REQUEST, tonic::Code::InvalidArgument),
+            ServiceError::NotFound(_) => (StatusCode::NOT_FOUND, tonic::Code::NotFound),
+            ServiceError::AlreadyExists(_) => (StatusCode::CONFLICT, tonic::Code::AlreadyExists),
+            ServiceError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, tonic::Code::ResourceExhausted),
+            ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
+            ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
+            // nginx's "client closed request"; no registered status says it.
+            ServiceError::Cancelled(_) => {
+                (StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST), tonic::Code::Cancelled)
+            }
+            ServiceError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::Unavailable),
+            ServiceError::Unimplemented(_) => (StatusCode::NOT_IMPLEMENTED, tonic::Code::Unimplemented),
+            ServiceError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, tonic::Code::Internal),
+        }
+    }
+
     /// The gRPC status code.
     pub fn grpc_code(&self) -> tonic::Code {
-        match self {
-            ServiceError::InvalidArgument(_) => tonic::Code::InvalidArgument,
-            ServiceError::NotFound(_) => tonic::Code::NotFound,
-            ServiceError::AlreadyExists(_) => tonic::Code::AlreadyExists,
-            ServiceError::TooLarge(_) | ServiceError::QueueFull { .. } => tonic::Code::ResourceExhausted,
-            ServiceError::DeadlineExceeded(_) => tonic::Code::DeadlineExceeded,
-            ServiceError::Cancelled(_) => tonic::Code::Cancelled,
-            ServiceError::Unavailable(_) => tonic::Code::Unavailable,
-            ServiceError::Unimplemented(_) => tonic::Code::Unimplemented,
-            ServiceError::Internal(_) => tonic::Code::Internal,
-        }
+        self.status().1
     }
 
     /// The status of an HTTP answer with this error.
     pub fn http_status(&self) -> StatusCode {
-        match self {
-            ServiceError::InvalidArgument(_) => StatusCode::BAD_REQUEST,
-            ServiceError::NotFound(_) => StatusCode::NOT_FOUND,
-            ServiceError::AlreadyExists(_) => StatusCode::CONFLICT,
-            ServiceError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            ServiceError::QueueFull { .. } | ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            ServiceError::DeadlineExceeded(_) => StatusCode::GATEWAY_TIMEOUT,
-            // nginx's "client closed request"; no registered status says it.
-            ServiceError::Cancelled(_) => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
-            ServiceError::Unimplemented(_) => StatusCode::NOT_IMPLEMENTED,
-            ServiceError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+        self.status().0
     }
 
     /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is not the remedy.

@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::host::HostedVersion;
-use crate::metrics::{Metrics, ModelMetrics};
+use crate::metrics::ModelMetrics;
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
 use crate::policy_report::PolicyReport;
@@ -46,13 +46,15 @@ pub struct LoadedVersion {
     waiting: AtomicU32,
     /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
     probed_ns: AtomicU64,
-    health: Arc<ModelHealth>,
-    hosts: HostedVersion,
+    /// What became of its runs that took too long.
+    pub health: Arc<ModelHealth>,
+    /// The devices that it is on.
+    pub hosts: HostedVersion,
     policy: PolicyReport,
     /// What it holds of the CPU's memory, where it is on the CPU.
-    held: Option<HeldMemory>,
+    pub held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
-    _folder: Option<TempDir>,
+    pub folder: Option<TempDir>,
 }
 
 impl LoadedVersion {
@@ -75,45 +77,14 @@ impl LoadedVersion {
             hosts,
             policy,
             held: None,
-            _folder: None,
+            folder: None,
         }
-    }
-
-    /// The same version, which keeps `folder` as long as it lives.
-    #[must_use]
-    pub fn keeping(mut self, folder: Option<TempDir>) -> Self {
-        self._folder = folder;
-        self
-    }
-
-    /// The same version, which holds `held` as long as it lives.
-    #[must_use]
-    pub fn holding(mut self, held: Option<HeldMemory>) -> Self {
-        self.held = held;
-        self
-    }
-
-    /// Says what it holds of the CPU's memory, in the log and in metrics.
-    pub fn say_memory(&self, metrics: &Metrics) {
-        if let Some(held) = &self.held {
-            held.say(metrics, &self.name, &self.version);
-        }
-    }
-
-    /// The devices that it is on.
-    pub fn hosts(&self) -> &HostedVersion {
-        &self.hosts
     }
 
     /// Which policy it has, and what became of it.
     pub fn policy(&self) -> PolicyReport {
         let guard = self.hosts.guard().map(|guard| guard.report());
         PolicyReport { guard: guard.or_else(|| self.policy.guard.clone()), ..self.policy.clone() }
-    }
-
-    /// The engine's model.
-    pub fn model(&self) -> &dyn Model {
-        &*self.model
     }
 
     /// Whether a request may ever have the memory that its run takes.
@@ -127,11 +98,6 @@ impl LoadedVersion {
         memory
             .check(inputs.iter().map(|(shape, data)| (&shape[..], *data)))
             .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))
-    }
-
-    /// What became of its runs that took too long.
-    pub fn health(&self) -> &Arc<ModelHealth> {
-        &self.health
     }
 
     /// Why it is not ready at `now`, if that is so.

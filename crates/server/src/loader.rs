@@ -106,7 +106,7 @@ impl Loader {
             anyhow::bail!("a policy that was asked for is not looked at: this is a defect");
         };
         *definition = *completed;
-        if !loaded.hosts().is_routed() && self.context.executors_grow() {
+        if !loaded.hosts.is_routed && self.context.executors_grow() {
             self.grow(&loaded, self.context.at_once(definition))?;
         }
         Ok(loaded)

@@ -16,11 +16,11 @@ use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Paddi
 use crate::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load_turns::LONGEST_TURN;
 use crate::loaded_version::LoadedVersion;
-use crate::measuring::{Measuring, Profiled};
+use crate::measuring::Measuring;
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::model_source::{ModelSource, is_emulated};
 use crate::placement::Placed;
-use crate::policy_choice::{AutoSubject, Chosen, Why};
+use crate::policy_choice::{AutoSubject, Chosen, Profiled, Why};
 use crate::policy_report::PolicyReport;
 use crate::profiler::Threads;
 use crate::queue::Queue;
@@ -99,7 +99,7 @@ impl<'a> Loading<'a> {
         let most = part.map_or_else(|| most_threads(options), |part| part.threads);
         let threads = match options.chosen_threads(name) {
             // As it was looked at.
-            _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.threads),
+            _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
@@ -108,7 +108,7 @@ impl<'a> Loading<'a> {
         let refuses = |reason| PolicyError { policy: policy.name, reason };
         options.check_dispatch(name, policy.name, definition.dispatch).map_err(refuses)?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
-        let budget = DeviceBudget::before(&**engine, if on_gpus { placed.devices() } else { &[] }, limit);
+        let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
         let load = LoadOptions {
             memory: context.memory.clone(),
             ..LoadOptions::new(file.path, 1).with_cut(policy.settings.cut().0)
@@ -153,9 +153,7 @@ impl<'a> Loading<'a> {
             Why::Look(asked) => match self.look(asked, &runnable, &profiled) {
                 (report, None) => (report, None),
                 (report, Some((inputs, overlap))) => {
-                    let Profiled { profile, threads, settled } = profiled;
-                    let chosen = Chosen { report, inputs, overlap, profile, threads, settled };
-                    return Ok(LoadOutcome::Better(Box::new(chosen)));
+                    return Ok(LoadOutcome::Better(Box::new(Chosen { report, inputs, overlap, profiled })));
                 }
             },
         };
@@ -201,9 +199,9 @@ impl<'a> Loading<'a> {
         }
         if !is_emulated(&self.definition) {
             // Refuses what is no model, or points outside its folder, before any engine sees it.
-            downbeat_engine::inspect(self.source.path())?;
+            downbeat_engine::inspect(&self.source.options.path)?;
             if let Some(held) = &self.held {
-                let bytes = downbeat_engine::file_bytes(self.source.path())?;
+                let bytes = downbeat_engine::file_bytes(&self.source.options.path)?;
                 held.hold(MemoryPart::Weights, engine.weight_copies().saturating_mul(bytes))?;
             }
         }
@@ -245,7 +243,7 @@ impl<'a> Loading<'a> {
             return Ok((codec, None));
         }
         let padding = host::padding(&codec, self.policy).map_err(|error| self.refuses(error))?;
-        let largest = self.policy.settings.largest_request(codec.max_batch()).map_err(|error| self.refuses(error))?;
+        let largest = self.policy.settings.largest_request(codec.max_batch).map_err(|error| self.refuses(error))?;
         limit_batches(&mut self.definition, largest, "the device policy's lanes take no larger batches");
         self.warn_of_levels();
         Ok((of(&self.definition)?, padding))
@@ -269,15 +267,15 @@ impl<'a> Loading<'a> {
         mut codec: BatchCodec,
         padding: Option<Arc<Padding>>,
     ) -> anyhow::Result<Runnable> {
-        model.set_shapes(codec.shape_ranges(padding.as_deref().and_then(Padding::max_length)));
-        let devices = self.placed.devices();
+        model.set_shapes(codec.shape_ranges(padding.as_deref().and_then(|padding| padding.max_length)));
+        let devices = &self.placed.devices;
         let works = |device: &usize| model.lost(*device).is_none();
         let device = devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0);
         if let Some(padding) = &padding {
             host::check_padding(&codec, padding, &*model, device, self.context.clock)
                 .map_err(|error| self.refuses(error))?;
         }
-        model.set_batched(codec.is_batched());
+        model.set_batched(codec.batched);
         if let Some(held) = &self.held {
             held.hold(MemoryPart::Run, warm_up::largest_run(&*model, &codec))?;
         }
@@ -311,11 +309,8 @@ impl<'a> Loading<'a> {
     fn profile(&self, why: &Why, Runnable { model, codec, lane, .. }: &mut Runnable) -> anyhow::Result<Profiled> {
         let profiled = match why {
             Why::Chosen(chosen) => {
-                if chosen.threads > 1 {
-                    *lane = None;
-                    *model = self.source.load(chosen.threads)?;
-                }
-                Profiled { profile: chosen.profile.clone(), threads: chosen.threads, settled: chosen.settled }
+                self.measuring(codec).reload(chosen.profiled.threads, model, lane)?;
+                chosen.profiled.clone()
             }
             Why::Asked(_) | Why::Look(_) => self.measuring(codec).profile(model, lane)?,
         };
@@ -361,7 +356,7 @@ impl<'a> Loading<'a> {
 
     /// The most of its batches that run at once on its devices.
     fn at_once(&self) -> u32 {
-        self.context.at_once(&self.definition).min(self.placed.devices().len() as u32)
+        self.context.at_once(&self.definition).min(self.placed.devices.len() as u32)
     }
 
     /// What its policy decides by.
@@ -396,7 +391,7 @@ impl<'a> Loading<'a> {
             let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
             Arc::new(PolicyGuard::new(options, context.clock))
         });
-        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices().contains(&host.device());
+        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
         let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
         let setup = LaneSetup {
             id: context.driver.next_model(),
@@ -412,10 +407,10 @@ impl<'a> Loading<'a> {
             drop,
             queue_bound: context.queue_bound(definition),
             cores: (!self.on_gpus && !is_emulated(definition)).then_some(cores),
-            metrics: context.metrics.lanes(),
+            metrics: &context.metrics.lanes,
             memory: self.held.as_ref(),
             hosts: &hosts,
-            partition: self.placed.partition(),
+            partition: self.placed.partition,
             warm_up: warm_up::later(
                 self.source.engine.clone(),
                 definition.name.clone(),
@@ -454,7 +449,7 @@ impl<'a> Loading<'a> {
             _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
             // Nobody said how many devices there are to be: there come to be more.
             at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
-            at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices().len())),
+            at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices.len())),
         }
     }
 
@@ -469,7 +464,8 @@ impl<'a> Loading<'a> {
         let Loading { context, definition, version, placed, source, held, begin, routed, .. } = self;
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
-        let loaded = LoadedVersion::new(hosts, report, metrics, queue_bound).keeping(source.folder).holding(held);
+        let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
+        (loaded.held, loaded.folder) = (held, source.folder);
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
@@ -479,7 +475,9 @@ impl<'a> Loading<'a> {
         }
         let took = context.clock.now().since(begin);
         context.metrics.set_load_duration(&definition.name, &version, took);
-        loaded.say_memory(&context.metrics);
+        if let Some(held) = &loaded.held {
+            held.say(&context.metrics, &definition.name, &version);
+        }
         let engine = source.engine.info().name;
         tracing::info!(model = %definition.name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
         LoadOutcome::Ready(Arc::new(loaded), Box::new(definition))

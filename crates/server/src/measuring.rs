@@ -12,7 +12,7 @@ use crate::load_context::{LoadContext, LoadProgress};
 use crate::machine_load::LoadWatch;
 use crate::model_source::ModelSource;
 use crate::placement::Placed;
-use crate::policy_choice::AutoSubject;
+use crate::policy_choice::{AutoSubject, Profiled};
 use crate::policy_report::PolicyReport;
 use crate::profile_store::StoredProfile;
 use crate::profiler::{self, Measurement, NOISE, Threads};
@@ -23,16 +23,6 @@ use crate::segment_profiler::SegmentSubject;
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
-
-/// What a model takes.
-pub struct Profiled {
-    /// By batch size.
-    pub profile: LatencyProfile,
-    /// Of each run.
-    pub threads: usize,
-    /// There is no reason to measure it again.
-    pub settled: bool,
-}
 
 /// A model that is measured.
 pub struct Measuring<'a> {
@@ -59,12 +49,12 @@ impl Measuring<'_> {
         if let Some(profile) = model.profile() {
             return settled(profile.clone(), 1);
         }
-        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch());
+        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch);
         if !self.context.options.profiling.enabled {
             self.reload(self.threads.most(), model, lane)?;
             return settled(unknown()?, self.threads.most());
         }
-        let key = self.source.batch_key(self.threads, self.codec.max_batch());
+        let key = self.source.batch_key(self.threads, self.codec.max_batch);
         if let Some((profile, threads)) = self.stored(&key) {
             self.reload(threads, model, lane)?;
             return settled(profile, threads);
@@ -85,7 +75,7 @@ impl Measuring<'_> {
             let is_quiet = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
             anyhow::Ok((measurements, is_quiet))
         });
-        let path = self.source.path().display();
+        let path = self.source.options.path.display();
         let (measurements, is_quiet) = match timed {
             Ok(measured) => measured,
             // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
@@ -107,7 +97,7 @@ impl Measuring<'_> {
     }
 
     /// Loads the model for its profile's threads, where it is on one.
-    fn reload(
+    pub fn reload(
         &self,
         threads: usize,
         model: &mut Arc<dyn Model>,
@@ -139,7 +129,7 @@ impl Measuring<'_> {
         lane: &mut Option<Box<dyn Lane>>,
         threads: &mut usize,
     ) -> anyhow::Result<Vec<Measurement>> {
-        let largest = self.codec.max_batch();
+        let largest = self.codec.max_batch;
         let budget = self.context.options.profiling.budget;
         let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
         if let Threads::UpTo(most) = self.threads
@@ -177,18 +167,18 @@ impl Measuring<'_> {
     ) -> Vec<LatencyProfile> {
         let measured = |hardware: usize| {
             let is_there = |other: &&usize| placed.hardware(**other) == hardware && model.lost(**other).is_none();
-            let other = *placed.devices().iter().find(is_there).filter(|_| hardware != placed.hardware(device))?;
+            let other = *placed.devices.iter().find(is_there).filter(|_| hardware != placed.hardware(device))?;
             if model.profile().is_some() || !self.context.options.profiling.enabled {
                 return None;
             }
             let gpu = self.context.engines.gpus.get(other)?;
-            let key = self.source.batch_key(self.threads, self.codec.max_batch());
+            let key = self.source.batch_key(self.threads, self.codec.max_batch);
             let key = key.map(|key| format!("{key}-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
             if let Some((profile, _)) = self.stored(&key) {
                 return Some(profile);
             }
             let mut lane = model.lane_at(Place { device: other, share: Share::Whole }).ok()?;
-            let sizes = profiler::default_sizes(self.codec.max_batch());
+            let sizes = profiler::default_sizes(self.codec.max_batch);
             let budget = self.context.options.profiling.budget;
             let measure = || self.subject(model).measure(&mut *lane, &sizes, budget, &mut ());
             let (measurements, settled) = self.source.turn.timed(measure);
@@ -218,14 +208,14 @@ impl Measuring<'_> {
             return SegmentProfile::even(profile, model.segments());
         }
         let ModelSource { store, turn, .. } = self.source;
-        let key = self.source.batch_key(self.threads, self.codec.max_batch()).ok();
+        let key = self.source.batch_key(self.threads, self.codec.max_batch).ok();
         if let Some(stored) = key.as_ref().and_then(|key| subject.stored(store, key)) {
             return stored;
         }
         let lane = lane.map_or_else(|| model.lane(), Ok).ok();
         let measured = lane.and_then(|mut lane| turn.timed(|| subject.measured(&mut *lane, store, key.as_deref())).0);
         measured.unwrap_or_else(|| {
-            tracing::warn!(path = %self.source.path().display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
+            tracing::warn!(path = %self.source.options.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
         })
     }
@@ -238,7 +228,7 @@ impl Measuring<'_> {
         model: &dyn Model,
         device: usize,
     ) -> (PolicyReport, Option<(AutoInputs, Overlap)>) {
-        let max_batch = self.codec.max_batch();
+        let max_batch = self.codec.max_batch;
         let key = self.source.batch_key(self.threads, max_batch).map(|key| format!("{key}-together"));
         let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
         let known = stored.as_ref().map(|stored| stored.launch);

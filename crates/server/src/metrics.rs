@@ -74,8 +74,10 @@ metric_table! {
 pub struct Metrics {
     registry: Registry,
     table: Table,
-    lanes: LaneMetricsFamily,
-    gpus: GpuMetrics,
+    /// Of device policies.
+    pub lanes: LaneMetricsFamily,
+    /// What NVML says of GPUs.
+    pub gpus: GpuMetrics,
 }
 
 /// What all models and devices have done since the start.
@@ -157,16 +159,6 @@ impl Metrics {
     pub fn set_models_memory(&self, held: u64, limit: Option<u64>) {
         self.table.models_memory.set(held as f64);
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
-    }
-
-    /// The metrics of device policies.
-    pub fn lanes(&self) -> &LaneMetricsFamily {
-        &self.lanes
-    }
-
-    /// What NVML says of GPUs.
-    pub fn gpus(&self) -> &GpuMetrics {
-        &self.gpus
     }
 
     /// The metrics of one device.
@@ -308,18 +300,8 @@ impl ModelMetrics {
 
 /// The metrics of one device.
 pub struct DeviceMetrics {
-    busy: prometheus::Counter,
-    running: prometheus::IntGauge,
-}
-
-impl DeviceMetrics {
-    /// So many launches run now.
-    pub fn set_running(&self, launches: u32) {
-        self.running.set(i64::from(launches));
-    }
-
-    /// It has been busy for so many seconds.
-    pub fn add_busy(&self, seconds: f64) {
-        self.busy.inc_by(seconds);
-    }
+    /// Seconds.
+    pub busy: prometheus::Counter,
+    /// Launches that run now.
+    pub running: prometheus::IntGauge,
 }

@@ -49,22 +49,6 @@ pub struct HeldMemory {
     id: u64,
 }
 
-/// A version for which there is no room.
-#[derive(PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "it takes {takes} bytes of the CPU's memory (weights {}, input rings {}, its largest run {}), and others hold {others} of the {limit} that models may (model_memory_bytes){}. \
-     Unload others, serve it with a smaller max_batch_size, or raise it",
-    parts[0], parts[1], parts[2],
-    if *own > 0 { format!(", of which {own} are held by versions of this model until they are replaced") } else { String::new() }
-)]
-pub struct NoRoom {
-    takes: u64,
-    parts: [u64; 3],
-    others: u64,
-    own: u64,
-    limit: u64,
-}
-
 impl ModelMemory {
     /// What `options` say, beside `in_flight` bytes of requests.
     pub fn new(options: &ServerOptions, in_flight: u64) -> Arc<Self> {
@@ -108,8 +92,8 @@ impl HeldMemory {
     /// Holds so much more for a part.
     ///
     /// # Errors
-    /// [`NoRoom`], with the numbers; then nothing more is held.
-    pub fn hold(&self, part: MemoryPart, bytes: u64) -> Result<(), NoRoom> {
+    /// If there is no room for it, with the numbers; then nothing more is held.
+    pub fn hold(&self, part: MemoryPart, bytes: u64) -> anyhow::Result<()> {
         let mut held = self.memory.held.lock();
         let others =
             |held: &Holdings| self.memory.together(held.versions.iter().filter(|of| *of.0 != self.id).map(|of| of.1));
@@ -118,7 +102,7 @@ impl HeldMemory {
         let before = version.bytes;
         let of = &mut version.bytes[part as usize];
         *of = of.saturating_add(bytes);
-        let (parts, model) = (version.bytes, version.model.clone());
+        let ([weights, rings, run], model) = (version.bytes, version.model.clone());
         let together = self.memory.together(held.versions.values());
         let Some(limit) = self.memory.limit.filter(|limit| together > *limit) else { return Ok(()) };
         if let Some(version) = held.versions.get_mut(&self.id) {
@@ -126,7 +110,15 @@ impl HeldMemory {
         }
         let own = held.versions.iter().filter(|(id, version)| **id != self.id && version.model == model);
         let own = self.memory.together(own.map(|(_, version)| version));
-        Err(NoRoom { takes: together - others, parts, others, own, limit })
+        let own = match own {
+            0 => String::new(),
+            own => format!(", of which {own} are held by versions of this model until they are replaced"),
+        };
+        anyhow::bail!(
+            "it takes {} bytes of the CPU's memory (weights {weights}, input rings {rings}, its largest run {run}), and others hold {others} of the {limit} that models may \
+             (model_memory_bytes){own}. Unload others, serve it with a smaller max_batch_size, or raise it",
+            together - others
+        );
     }
 
     /// Says what it holds, in the log and in metrics.
@@ -161,8 +153,9 @@ mod tests {
         let (one, other) = (memory.begin("one"), memory.begin("other"));
         one.hold(MemoryPart::Weights, 50).unwrap();
         one.hold(MemoryPart::Run, 10).unwrap();
-        let error = other.hold(MemoryPart::Weights, 41).unwrap_err();
-        assert_eq!(error, NoRoom { takes: 41, parts: [41, 0, 0], others: 60, own: 0, limit: 100 });
+        let error = other.hold(MemoryPart::Weights, 41).unwrap_err().to_string();
+        let said = "it takes 41 bytes of the CPU's memory (weights 41, input rings 0, its largest run 0), and others hold 60 of the 100 that models may (model_memory_bytes).";
+        assert!(error.starts_with(said), "{error}");
         other.hold(MemoryPart::Rings, 40).unwrap();
         assert!(other.hold(MemoryPart::Weights, 1).unwrap_err().to_string().contains("takes 41 bytes"));
         drop(one);

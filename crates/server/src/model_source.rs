@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_engine::{
@@ -65,15 +64,10 @@ impl<'a> ModelSource<'a> {
             (defaults, folder) = (opened.defaults, Some(own));
         }
         options.share = part.map_or(Share::Whole, |part| part.share);
-        options.cache = store.folder().map(Path::to_owned);
+        options.cache = store.folder.clone();
         options.tensorrt = definition.tensorrt.clone().unwrap_or_default();
         options.priority = stream_priority(definition);
         Ok(ModelSource { engine, turn, store, options, defaults, folder, part, file: OnceCell::new() })
-    }
-
-    /// Its file.
-    pub fn path(&self) -> &Path {
-        &self.options.path
     }
 
     /// Loads it; where it is to be cut, by what is stored of its operators, which is measured and stored else.
@@ -110,8 +104,11 @@ impl<'a> ModelSource<'a> {
 
     /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
     fn key(&self, threads: Threads) -> Result<String, String> {
-        let file =
-            self.file.get_or_init(|| ProfileStore::file_key(self.path())).as_ref().map_err(ToString::to_string)?;
+        let file = self
+            .file
+            .get_or_init(|| ProfileStore::file_key(&self.options.path))
+            .as_ref()
+            .map_err(ToString::to_string)?;
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 

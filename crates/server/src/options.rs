@@ -14,8 +14,6 @@ pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
-pub use crate::device_options::{DeviceGroup, DeviceOptions};
-
 /// What the server is called unless it is told otherwise.
 pub const SERVER_NAME: &str = "downbeat";
 
@@ -210,6 +208,30 @@ impl ServerOptions {
         };
         self.models.get(model).and_then(|m| m.drop).or(configured).or(self.drop).unwrap_or(suits)
     }
+}
+
+with_defaults! {
+    /// What makes batches on a device, for which models.
+    #[derive(Clone, PartialEq, Debug)]
+    pub struct DeviceOptions {
+        /// Of models that are in no group and do not say it themselves.
+        pub policy: PolicyName = PolicyName::EXCLUSIVE,
+        /// Models with a policy and settings of their own. No model is in two.
+        pub groups: Vec<DeviceGroup> = Vec::new(),
+        /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
+        pub partitions: Vec<String> = Vec::new(),
+    }
+}
+
+/// Models with a device policy and settings of their own.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeviceGroup {
+    /// Their names; `*`: all that no other group names.
+    pub models: Vec<String>,
+    /// What makes their batches; `None`: what the model's configuration says, or [`DeviceOptions::policy`].
+    pub policy: Option<PolicyName>,
+    /// How. Where `policy` does not say which, each policy takes those that it knows.
+    pub settings: WrittenSettings,
 }
 
 /// What is said about one model outside its `config.pbtxt`.

@@ -14,8 +14,8 @@ const MOST: usize = DeviceKind::LARGEST.0 as usize + 1;
 
 /// What the devices are divided into, each alike, and which model is on which part. A model stays where it was put as long as the server lives.
 pub struct Partitions {
-    /// None: they are not divided.
-    parts: Vec<Part>,
+    /// Of each device; none where they are not divided.
+    pub parts: Vec<Part>,
     /// By the models' names.
     placed: Mutex<BTreeMap<String, usize>>,
 }
@@ -43,11 +43,6 @@ impl Partitions {
     /// Whether devices are divided.
     pub fn are_there(&self) -> bool {
         !self.parts.is_empty()
-    }
-
-    /// Those of each device; none where they are not divided.
-    pub fn parts(&self) -> &[Part] {
-        &self.parts
     }
 
     /// Where a model is: on the partition that its options name, else on the one with the fewest models when it was first loaded, the first of those.

@@ -19,16 +19,16 @@ pub struct Placement {
     /// By device: which of them are alike, numbered from 0.
     hardware: Arc<[usize]>,
     /// By device, then by partition: partitions of a kind have the same models and are alike. One kind where nothing is placed or divided, and all devices are alike.
-    kinds: Vec<Vec<DeviceKind>>,
+    pub kinds: Vec<Vec<DeviceKind>>,
 }
 
 /// The devices of one model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// Ascending.
-    devices: Arc<[usize]>,
+    /// Ascending, of those that there were when it was loaded.
+    pub devices: Arc<[usize]>,
     /// Which of theirs; the first where they are not divided.
-    partition: PartitionId,
+    pub partition: PartitionId,
     /// The kinds of these partitions, each with its hardware; `None`: all, those to come too, which are alike.
     kinds: Option<Arc<[(DeviceKind, usize)]>>,
     /// Of all devices: see [`Placed::hardware`].
@@ -55,11 +55,6 @@ impl Placement {
         let others = placement.chosen.values().cloned();
         placement.kinds = kinds(&hardware, partitions, &sets.into_iter().chain(others).collect::<Vec<_>>())?;
         Ok(placement)
-    }
-
-    /// By device: the kind of each of its partitions.
-    pub fn kinds(&self) -> &[Vec<DeviceKind>] {
-        &self.kinds
     }
 
     /// The devices that a model is kept to; `None`: it is on all.
@@ -117,16 +112,6 @@ impl Placed {
     pub fn everywhere(devices: usize) -> Self {
         let hardware = vec![0; devices].into();
         Placed { devices: (0..devices).collect(), partition: PartitionId::default(), kinds: None, hardware }
-    }
-
-    /// Its devices, ascending, of those that there were when it was loaded.
-    pub fn devices(&self) -> &[usize] {
-        &self.devices
-    }
-
-    /// Which partition of each of them.
-    pub fn partition(&self) -> PartitionId {
-        self.partition
     }
 
     /// A number for what a device is: that of those that run a model alike.
@@ -365,7 +350,7 @@ mod tests {
         assert_eq!(alike(3, &[]), [0, 0, 0], "the CPU");
         let placement = Placement::new(BTreeMap::new(), 4, &gpus, &[], 2).unwrap();
         let kinds: Vec<Vec<u32>> =
-            placement.kinds().iter().map(|device| device.iter().map(|kind| kind.0).collect()).collect();
+            placement.kinds.iter().map(|device| device.iter().map(|kind| kind.0).collect()).collect();
         assert_eq!(kinds, [[0, 1], [2, 3], [0, 1], [4, 5]]);
         let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
         let model = downbeat_repository::ModelRepository::open(examples).unwrap().definition("mlp", None).unwrap();

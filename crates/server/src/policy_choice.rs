@@ -38,9 +38,16 @@ pub struct Chosen {
     pub inputs: AutoInputs,
     /// What that rests on, too.
     pub overlap: Overlap,
-    /// What the model's batches take.
+    /// What the model takes.
+    pub profiled: Profiled,
+}
+
+/// What a model takes.
+#[derive(Clone)]
+pub struct Profiled {
+    /// By batch size.
     pub profile: LatencyProfile,
-    /// The threads of a run that it was measured with.
+    /// Of each run.
     pub threads: usize,
     /// There is no reason to measure it again.
     pub settled: bool,
@@ -108,9 +115,9 @@ impl AutoSubject<'_> {
         AutoInputs {
             profile: SegmentProfile::whole(self.profile),
             cut: None,
-            is_batched: self.plan.is_batched(),
+            is_batched: self.plan.batched,
             varies: self.plan.has_varying_shapes(),
-            max_batch: self.plan.max_batch(),
+            max_batch: self.plan.max_batch,
             launch,
             cores: u32::try_from(self.cores).unwrap_or(u32::MAX),
             threads: if self.runs_elsewhere { 0 } else { u32::try_from(self.threads).unwrap_or(u32::MAX) },
@@ -124,7 +131,7 @@ impl AutoSubject<'_> {
     /// The batch sizes of the lanes of `elastic`, if it can have the model.
     fn lanes(&self) -> Option<Vec<u32>> {
         let settings = self.options.settings_of(&self.definition.name, PolicyName::ELASTIC).ok()?.settings;
-        let max_batch = self.plan.max_batch();
+        let max_batch = self.plan.max_batch;
         let ring = settings.ring(max_batch, false).ok()?;
         let model = PolicyModel {
             partition: PartitionId::default(),

@@ -43,7 +43,8 @@ pub struct StoredOperators {
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
-    folder: Option<PathBuf>,
+    /// Where it is; `None`: nowhere.
+    pub folder: Option<PathBuf>,
 }
 
 impl ProfileStore {
@@ -89,11 +90,6 @@ impl ProfileStore {
             engine.name, engine.version, engine.device,
         )
         .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
-    }
-
-    /// Where it is; `None`: nowhere.
-    pub fn folder(&self) -> Option<&Path> {
-        self.folder.as_deref()
     }
 
     /// The files of the store, in order of their names.

@@ -41,11 +41,13 @@ pub struct Registry {
     driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
-    budget: Arc<ByteBudget>,
+    /// What all requests in flight may hold of the memory.
+    pub(crate) budget: Arc<ByteBudget>,
     model_memory: Arc<ModelMemory>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
-    gpus: Arc<[GpuInfo]>,
+    /// None: models run on the CPU.
+    pub(crate) gpus: Arc<[GpuInfo]>,
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<ModelEntry>>>>,
@@ -68,16 +70,6 @@ impl Registry {
     /// The devices that the options keep a model to, whatever its configuration says.
     pub fn chosen_devices(&self, name: &str) -> Option<&[usize]> {
         self.options.placement.get(name).map(Vec::as_slice)
-    }
-
-    /// The GPUs that models run on; none: they run on the CPU.
-    pub fn gpus(&self) -> &[GpuInfo] {
-        &self.gpus
-    }
-
-    /// What all requests in flight may hold of the memory.
-    pub fn budget(&self) -> &Arc<ByteBudget> {
-        &self.budget
     }
 
     /// Who answers inferences.
@@ -147,7 +139,7 @@ impl Registry {
     pub async fn give_up_losers(&self) {
         for served in self.serving.all() {
             let versions = served.versions.values();
-            let lost = versions.filter(|version| version.hosts().guard().is_some_and(PolicyGuard::has_lost));
+            let lost = versions.filter(|version| version.hosts.guard().is_some_and(PolicyGuard::has_lost));
             if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
                 self.load_again(&served.definition.name).await;
             }
@@ -422,7 +414,7 @@ impl Registry {
         for served in self.serving.all() {
             for loaded in served.versions.values() {
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
-                loaded.hosts().update_metrics();
+                loaded.hosts.update_metrics();
             }
         }
         self.metrics.set_budget(&self.budget);

@@ -50,7 +50,8 @@ impl SegmentSubject<'_> {
     }
 
     fn own_key(&self, key: &str) -> String {
-        let most = self.padding.and_then(Padding::max_length).map_or("any".to_owned(), |most| most.to_string());
+        let most =
+            self.padding.and_then(|padding| padding.max_length).map_or("any".to_owned(), |most| most.to_string());
         format!("{key}-s{}-{:08x}-l{most}", self.subject.model.segments(), self.cuts())
     }
 
@@ -76,7 +77,7 @@ impl SegmentSubject<'_> {
     }
 
     fn measure(&self, lane: &mut dyn Lane) -> Option<StoredSegments> {
-        let most = self.padding.and_then(Padding::max_length).unwrap_or(u32::MAX);
+        let most = self.padding.and_then(|padding| padding.max_length).unwrap_or(u32::MAX);
         let lengths: Vec<u32> = match self.padding {
             None => vec![0],
             Some(_) => {
@@ -101,7 +102,7 @@ impl SegmentSubject<'_> {
     /// Medians by segment and batch size.
     fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<(u32, u64)>>> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
-        let sizes = subject.timed(&few_sizes(subject.plan.max_batch()));
+        let sizes = subject.timed(&few_sizes(subject.plan.max_batch));
         let item = subject.item().ok()?;
         let measured = sampler::each(subject.clock, budget, sizes, &mut (), |rows, turn| {
             let runs = turn.runs(RUNS, || subject.run_cut(lane, &item, rows as usize))?;

@@ -11,7 +11,9 @@ use downbeat_repository::Fingerprint;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
 use crate::grpc::GrpcOptions;
@@ -51,6 +53,23 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     outcome
 }
 
+/// A port that is open, and its address.
+type Port = Option<(TcpListener, SocketAddr)>;
+
+/// What tells the server to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// Why the server ends.
+struct End {
+    outcome: anyhow::Result<()>,
+    /// How long it goes on accepting.
+    grace: Duration,
+    is_live: bool,
+}
+
 /// Ends the process itself where something goes on that would have to be waited for.
 async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let options = Arc::new(options);
@@ -61,20 +80,48 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
     let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
     let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
-    let metrics_listener = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
+    let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
 
     let registry = Registry::open(options.clone())?;
     if let Some(folder) = &options.decision_log {
         tracing::info!(folder = %folder.display(), "decision log: downbeat log show FILE, downbeat log replay FILE");
     }
-    let service = Arc::new(registry.clone());
-    let shared_memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
-    let shared_memory = Arc::new(shared_memory.with_gpus(registry.gpus().iter().map(|gpu| gpu.ordinal))?);
-
     let (stage, stages) = watch::channel(Stage::Serving);
+    let own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
+    let metrics = metrics.map(|port| (port, Connections::new(own)));
+    let frontends = start_frontends(&options, &registry, [http, grpc], connections, metrics, &stages)?;
+    tokio::spawn(watch_load(registry.clone()));
+    tokio::spawn(measure_again(registry.clone()));
+    tokio::spawn(give_up_losers(registry.clone()));
+    let mut signals =
+        Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
+    if stop(&options, &registry, &stage, frontends, &mut signals, grace).await && is_live {
+        return outcome;
+    }
+    // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
+    if let Err(error) = &outcome {
+        tracing::error!("{error:#}");
+    }
+    scratch::close();
+    downbeat_engine::process::end(u8::from(outcome.is_err()))
+}
+
+/// Starts what answers at the ports; gives the frontends, which end with `stages`.
+fn start_frontends(
+    options: &ServerOptions,
+    registry: &Registry,
+    [http, grpc]: [Port; 2],
+    connections: Connections,
+    metrics: Option<((TcpListener, SocketAddr), Connections)>,
+    stages: &watch::Receiver<Stage>,
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let service = Arc::new(registry.clone());
+    let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
+    let memory = Arc::new(memory.with_gpus(registry.gpus.iter().map(|gpu| gpu.ordinal))?);
     let mut frontends = Vec::new();
-    let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: registry.budget().clone() };
-    let state = HttpState::new(service.clone(), shared_memory.clone(), http_options);
+    let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: registry.budget.clone() };
+    let state = HttpState::new(service.clone(), memory.clone(), http_options);
     if let Some((listener, address)) = http {
         tracing::info!(%address, "HTTP");
         frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
@@ -83,39 +130,37 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
         tracing::info!(%address, "gRPC");
         let grpc_options = GrpcOptions {
             max_message_bytes: options.max_grpc_message_bytes,
-            budget: registry.budget().clone(),
+            budget: registry.budget.clone(),
             ..GrpcOptions::default()
         };
-        let (service, memory) = (service.clone(), shared_memory.clone());
         frontends.push(tokio::spawn(grpc::serve(listener, connections, service, memory, grpc_options, stages.clone())));
     }
-    if let Some((listener, address)) = metrics_listener {
+    if let Some(((listener, address), connections)) = metrics {
         tracing::info!(%address, "metrics");
-        let own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
         // Not among the frontends: the last moments of a drain should be seen, too.
-        tokio::spawn(metrics_port::serve(listener, Connections::new(own), registry.clone(), state));
+        tokio::spawn(metrics_port::serve(listener, connections, registry.clone(), state));
     }
+    Ok(frontends)
+}
 
-    tokio::spawn(watch_load(registry.clone()));
-    tokio::spawn(measure_again(registry.clone()));
-    tokio::spawn(give_up_losers(registry.clone()));
-
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+/// Loads the models, and waits for a signal, or for what else ends the server.
+async fn until_stopped(
+    options: &Arc<ServerOptions>,
+    registry: &Registry,
+    signals: &mut Signals,
+) -> anyhow::Result<End> {
     // Looked at before loading, so that what changes meanwhile is seen afterwards.
     let seen = registry.fingerprints()?;
-    let loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
-    let mut loading = std::pin::pin!(loading);
-    let mut follower = None;
-    let mut loaded = false;
-    let mut is_live = true;
+    let mut loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
+    let (mut follower, mut loaded) = (None, false);
     // Nobody sends to a server that was never ready, and a person at a terminal does not want to wait.
-    let (outcome, grace) = loop {
+    let at_once = |outcome| End { outcome, grace: Duration::ZERO, is_live: true };
+    let end = loop {
         tokio::select! {
             result = &mut loading, if !loaded => {
                 loaded = true;
                 match result? {
-                    Err(error) if options.exit_on_error => break (Err(error), Duration::ZERO),
+                    Err(error) if options.exit_on_error => break at_once(Err(error)),
                     Err(error) => tracing::error!("{error:#}"),
                     Ok(()) => {}
                 }
@@ -123,35 +168,44 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
                     follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
-            _ = terminate.recv() => {
-                let expected = loaded || registry.is_ready();
+            _ = signals.terminate.recv() => {
                 let grace = options.shutdown_grace.min(options.drain_timeout).into();
-                break (Ok(()), if expected { grace } else { Duration::ZERO });
+                break if loaded || registry.is_ready() { End { grace, ..at_once(Ok(())) } } else { at_once(Ok(())) };
             }
-            _ = interrupt.recv() => break (Ok(()), Duration::ZERO),
-            reason = not_live(&registry), if options.exit_when_not_live => {
-                is_live = false;
+            _ = signals.interrupt.recv() => break at_once(Ok(())),
+            reason = not_live(registry), if options.exit_when_not_live => {
                 let reason = anyhow::anyhow!("{reason}; the server ends, as --exit-when-not-live asks");
-                break (Err(reason), Duration::ZERO);
+                break End { is_live: false, ..at_once(Err(reason)) };
             }
         }
     };
     if let Some(follower) = follower {
         follower.abort();
     }
+    Ok(end)
+}
+
+/// Has the server drain and end; says whether nothing of it goes on.
+async fn stop(
+    options: &ServerOptions,
+    registry: &Registry,
+    stage: &watch::Sender<Stage>,
+    mut frontends: Vec<JoinHandle<()>>,
+    Signals { terminate, interrupt }: &mut Signals,
+    grace: Duration,
+) -> bool {
     let limit = tokio::time::Instant::now() + Duration::from(options.drain_timeout);
     tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
     registry.serving().start_draining();
     registry.watchdog().end_loads();
-    // A receiver is always there: `stages`.
-    let _ = stage.send(Stage::Leaving);
+    stage.send_replace(Stage::Leaving);
     let mut interrupted = false;
     tokio::select! {
         () = tokio::time::sleep(grace) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => interrupted = true,
     }
-    let _ = stage.send(Stage::Draining);
+    stage.send_replace(Stage::Draining);
     let all = async {
         for frontend in &mut frontends {
             if let Err(error) = frontend.await {
@@ -166,12 +220,12 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
             _ = interrupt.recv() => false,
         };
     // Breaks off the connections that are left.
-    let _ = stage.send(Stage::Stopped);
+    stage.send_replace(Stage::Stopped);
     // A disk that does not answer is no reason to go on either.
     let log = registry.clone();
     let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
     let closed = tokio::time::timeout(LOG_ENDS_WITHIN, closed).await.is_ok();
-    let loads_ended = loads_end(&registry).await;
+    let loads_ended = loads_end(registry).await;
     let is_idle = finished && registry.serving().is_idle();
     if is_idle {
         tracing::info!("stopped");
@@ -179,15 +233,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
         tracing::warn!("stopped with requests unfinished");
     }
     // Nor does anybody know what a driver that has lost its GPU does when things are given back to it.
-    if is_idle && closed && loads_ended && is_live && !registry.watchdog().is_busy() {
-        return outcome;
-    }
-    // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
-    if let Err(error) = &outcome {
-        tracing::error!("{error:#}");
-    }
-    scratch::close();
-    downbeat_engine::process::end(u8::from(outcome.is_err()))
+    is_idle && closed && loads_ended && !registry.watchdog().is_busy()
 }
 
 /// Waits until only a new process helps; says why.
@@ -240,7 +286,7 @@ fn connection_options(options: &ServerOptions, event_loops: usize) -> Connection
     }
 }
 
-fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Result<Port> {
     let Some(port) = port else { return Ok(None) };
     let wanted = SocketAddr::new(host, port);
     let listener = connections::bind(wanted).with_context(|| {

@@ -11,13 +11,13 @@ use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
-use downbeat_repository::ModelDefinition;
+use downbeat_repository::{ModelDefinition, TensorBinding};
 use parking_lot::RwLock;
 
-use crate::batch_codec::{Admitted, Outputs, ShapeKey};
+use crate::batch_codec::{Admitted, OutputPart, Outputs, ShapeKey};
 use crate::budget::ByteBudget;
 use crate::call::Call;
-use crate::driver::{Driver, QueuedCall, Waiting};
+use crate::driver::{Driver, QueuedCall};
 use crate::error::ServiceError;
 use crate::host::run_own;
 use crate::loaded_version::LoadedVersion;
@@ -25,6 +25,7 @@ use crate::offload;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::reply::Reply;
+use crate::ticket::{Decider, Ticket};
 use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
 use served_model::InputBytes;
@@ -104,7 +105,7 @@ impl Serving {
             if self.driver.clock().now() >= until || served.left_behind() == served.running() {
                 return false;
             }
-            served.versions.values().for_each(|version| self.watchdog.end_runs(version.health()));
+            served.versions.values().for_each(|version| self.watchdog.end_runs(&version.health));
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         true
@@ -139,7 +140,7 @@ impl Serving {
     /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`ServedModel::version`].
     pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
-        match loaded.hosts().lost().or_else(|| loaded.health().refuses()) {
+        match loaded.hosts.lost().or_else(|| loaded.health.refuses()) {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
             None => Ok(loaded),
         }
@@ -164,7 +165,7 @@ impl Serving {
         };
         let _input_bytes = self.hold_inputs(served, loaded, admitted.bytes())?;
         loaded.check_memory(&admitted)?;
-        let (waiting, limits) = self.limits(served, &request, arrival)?;
+        let limits = self.limits(served, &request, arrival)?;
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,
@@ -174,16 +175,24 @@ impl Serving {
             deadline_is_slo: limits.deadline_is_slo,
             reply,
         };
-        let hosts = loaded.hosts();
+        let hosts = &loaded.hosts;
         // One of several would hold up others of its thread, and have them wait for batches of their own.
         let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
-        let ticket = if hosts.is_routed() {
+        let id = self.driver.next_request();
+        let decider = if hosts.is_routed {
             let length = hosts.length(&loaded.codec, &admitted)?;
-            run_own(is_alone, || hosts.submit(self.driver.next_request(), call(admitted), length))
+            let (host, model) = hosts.soonest();
+            run_own(is_alone, || host.submit(model, id, call(admitted), length));
+            Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
-            run_own(is_alone, || self.driver.submit(waiting, QueuedCall { call: call(admitted), queue }))
+            let Limits { queue_expiry, level, .. } = limits;
+            let place = queue.place;
+            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level };
+            run_own(is_alone, || self.driver.submit(id, queued));
+            Decider::Scheduler(self.driver.clone(), place)
         };
+        let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
         let outputs = match limits.timeout {
             None => answer.await,
             // The scheduler drops what cannot make it; this ends the rare request that was started and overran.
@@ -231,12 +240,7 @@ impl Serving {
 
     /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the
     /// model's queue policy and SLO say).
-    fn limits(
-        &self,
-        served: &ServedModel,
-        request: &InferRequest,
-        arrival: Time,
-    ) -> Result<(Waiting, Limits), ServiceError> {
+    fn limits(&self, served: &ServedModel, request: &InferRequest, arrival: Time) -> Result<Limits, ServiceError> {
         let batching = &served.definition.batching;
         let level = batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
         let timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
@@ -255,13 +259,13 @@ impl Serving {
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let slo_deadline = slo.map_or(Time::MAX, |slo| arrival + slo);
         let timeout_deadline = timeout.map_or(Time::MAX, |timeout| arrival + timeout);
-        let waiting = Waiting { queue_expiry, level: u32::try_from(level).unwrap_or(0) };
-        let limits = Limits {
+        Ok(Limits {
             deadline: slo_deadline.min(timeout_deadline),
             deadline_is_slo: slo_deadline <= timeout_deadline,
             timeout,
-        };
-        Ok((waiting, limits))
+            queue_expiry,
+            level: u32::try_from(level).unwrap_or(0),
+        })
     }
 
     /// The queue for a request's shape. A shape that is new gets one, with the profile of the most similar shape
@@ -320,6 +324,8 @@ struct Limits {
     deadline: Time,
     deadline_is_slo: bool,
     timeout: Option<Duration>,
+    queue_expiry: Time,
+    level: u32,
 }
 
 /// "There is no such model", with the name that was probably meant.
@@ -361,7 +367,7 @@ fn wanted_outputs(loaded: &LoadedVersion, request: &InferRequest) -> Result<Opti
     if request.outputs.is_empty() {
         return Ok(None);
     }
-    let outputs = loaded.codec.outputs();
+    let outputs = &loaded.codec.outputs;
     let mut wanted = Vec::with_capacity(request.outputs.len());
     for output in &request.outputs {
         let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
@@ -408,20 +414,15 @@ fn response(
     wanted: Option<&[usize]>,
     outputs: Outputs,
 ) -> InferResponse {
-    let plans = loaded.codec.outputs();
-    let mut outputs: Vec<Option<InferTensor>> = outputs
-        .into_iter()
-        .zip(plans)
-        .map(|(part, plan)| {
-            Some(InferTensor {
-                name: plan.client.name.clone(),
-                datatype: plan.datatype(),
-                shape: part.shape,
-                parameters: Default::default(),
-                data: part.data,
-            })
-        })
-        .collect();
+    let plans = &loaded.codec.outputs;
+    let output = |(part, plan): (OutputPart, &TensorBinding)| InferTensor {
+        name: plan.client.name.clone(),
+        datatype: plan.datatype(),
+        shape: part.shape,
+        parameters: Default::default(),
+        data: part.data,
+    };
+    let mut outputs: Vec<Option<InferTensor>> = outputs.into_iter().zip(plans).map(output).map(Some).collect();
     let outputs = match wanted {
         None => outputs.into_iter().flatten().collect(),
         Some(wanted) => wanted.iter().filter_map(|position| outputs.get_mut(*position)?.take()).collect(),

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use downbeat_core::{RequestId, Time};
-use downbeat_driver::{Cluster, QueueHandle};
+use downbeat_driver::QueueHandle;
 
-use crate::driver::{DevicePool, Event};
+use crate::driver::Driver;
 use crate::host::{DeviceHost, HostedModel};
 use crate::loaded_version::LoadedVersion;
 use crate::unanswered::Unanswered;
 
 /// Who decides about a request.
-pub(crate) enum Decider {
+pub enum Decider {
     /// The scheduler: the request is in this queue.
-    Scheduler(Arc<Cluster<DevicePool>>, QueueHandle),
+    Scheduler(Arc<Driver>, QueueHandle),
     /// The policy that a model has on a device.
     Device(Arc<DeviceHost>, Arc<HostedModel>),
 }
@@ -30,7 +30,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// For a request that was handed over.
-    pub(crate) fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
+    pub fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
         Ticket { decider, loaded, request, arrival, end: Some(Unanswered::Cancelled) }
     }
 
@@ -49,12 +49,12 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let Some(reason) = self.end else { return };
         let now = match &self.decider {
-            Decider::Scheduler(cluster, _) => cluster.handler().clock.now(),
-            Decider::Device(host, _) => host.clock().now(),
+            Decider::Scheduler(driver, _) => driver.clock().now(),
+            Decider::Device(host, _) => host.clock.now(),
         };
         self.loaded.record_not_answered(reason, now.since(self.arrival));
         match &self.decider {
-            Decider::Scheduler(cluster, queue) => cluster.post(*queue, Event::Cancel(queue.model, self.request)),
+            Decider::Scheduler(driver, queue) => driver.cancel(*queue, self.request),
             Decider::Device(host, model) => host.cancel(model, self.request),
         }
     }

@@ -80,7 +80,7 @@ impl WarmUp<'_> {
     /// If a sample that was named does not run, the device is lost or out of memory, or the model takes more than it may.
     pub fn whole(&mut self, samples: &[Sample], device: usize, lane: &mut dyn Lane) -> anyhow::Result<()> {
         let segments = self.model.segments();
-        self.sizes(device, self.plan.max_batch(), 0.0, |state| lane.run(0..segments, state))?;
+        self.sizes(device, self.plan.max_batch, 0.0, |state| lane.run(0..segments, state))?;
         self.with_samples(samples, lane)
     }
 
@@ -137,7 +137,7 @@ impl WarmUp<'_> {
     ) -> anyhow::Result<()> {
         let all = self.model.sizes_to_warm(most as usize);
         let Some(bytes) = self.plan.item_bytes(PROFILED_LENGTH).filter(|_| !all.is_empty()) else {
-            return Ok(self.budget.check(self.model, device)?);
+            return self.budget.check(self.model, device);
         };
         let Ok(item) = self.plan.trial(PROFILED_LENGTH) else { return Ok(()) };
         let mut twice = |size: usize| {
@@ -173,7 +173,7 @@ impl WarmUp<'_> {
             }
             self.run = Some(run);
         }
-        Ok(self.budget.check(self.model, device)?)
+        self.budget.check(self.model, device)
     }
 
     /// Says what the model takes, with so many lanes on each device.
@@ -206,7 +206,7 @@ impl WarmUp<'_> {
 pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
     let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
     let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
-    let shapes: Vec<Vec<usize>> = codec.engine_shapes(&trial, codec.max_batch() as usize).collect();
+    let shapes: Vec<Vec<usize>> = codec.engine_shapes(&trial, codec.max_batch as usize).collect();
     memory.estimate(shapes.iter().map(|shape| &shape[..]))
 }
 

@@ -27,12 +27,11 @@ use crate::host::DeviceHost;
 use crate::metrics::Metrics;
 use crate::placement::Placed;
 use crate::queue::Queue;
-use crate::ticket::{self, Ticket};
 use crate::watchdog::Watchdog;
-pub(crate) use device_pool::DevicePool;
-pub use queued_call::{QueuedCall, Waiting};
-use waiting_table::WaitingTable;
-pub(crate) use waiting_table::{CounterHasher, Event};
+pub use device_pool::DevicePool;
+pub use queued_call::QueuedCall;
+pub use waiting_table::CounterHasher;
+use waiting_table::{Event, WaitingTable};
 
 /// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
 /// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
@@ -179,20 +178,19 @@ impl Driver {
         self.cluster.remove_model(queue);
     }
 
-    /// Hands a request over. The answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
-    pub fn submit(&self, waiting: Waiting, queued: QueuedCall) -> Ticket {
-        let id = self.next_request();
-        let queue = queued.queue.place;
-        let decider = ticket::Decider::Scheduler(self.cluster.clone(), queue);
-        let loaded = queued.call.loaded.clone();
-        let ticket = Ticket::new(decider, loaded.clone(), id, queued.call.arrival);
-        let gathers = queued.queue.gathers;
-        self.cluster.post(queue, Event::Submit(id, waiting, queued));
+    /// Hands a request over. The answer comes through the call's `reply`, always.
+    pub fn submit(&self, id: RequestId, queued: QueuedCall) {
+        let (place, loaded) = (queued.queue.place, queued.queue.gathers.then(|| queued.call.loaded.clone()));
+        self.cluster.post(place, Event::Submit(id, queued));
         // Afterwards, so that of two requests that come at the same time the later finds the earlier.
-        if gathers && let Some(other) = loaded.gathers_in(queue) {
+        if let Some(other) = loaded.and_then(|loaded| loaded.gathers_in(place)) {
             self.cluster.flush_model(other);
         }
-        ticket
+    }
+
+    /// A request is waited for no more.
+    pub fn cancel(&self, queue: QueueHandle, id: RequestId) {
+        self.cluster.post(queue, Event::Cancel(queue.model, id));
     }
 }
 

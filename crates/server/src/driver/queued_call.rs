@@ -14,11 +14,6 @@ pub struct QueuedCall {
     pub call: Call,
     /// The scheduler's queue for its shape.
     pub queue: Arc<Queue>,
-}
-
-/// When and how a request may wait.
-#[derive(Clone, Copy, Debug)]
-pub struct Waiting {
     /// When it has been in the queue for too long; [`Time::MAX`]: never.
     pub queue_expiry: Time,
     /// Index of its priority level, 0 the most urgent.

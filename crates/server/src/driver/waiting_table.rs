@@ -9,13 +9,13 @@ use downbeat_core::{ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
 
 use super::device_pool::DevicePool;
-use super::queued_call::{QueuedCall, Waiting};
+use super::queued_call::QueuedCall;
 
 /// What comes to a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
 pub enum Event {
     /// A request.
-    Submit(RequestId, Waiting, QueuedCall),
+    Submit(RequestId, QueuedCall),
     /// Its client has gone.
     Cancel(ModelId, RequestId),
 }
@@ -52,7 +52,7 @@ impl Handler for DevicePool {
 
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
-            Event::Submit(id, waiting, queued) => table.submit(moment, shard, id, waiting, queued),
+            Event::Submit(id, queued) => table.submit(moment, shard, id, queued),
             Event::Cancel(model, request) => {
                 // Counted by whoever dropped the ticket.
                 if let Some((_, ticket)) = table.0.get(&request)
@@ -82,22 +82,15 @@ impl Handler for DevicePool {
 }
 
 impl WaitingTable {
-    fn submit(
-        &mut self,
-        moment: Moment,
-        shard: &mut Journal<Shard>,
-        id: RequestId,
-        waiting: Waiting,
-        queued: QueuedCall,
-    ) {
+    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) {
         let Moment { now, expected_free } = moment;
         let model = queued.queue.place.model;
         let mut request = Request {
             id,
             model,
             deadline: queued.call.deadline,
-            queue_expiry: waiting.queue_expiry,
-            level: waiting.level,
+            queue_expiry: queued.queue_expiry,
+            level: queued.level,
             size: queued.call.admitted.rows,
         };
         let bound = queued.call.loaded.queue_bound;

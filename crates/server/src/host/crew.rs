@@ -12,7 +12,7 @@ use downbeat_engine::Lane;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::hosted_model::EngineLane;
-use super::lane::Work;
+use super::launch::Work;
 
 /// The threads of a partition's lanes.
 #[derive(Default)]
@@ -36,7 +36,8 @@ pub struct Seat {
     arrived: Condvar,
     /// The engine's lane, of one that is for a single model.
     engine: Option<EngineLane>,
-    crew: Arc<Crew>,
+    /// Whose threads run it.
+    pub crew: Arc<Crew>,
 }
 
 #[derive(Default)]
@@ -95,11 +96,6 @@ impl Seat {
             engine: engine.map(Mutex::new),
             crew: crew.clone(),
         })
-    }
-
-    /// Whose threads run it.
-    pub fn crew(&self) -> &Arc<Crew> {
-        &self.crew
     }
 
     /// The engine's lane, of one that is for a single model, once nobody else uses it.

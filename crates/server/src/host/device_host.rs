@@ -1,38 +1,31 @@
 //! A device: the models on it and their requests, its lanes, and the lock around what is decided about them.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use downbeat_core::cluster::{DropReason, Reject};
-use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
+use downbeat_core::device::journal::{DeviceInput, DeviceJournal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, GuardEnd, LaneId, LaneSpec,
-    Launch, Layout, ModelSpec, Note, PartitionId, SlotRun, Span,
+    DeviceReject, DeviceRequest, GrantedBatch, LaneId, LaneSpec, Layout, ModelSpec, PartitionId, Span,
 };
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::Cluster;
 use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
+use super::device_state::{Actions, DeviceState, Resident, Write};
 use super::history::{History, PastLaunch};
 use super::hosted_model::HostedModel;
-use super::lane::{self, Grant, Head, Outcome, Work};
+use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
-use super::own_launch;
-use super::preparation::Preparation;
-use super::request_table::{Entry, RequestTable};
-use crate::batch_codec::{Admitted, Outputs};
+use super::request_table::Entry;
+use super::{answering, lane, own_launch};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::decision_log::LogFile;
 use crate::driver::{DevicePool, QueuedCall};
-use crate::engine_run::RunFailure;
-use crate::error::ServiceError;
 use crate::metrics::DeviceMetrics;
 use crate::reply;
-use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
 
 /// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
@@ -41,84 +34,22 @@ use crate::watchdog::Watchdog;
 /// while an engine runs or a client is answered: what was decided is gathered under it and carried out after.
 pub struct DeviceHost {
     me: Weak<DeviceHost>,
-    device: usize,
+    /// Its number, from 0.
+    pub device: usize,
     /// By partition, at least one: which part of the device it is.
     shares: Box<[Share]>,
     /// By partition: the threads of its lanes.
     crews: Box<[Arc<Crew>]>,
-    clock: Clock,
-    watchdog: Arc<Watchdog>,
+    pub(crate) clock: Clock,
+    pub(super) watchdog: Arc<Watchdog>,
     occupancy: Occupancy,
-    inner: Mutex<Inner>,
+    inner: Mutex<DeviceState>,
     alarm: Condvar,
     history: Mutex<History>,
     /// Where the scheduler is written down.
     log: Option<Arc<LogFile>>,
     /// Whose batches come to the slots.
     cluster: OnceLock<Weak<Cluster<DevicePool>>>,
-}
-
-struct Inner {
-    journal: DeviceJournal,
-    models: BTreeMap<ModelId, Resident>,
-    table: RequestTable,
-    /// By the scheduler's name for the lane.
-    lanes: Vec<Option<HostLane>>,
-    /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
-    slots: Vec<(DeviceId, LaneId)>,
-    /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
-    is_mixed: bool,
-    /// When the alarm will look next by itself.
-    alarm_at: Time,
-    stopped: bool,
-}
-
-/// A model on the device.
-struct Resident {
-    model: Arc<HostedModel>,
-    /// Launches that run.
-    running: u32,
-}
-
-/// A lane for which there is a thread.
-#[derive(Clone)]
-struct HostLane {
-    seat: Arc<Seat>,
-    /// Which of its model's lanes it is, or of its partition's slots.
-    index: usize,
-    /// Where it is.
-    partition: PartitionId,
-    /// For the batch that is about to be launched there.
-    grant: Option<Grant>,
-}
-
-/// What was decided under the lock, to be carried out after it.
-#[derive(Default)]
-struct Actions {
-    writes: SmallVec<[Write; 1]>,
-    /// Lanes that have a launch more.
-    launches: SmallVec<[Arc<Seat>; 2]>,
-    prepares: Vec<Preparation>,
-    /// Lanes that have gone.
-    ends: Vec<HostLane>,
-    replies: Vec<Entry>,
-    drops: Vec<(Entry, DeviceDrop)>,
-}
-
-/// Inputs on their way into the ring.
-struct Write {
-    model: Arc<HostedModel>,
-    request: RequestId,
-    slots: SlotRun,
-    /// `None`: the client has gone.
-    input: Option<Admitted>,
-}
-
-impl Write {
-    /// Copies the inputs into the slots; says whether they are there.
-    fn copy(&self) -> bool {
-        self.input.as_ref().is_some_and(|input| self.model.tensors.write(input, self.slots))
-    }
 }
 
 impl DeviceHost {
@@ -137,16 +68,6 @@ impl DeviceHost {
         let mut journal = DeviceJournal::new(log.is_some().then(|| format!("device {device}")));
         let layout = DeviceInput::Layout(Layout { shared_lanes: vec![0; parts.len().max(1)] });
         assert!(journal.apply(clock.now(), layout).is_ok(), "a device has as many partitions as there are kinds");
-        let inner = Inner {
-            journal,
-            models: BTreeMap::new(),
-            table: RequestTable::default(),
-            lanes: Vec::new(),
-            slots: Vec::new(),
-            is_mixed: false,
-            alarm_at: Time::MAX,
-            stopped: false,
-        };
         let shares: Box<[Share]> = match parts {
             [] => [Share::Whole].into(),
             parts => parts.iter().map(|part| part.share).collect(),
@@ -159,7 +80,7 @@ impl DeviceHost {
             clock,
             watchdog,
             occupancy: Occupancy::new(metrics, parts),
-            inner: Mutex::new(inner),
+            inner: Mutex::new(DeviceState::new(journal)),
             alarm: Condvar::new(),
             history: Mutex::default(),
             log,
@@ -291,7 +212,7 @@ impl DeviceHost {
 
     /// A batch that the scheduler made comes to a slot, dispatched at `dispatched`.
     pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
-        let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts().on_device(self.device)));
+        let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts.on_device(self.device)));
         let Some((queue, Some(model))) = first else {
             panic!("a batch has requests, and comes to a device that their model is on");
         };
@@ -315,7 +236,7 @@ impl DeviceHost {
         if let Some((grant, jobs, reject, now)) = refused {
             // Nobody is left, or the model goes.
             for (_, job) in jobs {
-                reject_call(&model, job.call, reject.clone(), rows, now);
+                answering::reject_call(&model, job.call, reject.clone(), rows, now);
             }
             self.complete(&grant, None);
         }
@@ -345,7 +266,7 @@ impl DeviceHost {
             }
         });
         if let Some((call, reject, now)) = rejected {
-            reject_call(model, call, reject, size, now);
+            answering::reject_call(model, call, reject, size, now);
         }
         self.carry_out(actions, None);
     }
@@ -405,7 +326,7 @@ impl DeviceHost {
             inner.tell(now, DeviceInput::Completion { launch: launch.id, span, exits: leave });
             (answered, failures, now)
         });
-        reply::together(|| self.answer_alone(answered, failed, now));
+        reply::together(|| answering::answer_alone(self.device, answered, failed, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
             self.complete(&grant, (!alone).then_some((launch.rows, end)));
@@ -441,24 +362,8 @@ impl DeviceHost {
         }
     }
 
-    /// Answers the members of a launch that failed as a whole.
-    fn answer_alone(&self, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
-        for (entry, outputs) in answered {
-            entry.call.loaded.record_alone(entry.rows, now.since(entry.call.arrival));
-            // A client that is gone has nobody to tell.
-            entry.call.reply.send(Ok(outputs));
-        }
-        for (entry, reason) in failed {
-            // A client that left was counted by its ticket.
-            if !entry.call.reply.is_closed() {
-                let failure = entry.call.loaded.failure(self.device, &reason);
-                entry.call.fail(Unanswered::of(&reason), failure, now);
-            }
-        }
-    }
-
     /// Tells something of a model, and takes what is decided.
-    fn decide<R>(&self, model: &HostedModel, tell: impl FnOnce(&mut Inner, Time) -> R) -> (R, Actions) {
+    fn decide<R>(&self, model: &HostedModel, tell: impl FnOnce(&mut DeviceState, Time) -> R) -> (R, Actions) {
         let begin = self.clock.now();
         let mut actions = Actions::default();
         let told = {
@@ -474,63 +379,8 @@ impl DeviceHost {
     }
 
     /// Takes what was decided, and sees to it that the alarm rings in time.
-    fn settle(&self, inner: &mut Inner, now: Time, actions: &mut Actions) {
-        while let Some(output) = inner.journal.poll_output() {
-            match output {
-                DeviceOutput::Admit { model, request, slots } => {
-                    let Some(model) = inner.models.get(&model).map(|resident| resident.model.clone()) else { continue };
-                    let input = inner.table.get(request).and_then(|entry| entry.input.take());
-                    let is_quick = model.tensors.writes_quickly(slots);
-                    let write = Write { model, request, slots, input };
-                    if is_quick {
-                        // The lock would have to be taken once more for it, which takes longer.
-                        let written = write.copy();
-                        inner.written(now, write, written);
-                    } else {
-                        actions.writes.push(write);
-                    }
-                }
-                DeviceOutput::Launch(launch) => actions.launches.extend(inner.put_launch(launch)),
-                DeviceOutput::Group(launches) => {
-                    actions.launches.extend(launches.into_iter().filter_map(|launch| inner.put_launch(launch)));
-                }
-                DeviceOutput::Free { lanes, .. } => {
-                    let gone = lanes.iter().filter_map(|lane| inner.lanes.get_mut(lane.0 as usize)?.take());
-                    actions.ends.extend(gone);
-                }
-                DeviceOutput::Reply { request, .. } => actions.replies.extend(inner.table.remove(request)),
-                DeviceOutput::Drop { request, reason } => {
-                    actions.drops.extend(inner.table.remove(request).map(|entry| (entry, reason)));
-                }
-                DeviceOutput::Note { model, note } => {
-                    if let Some(Resident { model, .. }) = inner.models.get(&model) {
-                        model.metrics.record_note(&note);
-                        if let Note::PrepareFailed { partition, reason } = &note {
-                            let (device, name) = (self.device, &model.name);
-                            tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model goes on with those it has");
-                        }
-                    }
-                }
-                DeviceOutput::Prepare { model, lanes, partition } => {
-                    let specs = lanes.iter().filter_map(|lane| inner.scheduler().lane(*lane)).collect();
-                    match inner.models.get(&model) {
-                        Some(Resident { model, .. }) => {
-                            actions.prepares.push(Preparation { model: model.clone(), partition, lanes, specs });
-                        }
-                        None => inner.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
-                    }
-                }
-                // Its policy launches on the other lanes from now on; `Free` says when those before are done.
-                DeviceOutput::Switch { model, to, .. } => {
-                    let partition =
-                        to.first().and_then(|lane| inner.scheduler().lane(*lane)).map(|lane| lane.partition);
-                    if let Some((Resident { model, .. }, partition)) = inner.models.get(&model).zip(partition) {
-                        model.metrics.record_switch();
-                        tracing::info!(model = %model.name, device = self.device, %partition, "runs on other lanes from now on");
-                    }
-                }
-            }
-        }
+    fn settle(&self, inner: &mut DeviceState, now: Time, actions: &mut Actions) {
+        inner.take_outputs(now, self.device, actions);
         if inner.is_mixed {
             self.tell_loads(inner, now);
         }
@@ -545,7 +395,7 @@ impl DeviceHost {
     }
 
     /// Tells the scheduler until when models with lanes of their own have work in the partitions of its slots.
-    fn tell_loads(&self, inner: &Inner, now: Time) {
+    fn tell_loads(&self, inner: &DeviceState, now: Time) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let scheduler = inner.scheduler();
         for (slot, lane) in &inner.slots {
@@ -567,8 +417,9 @@ impl DeviceHost {
             }
             prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
             reply::together(|| {
-                self.reply(replies, rows.unwrap_or(0));
-                drops.into_iter().for_each(|(entry, reason)| self.drop_entry(entry, reason));
+                answering::reply(replies, rows.unwrap_or(0), self.clock);
+                let give_up = |(entry, reason)| answering::drop_entry(entry, reason, self.clock.now());
+                drops.into_iter().for_each(give_up);
             });
             let Some(Write { model, .. }) = writes.first() else { return };
             let model = model.clone();
@@ -579,42 +430,6 @@ impl DeviceHost {
                 let read = writes.into_iter().map(|(written, write)| inner.written(now, write, written));
                 read.collect::<SmallVec<[Write; 1]>>()
             });
-        }
-    }
-
-    fn drop_entry(&self, mut entry: Entry, reason: DeviceDrop) {
-        let reason = match reason {
-            DeviceDrop::Hopeless => {
-                entry.watched.take().into_iter().for_each(|watched| watched.end(GuardEnd::Dropped));
-                DropReason::Hopeless
-            }
-            DeviceDrop::Removed => DropReason::ModelRemoved,
-        };
-        entry.call.drop_for(reason, self.clock.now());
-    }
-
-    fn reply(&self, mut replies: Vec<Entry>, rows: u32) {
-        // A client that left while its request ran was counted by its ticket.
-        replies.retain(|entry| !entry.call.reply.is_closed());
-        let now = self.clock.now();
-        let Some(first) = replies.first() else { return };
-        let (executable, phases) = (first.call.loaded.clone(), first.phases);
-        let times = |entry: &Entry| {
-            let call = &entry.call;
-            (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
-        };
-        executable.metrics.record_batch(rows, phases, replies.iter().map(times));
-        let taken = replies.iter().map(times).map(|(queued, took, _)| (queued, took));
-        executable.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
-        for entry in replies {
-            entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
-            let Some(outputs) = entry.outputs else {
-                let model = &executable.name;
-                tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
-                continue;
-            };
-            // A client that left meanwhile has been computed for; there is nobody to tell.
-            entry.call.reply.send(Ok(outputs));
         }
     }
 
@@ -643,23 +458,10 @@ impl DeviceHost {
         }
     }
 
-    /// The device's number, from 0.
-    pub fn device(&self) -> usize {
-        self.device
-    }
-
     /// Whether the client of any of these requests is still there.
     pub(super) fn is_awaited<'a>(&self, mut requests: impl Iterator<Item = &'a RequestId>) -> bool {
         let inner = self.inner.lock();
         requests.any(|request| inner.table.is_awaited(*request))
-    }
-
-    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
-        &self.watchdog
-    }
-
-    pub(crate) fn clock(&self) -> Clock {
-        self.clock
     }
 
     /// How long it will probably be until a request of the model that came now would begin: until all is done that was launched or waits there, of whatever models.
@@ -691,93 +493,10 @@ impl DeviceHost {
         let partition = specs.first().map_or(model.partition, |spec| spec.partition);
         let mut lanes: Vec<u32> = specs.into_iter().map(|spec| spec.max_rows).collect();
         if lanes.is_empty() {
-            lanes = vec![model.tensors.plan.max_batch(); scheduler.shared_lanes(partition).len()];
+            lanes = vec![model.tensors.plan.max_batch; scheduler.shared_lanes(partition).len()];
         }
         drop(inner);
         let (launches, complete) = self.history.lock().since(model.id, from);
         (partition, lanes, launches, complete)
     }
-}
-
-impl Inner {
-    /// Lanes of a model, in their order.
-    fn put_lanes(&mut self, lanes: &[LaneId], started: Vec<Arc<Seat>>) {
-        assert_eq!(lanes.len(), started.len(), "each lane of a policy has a thread");
-        for (index, (lane, seat)) in lanes.iter().zip(started).enumerate() {
-            self.put_lane(*lane, seat, index);
-        }
-    }
-
-    fn put_lane(&mut self, lane: LaneId, seat: Arc<Seat>, index: usize) {
-        let place = lane.0 as usize;
-        if self.lanes.len() <= place {
-            self.lanes.resize(place + 1, None);
-        }
-        let partition = self.scheduler().lane(lane).map_or(PartitionId::default(), |spec| spec.partition);
-        self.lanes[place] = Some(HostLane { seat, index, partition, grant: None });
-    }
-
-    /// Whether there are models whose batches the scheduler makes, and others.
-    fn has_both_kinds(&self) -> bool {
-        let mut own = self.models.keys().map(|model| !self.scheduler().lanes(*model).is_empty());
-        own.next().is_some_and(|first| own.any(|other| other != first))
-    }
-
-    fn scheduler(&self) -> &DeviceScheduler {
-        self.journal.scheduler()
-    }
-
-    /// Tells the scheduler what it cannot refuse.
-    fn tell(&mut self, now: Time, input: DeviceInput) {
-        let told = self.journal.apply(now, input);
-        assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
-    }
-
-    /// Gives the scheduler a request or a batch.
-    fn take(&mut self, now: Time, input: DeviceInput) -> Result<(), DeviceReject> {
-        match self.journal.apply(now, input) {
-            Ok(_) => Ok(()),
-            Err(DeviceRefusal::Request(reject)) => Err(reject),
-            Err(other) => panic!("a request or a batch is not refused as {other}"),
-        }
-    }
-
-    /// The inputs of a request have been copied into its slots, or not: then their launch takes them from where they are. Gives back what is not needed any more.
-    fn written(&mut self, now: Time, mut write: Write, written: bool) -> Write {
-        if let Some(entry) = self.table.get(write.request) {
-            entry.slots = written.then_some(write.slots);
-            // Later segments may fail when the slots have long been given to others.
-            if !written || write.model.segments() > 1 {
-                entry.input = write.input.take();
-            }
-        }
-        self.tell(now, DeviceInput::Input(write.model.id, write.request));
-        write
-    }
-
-    /// Puts a launch on its lane, behind those that are there.
-    fn put_launch(&mut self, launch: Launch) -> Option<Arc<Seat>> {
-        let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
-        let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
-        let resident = self.models.get_mut(&launch.model)?;
-        resident.running += 1;
-        let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
-        seat.put(Work { head: Head { launch, lane: index, partition, model, grant }, body });
-        Some(seat)
-    }
-}
-
-/// Answers a request of `rows` items that was not taken in.
-fn reject_call(model: &HostedModel, call: Call, reject: DeviceReject, rows: u32, now: Time) {
-    let reject = match reject {
-        DeviceReject::NoModel(_) => Reject::UnknownModel,
-        DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),
-        DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
-        DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
-        other => {
-            let message = format!("model '{}': {other}", model.name);
-            return call.fail(Unanswered::Engine, ServiceError::InvalidArgument(message), now);
-        }
-    };
-    call.reject(&reject, &model.profile, now);
 }

@@ -8,7 +8,7 @@ use downbeat_engine::{Buffer, Model, State, Tensor};
 #[derive(Debug)]
 pub struct Exit {
     /// The segment after which it is, from 0.
-    segment: usize,
+    pub segment: usize,
     /// What decides, among the tensors that are alive there.
     decides: usize,
     /// A request leaves if in each of its rows' last dimensions some value is at least this.
@@ -72,11 +72,6 @@ impl Exit {
         };
         let values = outputs.iter().map(value).collect::<Result<_, _>>()?;
         Ok(Exit { segment, decides, confidence: *confidence, values })
-    }
-
-    /// The segment after which it is, from 0.
-    pub fn segment(&self) -> usize {
-        self.segment
     }
 
     /// Brings here what the exit looks at and answers with, where it is on a device.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::{RequestId, Time};
+use downbeat_core::Time;
 use serde::{Deserialize, Serialize};
 
 use super::device_host::DeviceHost;
@@ -11,16 +11,14 @@ use super::hosted_model::HostedModel;
 use super::padding::Padding;
 use super::policy_guard::PolicyGuard;
 use crate::batch_codec::{Admitted, BatchCodec};
-use crate::call::Call;
 use crate::error::ServiceError;
-use crate::ticket::{Decider, Ticket};
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {
     /// At least one, in their order.
     devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
     /// Whether its batches are made on the devices; else the scheduler makes them.
-    is_routed: bool,
+    pub is_routed: bool,
     padding: Option<Arc<Padding>>,
 }
 
@@ -77,11 +75,6 @@ impl HostedVersion {
         self.first().guard.as_deref()
     }
 
-    /// Whether its batches are made on the devices; else the scheduler makes them.
-    pub fn is_routed(&self) -> bool {
-        self.is_routed
-    }
-
     /// The length of a request, 0 where nothing varies.
     ///
     /// # Errors
@@ -91,23 +84,19 @@ impl HostedVersion {
         padding.length(plan, request).map_err(ServiceError::InvalidArgument)
     }
 
-    /// Hands a request of `length` to the device that will probably be done first with all that it has, of whatever models, of those that work, the first of those. The
-    /// answer comes through the call's `reply`, always. Dropping the ticket cancels the request.
-    pub fn submit(&self, request: RequestId, call: Call, length: u32) -> Ticket {
-        let (loaded, arrival) = (call.loaded.clone(), call.arrival);
+    /// The device that will probably be done first with all that it has, of whatever models, of those that work, the first of those.
+    pub fn soonest(&self) -> &(Arc<DeviceHost>, Arc<HostedModel>) {
         let working = self.devices.iter().filter(|(_, model)| model.lost().is_none());
         let soonest = || working.min_by_key(|(host, model)| host.free_in(model));
-        let (host, model) = match &self.devices[..] {
+        match &self.devices[..] {
             [only] => only,
             _ => soonest().unwrap_or(&self.devices[0]),
-        };
-        host.submit(model, request, call, length);
-        Ticket::new(Decider::Device(host.clone(), model.clone()), loaded, request, arrival)
+        }
     }
 
     /// The version on a device.
     pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
-        let (_, model) = self.devices.iter().find(|(host, _)| host.device() == device)?;
+        let (_, model) = self.devices.iter().find(|(host, _)| host.device == device)?;
         Some(model.clone())
     }
 
@@ -134,7 +123,7 @@ impl HostedVersion {
             PastLaunches {
                 model: model.name.clone(),
                 version: model.version.clone(),
-                device: host.device(),
+                device: host.device,
                 partition: partition.0,
                 policy: model.policy_name.to_owned(),
                 lanes,

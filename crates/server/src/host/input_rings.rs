@@ -14,9 +14,10 @@ use crate::batch_codec::{Admitted, BatchCodec};
 #[derive(Debug)]
 pub struct InputRings {
     rings: Vec<Tensors>,
-    slots: u32,
+    /// How many each ring has.
+    pub slots: u32,
     /// What every request is padded to; 0 where nothing varies.
-    length: u32,
+    pub length: u32,
 }
 
 #[derive(Debug)]
@@ -39,9 +40,9 @@ impl InputRings {
         padding: Option<&Padding>,
         least: u32,
     ) -> Result<Self, String> {
-        let length = padding.and_then(Padding::max_length).unwrap_or(0);
+        let length = padding.and_then(|padding| padding.max_length).unwrap_or(0);
         let mut items = Vec::new();
-        for (index, binding) in plan.inputs().iter().enumerate() {
+        for (index, binding) in plan.inputs.iter().enumerate() {
             let spec = &binding.client;
             let Some(size) = spec.datatype.size() else {
                 return Err(format!(
@@ -72,16 +73,10 @@ impl InputRings {
         let sizes: Vec<usize> = items.iter().map(|(_, _, bytes)| *bytes).collect();
         let slots = ring_memory::slots(least, &sizes).map_err(|error| error.to_string())?;
         let rings = items.into_iter().map(|(datatype, item, bytes)| {
-            let memory =
-                model.ring_memory(device, slots, bytes, plan.max_batch()).map_err(|error| error.to_string())?;
+            let memory = model.ring_memory(device, slots, bytes, plan.max_batch).map_err(|error| error.to_string())?;
             Ok(Tensors { datatype, item, memory })
         });
         Ok(InputRings { rings: rings.collect::<Result<_, String>>()?, slots, length })
-    }
-
-    /// How many slots each ring has.
-    pub fn slots(&self) -> u32 {
-        self.slots
     }
 
     /// Bytes of all rings.
@@ -96,11 +91,6 @@ impl InputRings {
         self.rings.iter().map(bytes).sum()
     }
 
-    /// What every request is padded to; 0 where nothing varies.
-    pub fn length(&self) -> u32 {
-        self.length
-    }
-
     /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
     /// with the host.
     pub fn write(&self, plan: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: SlotRun) -> bool {
@@ -110,12 +100,10 @@ impl InputRings {
                 Some(padding) => padding.write(plan, index, request, self.length, &mut slots),
                 None => {
                     let bytes = request.input(index);
-                    let fits = slots.len() == bytes.len();
-                    if fits {
-                        slots.copy_from_slice(bytes);
-                    } else {
+                    if slots.len() != bytes.len() {
                         return false;
                     }
+                    slots.copy_from_slice(bytes);
                 }
             }
             if ring.datatype == DataType::Bool {

@@ -5,120 +5,20 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::device::{Launch, PartitionId, SegmentRange, SlotRun};
-use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_core::device::{Launch, SegmentRange};
+use downbeat_core::{Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
 use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
+use super::launch::{Body, Head, Member, Outcome, Source, Work};
 use super::own_launch::{self, Wanted};
-use crate::batch_codec::{Admitted, Outputs};
+use crate::batch_codec::Outputs;
 use crate::engine_run::{self, RunFailure, Running, Watch};
-use crate::queue::Queue;
 use crate::statistics::Phases;
 use crate::watchdog::{Owner, Post};
-
-/// A launch for a lane.
-pub struct Work {
-    pub head: Head,
-    pub body: Body,
-}
-
-/// What is known of a launch until it has ended, whoever ends it.
-pub struct Head {
-    pub launch: Launch,
-    /// Which of the model's lanes runs it, or of its partition's slots.
-    pub lane: usize,
-    /// Where that is.
-    pub partition: PartitionId,
-    pub model: Arc<HostedModel>,
-    /// `None`: the device's policy made the batch.
-    pub grant: Option<Grant>,
-}
-
-/// A batch that the scheduler made.
-#[derive(Clone)]
-pub struct Grant {
-    /// The scheduler's name for what it was granted.
-    pub slot: DeviceId,
-    /// And for the batch.
-    pub batch: BatchId,
-    /// Where its requests waited.
-    pub queue: Arc<Queue>,
-    /// When it was dispatched.
-    pub dispatched: Time,
-}
-
-/// What a launch runs on.
-pub struct Body {
-    /// Whose rows are in it, in their order.
-    pub members: Vec<Member>,
-    pub source: Source,
-}
-
-/// A request in a launch.
-pub struct Member {
-    pub request: RequestId,
-    pub rows: u32,
-    /// Of its inputs; 0 where nothing varies.
-    pub length: u32,
-    /// Its inputs, where they are not in slots of the ring.
-    pub input: Option<Admitted>,
-    /// Its slots of the ring, where its inputs are there.
-    pub slots: Option<SlotRun>,
-}
-
-/// What the rows of a launch are made of.
-pub enum Source {
-    /// The members' inputs, which are joined.
-    Inputs,
-    /// A run of slots that is just the members.
-    Ring(SlotRun),
-    /// What earlier segments left, one after another.
-    States(Vec<State>),
-    /// What earlier segments left cannot be parted, and why.
-    Broken(String),
-}
-
-/// What came of a launch.
-#[derive(Default)]
-pub struct Outcome {
-    /// Who was in it.
-    pub members: Vec<Member>,
-    /// The members that are answered.
-    pub answers: Vec<(RequestId, Outputs)>,
-    /// The members that are answered with an error.
-    pub failed: Vec<(RequestId, RunFailure)>,
-    /// Whether the launch failed as a whole, and its members ran alone.
-    pub alone: bool,
-    /// The members that are answered before the last segment.
-    pub exits: Vec<(RequestId, Outputs)>,
-    /// What the segments left for the next ones.
-    pub state: Option<State>,
-    pub phases: Phases,
-}
-
-impl Work {
-    /// Whether it is over so soon that the thread of a frontend may run it.
-    pub fn is_brief(&self) -> bool {
-        self.head.launch.computed_rows <= self.head.model.brief_rows
-    }
-
-    /// Whether it goes on with a batch that has run in part.
-    pub fn goes_on(&self) -> bool {
-        self.head.launch.segments.first > 0
-    }
-}
-
-impl Outcome {
-    /// All members fail.
-    pub fn failed(members: impl Iterator<Item = RequestId>, failure: &RunFailure) -> Self {
-        let failed = members.map(|request| (request, failure.clone())).collect();
-        Outcome { failed, alone: true, ..Outcome::default() }
-    }
-}
 
 /// A thread that runs launches. There is another for the crew where a run of the one before does not end.
 struct Worker {
@@ -188,7 +88,7 @@ struct LeftBehind;
 /// # Errors
 /// If the operating system has no thread left.
 pub fn start(host: Arc<DeviceHost>, crew: Arc<Crew>) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let name = format!("lane-{}", host.device());
+    let name = format!("lane-{}", host.device);
     let worker = Arc::new(Worker { host, crew: Some(crew.clone()), flights: Mutex::default() });
     std::thread::Builder::new().name(name).spawn(move || worker.work(&crew))
 }
@@ -198,7 +98,7 @@ impl Guest {
     pub fn at(host: Arc<DeviceHost>) -> Arc<Self> {
         let worker = Arc::new(Worker { host, crew: None, flights: Mutex::default() });
         let owner: Weak<Worker> = Arc::downgrade(&worker);
-        let post = worker.host.watchdog().post(owner);
+        let post = worker.host.watchdog.post(owner);
         Arc::new(Guest { worker, post })
     }
 
@@ -219,7 +119,7 @@ impl Guest {
             let Some(work) = seat.next_or_release() else { return true };
             let Ok(begun) = self.worker.begin(&self.post, &seat, work) else { return false };
             let (begin, outcome) = self.worker.end(begun, Time::ZERO);
-            let end = self.worker.host.clock().now();
+            let end = self.worker.host.clock.now();
             let (finished, next) = own_launch::follow(Wanted::BriefRest, || self.worker.finish(begin, end, outcome));
             if finished.is_err() {
                 return false;
@@ -236,7 +136,7 @@ impl Worker {
     fn work(self: Arc<Self>, crew: &Arc<Crew>) {
         Pinned::stay();
         let owner: Weak<Worker> = Arc::downgrade(&self);
-        let post = self.host.watchdog().post(owner);
+        let post = self.host.watchdog.post(owner);
         let mut follows = None;
         while let Some(seat) = follows.take().or_else(|| crew.take()) {
             match self.serve(&post, &seat) {
@@ -267,10 +167,10 @@ impl Worker {
                 next = Some(self.begin(post, seat, work)?);
             }
             let (begin, outcome) = self.end(begun, done);
-            done = host.clock().now();
+            done = host.clock.now();
             let (finished, follows) = match next {
                 Some(_) => (self.finish(begin, done, outcome), None),
-                None => own_launch::follow(Wanted::Of(seat.crew().clone()), || self.finish(begin, done, outcome)),
+                None => own_launch::follow(Wanted::Of(seat.crew.clone()), || self.finish(begin, done, outcome)),
             };
             finished?;
             if follows.is_some() {
@@ -301,10 +201,10 @@ impl Worker {
         let Work { head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
         let expected = match &head.grant {
-            Some(grant) => grant.queue.refiner(host.device()).lock().profile().latency(launch.rows),
+            Some(grant) => grant.queue.refiner(host.device).lock().profile().latency(launch.rows),
             None => model.profile.latency(launch.computed_rows),
         };
-        let watch = Watch { post, health: model.health.clone(), device: host.device(), limit: post.limit(expected) };
+        let watch = Watch { post, health: model.health.clone(), device: host.device, limit: post.limit(expected) };
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
         let (is_granted, lane) = (head.grant.is_some(), head.lane);
         let seat = seat.clone();
@@ -313,8 +213,9 @@ impl Worker {
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
             drop(flights);
-            let outcome = failed(body, &RunFailure::Ended(reason));
-            host.finish(head, begin, host.clock().now(), outcome);
+            let outcome = Outcome::failed(body.requests(), &RunFailure::Ended(reason));
+            let outcome = Outcome { members: body.members, ..outcome };
+            host.finish(head, begin, host.clock.now(), outcome);
             return Err(LeftBehind);
         }
         flights.launches.push_back((head, begin));
@@ -322,8 +223,7 @@ impl Worker {
         drop(flights);
         let mut assembled = begin;
         let stage = run.caught(|| begin_run(&run, &mut body, &mut assembled));
-        let members = body.members.iter().map(|member| member.request);
-        let stage = stage.unwrap_or_else(|failure| Stage::Over(Outcome::failed(members, &failure)));
+        let stage = stage.unwrap_or_else(|failure| Stage::Over(Outcome::failed(body.requests(), &failure)));
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
@@ -341,7 +241,7 @@ impl Worker {
         });
         let outcome = outcome.unwrap_or_else(|failure| {
             run.watch.post.end();
-            Outcome::failed(body.members.iter().map(|member| member.request), &failure)
+            Outcome::failed(body.requests(), &failure)
         });
         (begin, Outcome { members: body.members, ..outcome })
     }
@@ -406,20 +306,14 @@ impl Owner for Worker {
         let (host, failure) = (&self.host, RunFailure::Ended(reason.to_owned()));
         let started = self.crew.as_ref().map_or(Ok(()), |crew| start(host.clone(), crew.clone()).map(drop));
         if let Err(error) = started {
-            host.watchdog().give_up(format!("there is no thread left for a lane of device {}: {error}", host.device()));
+            host.watchdog.give_up(format!("there is no thread left for a lane of device {}: {error}", host.device));
         }
         seat.iter().for_each(Seat::release);
         for (head, begin) in launches {
             let outcome = Outcome::failed(head.launch.members.iter().copied(), &failure);
-            host.finish(head, begin, host.clock().now(), outcome);
+            host.finish(head, begin, host.clock.now(), outcome);
         }
     }
-}
-
-/// All members fail.
-fn failed(body: Body, failure: &RunFailure) -> Outcome {
-    let outcome = Outcome::failed(body.members.iter().map(|member| member.request), failure);
-    Outcome { members: body.members, ..outcome }
 }
 
 /// Has a launch begun by the engine, as far as that may be done before the one before it is answered.
@@ -436,7 +330,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     let (first, end) = (usize::from(run.segments.first), usize::from(run.segments.end));
     let begun = run.on_lane(|engine| {
         let state = assemble(run, engine, body);
-        *assembled = run.host.clock().now();
+        *assembled = run.host.clock.now();
         engine_run::begin(run.watch.clone(), engine, first..end, state?)
     });
     match begun {
@@ -447,7 +341,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
 
 /// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> Outcome {
-    let clock = run.host.clock();
+    let clock = run.host.clock;
     let end = usize::from(run.segments.end);
     let ran = running.end();
     let computed = clock.now();
@@ -485,7 +379,7 @@ fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Resul
     let tensors = &run.model.tensors;
     let rows: Vec<u32> = body.members.iter().map(|member| member.rows).collect();
     let mut left: Vec<(RequestId, Outputs)> = Vec::new();
-    for exit in run.model.exits.iter().filter(|exit| exit.segment() == segment) {
+    for exit in run.model.exits.iter().filter(|exit| exit.segment == segment) {
         exit.fetch(state)?;
         let leaves = exit.decide(state, &rows);
         if !leaves.contains(&true) {
@@ -523,7 +417,7 @@ fn answer_alone(run: &Run<'_>, body: &Body, failure: RunFailure) -> Outcome {
     // A failure of later segments may be that of a neighbour who has left since.
     let is_alone = body.members.len() == 1 && run.segments.first == 0 && run.fill() == 0;
     if is_alone || !matches!(failure, RunFailure::Engine(_)) {
-        return Outcome::failed(body.members.iter().map(|member| member.request), &failure);
+        return Outcome::failed(body.requests(), &failure);
     }
     each_alone(run, body)
 }

@@ -88,7 +88,7 @@ pub struct LaneSetup<'a> {
 pub fn padding(plan: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
     let ChosenPolicy { name: policy, padding: PaddingSettings { pad, max_length, .. }, .. } = policy;
     ensure!(
-        plan.is_batched(),
+        plan.batched,
         "the device policy '{policy}' makes batches, and the model has no batch dimension (max_batch_size is 0); use the policy exclusive"
     );
     if !pad {
@@ -163,7 +163,7 @@ impl<'a> Started<'a> {
         policy: ModelSpec,
         own: Vec<Box<dyn Lane>>,
     ) -> std::io::Result<()> {
-        let (setup, device) = (&self.setup, host.device());
+        let (setup, device) = (&self.setup, host.device);
         let model = Arc::new(HostedModel {
             id: setup.id,
             name: setup.name.to_owned(),
@@ -218,7 +218,7 @@ pub fn start_granted(
     match lanes {
         LanesWanted::EachDevice(mut first) => {
             for host in hosts {
-                let device = host.device();
+                let device = host.device;
                 let mut lanes = Vec::new();
                 if model.lost(device).is_none() {
                     let mut lane = match first.take_if(|(on, _)| *on == device) {
@@ -265,14 +265,14 @@ pub fn start(
             padding: padding.clone(),
             results: metrics.padding_checks(name, version),
         };
-        let mut devices = started.setup.hosts.iter().map(|host| host.device());
+        let mut devices = started.setup.hosts.iter().map(|host| host.device);
         let device = devices.find(|device| model.lost(*device).is_none()).unwrap_or(0);
         let lane = model.lane_at(Place { device, share: Share::Whole })?;
         PaddingWatch::start(looker, lane, model.segments(), every).map(Arc::new)
     };
     let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
-    for host in started.setup.hosts.iter().filter(|host| model.lost(host.device()).is_none()) {
-        let (setup, device) = (&started.setup, host.device());
+    for host in started.setup.hosts.iter().filter(|host| model.lost(host.device).is_none()) {
+        let (setup, device) = (&started.setup, host.device);
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
         if let (Some(memory), Some(rings)) = (setup.memory, &rings) {
             // Before anything is written there: until then a ring takes no memory.
@@ -286,7 +286,7 @@ pub fn start(
         let tensors = BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() };
         started.add(host, tensors, exits.clone(), Arc::default(), policy, engines)?;
     }
-    let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device()));
+    let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device));
     ensure!(!started.devices.is_empty(), "all of its devices are lost: {}", lost.unwrap_or_default());
     Ok(started.finish(true, padding))
 }
@@ -297,7 +297,7 @@ fn policy(
     device: usize,
     padding: Option<&Padding>,
 ) -> Result<(ModelSpec, Option<InputRings>), String> {
-    let (settings, max_batch) = (&setup.policy.settings, setup.plan.max_batch());
+    let (settings, max_batch) = (&setup.policy.settings, setup.plan.max_batch);
     let rings = match settings.ring(max_batch, padding.is_some())? {
         None => None,
         Some(RingNeed { least, must }) => match InputRings::new(&**setup.model, device, &setup.plan, padding, least) {
@@ -313,7 +313,7 @@ fn policy(
         queue_delay: setup.queue_delay,
         drop: setup.drop,
         queue_bound: setup.queue_bound,
-        ring_slots: rings.as_ref().map_or(0, InputRings::slots),
+        ring_slots: rings.as_ref().map_or(0, |rings| rings.slots),
         cores: setup.cores.map(|count| Cores { count, brief: BRIEF }),
     };
     Ok((settings.spec(model)?, rings))

@@ -19,8 +19,10 @@
 //! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
 //! lock, hears the decisions, and carries them out after it.
 
+mod answering;
 mod crew;
 mod device_host;
+mod device_state;
 mod exits;
 mod history;
 mod hosted_model;
@@ -28,6 +30,7 @@ mod hosted_version;
 mod input_rings;
 mod lane;
 mod lane_setup;
+mod launch;
 mod metrics;
 mod occupancy;
 mod own_launch;

@@ -51,13 +51,13 @@ impl Occupancy {
         let share: f64 = at_work.map(|(weight, _)| weight).sum();
         if share > 0.0 {
             // Counted as it goes: there may always be another that runs.
-            self.metrics.add_busy(now.since(*counted).as_secs_f64() * share);
+            self.metrics.busy.inc_by(now.since(*counted).as_secs_f64() * share);
         }
         *counted = now.max(*counted);
         if let Some(launches) = launches.get_mut(partition.0 as usize) {
             *launches = change(*launches);
         }
-        self.metrics.set_running(launches.iter().sum());
+        self.metrics.running.set(launches.iter().map(|launches| i64::from(*launches)).sum());
     }
 }
 

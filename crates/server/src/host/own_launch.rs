@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::crew::{Crew, Seat};
 use super::device_host::DeviceHost;
-use super::lane::{Guest, Work};
+use super::lane::Guest;
+use super::launch::Work;
 
 thread_local! {
     /// Which launch the thread takes.
@@ -91,7 +92,7 @@ pub(super) fn offer(host: &Arc<DeviceHost>, seat: &Arc<Seat>) {
         Wanted::None => false,
         Wanted::Brief => seat.claim(Work::is_brief),
         Wanted::BriefRest => seat.claim(|work| work.is_brief() && work.goes_on()),
-        Wanted::Of(crew) => Arc::ptr_eq(crew, seat.crew()) && seat.claim(|work| work.goes_on() || work.is_brief()),
+        Wanted::Of(crew) => Arc::ptr_eq(crew, &seat.crew) && seat.claim(|work| work.goes_on() || work.is_brief()),
     });
     if takes {
         WANTED.set(Wanted::None);

@@ -17,8 +17,8 @@ pub struct Padding {
     inputs: Vec<Option<usize>>,
     /// By output: the axes of an item that are as long as the inputs.
     outputs: Vec<Vec<usize>>,
-    /// The longest request that is taken.
-    max_length: Option<u32>,
+    /// The longest request that is taken, where somebody said.
+    pub max_length: Option<u32>,
 }
 
 impl Padding {
@@ -31,7 +31,7 @@ impl Padding {
             dims.iter().skip(1).enumerate().filter(|(_, d)| **d < 0).map(|(axis, _)| axis).collect()
         };
         let mut inputs = Vec::new();
-        for binding in plan.inputs() {
+        for binding in &plan.inputs {
             let spec = &binding.client;
             let axes = varying(&spec.dims);
             if axes.len() > 1 {
@@ -56,7 +56,7 @@ impl Padding {
                 .to_owned());
         }
         let mut outputs = Vec::new();
-        for binding in plan.outputs() {
+        for binding in &plan.outputs {
             let axes = varying(&binding.client.dims);
             if !axes.is_empty() && binding.datatype() == DataType::Bytes {
                 return Err(format!(
@@ -76,7 +76,7 @@ impl Padding {
     pub fn length(&self, plan: &BatchCodec, request: &Admitted) -> Result<u32, String> {
         let mut found: Option<(i64, &str)> = None;
         let items = plan.item_shapes(request);
-        for ((axis, shape), binding) in self.inputs.iter().zip(items).zip(plan.inputs()) {
+        for ((axis, shape), binding) in self.inputs.iter().zip(items).zip(&plan.inputs) {
             let Some(length) = axis.and_then(|axis| shape.get(axis)).copied() else { continue };
             let name = &binding.client.name;
             match found {
@@ -101,11 +101,6 @@ impl Padding {
         }
     }
 
-    /// The longest request that is taken.
-    pub fn max_length(&self) -> Option<u32> {
-        self.max_length
-    }
-
     /// What a request of `length` is padded to if it meets none that is longer: some more, where the model is faster for it. Only where it is known up to what length the model
     /// takes requests.
     pub fn filled_length(&self, plan: &BatchCodec, length: u32) -> u32 {
@@ -125,7 +120,7 @@ impl Padding {
     ) -> Result<State, String> {
         let rows: usize = members.clone().map(|member| member.rows as usize).sum::<usize>() + fill as usize;
         let mut tensors = Vec::with_capacity(self.inputs.len());
-        for (index, (binding, axis)) in plan.inputs().iter().zip(&self.inputs).enumerate() {
+        for (index, (binding, axis)) in plan.inputs.iter().zip(&self.inputs).enumerate() {
             let item = padded_item(&binding.client.dims, *axis, length);
             let size = binding.datatype().size().unwrap_or(1);
             let bytes = item.iter().try_fold(size, |n, d| n.checked_mul(*d));
@@ -169,7 +164,7 @@ impl Padding {
 
     /// Writes input `index` of a request to `slots`, which have room for `length` in each row.
     pub fn write(&self, plan: &BatchCodec, index: usize, request: &Admitted, length: u32, slots: &mut [u8]) {
-        let (Some(binding), Some(axis)) = (plan.inputs().get(index), self.inputs.get(index)) else { return };
+        let (Some(binding), Some(axis)) = (plan.inputs.get(index), self.inputs.get(index)) else { return };
         let item = padded_item(&binding.client.dims, *axis, length);
         let bytes = request.input(index);
         let (chunk, padded) = chunks(&item, *axis, binding.datatype().size().unwrap_or(1), bytes.len(), request.rows);
@@ -183,13 +178,13 @@ impl Padding {
     /// The shape of an item of input `index` of `length`, for its slot of a ring.
     pub fn item(&self, plan: &BatchCodec, index: usize, length: u32) -> Vec<usize> {
         let axis = self.inputs.get(index).copied().flatten();
-        plan.inputs().get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
+        plan.inputs.get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
     }
 
     /// A batch whose items are padded, without their zeros: all are `length` long. `None` if there is no memory for it.
     pub fn bare(&self, plan: &BatchCodec, state: &State, length: u32) -> Option<State> {
         let mut tensors = Vec::with_capacity(state.tensors.len());
-        for (index, (tensor, binding)) in state.tensors.iter().zip(plan.inputs()).enumerate() {
+        for (index, (tensor, binding)) in state.tensors.iter().zip(&plan.inputs).enumerate() {
             let rows = *tensor.shape.first()?;
             let unit = binding.datatype().size()?;
             let item = self.item(plan, index, length);
@@ -254,7 +249,7 @@ impl Padding {
             };
             Ok(OutputPart { shape: want, data })
         };
-        outputs.into_iter().zip(&self.outputs).zip(plan.outputs()).map(cut).collect()
+        outputs.into_iter().zip(&self.outputs).zip(&plan.outputs).map(cut).collect()
     }
 }
 

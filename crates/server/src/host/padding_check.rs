@@ -4,11 +4,11 @@
 //! lengths on both sides of every power of two are tried, of ones and of random numbers, and what is left is for
 //! [`super::padding_watch`] to find in service.
 
-use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
 
 use super::padding::{LARGEST_LENGTH, Padding};
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
+use crate::classification::numbers;
 
 /// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
 const FIRST: (u32, u32) = (5, 12);
@@ -28,7 +28,7 @@ pub fn check(
     run: &mut dyn FnMut(State) -> Result<State, String>,
 ) -> Result<(), String> {
     let mut trial = Trial { plan, padding, run };
-    let longest = padding.max_length().unwrap_or(LARGEST_LENGTH);
+    let longest = padding.max_length.unwrap_or(LARGEST_LENGTH);
     let (length, padded) = (FIRST.0.min(longest), FIRST.1.min(longest));
     let alone = trial.alone(Fill::Ones, length).map_err(|reason| {
         format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
@@ -42,7 +42,7 @@ pub fn check(
     let lengths = lengths(longest);
     // Each length with the next one, so that whatever begins at some length is met, and the shortest with the longest, where that is known.
     let next = lengths.iter().copied().zip(lengths.iter().skip(1).copied());
-    let farthest = padding.max_length().map(|longest| (1, longest));
+    let farthest = padding.max_length.map(|longest| (1, longest));
     for (length, padded) in farthest.into_iter().chain(next).filter(|(length, padded)| length < padded) {
         for fill in &fills {
             if !is_time() {
@@ -105,7 +105,7 @@ impl Trial<'_> {
     fn beside(&mut self, fill: Fill, length: u32, padded: u32) -> Result<Outputs, String> {
         let (request, longer) = (self.plan.sample(fill, length.into())?, self.plan.sample(fill, padded.into())?);
         // Where the model takes no batch of two, alone and padded.
-        let both: &[&Admitted] = if self.plan.max_batch() > 1 { &[&request, &longer] } else { &[&request] };
+        let both: &[&Admitted] = if self.plan.max_batch > 1 { &[&request, &longer] } else { &[&request] };
         self.first(both, length, padded)
     }
 
@@ -119,46 +119,24 @@ impl Trial<'_> {
 
 /// The first output, and the numbers, in which two answers differ.
 pub fn difference(plan: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
-    for ((a, b), binding) in a.iter().zip(b).zip(plan.outputs()) {
-        let (datatype, name) = (binding.datatype(), binding.client.name.clone());
-        let Some(size) = datatype.size() else {
-            if a.data == b.data {
-                continue;
-            }
-            return Some((name, f64::NAN, f64::NAN));
+    for ((a, b), binding) in a.iter().zip(b).zip(&plan.outputs) {
+        if a.data == b.data {
+            continue;
+        }
+        let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
+        // Not a number is far from every number; infinities are near themselves.
+        let near = |a: f64, b: f64| {
+            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
         };
-        if a.data.len() != b.data.len() {
-            return Some((name, f64::NAN, f64::NAN));
-        }
-        for (a, b) in a.data.chunks(size).zip(b.data.chunks(size)) {
-            if a == b {
-                continue;
+        let (a, b) = match (a, b) {
+            (Some(a), Some(b)) if a.len() == b.len() => {
+                let mut each = a.into_iter().zip(b).map(|(a, b)| (a.real(), b.real()));
+                let Some(differ) = each.find(|(a, b)| !near(*a, *b)) else { continue };
+                differ
             }
-            let (a, b) = (number(datatype, a), number(datatype, b));
-            // Not a number is far from every number; infinities are near themselves.
-            let near =
-                a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()));
-            if !near {
-                return Some((name, a, b));
-            }
-        }
+            _ => (f64::NAN, f64::NAN),
+        };
+        return Some((binding.client.name.clone(), a, b));
     }
     None
-}
-
-fn number(datatype: DataType, bytes: &[u8]) -> f64 {
-    let mut wide = [0; 8];
-    wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
-    let [a, b, c, d, ..] = wide;
-    match datatype {
-        DataType::Fp16 => half::f16::from_le_bytes([a, b]).to_f64(),
-        DataType::Bf16 => half::bf16::from_le_bytes([a, b]).to_f64(),
-        DataType::Fp32 => f32::from_le_bytes([a, b, c, d]).into(),
-        DataType::Fp64 => f64::from_le_bytes(wide),
-        DataType::Int8 => i8::from_le_bytes([a]).into(),
-        DataType::Int16 => i16::from_le_bytes([a, b]).into(),
-        DataType::Int32 => i32::from_le_bytes([a, b, c, d]).into(),
-        DataType::Int64 => i64::from_le_bytes(wide) as f64,
-        _ => u64::from_le_bytes(wide) as f64,
-    }
 }

@@ -12,15 +12,12 @@ use super::device_host::DeviceHost;
 use super::hosted_model::HostedModel;
 use crate::watchdog::Owner;
 
-/// Lanes that a policy has asked for.
+/// Lanes that a policy of a model has asked for.
 pub struct Preparation {
-    /// The model.
     pub model: Arc<HostedModel>,
-    /// Where they are to be.
     pub partition: PartitionId,
-    /// The scheduler's names for them.
+    /// The scheduler's names for them, and what each is for.
     pub lanes: Vec<LaneId>,
-    /// What each is for.
     pub specs: Vec<LaneSpec>,
 }
 
@@ -42,7 +39,7 @@ impl Preparation {
         let Preparation { model, partition, lanes, specs } = self;
         let preparing = Arc::new(Preparing { host, model, lanes: Mutex::new(Some(lanes)) });
         let its = preparing.clone();
-        let name = format!("prepare-{}", preparing.host.device());
+        let name = format!("prepare-{}", preparing.host.device);
         let started = std::thread::Builder::new().name(name).spawn(move || its.work(partition, &specs));
         if let Err(error) = started {
             preparing.tell(Err(format!("there is no thread left to make them on: {error}")));
@@ -53,7 +50,7 @@ impl Preparation {
 impl Preparing {
     fn work(self: Arc<Self>, partition: PartitionId, specs: &[LaneSpec]) {
         let owner: Weak<Preparing> = Arc::downgrade(&self);
-        let post = self.host.watchdog().post(owner);
+        let post = self.host.watchdog.post(owner);
         post.begin_load(&self.model.name);
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(partition, specs)));
         let mut made = made.unwrap_or_else(|_| Err("making them ended in a panic: this is a defect".to_owned()));
@@ -67,10 +64,10 @@ impl Preparing {
     /// The lanes, warm and waiting for work; what was made is gone if one fails.
     fn make(&self, partition: PartitionId, specs: &[LaneSpec]) -> Result<Made, String> {
         let (host, model) = (&self.host, &self.model);
-        let place = Place { device: host.device(), share: host.share(partition) };
+        let place = Place { device: host.device, share: host.share(partition) };
         let engines = specs.iter().map(|_| model.model.lane_at(place)).collect::<Result<Vec<_>, _>>();
         let mut engines = engines.map_err(|error| error.to_string())?;
-        (model.warm_up)(host.device(), specs, &mut engines).map_err(|error| format!("{error:#}"))?;
+        (model.warm_up)(host.device, specs, &mut engines).map_err(|error| format!("{error:#}"))?;
         host.start_lanes(partition, engines).map_err(|error| format!("there is no thread left for a lane: {error}"))
     }
 

@@ -7,7 +7,7 @@ use downbeat_core::device::{InputSource, Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
-use super::lane::{Body, Member, Source};
+use super::launch::{Body, Member, Source};
 use super::policy_guard::Watched;
 use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;

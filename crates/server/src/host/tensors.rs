@@ -6,7 +6,7 @@ use downbeat_core::device::SlotRun;
 use downbeat_engine::{Fill, Lane, State};
 
 use super::input_rings::InputRings;
-use super::lane::Member;
+use super::launch::Member;
 use super::padding::Padding;
 use super::padding_watch::PaddingWatch;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
@@ -44,7 +44,7 @@ impl BatchTensors {
     /// What a request of `length` is padded to before it meets others.
     pub fn padded_length(&self, length: u32) -> u32 {
         match (&self.rings, &self.padding) {
-            (Some(rings), _) if rings.length() > 0 && !self.is_padding_off() => rings.length(),
+            (Some(rings), _) if rings.length > 0 && !self.is_padding_off() => rings.length,
             (_, Some(padding)) if !self.is_padding_off() => padding.filled_length(&self.plan, length),
             _ => length,
         }
@@ -59,7 +59,7 @@ impl BatchTensors {
     pub fn length_alone(&self, member: &Member) -> u32 {
         match (&self.rings, &member.input) {
             // It is in the ring as it is.
-            (Some(rings), input) if rings.length() > 0 && (input.is_none() || !self.is_padding_off()) => rings.length(),
+            (Some(rings), input) if rings.length > 0 && (input.is_none() || !self.is_padding_off()) => rings.length,
             _ => member.length,
         }
     }

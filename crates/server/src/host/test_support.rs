@@ -86,7 +86,7 @@ impl Served {
             profile,
             exits: [].into(),
             guard: None,
-            metrics: metrics.lanes().lanes("m", "1", 0),
+            metrics: metrics.lanes.lanes("m", "1", 0),
             engines: Arc::default(),
             warm_up,
             model,
@@ -104,7 +104,7 @@ impl Served {
         let call = Call {
             admitted,
             loaded: self.loaded.clone(),
-            arrival: self.host.clock().now(),
+            arrival: self.host.clock.now(),
             deadline: Time::MAX,
             deadline_is_slo: false,
             reply,
@@ -116,7 +116,7 @@ impl Served {
 
     /// A metric's value, summed over its labels.
     pub fn metric(&self, label: &str) -> f64 {
-        self.loaded.hosts().update_metrics();
+        self.loaded.hosts.update_metrics();
         let text = self.metrics.render().unwrap();
         let lines = text.lines().filter(|line| !line.starts_with('#') && line.contains(label));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

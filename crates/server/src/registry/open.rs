@@ -64,7 +64,7 @@ impl Registry {
         // What is wrong with one is said when it is loaded.
         let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
         let placement =
-            Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts().len().max(1))?;
+            Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts.len().max(1))?;
         let metrics = Arc::new(Metrics::new()?);
         let watched = u32::try_from(devices).unwrap_or(u32::MAX);
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
@@ -73,7 +73,7 @@ impl Registry {
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
-        let driver = Driver::start(clock, partitions.parts(), placement.kinds(), shards, &metrics, &watchdog, log)?;
+        let driver = Driver::start(clock, &partitions.parts, &placement.kinds, shards, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let model_memory = ModelMemory::new(&options, limit);
@@ -81,7 +81,7 @@ impl Registry {
         let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
-        let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus().clone(), options.gpu_metrics_every).map(Arc::new);
+        let gpu_watch = || GpuWatch::start(&gpus, metrics.gpus.clone(), options.gpu_metrics_every).map(Arc::new);
         let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);

@@ -87,7 +87,7 @@ impl Service for Registry {
                 // What a client unloaded is not missing.
                 self.serving
                     .get(name)
-                    .is_some_and(|served| served.versions.values().all(|version| version.hosts().lost().is_none()))
+                    .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))
                     || self
                         .entries
                         .lock()
@@ -206,7 +206,7 @@ impl Service for Registry {
         let mut devices = Vec::new();
         for served in self.serving.all() {
             for loaded in served.versions.values() {
-                devices.extend(loaded.hosts().past(from));
+                devices.extend(loaded.hosts.past(from));
             }
         }
         Some(Timeline { from_ns: from.as_nanos(), now_ns: now.as_nanos(), devices })

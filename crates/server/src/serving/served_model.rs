@@ -36,12 +36,12 @@ impl ServedModel {
 
     /// Runs that go on, of all versions.
     pub(super) fn running(&self) -> u32 {
-        self.versions.values().map(|version| version.health().running()).sum()
+        self.versions.values().map(|version| version.health.running()).sum()
     }
 
     /// Those of them that nothing ends.
     pub(super) fn left_behind(&self) -> u32 {
-        self.versions.values().map(|version| version.health().left_behind()).sum()
+        self.versions.values().map(|version| version.health.left_behind()).sum()
     }
 
     /// Waits until no request is in flight.

@@ -1,0 +1,83 @@
+//! How requests of a device are answered, and what is counted of them then.
+
+use downbeat_core::Time;
+use downbeat_core::cluster::{DropReason, Reject};
+use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
+
+use super::hosted_model::HostedModel;
+use super::request_table::Entry;
+use crate::batch_codec::Outputs;
+use crate::call::Call;
+use crate::clock::Clock;
+use crate::engine_run::RunFailure;
+use crate::error::ServiceError;
+use crate::unanswered::Unanswered;
+
+/// Answers a request that was given up.
+pub fn drop_entry(mut entry: Entry, reason: DeviceDrop, now: Time) {
+    let reason = match reason {
+        DeviceDrop::Hopeless => {
+            entry.watched.take().into_iter().for_each(|watched| watched.end(GuardEnd::Dropped));
+            DropReason::Hopeless
+        }
+        DeviceDrop::Removed => DropReason::ModelRemoved,
+    };
+    entry.call.drop_for(reason, now);
+}
+
+/// Answers requests whose launch, of `rows` items, has ended.
+pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
+    // A client that left while its request ran was counted by its ticket.
+    replies.retain(|entry| !entry.call.reply.is_closed());
+    let now = clock.now();
+    let Some(first) = replies.first() else { return };
+    let (executable, phases) = (first.call.loaded.clone(), first.phases);
+    let times = |entry: &Entry| {
+        let call = &entry.call;
+        (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
+    };
+    executable.metrics.record_batch(rows, phases, replies.iter().map(times));
+    let taken = replies.iter().map(times).map(|(queued, took, _)| (queued, took));
+    executable.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+    for entry in replies {
+        entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
+        let Some(outputs) = entry.outputs else {
+            let model = &executable.name;
+            tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
+            continue;
+        };
+        // A client that left meanwhile has been computed for; there is nobody to tell.
+        entry.call.reply.send(Ok(outputs));
+    }
+}
+
+/// Answers the members of a launch on `device` that failed as a whole.
+pub fn answer_alone(device: usize, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
+    for (entry, outputs) in answered {
+        entry.call.loaded.record_alone(entry.rows, now.since(entry.call.arrival));
+        // A client that is gone has nobody to tell.
+        entry.call.reply.send(Ok(outputs));
+    }
+    for (entry, reason) in failed {
+        // A client that left was counted by its ticket.
+        if !entry.call.reply.is_closed() {
+            let failure = entry.call.loaded.failure(device, &reason);
+            entry.call.fail(Unanswered::of(&reason), failure, now);
+        }
+    }
+}
+
+/// Answers a request of `rows` items that was not taken in.
+pub fn reject_call(model: &HostedModel, call: Call, reject: DeviceReject, rows: u32, now: Time) {
+    let reject = match reject {
+        DeviceReject::NoModel(_) => Reject::UnknownModel,
+        DeviceReject::QueueFull { bound } if rows > bound => return call.never_fits(rows, bound, now),
+        DeviceReject::QueueFull { bound } => Reject::QueueFull { bound },
+        DeviceReject::DeadlineImpossible { needed, allowed } => Reject::DeadlineImpossible { needed, allowed },
+        other => {
+            let message = format!("model '{}': {other}", model.name);
+            return call.fail(Unanswered::Engine, ServiceError::InvalidArgument(message), now);
+        }
+    };
+    call.reject(&reject, &model.profile, now);
+}

@@ -1,0 +1,223 @@
+//! What is decided about a device, and what about: all that its lock guards.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
+use downbeat_core::device::{
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, SlotRun,
+};
+use downbeat_core::{DeviceId, ModelId, RequestId, Time};
+use smallvec::SmallVec;
+
+use super::crew::Seat;
+use super::hosted_model::HostedModel;
+use super::launch::{Grant, Head, Work};
+use super::preparation::Preparation;
+use super::request_table::{Entry, RequestTable};
+use crate::batch_codec::Admitted;
+
+/// What is decided about a device, and what about: all that its lock guards.
+pub struct DeviceState {
+    pub journal: DeviceJournal,
+    pub models: BTreeMap<ModelId, Resident>,
+    pub table: RequestTable,
+    /// By the scheduler's name for the lane.
+    pub lanes: Vec<Option<HostLane>>,
+    /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
+    pub slots: Vec<(DeviceId, LaneId)>,
+    /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
+    pub is_mixed: bool,
+    /// When the alarm will look next by itself.
+    pub alarm_at: Time,
+    pub stopped: bool,
+}
+
+/// A model on the device.
+pub struct Resident {
+    pub model: Arc<HostedModel>,
+    /// Launches that run.
+    pub running: u32,
+}
+
+/// A lane for which there is a thread.
+#[derive(Clone)]
+pub struct HostLane {
+    pub seat: Arc<Seat>,
+    /// Which of its model's lanes it is, or of its partition's slots.
+    pub index: usize,
+    /// Where it is.
+    pub partition: PartitionId,
+    /// For the batch that is about to be launched there.
+    pub grant: Option<Grant>,
+}
+
+/// What was decided under the lock, to be carried out after it.
+#[derive(Default)]
+pub struct Actions {
+    pub writes: SmallVec<[Write; 1]>,
+    /// Lanes that have a launch more.
+    pub launches: SmallVec<[Arc<Seat>; 2]>,
+    pub prepares: Vec<Preparation>,
+    /// Lanes that have gone.
+    pub ends: Vec<HostLane>,
+    pub replies: Vec<Entry>,
+    pub drops: Vec<(Entry, DeviceDrop)>,
+}
+
+/// Inputs on their way into the ring.
+pub struct Write {
+    pub model: Arc<HostedModel>,
+    pub request: RequestId,
+    pub slots: SlotRun,
+    /// `None`: the client has gone.
+    pub input: Option<Admitted>,
+}
+
+impl Write {
+    /// Copies the inputs into the slots; says whether they are there.
+    pub fn copy(&self) -> bool {
+        self.input.as_ref().is_some_and(|input| self.model.tensors.write(input, self.slots))
+    }
+}
+
+impl DeviceState {
+    /// No models and no lanes.
+    pub fn new(journal: DeviceJournal) -> Self {
+        DeviceState {
+            journal,
+            models: BTreeMap::new(),
+            table: RequestTable::default(),
+            lanes: Vec::new(),
+            slots: Vec::new(),
+            is_mixed: false,
+            alarm_at: Time::MAX,
+            stopped: false,
+        }
+    }
+
+    /// Lanes of a model, in their order.
+    pub fn put_lanes(&mut self, lanes: &[LaneId], started: Vec<Arc<Seat>>) {
+        assert_eq!(lanes.len(), started.len(), "each lane of a policy has a thread");
+        for (index, (lane, seat)) in lanes.iter().zip(started).enumerate() {
+            self.put_lane(*lane, seat, index);
+        }
+    }
+
+    pub fn put_lane(&mut self, lane: LaneId, seat: Arc<Seat>, index: usize) {
+        let place = lane.0 as usize;
+        if self.lanes.len() <= place {
+            self.lanes.resize(place + 1, None);
+        }
+        let partition = self.scheduler().lane(lane).map_or(PartitionId::default(), |spec| spec.partition);
+        self.lanes[place] = Some(HostLane { seat, index, partition, grant: None });
+    }
+
+    /// Whether there are models whose batches the scheduler makes, and others.
+    pub fn has_both_kinds(&self) -> bool {
+        let mut own = self.models.keys().map(|model| !self.scheduler().lanes(*model).is_empty());
+        own.next().is_some_and(|first| own.any(|other| other != first))
+    }
+
+    pub fn scheduler(&self) -> &DeviceScheduler {
+        self.journal.scheduler()
+    }
+
+    /// Tells the scheduler what it cannot refuse.
+    pub fn tell(&mut self, now: Time, input: DeviceInput) {
+        let told = self.journal.apply(now, input);
+        assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
+    }
+
+    /// Gives the scheduler a request or a batch.
+    pub fn take(&mut self, now: Time, input: DeviceInput) -> Result<(), DeviceReject> {
+        match self.journal.apply(now, input) {
+            Ok(_) => Ok(()),
+            Err(DeviceRefusal::Request(reject)) => Err(reject),
+            Err(other) => panic!("a request or a batch is not refused as {other}"),
+        }
+    }
+
+    /// The inputs of a request have been copied into its slots, or not: then their launch takes them from where they are. Gives back what is not needed any more.
+    pub fn written(&mut self, now: Time, mut write: Write, written: bool) -> Write {
+        if let Some(entry) = self.table.get(write.request) {
+            entry.slots = written.then_some(write.slots);
+            // Later segments may fail when the slots have long been given to others.
+            if !written || write.model.segments() > 1 {
+                entry.input = write.input.take();
+            }
+        }
+        self.tell(now, DeviceInput::Input(write.model.id, write.request));
+        write
+    }
+
+    /// Puts a launch on its lane, behind those that are there.
+    fn put_launch(&mut self, launch: Launch) -> Option<Arc<Seat>> {
+        let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
+        let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
+        let resident = self.models.get_mut(&launch.model)?;
+        resident.running += 1;
+        let (model, body) = (resident.model.clone(), self.table.take_body(&launch));
+        seat.put(Work { head: Head { launch, lane: index, partition, model, grant }, body });
+        Some(seat)
+    }
+
+    /// Takes what was decided about `device`.
+    pub fn take_outputs(&mut self, now: Time, device: usize, actions: &mut Actions) {
+        while let Some(output) = self.journal.poll_output() {
+            match output {
+                DeviceOutput::Admit { model, request, slots } => {
+                    let Some(model) = self.models.get(&model).map(|resident| resident.model.clone()) else { continue };
+                    let input = self.table.get(request).and_then(|entry| entry.input.take());
+                    let is_quick = model.tensors.writes_quickly(slots);
+                    let write = Write { model, request, slots, input };
+                    if is_quick {
+                        // The lock would have to be taken once more for it, which takes longer.
+                        let written = write.copy();
+                        self.written(now, write, written);
+                    } else {
+                        actions.writes.push(write);
+                    }
+                }
+                DeviceOutput::Launch(launch) => actions.launches.extend(self.put_launch(launch)),
+                DeviceOutput::Group(launches) => {
+                    actions.launches.extend(launches.into_iter().filter_map(|launch| self.put_launch(launch)));
+                }
+                DeviceOutput::Free { lanes, .. } => {
+                    let gone = lanes.iter().filter_map(|lane| self.lanes.get_mut(lane.0 as usize)?.take());
+                    actions.ends.extend(gone);
+                }
+                DeviceOutput::Reply { request, .. } => actions.replies.extend(self.table.remove(request)),
+                DeviceOutput::Drop { request, reason } => {
+                    actions.drops.extend(self.table.remove(request).map(|entry| (entry, reason)));
+                }
+                DeviceOutput::Note { model, note } => {
+                    if let Some(Resident { model, .. }) = self.models.get(&model) {
+                        model.metrics.record_note(&note);
+                        if let Note::PrepareFailed { partition, reason } = &note {
+                            let name = &model.name;
+                            tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model goes on with those it has");
+                        }
+                    }
+                }
+                DeviceOutput::Prepare { model, lanes, partition } => {
+                    let specs = lanes.iter().filter_map(|lane| self.scheduler().lane(*lane)).collect();
+                    match self.models.get(&model) {
+                        Some(Resident { model, .. }) => {
+                            actions.prepares.push(Preparation { model: model.clone(), partition, lanes, specs });
+                        }
+                        None => self.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
+                    }
+                }
+                // Its policy launches on the other lanes from now on; `Free` says when those before are done.
+                DeviceOutput::Switch { model, to, .. } => {
+                    let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
+                    if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {
+                        model.metrics.record_switch();
+                        tracing::info!(model = %model.name, device, %partition, "runs on other lanes from now on");
+                    }
+                }
+            }
+        }
+    }
+}

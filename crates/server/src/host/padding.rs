@@ -1,7 +1,7 @@
 //! Requests of different lengths in one batch: inputs are padded with zeros, outputs cut back.
 
 use downbeat_core::tensor::DataType;
-use downbeat_engine::{Buffer, OutOfMemory, State, Tensor};
+use downbeat_engine::{Buffer, State, Tensor};
 use smallvec::SmallVec;
 
 use crate::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
@@ -128,22 +128,16 @@ impl Padding {
             let (item_bytes, all_bytes) = bytes.ok_or_else(|| {
                 format!("input '{}': {rows} items of {item:?} are more than memory", binding.client.name)
             })?;
-            let no_memory = |error: OutOfMemory| format!("input '{}': {error}", binding.client.name);
-            if binding.datatype().size().is_none() {
+            let (all_bytes, buffer) = match binding.datatype().size() {
+                Some(_) => (all_bytes, plan.input_buffer(all_bytes)),
                 // Strings do not vary in number: as they are, and empty ones.
-                let len: usize = members.clone().map(|member| member.input(index).len()).sum();
-                let empty = (fill as usize).saturating_mul(item_bytes).saturating_mul(size_of::<u32>());
-                let mut data = Buffer::try_with_capacity(len.saturating_add(empty)).map_err(no_memory)?;
-                members.clone().for_each(|member| data.extend_from_slice(member.input(index)));
-                data.resize(len + empty, 0);
-                tensors.push(Tensor {
-                    datatype: binding.datatype(),
-                    shape: plan.engine_shape(index, rows, &item),
-                    data,
-                });
-                continue;
-            }
-            let mut data = plan.input_buffer(all_bytes).map_err(no_memory)?;
+                None => {
+                    let len: usize = members.clone().map(|member| member.input(index).len()).sum();
+                    let empty = (fill as usize).saturating_mul(item_bytes).saturating_mul(size_of::<u32>());
+                    (len.saturating_add(empty), Buffer::try_with_capacity(len.saturating_add(empty)))
+                }
+            };
+            let mut data = buffer.map_err(|error| format!("input '{}': {error}", binding.client.name))?;
             for member in members.clone() {
                 let bytes = member.input(index);
                 let (chunk, padded) = chunks(&item, *axis, size, bytes.len(), member.rows);

@@ -13,13 +13,10 @@ pub const EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// What `GET /v2/autoscale` answers.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct AutoscaleStatus {
-    /// Devices now.
     pub devices: u32,
     /// Devices to add, or to give back if negative; 0: stay.
     pub change: i64,
-    /// Why, as a name.
     pub reason: &'static str,
-    /// Why, in words.
     pub explanation: String,
     /// Share of the requests in the last `grow_window_s` that were rejected, dropped or late.
     pub bad_rate: Option<f64>,
@@ -69,7 +66,6 @@ impl AutoscaleWatch {
         }
     }
 
-    /// The last advice.
     pub fn status(&self) -> AutoscaleStatus {
         let Advice { change, reason, bad_rate, idle_fraction } = self.state.lock().advisor.advice();
         AutoscaleStatus {

@@ -13,11 +13,8 @@ use crate::unanswered::Unanswered;
 
 /// A request that waits for its answer.
 pub struct Call {
-    /// Its tensors.
     pub admitted: Admitted,
-    /// The model version that answers it.
     pub loaded: Arc<LoadedVersion>,
-    /// When it came.
     pub arrival: Time,
     /// When it has to be finished; [`Time::MAX`] if it may take any time.
     pub deadline: Time,
@@ -27,14 +24,10 @@ pub struct Call {
     pub reply: Reply,
 }
 
-/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
-/// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
-const PROBE_EVERY: Duration = Duration::from_millis(1_000);
-
 impl Call {
     /// Whether a request whose deadline is impossible by the model's profile is let through without one.
     pub(crate) fn may_probe(&self, now: Time) -> bool {
-        self.deadline_is_slo && self.loaded.may_probe(now, PROBE_EVERY)
+        self.deadline_is_slo && self.loaded.may_probe(now)
     }
 
     /// Answers a request that was not admitted. `profile` is that of its batches.
@@ -42,35 +35,28 @@ impl Call {
         let model = &self.loaded.name;
         let (reason, error) = match reject {
             Reject::QueueFull { bound } => {
+                let message = format!(
+                    "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
+                );
                 let batches = u64::from(bound.div_ceil(profile.max_batch()));
-                (
-                    Unanswered::QueueFull,
-                    ServiceError::QueueFull {
-                        message: format!(
-                            "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
-                        ),
-                        retry_after: profile.latency(profile.max_batch()).saturating_mul(batches),
-                    },
-                )
+                let retry_after = profile.latency(profile.max_batch()).saturating_mul(batches);
+                (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
             }
-            Reject::WaitTooLong { wait, bound } => (
-                Unanswered::QueueFull,
-                ServiceError::QueueFull {
-                    message: format!(
-                        "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait \
-                         for {bound} (max_queue_wait_s); try again later"
-                    ),
-                    retry_after: wait.saturating_sub(*bound),
-                },
-            ),
-            Reject::DeadlineImpossible { needed, allowed } => (
-                Unanswered::Impossible,
-                ServiceError::DeadlineExceeded(format!(
-                    "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows \
-                     {allowed}; allow more time ({})",
-                    if self.deadline_is_slo { "the model's slo_ms" } else { "the request's timeout" }
-                )),
-            ),
+            Reject::WaitTooLong { wait, bound } => {
+                let message = format!(
+                    "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait for {bound} (max_queue_wait_s); try \
+                     again later"
+                );
+                let retry_after = wait.saturating_sub(*bound);
+                (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
+            }
+            Reject::DeadlineImpossible { needed, allowed } => {
+                let limit = if self.deadline_is_slo { "the model's slo_ms" } else { "the request's timeout" };
+                let message = format!(
+                    "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows {allowed}; allow more time ({limit})"
+                );
+                (Unanswered::Impossible, ServiceError::DeadlineExceeded(message))
+            }
             Reject::UnknownModel => {
                 (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
             }
@@ -81,61 +67,50 @@ impl Call {
 
     /// Answers a request of more items than may wait at all.
     pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
+        let model = &self.loaded.name;
         let message = format!(
-            "Exceeds maximum queue size: a request of {rows} items can never wait for model '{}', whose queue holds at most {bound}",
-            self.loaded.name
+            "Exceeds maximum queue size: a request of {rows} items can never wait for model '{model}', whose queue holds at most {bound}"
         );
         self.fail(Unanswered::QueueFull, ServiceError::InvalidArgument(message), now);
     }
 
     /// Answers a request whose deadline is over before any device is expected to be done with it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
+        let model = &self.loaded.name;
         let message = format!(
-            "model '{}' could not finish this request in less than {needed}, as all devices are busy, and its deadline \
-             allows {allowed}",
-            self.loaded.name
+            "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
         );
         self.fail(Unanswered::Impossible, ServiceError::DeadlineExceeded(message), now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.
     pub(crate) fn drop_for(self, reason: DropReason, now: Time) {
-        let model = &self.loaded.name;
-        let waited = now.since(self.arrival);
+        let (model, waited) = (&self.loaded.name, now.since(self.arrival));
+        let late = |why: &str| {
+            ServiceError::DeadlineExceeded(format!("dropped after {waited} in the queue of model '{model}': {why}"))
+        };
         let (reason, error) = match reason {
-            DropReason::QueueTimeout => (
-                Unanswered::QueueTimeout,
-                ServiceError::DeadlineExceeded(format!(
+            DropReason::QueueTimeout => {
+                let message = format!(
                     "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
-                )),
-            ),
-            DropReason::WaitTooLong => (
-                Unanswered::QueueTimeout,
-                ServiceError::QueueFull {
-                    message: format!(
-                        "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may \
-                         (max_queue_wait_s); try again later"
-                    ),
-                    // Nobody knows better: so long was the queue.
-                    retry_after: waited,
-                },
-            ),
+                );
+                (Unanswered::QueueTimeout, ServiceError::DeadlineExceeded(message))
+            }
+            DropReason::WaitTooLong => {
+                let message = format!(
+                    "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may (max_queue_wait_s); try again later"
+                );
+                // Nobody knows better: so long was the queue.
+                (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: waited })
+            }
             DropReason::ModelRemoved => {
                 (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
             }
-            DropReason::Sacrificed => (
-                Unanswered::Sacrificed,
-                ServiceError::DeadlineExceeded(format!(
-                    "dropped after {waited} in the queue of model '{model}': under this load it would have missed its \
-                     deadline or cost those behind it theirs"
-                )),
-            ),
-            DropReason::Hopeless => (
-                Unanswered::Hopeless,
-                ServiceError::DeadlineExceeded(format!(
-                    "dropped after {waited} in the queue of model '{model}': it could no longer finish by its deadline"
-                )),
-            ),
+            DropReason::Sacrificed => {
+                let why = "under this load it would have missed its deadline or cost those behind it theirs";
+                (Unanswered::Sacrificed, late(why))
+            }
+            DropReason::Hopeless => (Unanswered::Hopeless, late("it could no longer finish by its deadline")),
         };
         self.fail(reason, error, now);
     }

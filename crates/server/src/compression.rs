@@ -1,11 +1,11 @@
 //! Content codings of requests and answers over HTTP and gRPC: `gzip` and `deflate`.
 
-use std::io::{Read, Write};
+use std::io::Read;
 
 use bytes::Bytes;
 use flate2::Compression;
+use flate2::bufread::{GzEncoder, ZlibEncoder};
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
-use flate2::write::{GzEncoder, ZlibEncoder};
 
 use crate::budget::Reservation;
 use crate::error::ServiceError;
@@ -78,18 +78,10 @@ impl Coding {
 
     /// Compresses; fast rather than small.
     pub fn deflate(self, body: &[u8]) -> std::io::Result<Bytes> {
-        let out = Vec::with_capacity(body.len() / 2);
-        let out = match self {
-            Coding::Gzip => {
-                let mut encoder = GzEncoder::new(out, Compression::fast());
-                encoder.write_all(body)?;
-                encoder.finish()?
-            }
-            Coding::Deflate => {
-                let mut encoder = ZlibEncoder::new(out, Compression::fast());
-                encoder.write_all(body)?;
-                encoder.finish()?
-            }
+        let mut out = Vec::with_capacity(body.len() / 2);
+        match self {
+            Coding::Gzip => GzEncoder::new(body, Compression::fast()).read_to_end(&mut out)?,
+            Coding::Deflate => ZlibEncoder::new(body, Compression::fast()).read_to_end(&mut out)?,
         };
         Ok(Bytes::from(out))
     }
@@ -135,6 +127,8 @@ fn read_to_limit(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::budget::ByteBudget;
 

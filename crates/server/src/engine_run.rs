@@ -38,9 +38,7 @@ impl std::fmt::Display for RunFailure {
 /// Who watches a thread's runs, and what for.
 #[derive(Clone)]
 pub struct Watch<'a> {
-    /// The thread's.
     pub post: &'a Post,
-    /// Of the model version that runs.
     pub health: Arc<ModelHealth>,
     /// Number of the device, for messages.
     pub device: usize,
@@ -55,7 +53,6 @@ impl Watch<'_> {
     }
 }
 
-/// A run that goes on.
 pub struct Running<'a> {
     watch: Watch<'a>,
     pending: Box<dyn Pending>,
@@ -102,19 +99,6 @@ pub fn begin<'a>(
     }
 }
 
-/// Runs segments on a batch.
-///
-/// # Errors
-/// As [`begin`].
-pub fn run(
-    watch: &Watch<'_>,
-    engine: &mut dyn Lane,
-    segments: Range<usize>,
-    state: State,
-) -> Result<State, RunFailure> {
-    begin(watch.clone(), engine, segments, state)?.end()
-}
-
 /// What the engine does, and its words where it fails.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, String> {
     // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
@@ -137,7 +121,7 @@ fn end<T>(watch: &Watch<'_>, ran: Result<T, String>) -> Result<T, RunFailure> {
 /// Runs the whole model, of `segments` segments, on one request of `rows` items; gives its outputs.
 ///
 /// # Errors
-/// As [`run`], and what the plan says.
+/// As [`begin`], and what the plan says.
 pub fn run_alone(
     watch: &Watch<'_>,
     engine: &mut dyn Lane,
@@ -146,6 +130,6 @@ pub fn run_alone(
     state: State,
     rows: u32,
 ) -> Result<Outputs, RunFailure> {
-    let state = run(watch, engine, 0..segments, state)?;
+    let state = begin(watch.clone(), engine, 0..segments, state)?.end()?;
     Ok(plan.separate(state, &[rows])?.pop().ok_or_else(|| "there is no output".to_owned())?)
 }

@@ -7,11 +7,8 @@ use downbeat_engine::{Engine, GpuInfo};
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 
-/// The engines of a server.
 pub struct Engines {
-    /// Runs ONNX models.
     pub onnx: Arc<dyn Engine>,
-    /// Runs emulated ones.
     pub emulated: Arc<dyn Engine>,
     /// The GPUs that ONNX models run on, one a device; none: they run on the CPU.
     pub gpus: Vec<GpuInfo>,

@@ -57,7 +57,6 @@ enum Health {
     NeedsReset,
 }
 
-/// What an Xid means.
 fn meaning(xid: u64) -> (&'static str, Health) {
     let known = XIDS.iter().find(|(number, ..)| *number == xid);
     known.map_or(("see NVIDIA's catalogue of Xids", Health::Unharmed), |(_, words, health)| (words, *health))
@@ -93,7 +92,6 @@ impl Drop for GpuWatch {
     }
 }
 
-/// What the thread has.
 struct Work {
     nvml: Arc<Nvml>,
     gpus: Vec<Watched>,
@@ -102,7 +100,6 @@ struct Work {
     ended: Arc<AtomicBool>,
 }
 
-/// A GPU that is watched.
 struct Watched {
     ordinal: u32,
     gpu: NvmlGpu,

@@ -24,16 +24,16 @@ use crate::queue::Queue;
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
 
+/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
+/// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
+const PROBE_EVERY: Duration = Duration::from_millis(1_000);
+
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
 pub struct LoadedVersion {
-    /// Model name.
     pub name: String,
-    /// Version, as its folder is called.
     pub version: String,
-    /// How requests become batches and batches become answers.
     pub codec: Arc<BatchCodec>,
-    /// Prometheus metrics of this version.
-    pub metrics: ModelMetrics,
+    metrics: ModelMetrics,
     /// The protocol's statistics of this version; one lock a batch.
     pub statistics: Mutex<Statistics>,
     /// The most items that may wait in all queues together.
@@ -46,9 +46,7 @@ pub struct LoadedVersion {
     waiting: AtomicU32,
     /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
     probed_ns: AtomicU64,
-    /// What became of its runs that took too long.
     pub health: Arc<ModelHealth>,
-    /// The devices that it is on.
     pub hosts: HostedVersion,
     policy: PolicyReport,
     /// What it holds of the CPU's memory, where it is on the CPU.
@@ -118,9 +116,10 @@ impl LoadedVersion {
         }
     }
 
-    /// Whether at `now` the last request that was let through to see what the model takes came at least `every` ago; then this one is.
-    pub fn may_probe(&self, now: Time, every: Duration) -> bool {
-        let due = |last: u64| (last == 0 || now.since(Time::from_nanos(last)) >= every).then(|| now.as_nanos().max(1));
+    /// Whether at `now` it is time to let a request through to see what the model takes; then this one is.
+    pub fn may_probe(&self, now: Time) -> bool {
+        let is_due = |last: u64| last == 0 || now.since(Time::from_nanos(last)) >= PROBE_EVERY;
+        let due = |last: u64| is_due(last).then(|| now.as_nanos().max(1));
         self.probed_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
     }
 
@@ -182,12 +181,16 @@ impl LoadedVersion {
         self.waiting.fetch_sub(rows, Ordering::Relaxed);
     }
 
-    /// Counts a request that was answered by a run of its own after its batch had failed, `took` after its arrival.
-    pub fn record_alone(&self, rows: u32, took: Duration) {
-        let none = Phases::default();
-        self.metrics.record_batch(rows, none, std::iter::once((Duration::ZERO, took, false)));
-        let request = std::iter::once((Duration::ZERO, took));
-        self.statistics.lock().record_batch(Clock::unix_millis(), rows, none, request);
+    /// Counts a launch of `rows` items for requests that waited, took, and were late as given.
+    pub fn record_batch(
+        &self,
+        rows: u32,
+        phases: Phases,
+        requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
+    ) {
+        self.metrics.record_batch(rows, phases, requests.clone());
+        let taken = requests.map(|(queued, took, _)| (queued, took));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
     /// Counts a request that got no result, `after` its arrival.

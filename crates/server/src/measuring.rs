@@ -26,15 +26,11 @@ const UNKNOWN: Duration = Duration::from_millis(1);
 
 /// A model that is measured.
 pub struct Measuring<'a> {
-    /// What all loads share.
     pub context: &'a LoadContext,
-    /// Where it is from.
     pub source: &'a ModelSource<'a>,
-    /// How its batches are made.
     pub codec: &'a BatchCodec,
     /// On how many threads it may run.
     pub threads: Threads,
-    /// Who is told.
     pub progress: &'a dyn LoadProgress,
 }
 
@@ -190,7 +186,6 @@ impl Measuring<'_> {
         (0..placed.hardwares()).map(|hardware| measured(hardware).unwrap_or_else(|| profile.clone())).collect()
     }
 
-    /// A model to be timed.
     pub fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
         Subject { model, plan: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
     }

@@ -102,7 +102,6 @@ impl Metrics {
         Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
-    /// The metrics of one model version.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
@@ -138,12 +137,10 @@ impl Metrics {
         self.lanes.forget(name, version);
     }
 
-    /// Sets how many items of a version wait now.
     pub fn set_pending(&self, name: &str, version: &str, items: u64) {
         self.table.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
     }
 
-    /// Sets how long a version took to load.
     pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
         self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
     }
@@ -161,7 +158,6 @@ impl Metrics {
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
-    /// The metrics of one device.
     pub fn device(&self, device: usize) -> DeviceMetrics {
         let label = device.to_string();
         DeviceMetrics {
@@ -207,7 +203,6 @@ impl Metrics {
         self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
     }
 
-    /// Sets what requests in flight hold.
     pub fn set_budget(&self, budget: &ByteBudget) {
         self.table.in_flight_bytes.set(budget.in_flight() as f64);
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
@@ -298,7 +293,6 @@ impl ModelMetrics {
     }
 }
 
-/// The metrics of one device.
 pub struct DeviceMetrics {
     /// Seconds.
     pub busy: prometheus::Counter,

@@ -13,9 +13,7 @@ const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 /// What became of the runs of a model version. It is ready again after a run that succeeds, and [`NOT_READY_FOR`] after one that was ended; one whose run could not be
 /// ended is out of service until that run is over, or it is loaded again.
 pub struct ModelHealth {
-    /// Model name.
     pub name: String,
-    /// Version, as its folder is called.
     pub version: String,
     /// Whether there is trouble: what a request looks at.
     troubled: AtomicBool,
@@ -34,7 +32,6 @@ struct Trouble {
 }
 
 impl ModelHealth {
-    /// A version that is well.
     pub fn new(name: String, version: String) -> Self {
         ModelHealth {
             name,
@@ -61,7 +58,6 @@ impl ModelHealth {
         self.trouble.lock().left_behind
     }
 
-    /// A run succeeded.
     pub fn succeeded(&self) {
         if self.troubled.load(Ordering::Acquire) {
             let mut trouble = self.trouble.lock();

@@ -72,7 +72,6 @@ impl ModelMemory {
         HeldMemory { memory: self.clone(), id }
     }
 
-    /// What versions hold together, bytes.
     fn together<'a>(&self, versions: impl Iterator<Item = &'a Version>) -> u64 {
         let add = |[weights, rings, runs]: [u64; 3], version: &Version| {
             let [more_weights, more_rings, run] = version.bytes;

@@ -40,7 +40,6 @@ impl Partitions {
         Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()) })
     }
 
-    /// Whether devices are divided.
     pub fn are_there(&self) -> bool {
         !self.parts.is_empty()
     }

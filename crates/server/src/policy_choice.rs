@@ -12,17 +12,12 @@ use crate::policy_report::{AutoMeasured, PolicyReport};
 
 /// A model that is loaded as `exclusive` runs it.
 pub struct AutoSubject<'a> {
-    /// What the server was told.
     pub options: &'a ServerOptions,
-    /// What the model's configuration says.
     pub definition: &'a ModelDefinition,
-    /// How its batches are made.
     pub plan: &'a BatchCodec,
-    /// What they take.
     pub profile: &'a LatencyProfile,
     /// Cores that lanes and frontends share.
     pub cores: usize,
-    /// The threads of a run.
     pub threads: usize,
     /// Whether these are on no cores of the frontends.
     pub runs_elsewhere: bool,
@@ -38,7 +33,6 @@ pub struct Chosen {
     pub inputs: AutoInputs,
     /// What that rests on, too.
     pub overlap: Overlap,
-    /// What the model takes.
     pub profiled: Profiled,
 }
 

@@ -44,7 +44,6 @@ impl ProfileRefiner {
         ProfileRefiner { current: base.clone(), base, averages, ratio: 1.0, since_rebuild: 0, observations: 0 }
     }
 
-    /// The profile now.
     pub fn profile(&self) -> &LatencyProfile {
         &self.current
     }

@@ -28,7 +28,7 @@ use crate::options::ServerOptions;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::watchdog::Watchdog;
-use load_thread::{LoadFailure, LoadedModel};
+use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::write_overlay;
 
@@ -38,7 +38,7 @@ pub struct Registry {
     options: Arc<ServerOptions>,
     repository: ModelRepositories,
     serving: Arc<Serving>,
-    driver: Arc<Driver>,
+    pub(crate) driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
     /// What all requests in flight may hold of the memory.
@@ -125,13 +125,15 @@ impl Registry {
     ) -> Result<(), ServiceError> {
         // Whoever asks for it has it looked at afresh.
         self.loader.forget_losses(name);
-        self.load_and_log(name, overrides, progress).await
+        let loaded = self.load_or_keep(name, overrides, progress).await;
+        loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
 
     /// Loads what is served anew beside itself, from the same files and with what is known of it. A failure is logged, and what is served goes on.
     pub async fn load_again(&self, name: &str) {
-        // Logged.
-        let _ = self.load_and_log(name, LoadOverrides::default(), Arc::new(())).await;
+        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(())).await {
+            tracing::error!(model = %name, %error, "not loaded");
+        }
     }
 
     /// Loads the versions anew by the policy `exclusive` whose own policy was chosen for them and has lost against it; what runs and waits meanwhile is answered by
@@ -144,16 +146,6 @@ impl Registry {
                 self.load_again(&served.definition.name).await;
             }
         }
-    }
-
-    async fn load_and_log(
-        &self,
-        name: &str,
-        overrides: LoadOverrides,
-        progress: Arc<dyn LoadProgress>,
-    ) -> Result<(), ServiceError> {
-        let loaded = self.load_or_keep(name, overrides, progress).await;
-        loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
 
     async fn load_or_keep(
@@ -195,7 +187,7 @@ impl Registry {
             begun.set(0, VersionState::Loading, String::new());
             this.load_files(&owned_name, overrides, &*progress)
         };
-        let loaded = self.spawn_load(name, load).await;
+        let loaded = self.load_in_turn(name, load).await;
         let LoadedModel { served, overlay, failures } = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
@@ -219,6 +211,19 @@ impl Registry {
         self.retire(name, before, Some(&served)).await;
         drop(overlay_before);
         Ok(())
+    }
+
+    /// Loads a model once fewer than [`ServerOptions::load_threads`] are being loaded.
+    async fn load_in_turn(
+        &self,
+        name: &str,
+        load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
+    ) -> Result<LoadedModel, LoadFailure> {
+        let _permit = self.loads.acquire().await;
+        if self.serving.is_draining() {
+            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()).into());
+        }
+        load_on_thread(name, (self.watchdog.clone(), self.serving.clone()), load).await
     }
 
     /// Loads every selected version: all or nothing if the model is not served yet or none loads, else those that do.
@@ -394,11 +399,6 @@ impl Registry {
         if let Some(watch) = &self.autoscale {
             watch.look(&self.metrics);
         }
-    }
-
-    /// [`Driver::flush_log`]; to be called now and then.
-    pub fn flush_decision_log(&self) {
-        self.driver.flush_log();
     }
 
     /// [`Driver::close_log`]; at the end.

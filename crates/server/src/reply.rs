@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, oneshot};
 use crate::batch_codec::Outputs;
 use crate::error::ServiceError;
 
-/// What a request is answered with.
 pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
@@ -29,7 +28,6 @@ pub struct Reply {
     way: Option<Way>,
 }
 
-/// An answer on its way.
 pub struct Delivery {
     to: oneshot::Sender<Answer>,
     answer: Answer,
@@ -42,7 +40,6 @@ impl Reply {
         (Reply { to, way: WAY.with_borrow(Clone::clone) }, answer)
     }
 
-    /// Whether the client has gone.
     pub fn is_closed(&self) -> bool {
         self.to.is_closed()
     }

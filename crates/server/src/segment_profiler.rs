@@ -17,7 +17,6 @@ const RUNS: [usize; 2] = [0, 50];
 
 /// A model whose segments are to be timed.
 pub struct SegmentSubject<'a> {
-    /// It.
     pub subject: Subject<'a>,
     /// How requests are padded, if they vary.
     pub padding: Option<&'a Padding>,

@@ -380,7 +380,7 @@ async fn watch_load(registry: Registry) {
     loop {
         ticks.tick().await;
         registry.watch_load();
-        registry.flush_decision_log();
+        registry.driver.flush_log();
     }
 }
 

@@ -51,7 +51,6 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// No models yet.
     pub fn new(
         options: Arc<ServerOptions>,
         driver: Arc<Driver>,
@@ -62,7 +61,6 @@ impl Serving {
         Serving { options, driver, budget, models, watchdog, draining }
     }
 
-    /// The model, if it is in service.
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models.read().get(name).cloned()
     }
@@ -76,12 +74,10 @@ impl Serving {
         Some(InFlight(served))
     }
 
-    /// All models in service, by name.
     pub fn all(&self) -> Vec<Arc<ServedModel>> {
         self.models.read().values().cloned().collect()
     }
 
-    /// Whether no model is in service.
     pub fn is_empty(&self) -> bool {
         self.models.read().is_empty()
     }
@@ -129,7 +125,6 @@ impl Serving {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.models.read().values().all(|served| served.in_flight.load(Ordering::Acquire) == 0)
     }

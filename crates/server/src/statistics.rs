@@ -88,7 +88,6 @@ impl Statistics {
         self.fail.add(after);
     }
 
-    /// The protocol's message.
     pub fn to_proto(&self, name: &str, version: &str) -> pb::ModelStatistics {
         pb::ModelStatistics {
             name: name.to_owned(),

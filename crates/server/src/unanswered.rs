@@ -44,7 +44,6 @@ impl Unanswered {
         (Unanswered::RunEnded, "run_ended", "BACKEND", false),
     ];
 
-    /// How many there are.
     pub const COUNT: usize = Unanswered::TABLE.len();
 
     /// That of a run that gave nothing.

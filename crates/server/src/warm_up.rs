@@ -14,9 +14,7 @@ use crate::host::WarmUpLanes;
 pub struct Sample {
     /// What the configuration calls it; `None`: it is of our own making.
     pub name: Option<String>,
-    /// How often it is run.
     pub count: u32,
-    /// The request.
     pub request: Admitted,
 }
 
@@ -59,13 +57,9 @@ pub fn later(
 
 /// Warms up the lanes of a model, within what it may take of its devices.
 pub struct WarmUp<'a> {
-    /// Model name.
     pub name: &'a str,
-    /// The model.
     pub model: &'a dyn Model,
-    /// How its batches are made.
     pub plan: &'a BatchCodec,
-    /// What it may take.
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
     pub wanted: Vec<usize>,

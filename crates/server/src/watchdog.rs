@@ -194,7 +194,6 @@ impl Watchdog {
     }
 }
 
-/// The life of the watchdog's thread.
 #[expect(clippy::disallowed_methods, reason = "it sleeps between looks; what it decides by is the server's clock")]
 fn watch(watchdog: &Weak<Watchdog>) {
     while let Some(watchdog) = watchdog.upgrade() {

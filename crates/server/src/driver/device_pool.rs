@@ -21,7 +21,6 @@ pub struct DevicePool {
 }
 
 impl DevicePool {
-    /// These devices, without slots.
     pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>) -> Self {
         let in_service = hosts.iter().map(|host| host.device).collect();
         DevicePool { clock, hosts, slots: RwLock::default(), in_service: Mutex::new(in_service) }

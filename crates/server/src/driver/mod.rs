@@ -137,22 +137,18 @@ impl Driver {
         }
     }
 
-    /// The devices, in their order.
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
         &self.cluster.handler().hosts
     }
 
-    /// How many devices there are.
     pub fn devices(&self) -> usize {
         self.hosts().len()
     }
 
-    /// A name for a model on the devices.
     pub fn next_model(&self) -> ModelId {
         ModelId(self.next_model.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A name for a request.
     pub fn next_request(&self) -> RequestId {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }

@@ -10,7 +10,6 @@ use crate::queue::Queue;
 
 /// A request in one of the scheduler's queues.
 pub struct QueuedCall {
-    /// The request.
     pub call: Call,
     /// The scheduler's queue for its shape.
     pub queue: Arc<Queue>,

@@ -14,7 +14,6 @@ use super::queued_call::QueuedCall;
 /// What comes to a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
 pub enum Event {
-    /// A request.
     Submit(RequestId, QueuedCall),
     /// Its client has gone.
     Cancel(ModelId, RequestId),

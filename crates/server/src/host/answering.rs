@@ -1,8 +1,8 @@
 //! How requests of a device are answered, and what is counted of them then.
 
-use downbeat_core::Time;
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
+use downbeat_core::{Duration, Time};
 
 use super::hosted_model::HostedModel;
 use super::request_table::Entry;
@@ -11,6 +11,7 @@ use crate::call::Call;
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
+use crate::statistics::Phases;
 use crate::unanswered::Unanswered;
 
 /// Answers a request that was given up.
@@ -36,9 +37,7 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
         let call = &entry.call;
         (entry.begin.unwrap_or(now).since(call.arrival), now.since(call.arrival), now > call.deadline)
     };
-    executable.metrics.record_batch(rows, phases, replies.iter().map(times));
-    let taken = replies.iter().map(times).map(|(queued, took, _)| (queued, took));
-    executable.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
+    executable.record_batch(rows, phases, replies.iter().map(times));
     for entry in replies {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
         let Some(outputs) = entry.outputs else {
@@ -51,10 +50,14 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
     }
 }
 
-/// Answers the members of a launch on `device` that failed as a whole.
-pub fn answer_alone(device: usize, answered: Vec<(Entry, Outputs)>, failed: Vec<(Entry, RunFailure)>, now: Time) {
+/// Requests of a launch that failed as a whole: those that ran alone, and those that failed.
+pub type Alone = (Vec<(Entry, Outputs)>, Vec<(Entry, RunFailure)>);
+
+/// Answers them; the launch was on `device`.
+pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
     for (entry, outputs) in answered {
-        entry.call.loaded.record_alone(entry.rows, now.since(entry.call.arrival));
+        let took = std::iter::once((Duration::ZERO, now.since(entry.call.arrival), false));
+        entry.call.loaded.record_batch(entry.rows, Phases::default(), took);
         // A client that is gone has nobody to tell.
         entry.call.reply.send(Ok(outputs));
     }

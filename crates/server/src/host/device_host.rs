@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::crew::{Crew, Seat};
 use super::device_state::{Actions, DeviceState, Resident, Write};
-use super::history::{History, PastLaunch};
+use super::history::{History, PastLaunches};
 use super::hosted_model::HostedModel;
 use super::launch::{Grant, Head, Outcome};
 use super::occupancy::Occupancy;
@@ -291,42 +291,15 @@ impl DeviceHost {
     /// A lane has ended a launch, which it had from `begin` to `end`.
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
         let Head { launch, lane, partition, model, grant } = head;
-        let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
         self.occupancy.end(end, partition);
-        let asked = members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
+        let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         self.history.lock().push(&launch, lane, begin, end);
-        let has_failed = !failed.is_empty();
-        let ((answered, failed, now), actions) = self.decide(&model, |inner, now| {
-            let (mut answered, mut failures) = (Vec::new(), Vec::new());
-            if let Some(resident) = inner.models.get_mut(&model.id) {
-                resident.running -= 1;
-            }
-            for (request, reason) in failed {
-                // Before the completion, so that it goes no further.
-                inner.tell(now, DeviceInput::Cancel(model.id, request));
-                failures.extend(inner.table.remove(request).map(|entry| (entry, reason)));
-            }
-            for (request, outputs) in answers {
-                if alone {
-                    inner.tell(now, DeviceInput::Cancel(model.id, request));
-                    answered.extend(inner.table.remove(request).map(|entry| (entry, outputs)));
-                } else {
-                    inner.table.answer(request, outputs, begin, phases);
-                }
-            }
-            if let Some(state) = state {
-                inner.table.keep(members, state, begin, phases);
-            }
-            let leave: Vec<RequestId> = exits.iter().map(|(request, _)| *request).collect();
-            for (request, outputs) in exits {
-                inner.table.exit(request, outputs);
-            }
-            let span = Span { start: begin, end };
-            inner.tell(now, DeviceInput::Completion { launch: launch.id, span, exits: leave });
-            (answered, failures, now)
-        });
-        reply::together(|| answering::answer_alone(self.device, answered, failed, now));
+        let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
+        let span = Span { start: begin, end };
+        let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
+        let ((ran_alone, now), actions) = self.decide(&model, end_launch);
+        reply::together(|| answering::answer_alone(self.device, ran_alone, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
             self.complete(&grant, (!alone).then_some((launch.rows, end)));
@@ -485,8 +458,8 @@ impl DeviceHost {
         model.metrics.set(lanes, running, stats);
     }
 
-    /// Where a model is, the largest batch of each lane that it runs on there, and its launches that ended at `from` or later, with whether all of them are there.
-    pub(super) fn past(&self, model: &HostedModel, from: Time) -> (PartitionId, Vec<u32>, Vec<PastLaunch>, bool) {
+    /// What of a model ran here at `from` or later.
+    pub(super) fn past(&self, model: &HostedModel, from: Time) -> PastLaunches {
         let inner = self.inner.lock();
         let scheduler = inner.scheduler();
         let specs: Vec<LaneSpec> = scheduler.lanes(model.id).iter().filter_map(|lane| scheduler.lane(*lane)).collect();
@@ -497,6 +470,15 @@ impl DeviceHost {
         }
         drop(inner);
         let (launches, complete) = self.history.lock().since(model.id, from);
-        (partition, lanes, launches, complete)
+        PastLaunches {
+            model: model.name.clone(),
+            version: model.version.clone(),
+            device: self.device,
+            partition: partition.0,
+            policy: model.policy_name.to_owned(),
+            lanes,
+            complete,
+            launches,
+        }
     }
 }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, SlotRun,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, SlotRun, Span,
 };
 use downbeat_core::{DeviceId, ModelId, RequestId, Time};
 use smallvec::SmallVec;
 
+use super::answering::Alone;
 use super::crew::Seat;
 use super::hosted_model::HostedModel;
-use super::launch::{Grant, Head, Work};
+use super::launch::{Grant, Head, Outcome, Work};
 use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
@@ -33,10 +34,8 @@ pub struct DeviceState {
     pub stopped: bool,
 }
 
-/// A model on the device.
 pub struct Resident {
     pub model: Arc<HostedModel>,
-    /// Launches that run.
     pub running: u32,
 }
 
@@ -149,6 +148,37 @@ impl DeviceState {
         }
         self.tell(now, DeviceInput::Input(write.model.id, write.request));
         write
+    }
+
+    /// A launch has ended. Gives the requests that are answered at once, as it failed as a whole: those that ran alone, and those that failed.
+    pub fn end_launch(&mut self, now: Time, launch: &Launch, span: Span, outcome: Outcome) -> Alone {
+        let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
+        let (mut answered, mut failures) = (Vec::new(), Vec::new());
+        if let Some(resident) = self.models.get_mut(&launch.model) {
+            resident.running -= 1;
+        }
+        for (request, reason) in failed {
+            // Before the completion, so that it goes no further.
+            self.tell(now, DeviceInput::Cancel(launch.model, request));
+            failures.extend(self.table.remove(request).map(|entry| (entry, reason)));
+        }
+        for (request, outputs) in answers {
+            if alone {
+                self.tell(now, DeviceInput::Cancel(launch.model, request));
+                answered.extend(self.table.remove(request).map(|entry| (entry, outputs)));
+            } else {
+                self.table.answer(request, outputs, span.start, phases);
+            }
+        }
+        if let Some(state) = state {
+            self.table.keep(members, state, span.start, phases);
+        }
+        let leave = exits.iter().map(|(request, _)| *request).collect();
+        for (request, outputs) in exits {
+            self.table.exit(request, outputs);
+        }
+        self.tell(now, DeviceInput::Completion { launch: launch.id, span, exits: leave });
+        (answered, failures)
     }
 
     /// Puts a launch on its lane, behind those that are there.

@@ -35,6 +35,27 @@ pub struct PastLaunch {
     pub end_ns: u64,
 }
 
+/// What ran lately on the lanes of a model version on a device.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PastLaunches {
+    /// Model name.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// Number of the device.
+    pub device: usize,
+    /// Which partition of it; 0 where it is not divided.
+    pub partition: u32,
+    /// The device policy.
+    pub policy: String,
+    /// The largest batch of each lane.
+    pub lanes: Vec<u32>,
+    /// Whether no launch of the time in question is missing.
+    pub complete: bool,
+    /// In the order of their ends.
+    pub launches: Vec<PastLaunch>,
+}
+
 /// The last launches of a device.
 #[derive(Debug, Default)]
 pub struct History {

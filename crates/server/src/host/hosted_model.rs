@@ -17,17 +17,12 @@ use crate::model_health::ModelHealth;
 pub struct HostedModel {
     /// The devices' name for it.
     pub id: ModelId,
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// The engine's model.
     pub model: Arc<dyn Model>,
-    /// The device.
     pub device: usize,
     /// Which part of it, where it is divided.
     pub partition: PartitionId,
-    /// The name of the device policy.
     pub policy_name: &'static str,
     /// How its batches are made of requests.
     pub tensors: BatchTensors,
@@ -35,11 +30,9 @@ pub struct HostedModel {
     pub profile: LatencyProfile,
     /// Where requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
-    /// Where to count.
     pub metrics: LaneMetrics,
     /// Watches its policy, where that was chosen for it.
     pub guard: Option<Arc<PolicyGuard>>,
-    /// What becomes of its runs.
     pub health: Arc<ModelHealth>,
     /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.
     pub engines: Arc<EngineLanes>,
@@ -53,7 +46,6 @@ pub struct HostedModel {
 pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()> + Send + Sync>;
 
 impl HostedModel {
-    /// Segments of the whole model.
     pub fn segments(&self) -> usize {
         self.model.segments()
     }
@@ -67,21 +59,17 @@ impl HostedModel {
 /// An engine's lane, which one launch uses at a time.
 pub type EngineLane = Mutex<Box<dyn Lane>>;
 
-/// An engine's lane that nobody else uses.
-pub type HeldLane<'a> = MutexGuard<'a, Box<dyn Lane>>;
-
 /// The engine's lanes of a model, which are alike, so that any will do.
 #[derive(Default)]
 pub struct EngineLanes(Vec<EngineLane>);
 
 impl EngineLanes {
-    /// These.
     pub fn new(lanes: Vec<Box<dyn Lane>>) -> Self {
         EngineLanes(lanes.into_iter().map(Mutex::new).collect())
     }
 
     /// The engine's lane for a lane of the device, once nobody else uses it; `None` if there is none.
-    pub fn lane(&self, lane: usize) -> Option<HeldLane<'_>> {
+    pub fn lane(&self, lane: usize) -> Option<MutexGuard<'_, Box<dyn Lane>>> {
         let free = self.0.iter().find_map(Mutex::try_lock);
         free.or_else(|| Some(self.0.get(lane % self.0.len().max(1))?.lock()))
     }

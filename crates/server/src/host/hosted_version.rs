@@ -6,7 +6,7 @@ use downbeat_core::Time;
 use serde::{Deserialize, Serialize};
 
 use super::device_host::DeviceHost;
-use super::history::PastLaunch;
+use super::history::PastLaunches;
 use super::hosted_model::HostedModel;
 use super::padding::Padding;
 use super::policy_guard::PolicyGuard;
@@ -31,27 +31,6 @@ pub struct Timeline {
     pub now_ns: u64,
     /// By model, version and device.
     pub devices: Vec<PastLaunches>,
-}
-
-/// What ran lately on the lanes of a model version on a device.
-#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
-pub struct PastLaunches {
-    /// Model name.
-    pub model: String,
-    /// Its version.
-    pub version: String,
-    /// Number of the device.
-    pub device: usize,
-    /// Which partition of it; 0 where it is not divided.
-    pub partition: u32,
-    /// The device policy.
-    pub policy: String,
-    /// The largest batch of each lane.
-    pub lanes: Vec<u32>,
-    /// Whether no launch of the time in question is missing.
-    pub complete: bool,
-    /// In the order of their ends.
-    pub launches: Vec<PastLaunch>,
 }
 
 impl HostedVersion {
@@ -94,7 +73,6 @@ impl HostedVersion {
         }
     }
 
-    /// The version on a device.
     pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
         let (_, model) = self.devices.iter().find(|(host, _)| host.device == device)?;
         Some(model.clone())
@@ -111,27 +89,13 @@ impl HostedVersion {
         self.devices.iter().map(|(host, model)| host.waiting(model)).sum()
     }
 
-    /// Brings the gauges up to date.
     pub fn update_metrics(&self) {
         self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
     }
 
     /// What ran at `from` or later, a device each.
     pub fn past(&self, from: Time) -> Vec<PastLaunches> {
-        let past = self.devices.iter().map(|(host, model)| {
-            let (partition, lanes, launches, complete) = host.past(model, from);
-            PastLaunches {
-                model: model.name.clone(),
-                version: model.version.clone(),
-                device: host.device,
-                partition: partition.0,
-                policy: model.policy_name.to_owned(),
-                lanes,
-                complete,
-                launches,
-            }
-        });
-        past.collect()
+        self.devices.iter().map(|(host, model)| host.past(model, from)).collect()
     }
 }
 

@@ -23,7 +23,6 @@ pub struct InputRings {
 #[derive(Debug)]
 struct Tensors {
     datatype: DataType,
-    /// Sizes of an item.
     item: Vec<usize>,
     memory: Arc<RingMemory>,
 }
@@ -79,7 +78,6 @@ impl InputRings {
         Ok(InputRings { rings: rings.collect::<Result<_, String>>()?, slots, length })
     }
 
-    /// Bytes of all rings.
     pub fn bytes(&self) -> u64 {
         self.rings.iter().map(|ring| ring.memory.slot_bytes() as u64 * u64::from(self.slots)).sum()
     }

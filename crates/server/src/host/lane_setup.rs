@@ -35,7 +35,6 @@ const BRIEF: Duration = Duration::from_micros(100);
 #[derive(Debug, thiserror::Error)]
 #[error("the device policy '{policy}' cannot have this model: {reason}")]
 pub struct PolicyError {
-    /// The policy.
     pub policy: PolicyName,
     /// What is in the way and what to do.
     pub reason: String,
@@ -45,19 +44,13 @@ pub struct PolicyError {
 pub struct LaneSetup<'a> {
     /// The devices' name for the model.
     pub id: ModelId,
-    /// Model name.
     pub name: &'a str,
-    /// Its version.
     pub version: &'a str,
-    /// The model.
     pub model: &'a Arc<dyn Model>,
-    /// How its batches are made.
     pub plan: Arc<BatchCodec>,
     /// What its batches take, of the length that it was measured with where requests vary.
     pub profile: LatencyProfile,
-    /// What the policies decide by.
     pub segments: SegmentProfile,
-    /// Which policy, and how.
     pub policy: &'a ChosenPolicy,
     /// What watches it, where it was chosen for the model.
     pub guard: Option<Arc<PolicyGuard>>,
@@ -69,13 +62,11 @@ pub struct LaneSetup<'a> {
     pub queue_bound: u32,
     /// Cores that run its launches, where that is the CPU.
     pub cores: Option<u32>,
-    /// Where to count.
     pub metrics: &'a LaneMetricsFamily,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
     /// The devices that it is to be on.
     pub hosts: &'a [Arc<DeviceHost>],
-    /// Which partition of each.
     pub partition: PartitionId,
     /// Runs lanes for the first time that are made later.
     pub warm_up: WarmUpLanes,
@@ -153,7 +144,6 @@ impl<'a> Started<'a> {
         Started { setup, health, devices: Vec::new() }
     }
 
-    /// Brings the model onto a device.
     fn add(
         &mut self,
         host: &Arc<DeviceHost>,

@@ -7,12 +7,12 @@ use downbeat_core::{BatchId, DeviceId, RequestId, Time};
 use downbeat_engine::State;
 
 use super::hosted_model::HostedModel;
-use crate::batch_codec::{Admitted, Outputs};
+use super::tensors::Member;
+use crate::batch_codec::Outputs;
 use crate::engine_run::RunFailure;
 use crate::queue::Queue;
 use crate::statistics::Phases;
 
-/// A launch for a lane.
 pub struct Work {
     pub head: Head,
     pub body: Body,
@@ -23,7 +23,6 @@ pub struct Head {
     pub launch: Launch,
     /// Which of the model's lanes runs it, or of its partition's slots.
     pub lane: usize,
-    /// Where that is.
     pub partition: PartitionId,
     pub model: Arc<HostedModel>,
     /// `None`: the device's policy made the batch.
@@ -37,9 +36,7 @@ pub struct Grant {
     pub slot: DeviceId,
     /// And for the batch.
     pub batch: BatchId,
-    /// Where its requests waited.
     pub queue: Arc<Queue>,
-    /// When it was dispatched.
     pub dispatched: Time,
 }
 
@@ -48,18 +45,6 @@ pub struct Body {
     /// Whose rows are in it, in their order.
     pub members: Vec<Member>,
     pub source: Source,
-}
-
-/// A request in a launch.
-pub struct Member {
-    pub request: RequestId,
-    pub rows: u32,
-    /// Of its inputs; 0 where nothing varies.
-    pub length: u32,
-    /// Its inputs, where they are not in slots of the ring.
-    pub input: Option<Admitted>,
-    /// Its slots of the ring, where its inputs are there.
-    pub slots: Option<SlotRun>,
 }
 
 /// What the rows of a launch are made of.
@@ -112,7 +97,6 @@ impl Work {
 }
 
 impl Outcome {
-    /// All members fail.
     pub fn failed(members: impl Iterator<Item = RequestId>, failure: &RunFailure) -> Self {
         let failed = members.map(|request| (request, failure.clone())).collect();
         Outcome { failed, alone: true, ..Outcome::default() }

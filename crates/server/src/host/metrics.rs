@@ -8,7 +8,6 @@ use crate::metric_table::metric_table;
 use crate::options::MOST_DEVICES;
 
 metric_table! {
-    /// The metrics of all devices' lanes.
     pub struct LaneMetricsFamily {
         launches: IntCounterVec["model", "version", "device"], "downbeat_launches_total", "Launches on lanes: runs of a range of segments";
         events: IntCounterVec["model", "version", "device", "event"], "downbeat_batch_events_total",
@@ -40,7 +39,6 @@ impl LaneMetricsFamily {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
 
-    /// The metrics of one model version on one device.
     pub fn lanes(&self, model: &str, version: &str, device: usize) -> LaneMetrics {
         let device = device.to_string();
         let labels = [model, version, &device];
@@ -73,7 +71,6 @@ impl LaneMetricsFamily {
     }
 }
 
-/// The metrics of one model version on one device.
 pub struct LaneMetrics {
     launches: IntCounter,
     /// New, stretch, split, exit, switch, prepare_failed.
@@ -102,12 +99,10 @@ impl LaneMetrics {
         self.busy_seconds.inc_by(busy.as_secs_f64());
     }
 
-    /// Counts the time that a decision took.
     pub fn record_decision(&self, took: Duration) {
         self.scheduling_seconds.inc_by(took.as_secs_f64());
     }
 
-    /// Counts what happened to a batch.
     pub fn record_note(&self, note: &Note) {
         let event = match note {
             Note::New { .. } => 0,
@@ -126,7 +121,6 @@ impl LaneMetrics {
         self.events[4].inc();
     }
 
-    /// Sets what is true now.
     pub fn set(&self, lanes: usize, busy: u32, PoolStats { slots, occupied, most_occupied, .. }: PoolStats) {
         let ring = [slots, occupied, most_occupied].map(i64::from);
         let values = [lanes as i64, busy.into()].into_iter().chain(ring);

@@ -34,12 +34,10 @@ impl Occupancy {
         Occupancy { metrics, weights, running: Mutex::new(Running { launches, counted: Time::ZERO }) }
     }
 
-    /// A launch begins.
     pub fn begin(&self, now: Time, partition: PartitionId) {
         self.change(now, partition, |running| running + 1);
     }
 
-    /// A launch has ended.
     pub fn end(&self, now: Time, partition: PartitionId) {
         self.change(now, partition, |running| running.saturating_sub(1));
     }

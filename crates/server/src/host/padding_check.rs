@@ -87,7 +87,6 @@ fn compare(
     }
 }
 
-/// A model that is tried.
 struct Trial<'a> {
     plan: &'a BatchCodec,
     padding: &'a Padding,

@@ -37,13 +37,9 @@ pub struct PaddingWatch {
 
 /// What the thread looks at samples with.
 pub struct Looker {
-    /// Model name.
     pub model: String,
-    /// Its version.
     pub version: String,
-    /// How its batches are made.
     pub plan: Arc<BatchCodec>,
-    /// How its requests are padded.
     pub padding: Arc<Padding>,
     /// Answers that were as they would have been alone, and others.
     pub results: [IntCounter; 2],
@@ -92,8 +88,7 @@ impl Looker {
                 let alone = self.plan.separate(state, &[rows])?.pop().unwrap_or_default();
                 self.padding.cut(&self.plan, alone, length, length)
             }));
-            let alone = alone.unwrap_or_else(|_| Err("the engine panicked".to_owned()));
-            let alone = match alone {
+            let alone = match alone.unwrap_or_else(|_| Err("the engine panicked".to_owned())) {
                 Ok(alone) => alone,
                 Err(reason) => {
                     tracing::debug!(model = %self.model, %reason, "a padded request cannot be looked at");

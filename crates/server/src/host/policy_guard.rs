@@ -15,12 +15,10 @@ pub struct PolicyGuard {
 }
 
 impl PolicyGuard {
-    /// Has seen nothing.
     pub fn new(options: GuardOptions, clock: Clock) -> Self {
         PolicyGuard { clock, guard: Mutex::new(AutoGuard::new(options)) }
     }
 
-    /// What it has seen.
     pub fn report(&self) -> GuardReport {
         self.guard.lock().report().clone()
     }

@@ -7,8 +7,9 @@ use downbeat_core::device::{InputSource, Launch, SlotRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
-use super::launch::{Body, Member, Source};
+use super::launch::{Body, Source};
 use super::policy_guard::Watched;
+use super::tensors::Member;
 use crate::batch_codec::{Admitted, Outputs};
 use crate::call::Call;
 use crate::driver::CounterHasher;
@@ -18,7 +19,6 @@ use crate::statistics::Phases;
 pub struct Entry {
     /// Who waits for it. Its tensors are in `input`.
     pub call: Call,
-    /// Items.
     pub rows: u32,
     /// Of its inputs, unpadded; 0 where nothing varies.
     pub length: u32,
@@ -26,11 +26,8 @@ pub struct Entry {
     pub input: Option<Admitted>,
     /// Its slots of the ring, once its inputs are there.
     pub slots: Option<SlotRun>,
-    /// When its first launch began.
     pub begin: Option<Time>,
-    /// What its launches took.
     pub phases: Phases,
-    /// Its answer.
     pub outputs: Option<Outputs>,
     /// Where its model's policy is watched.
     pub watched: Option<Watched>,
@@ -80,7 +77,6 @@ struct Batch {
 }
 
 impl RequestTable {
-    /// Takes a request in.
     pub fn insert(&mut self, request: RequestId, entry: Entry) {
         self.entries.insert(request, entry);
     }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use downbeat_core::RequestId;
 use downbeat_core::device::SlotRun;
 use downbeat_engine::{Fill, Lane, State};
 
 use super::input_rings::InputRings;
-use super::launch::Member;
 use super::padding::Padding;
 use super::padding_watch::PaddingWatch;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
@@ -14,9 +14,20 @@ use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 /// A copy of so many bytes takes some 100 ns.
 const QUICK_BYTES: usize = 4 << 10;
 
+/// A request in a launch.
+pub struct Member {
+    pub request: RequestId,
+    pub rows: u32,
+    /// Of its inputs; 0 where nothing varies.
+    pub length: u32,
+    /// Its inputs, where they are not in slots of the ring.
+    pub input: Option<Admitted>,
+    /// Its slots of the ring, where its inputs are there.
+    pub slots: Option<SlotRun>,
+}
+
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
 pub struct BatchTensors {
-    /// How requests become batches.
     pub plan: Arc<BatchCodec>,
     /// The ring that requests enter on arrival.
     pub rings: Option<InputRings>,

@@ -6,11 +6,10 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::Registry;
 use super::overlay::Overlay;
 use crate::error::ServiceError;
-use crate::serving::ServedModel;
-use crate::watchdog::Owner;
+use crate::serving::{ServedModel, Serving};
+use crate::watchdog::{Owner, Watchdog};
 
 /// A model that is ready to be taken into service.
 pub struct LoadedModel {
@@ -60,44 +59,36 @@ impl From<ServiceError> for LoadFailure {
     }
 }
 
-impl Registry {
-    /// Loads a model on a thread of its own, once fewer than [`ServerOptions::load_threads`] do so, at a low priority, so that this does not take the processor from those who
-    /// are served. If a run of it does not end, what comes of it is given up.
-    pub(super) async fn spawn_load(
-        &self,
-        name: &str,
-        load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
-    ) -> Result<LoadedModel, LoadFailure> {
-        let _permit = self.loads.acquire().await;
-        if self.serving.is_draining() {
-            return Err(ServiceError::Unavailable("the server is shutting down".to_owned()).into());
+/// Loads a model on a thread of its own, at a low priority, so that this does not take the processor from those who are served. If a run of it does not end, what
+/// comes of it is given up.
+pub async fn load_on_thread(
+    name: &str,
+    (watchdog, serving): (Arc<Watchdog>, Arc<Serving>),
+    load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
+) -> Result<LoadedModel, LoadFailure> {
+    let panicked = || Err(ServiceError::Internal("loading ended in a panic".to_owned()).into());
+    let (done, result) = tokio::sync::oneshot::channel();
+    let loading = Arc::new(LoadThread { model: name.to_owned(), done: Mutex::new(Some(done)) });
+    let work = move || {
+        // Without the right to it, the work is done at normal priority. Threads that are started here would keep it: engines have theirs before.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
+        let owner: Weak<LoadThread> = Arc::downgrade(&loading);
+        let post = watchdog.post(owner);
+        post.begin_load(&loading.model);
+        let loaded = std::panic::catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| panicked());
+        let given_up = match post.end() {
+            Some(reason) => {
+                drop(loading.finish(Err(loading.failure(&reason))));
+                Some(loaded)
+            }
+            // A receiver that is gone was a client that did not wait.
+            None => loading.finish(loaded),
+        };
+        if let Some(Ok(loaded)) = given_up {
+            serving.forget_queues(loaded.served.versions.values());
         }
-        let (done, result) = tokio::sync::oneshot::channel();
-        let loading = Arc::new(LoadThread { model: name.to_owned(), done: Mutex::new(Some(done)) });
-        let (watchdog, serving) = (self.watchdog.clone(), self.serving.clone());
-        std::thread::Builder::new()
-            .name("load".to_owned())
-            .spawn(move || {
-                // Without the right to it, the work is done at normal priority. Threads that are started here would keep it:
-                // engines have theirs before.
-                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
-                let owner: Weak<LoadThread> = Arc::downgrade(&loading);
-                let post = watchdog.post(owner);
-                post.begin_load(&loading.model);
-                let mut loaded = std::panic::catch_unwind(AssertUnwindSafe(load))
-                    .unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()));
-                if let Some(reason) = post.end() {
-                    if let Ok(loaded) = &loaded {
-                        serving.forget_queues(loaded.served.versions.values());
-                    }
-                    loaded = Err(loading.failure(&reason));
-                }
-                // A receiver that is gone was a client that did not wait.
-                if let Some(Ok(loaded)) = loading.finish(loaded) {
-                    serving.forget_queues(loaded.served.versions.values());
-                }
-            })
-            .map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
-        result.await.unwrap_or_else(|_| Err(ServiceError::Internal("loading ended in a panic".to_owned()).into()))
-    }
+    };
+    let thread = std::thread::Builder::new().name("load".to_owned()).spawn(work);
+    thread.map_err(|error| ServiceError::Internal(format!("no thread to work on: {error}")))?;
+    result.await.unwrap_or_else(|_| panicked())
 }

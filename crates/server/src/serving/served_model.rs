@@ -23,7 +23,6 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// A model with these versions.
     pub fn new(definition: ModelDefinition, versions: BTreeMap<u64, Arc<LoadedVersion>>) -> Self {
         ServedModel {
             definition,

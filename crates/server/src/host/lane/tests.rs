@@ -224,7 +224,7 @@ impl OneLane {
     }
 
     fn past(&self) -> Vec<PastLaunch> {
-        self.served.host.past(&self.served.model, Time::ZERO).2
+        self.served.host.past(&self.served.model, Time::ZERO).launches
     }
 }
 

@@ -29,6 +29,7 @@ mod serve_flags;
 mod share_report;
 mod simulate;
 mod simulate_device;
+mod simulate_random;
 mod slice_command;
 mod slice_report;
 mod timeline_command;

@@ -2,12 +2,15 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{bail, ensure};
 use clap::{Args, Subcommand};
+use downbeat_bench::interrupt;
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
-use downbeat_report::{Html, Json};
+use downbeat_report::{Html, Json, note};
 use downbeat_sim::experiment::{Experiment, Overrides};
 use downbeat_sim::policy::{self, Policy};
 use downbeat_sim::world::WorldFile;
@@ -15,6 +18,7 @@ use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario,
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::simulate_device::{self, DeviceArgs, FigureArgs};
+use crate::simulate_random::{self, RandomArgs};
 
 /// Run schedulers under virtual time: an experiment from a file, or a search of the highest load that a cluster holds.
 ///
@@ -27,6 +31,7 @@ use crate::simulate_device::{self, DeviceArgs, FigureArgs};
 ///   downbeat simulate device --model resnet152 --policy e-ebird --rate 150 --html timeline.html
 ///   downbeat simulate figure dvabatch-14
 ///   downbeat simulate world experiments/worlds/device_lost.toml
+///   downbeat simulate random --seed 1 --workloads 20
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
 ///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
 #[derive(Args, Debug)]
@@ -62,6 +67,7 @@ enum SimulateCommand {
     Device(Box<DeviceArgs>),
     Figure(FigureArgs),
     World(WorldArgs),
+    Random(RandomArgs),
 }
 
 /// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
@@ -147,7 +153,7 @@ struct CapacityArgs {
     #[arg(long, default_value = "equal", value_name = "KIND")]
     popularity: Popularity,
 
-    /// When a batch may start. Repeatable, or separated by commas; `all`: every one without an argument. One of
+    /// When a batch may start. Repeatable, or separated by commas; `all`: every one, those that drop by their window with head drop too. One of
     /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus,
     /// nexus:FRONTENDS, shepherd.
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP]", value_delimiter = ',')]
@@ -216,6 +222,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         (Some(SimulateCommand::Device(args)), _) => simulate_device::run(&args),
         (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
         (Some(SimulateCommand::World(args)), _) => world(&args),
+        (Some(SimulateCommand::Random(args)), _) => simulate_random::run(&args),
         (None, Some(file)) => {
             let overrides = Overrides {
                 seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
@@ -227,7 +234,9 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             };
             show(&Experiment::read(&file, &overrides)?, &run)
         }
-        (None, None) => bail!("give an experiment file, or one of the subcommands capacity, device, figure and world"),
+        (None, None) => {
+            bail!("give an experiment file, or one of the subcommands capacity, device, figure, world and random")
+        }
     }
 }
 
@@ -311,15 +320,52 @@ fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
 
 fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
     let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
-    let bar =
-        if args.quiet || !std::io::stderr().is_terminal() { ProgressBar::hidden() } else { ProgressBar::no_length() };
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} left")?;
-    bar.set_style(style);
-    let results = experiment.run(threads, |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
+    let progress = Progress::new(args.quiet)?;
+    let results = experiment.run(threads, |done, total| progress.goes_on(done, total))?;
+    progress.end();
     args.html.write(|| experiment.page(&results))?;
     args.json.print(&results)
+}
+
+/// What is seen of runs while they go on, and whether they shall: Ctrl-C ends them with what there is, a second one the process.
+pub struct Progress {
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Progress {
+    /// A bar on a terminal, unless it is to be `quiet`.
+    ///
+    /// # Errors
+    /// If Ctrl-C cannot be watched.
+    pub fn new(quiet: bool) -> anyhow::Result<Progress> {
+        let hidden = quiet || !std::io::stderr().is_terminal();
+        let bar = if hidden { ProgressBar::hidden() } else { ProgressBar::no_length() };
+        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} left")?;
+        let progress = Progress { bar: bar.with_style(style), interrupted: Arc::default() };
+        interrupt::watch(progress.interrupted.clone())?;
+        Ok(progress)
+    }
+
+    /// So many of so many runs are done; `false` if no other one is to begin.
+    pub fn goes_on(&self, done: usize, total: usize) -> bool {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        !self.is_interrupted()
+    }
+
+    /// Whether somebody wants to see what there is.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// A line on standard error, above the bar.
+    pub fn say(&self, line: &str) {
+        self.bar.suspend(|| note(line));
+    }
+
+    /// Takes the bar away.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
 }

@@ -42,6 +42,8 @@ pub struct Name {
     pub about: &'static str,
     /// The drop policy that goes with it if none is named.
     pub drop: DropPolicy,
+    /// Arguments that [`Policy::all`] has it with.
+    arguments: &'static [&'static str],
     /// The scheduler, if the argument (empty: none) is one.
     make: fn(&str) -> Option<Choice>,
 }
@@ -53,6 +55,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "Symphony: not before one more request could no longer join in time",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Deferred),
     },
     Name {
@@ -60,6 +63,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "as soon as a device is free",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Eager),
     },
     Name {
@@ -67,6 +71,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "not before the last moment",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Latest),
     },
     Name {
@@ -74,6 +79,7 @@ pub const POLICIES: &[Name] = &[
         argument: "MS or P%",
         about: "when the batch is full or its first request has waited for MS milliseconds, or P% of its SLO",
         drop: DropPolicy::WindowDrop,
+        arguments: &["10%", "25%", "50%"],
         make: timeout,
     },
     Name {
@@ -81,6 +87,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "deferred or eager, by what waiting is worth at the load of the moment; at once while the load is low",
         drop: DropPolicy::Adaptive,
+        arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: false }),
     },
     Name {
@@ -88,6 +95,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "the same, but deferred while the load is low, so that the number of busy devices follows it",
         drop: DropPolicy::Adaptive,
+        arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
     },
     Name {
@@ -95,6 +103,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "Clockwork: the batch that has to start first, in the largest size that still meets its deadline",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: |argument| system(argument, System::Clockwork),
     },
     Name {
@@ -102,6 +111,7 @@ pub const POLICIES: &[Name] = &[
         argument: "FRONTENDS",
         about: "Nexus: a plan of batches and devices for each epoch, with so many frontends (1)",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: nexus,
     },
     Name {
@@ -109,6 +119,7 @@ pub const POLICIES: &[Name] = &[
         argument: "",
         about: "Shepherd Flex: the largest batch first, which may preempt one of a third its size",
         drop: DropPolicy::WindowDrop,
+        arguments: &[""],
         make: |argument| system(argument, System::Shepherd(Gather::Prefix)),
     },
 ];
@@ -197,15 +208,20 @@ impl Policy {
         Ok(Policy { name: format!("{text}+{name}"), drop: Some(drop), ..policy })
     }
 
-    /// All names without an argument, each with these drop policies unless it has its own; without any, with the one that goes with it.
+    /// All names, timeouts of a few shares of the SLO, each with these drop policies unless it has its own. Without any, with the one that goes with
+    /// it, and with head drop too where that is window drop.
     pub fn all(drops: &[DropPolicy]) -> Vec<Policy> {
-        let plain = POLICIES.iter().filter(|name| (name.make)("").is_some()).map(|name| name.name);
         let mut all: Vec<Policy> = Vec::new();
-        for name in plain {
-            let own = name.parse().into_iter().filter(|_| drops.is_empty());
-            for policy in own.chain(drops.iter().filter_map(|drop| Policy::with_drop(name, *drop).ok())) {
-                if !all.contains(&policy) {
-                    all.push(policy);
+        for Name { name, arguments, drop, .. } in POLICIES {
+            let own: &[DropPolicy] = if *drop == DropPolicy::WindowDrop { &[DropPolicy::HeadDrop] } else { &[] };
+            for argument in *arguments {
+                let text = if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") };
+                let plain = text.parse().into_iter().filter(|_| drops.is_empty());
+                let drops = if drops.is_empty() { own } else { drops };
+                for policy in plain.chain(drops.iter().filter_map(|drop| Policy::with_drop(&text, *drop).ok())) {
+                    if !all.contains(&policy) {
+                        all.push(policy);
+                    }
                 }
             }
         }
@@ -312,10 +328,17 @@ mod tests {
     }
 
     #[test]
-    fn all_are_those_without_an_argument_by_each_drop_policy() {
-        let all = Policy::all(&[DropPolicy::WindowDrop, DropPolicy::HeadDrop]);
-        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
-        assert!(names.starts_with(&["deferred+window".to_owned(), "deferred+head".to_owned()]), "{names:?}");
-        assert!(names.iter().all(|name| !name.starts_with("timeout")), "{names:?}");
+    fn all_have_head_drop_and_timeouts_among_them() {
+        let names = |drops: &[DropPolicy]| Policy::all(drops).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let expected = "deferred deferred+head eager eager+head latest latest+head timeout:10% timeout:10%+head timeout:25% \
+                        timeout:25%+head timeout:50% timeout:50%+head adaptive consolidating clockwork nexus shepherd";
+        assert_eq!(names(&[]).join(" "), expected);
+        let both = names(&[DropPolicy::WindowDrop, DropPolicy::HeadDrop]);
+        assert!(both.starts_with(&["deferred+window".to_owned(), "deferred+head".to_owned()]), "{both:?}");
+        assert!(
+            both.contains(&"adaptive+head".to_owned()) && both.contains(&"timeout:50%+window".to_owned()),
+            "{both:?}"
+        );
+        assert_eq!(both.iter().filter(|name| *name == "shepherd").count(), 1, "{both:?}");
     }
 }

@@ -156,3 +156,35 @@ fn figures_are_listed_and_made() {
     let output = run(&["simulate", "figure", "e2bird-table-1"]);
     assert!(stdout(&output).contains("resnet152"), "{}", stderr(&output));
 }
+
+#[test]
+fn a_policy_on_random_workloads() {
+    let quick = [
+        "simulate",
+        "random",
+        "--span=0.05",
+        "--warm-up=0",
+        "--precision=20",
+        "--requests=100",
+        "--policy=eager+head",
+        "--others=eager",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let page = format!("--html={}", folder.path().join("random.html").display());
+    let output = run(&[&quick[..], &["--workloads=2", "--seed=4", &page]].concat());
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.contains("| workload |") && text.contains("on 2 workloads: least "), "{text}");
+    assert!(stderr(&output).contains("workload 2: "), "each is named when it is done: {}", stderr(&output));
+    let json = |more: &[&'static str]| -> serde_json::Value {
+        let output = run(&[&quick[..], &["--seed=4", "--quiet", "--json"], more].concat());
+        assert_eq!(stderr(&output), "");
+        serde_json::from_str(&stdout(&output)).unwrap()
+    };
+    let (both, second) = (json(&["--workloads=2"]), json(&["--only=2"]));
+    assert_eq!(both["workloads"][1], second["workloads"][0], "a workload is the same alone");
+    let alone = stdout(&run(&[&quick[..], &["--seed=4", "--only=2"]].concat()));
+    assert!(alone.contains("| eager+head ") && alone.contains("| eager "), "a line for each policy: {alone}");
+    refuses(&[&quick[..], &["--only=0"]].concat(), "0 is not in 1..");
+    refuses(&[&quick[..], &["--span=-1"]].concat(), "--span is -1; it has to be from 0.001");
+}

@@ -1,6 +1,7 @@
 //! Running an experiment's cases, and what came of them.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Time, median, quantiles};
 use serde::Serialize;
@@ -28,6 +29,8 @@ pub struct Results {
     pub cases: Vec<Case>,
     /// Cases left out because a sample was asked for.
     pub left_out: usize,
+    /// Cases that were not measured because the run was interrupted.
+    pub unfinished: usize,
 }
 
 /// What came of a case.
@@ -130,11 +133,12 @@ pub enum RunFailure {
 }
 
 impl Experiment {
-    /// Runs all cases with all seeds on `threads` threads. `progress` is told how many of how many runs are done.
+    /// Runs all cases with all seeds on `threads` threads. `progress` is told how many of how many runs are done, and says whether to go on: if
+    /// not, no other run is begun, and the results have the cases that are finished by then.
     ///
     /// # Errors
     /// If a case is impossible.
-    pub fn run(&self, threads: usize, progress: impl Fn(usize, usize) + Sync) -> Result<Results, RunFailure> {
+    pub fn run(&self, threads: usize, progress: impl Fn(usize, usize) -> bool + Sync) -> Result<Results, RunFailure> {
         // A case that is there twice is run once.
         let mut distinct: Vec<&Planned> = Vec::new();
         let mut place = BTreeMap::new();
@@ -151,14 +155,22 @@ impl Experiment {
             .collect();
         let jobs: Vec<(&Planned, u64)> =
             distinct.iter().flat_map(|case| self.seeds.iter().map(move |seed| (*case, *seed))).collect();
-        progress(0, jobs.len());
-        let work = |(case, seed): &(&Planned, u64)| self.sample(case, *seed);
-        let samples: Vec<Result<Sample, RunFailure>> =
-            parallel::map(&jobs, threads, work, |done| progress(done, jobs.len()));
+        let stopped = AtomicBool::new(!progress(0, jobs.len()));
+        let work = |(case, seed): &(&Planned, u64)| {
+            (!stopped.load(Ordering::Relaxed)).then(|| self.sample(case, *seed)).transpose()
+        };
+        let samples = parallel::map(&jobs, threads, work, |done| {
+            if !progress(done, jobs.len()) {
+                stopped.store(true, Ordering::Relaxed);
+            }
+        });
         let samples = samples.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let by_case: Vec<&[Sample]> = samples.chunks(self.seeds.len().max(1)).collect();
-        let mut cases: Vec<Case> =
-            self.cases.iter().zip(&index).map(|(planned, index)| Case::new(planned, by_case[*index])).collect();
+        let by_case: Vec<Option<Vec<Sample>>> =
+            samples.chunks(self.seeds.len().max(1)).map(|samples| samples.iter().cloned().collect()).collect();
+        let finished = self.cases.iter().zip(&index);
+        let finished = finished.filter_map(|(planned, index)| Some(Case::new(planned, by_case[*index].clone()?)));
+        let mut cases: Vec<Case> = finished.collect();
+        let unfinished = self.cases.len() - cases.len();
         self.relate(&mut cases);
         Ok(Results {
             title: self.title.clone(),
@@ -168,6 +180,7 @@ impl Experiment {
             seeds: self.seeds.clone(),
             cases,
             left_out: self.left_out,
+            unfinished,
         })
     }
 
@@ -227,7 +240,7 @@ fn models_of(case: &Planned) -> Vec<String> {
 }
 
 impl Case {
-    fn new(planned: &Planned, samples: &[Sample]) -> Case {
+    fn new(planned: &Planned, samples: Vec<Sample>) -> Case {
         let Planned { workload, point, policy, scenario, paper } = planned;
         let values: Option<Vec<f64>> = samples.iter().map(|sample| sample.value).collect();
         Case {
@@ -241,7 +254,7 @@ impl Case {
             relative: None,
             staggered_bound: scenario.staggered_bound(),
             fluid_bound: scenario.fluid_bound(),
-            samples: samples.to_vec(),
+            samples,
         }
     }
 

@@ -35,8 +35,12 @@ impl Results {
             0 => String::new(),
             cases => format!("\na sample: {cases} cases were left out; --all runs them"),
         };
+        let unfinished = match self.unfinished {
+            0 => String::new(),
+            cases => format!("\ninterrupted: {cases} cases were not measured"),
+        };
         let percent = self.tolerated * 100.0;
-        format!("seeds {seeds}; at most {percent}% of each model's requests dropped or late{left_out}")
+        format!("seeds {seeds}; at most {percent}% of each model's requests dropped or late{left_out}{unfinished}")
     }
 
     pub(super) fn table(&self) -> Table<&Case> {

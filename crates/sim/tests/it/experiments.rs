@@ -20,7 +20,7 @@ fn every_experiment_of_the_repository_runs() {
     assert!(files.len() >= 15, "{files:?}");
     for file in files {
         let experiment = Experiment::read(&file, &TINY).unwrap_or_else(|error| panic!("{error}"));
-        let results = experiment.run(2, |_, _| ()).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let results = experiment.run(2, |_, _| true).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         assert!(!experiment.plots.is_empty() && !experiment.source.is_empty(), "{}", file.display());
         assert!(results.cases.iter().any(|case| case.value.is_some()), "{}: nothing was measured", file.display());
         let page = experiment.page(&results);
@@ -84,7 +84,7 @@ fn workloads_by_sweep_by_policies_with_settings_laid_over_each_other() {
 
 #[test]
 fn a_run_has_the_median_of_the_seeds_and_says_what_others_reach_of_one() {
-    let results = parse(SMALL).unwrap().run(2, |_, _| ()).unwrap();
+    let results = parse(SMALL).unwrap().run(2, |_, _| true).unwrap();
     for case in &results.cases {
         let value = case.value.unwrap();
         let mut goodputs: Vec<f64> = case.samples.iter().map(|sample| sample.goodput).collect();
@@ -100,7 +100,7 @@ fn a_run_has_the_median_of_the_seeds_and_says_what_others_reach_of_one() {
 #[test]
 fn threads_change_nothing() {
     let experiment = parse(SMALL).unwrap();
-    let text = |threads| experiment.run(threads, |_, _| ()).unwrap().to_string();
+    let text = |threads| experiment.run(threads, |_, _| true).unwrap().to_string();
     assert_eq!(text(1), text(5));
 }
 

@@ -15,6 +15,7 @@ mod device_runs;
 mod experiments;
 mod measuring;
 mod pace;
+mod random;
 mod runs;
 mod section_3_5;
 mod table_2;

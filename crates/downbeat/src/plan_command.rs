@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use downbeat_core::{Duration, Time};
 use downbeat_plan::workload::MAX_BYTES;
-use downbeat_plan::{HAS_SOLVER, Method, Options, Workload, generate, plan};
+use downbeat_plan::{HAS_SOLVER, Method, Options, PlanError, Workload, generate, plan};
 use downbeat_report::{Json, note, out};
 use downbeat_server::clock::Clock;
 
@@ -36,7 +36,7 @@ pub struct PlanArgs {
     /// Chooses random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Who looks: auto (a local search, then HiGHS unless the problem is large), search, or highs
+    /// Who looks: auto (a local search, then HiGHS unless the problem is large), search, or highs. Where there are few partitions, all are looked at
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     method: Chosen,
     /// A plan that this command has printed with --json and that runs now, instead of the workload's running_on
@@ -81,14 +81,19 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         Chosen::Highs if !HAS_SOLVER => bail!("{NO_SOLVER}"),
         Chosen::Highs => Method::Solver,
     };
-    if args.method == Chosen::Auto && !HAS_SOLVER {
-        note(NO_SOLVER);
-    }
     let options = Options { time_limit: args.time_limit, seed: args.seed, method };
     let problem = workload.problem();
     let clock = Clock::start();
     let elapsed = || clock.now().since(Time::ZERO);
-    let found = plan(&problem, &options, &elapsed).with_context(|| format!("{shown}"))?;
+    let found = plan(&problem, &options, &elapsed);
+    let is_open = match &found {
+        Ok(plan) => !plan.proved,
+        Err(error) => matches!(error, PlanError::NotFound { .. }),
+    };
+    if is_open && args.method == Chosen::Auto && !HAS_SOLVER {
+        note(NO_SOLVER);
+    }
+    let found = found.with_context(|| format!("{shown}"))?;
     let report = PlanReport::new(&workload, &problem, &found, elapsed())?;
     args.json.print(&report)
 }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{bail, ensure};
+use anyhow::{Error, bail, ensure};
 use clap::{Args, Subcommand};
 use downbeat_bench::interrupt;
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
 use downbeat_report::{Html, Json, note};
-use downbeat_sim::experiment::{Experiment, Overrides};
+use downbeat_sim::experiment::{Experiment, Overrides, check_seeds};
 use downbeat_sim::policy::{self, Policy};
 use downbeat_sim::world::WorldFile;
 use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, parallel, profiles};
@@ -102,17 +102,17 @@ struct RunArgs {
     seeds: Vec<u64>,
 
     /// Simulated seconds in which arrivals count.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     span: Option<f64>,
 
     /// Lengthen each run of a search until the least popular model gets about this many requests. With many models and short
     /// runs the unluckiest model decides: 10000 tell a bad share of 1% to within 0.1%.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     requests_per_model: Option<f64>,
 
     /// Threads, each with a run of its own [default: as many as there are cores].
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
 
     #[command(flatten)]
     json: Json,
@@ -165,15 +165,15 @@ struct CapacityArgs {
     drops: Vec<String>,
 
     /// Share of each model's requests, in percent, that may be dropped or late.
-    #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT", allow_negative_numbers = true)]
     tolerated_percent: f64,
 
     /// The search ends when the capacity is known to this percentage.
-    #[arg(long, default_value_t = 0.5, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 
     /// Simulated seconds before those that count.
-    #[arg(long, default_value_t = 1.5, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1.5, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
     /// The largest batch; 0: as far as each model's SLO allows.
@@ -181,19 +181,19 @@ struct CapacityArgs {
     max_batch: u32,
 
     /// Standard deviation of an execution time, as a share of the profile's.
-    #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", allow_negative_numbers = true)]
     noise: f64,
 
     /// d_ctrl: microseconds that a message to a device may take, to be planned with.
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_ctrl_us: f64,
 
     /// d_data: microseconds that fetching the inputs of an item may take.
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_data_us: f64,
 
     /// Microseconds from the end of a batch to the client's answer.
-    #[arg(long, default_value_t = 0.0, value_name = "US")]
+    #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_reply_us: f64,
 
     /// What messages to a device take: budget (always what is planned with), or lognormal:RATIO, whose 99.99th percentile is
@@ -241,6 +241,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
 }
 
 fn world(args: &WorldArgs) -> anyhow::Result<()> {
+    check_seeds(&args.seeds).map_err(Error::msg)?;
     let results = WorldFile::read(&args.file)?.run(&args.seeds)?;
     args.json.print(&results)
 }
@@ -254,6 +255,8 @@ fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
     if models.is_empty() {
         bail!("no models are given: --profiles FILE.csv, or --model NAME,ALPHA_MS,BETA_MS,SLO_MS");
     }
+    profiles::check_names(&models).map_err(Error::msg)?;
+    check_seeds(&args.run.seeds).map_err(Error::msg)?;
     let within = |flag: &str, value: f64, [least, most]: [f64; 2], unit: &str| {
         ensure!((least..=most).contains(&value), "{flag} is {value}; it has to be from {least} to {most} {unit}");
         Ok(value)
@@ -292,9 +295,10 @@ fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
     let search = Search {
         tolerated: share("--tolerated-percent", args.tolerated_percent)?,
         precision: share("--precision", args.precision)?,
-        requests_per_model: args.run.requests_per_model.unwrap_or(0.0).max(0.0),
+        requests_per_model: args.run.requests_per_model.unwrap_or(0.0),
         ..Search::default()
     };
+    search.check().map_err(Error::msg)?;
     let seeds = if args.run.seeds.is_empty() { vec![1] } else { args.run.seeds.clone() };
     Ok(Experiment::capacity(scenario, policies(&args.policies, &args.drops)?, seeds, search))
 }
@@ -319,7 +323,7 @@ fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
 }
 
 fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
-    let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
+    let threads = args.threads.map_or_else(parallel::cores, usize::from);
     let progress = Progress::new(args.quiet)?;
     let results = experiment.run(threads, |done, total| progress.goes_on(done, total))?;
     progress.end();

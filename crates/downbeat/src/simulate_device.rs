@@ -40,7 +40,7 @@ pub struct DeviceArgs {
     policy: String,
 
     /// Requests a second.
-    #[arg(long, value_name = "N", required_unless_present = "peak")]
+    #[arg(long, value_name = "N", required_unless_present = "peak", allow_negative_numbers = true)]
     rate: Option<f64>,
 
     /// Find the highest rate at which 99% are answered within the target, and show the run at it.
@@ -48,7 +48,7 @@ pub struct DeviceArgs {
     peak: bool,
 
     /// The target: milliseconds from a request's arrival to its answer.
-    #[arg(long, default_value_t = 200.0, value_name = "MS")]
+    #[arg(long, default_value_t = 200.0, value_name = "MS", allow_negative_numbers = true)]
     qos_ms: f64,
 
     /// Requests of the run; the first tenth does not count.
@@ -72,7 +72,7 @@ pub struct DeviceArgs {
     platform: Option<Platform>,
 
     /// What the serving system spends on a batch that it brings from the host [default: the platform's, 1 or 0.2 ms]
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     batch_overhead_ms: Option<f64>,
 
     /// The largest batch, and the most items that run at once [default: that of the policy's paper, 32 or 64]
@@ -88,7 +88,7 @@ pub struct DeviceArgs {
     tune_stages: bool,
 
     /// How long a request may wait for a batch with opt-wait and static [default: 32% of the largest batch's time]
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     window_ms: Option<f64>,
 
     /// Search the window with the highest peak first.
@@ -128,8 +128,8 @@ pub struct FigureArgs {
     requests: u64,
 
     /// Threads, each with a run of its own [default: as many as there are cores].
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
 
     #[command(flatten)]
     json: Json,
@@ -270,7 +270,7 @@ pub fn figure(args: &FigureArgs) -> anyhow::Result<()> {
         let names = Figure::names().map(|(name, shows)| format!("{name:<16}{shows}\n"));
         return show(&mut out(), &names.collect::<String>());
     };
-    let threads = args.threads.unwrap_or_else(parallel::cores).max(1);
+    let threads = args.threads.map_or_else(parallel::cores, usize::from);
     let figure = Figure::make(name, &FigureOptions { seed: args.seed, requests: args.requests, threads })?;
     args.html.write(|| figure.page())?;
     args.json.print(&figure)

@@ -1,9 +1,10 @@
 //! `downbeat simulate random`: a policy on random workloads, beside all others.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, Error, ensure};
 use clap::Args;
 use downbeat_core::Duration;
 use downbeat_report::{Html, Json, show};
+use downbeat_sim::experiment::check_seeds;
 use downbeat_sim::{Judge, Judged, Policy, RandomWorkload, parallel};
 
 use crate::simulate::Progress;
@@ -48,19 +49,19 @@ pub struct RandomArgs {
     arrival_seeds: Vec<u64>,
 
     /// Simulated seconds in which arrivals count, at least.
-    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 
     /// Runs are lengthened until about so many requests come in all, and a tenth of it for the least popular model.
-    #[arg(long, default_value_t = 20_000.0, value_name = "N")]
+    #[arg(long, default_value_t = 20_000.0, value_name = "N", allow_negative_numbers = true)]
     requests: f64,
 
     /// Simulated seconds before those that count.
-    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
     /// The search of a capacity ends when it is known to this percentage.
-    #[arg(long, default_value_t = 0.5, value_name = "PERCENT")]
+    #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 
     /// Threads, each with a run of its own [default: as many as there are cores].
@@ -83,6 +84,7 @@ pub struct RandomArgs {
 /// # Errors
 /// If the command line is wrong, or a result cannot be written.
 pub fn run(args: &RandomArgs) -> anyhow::Result<()> {
+    check_seeds(&args.arrival_seeds).map_err(Error::msg)?;
     ensure!((1e-3..=1e4).contains(&args.span), "--span is {}; it has to be from 0.001 to 10000 seconds", args.span);
     ensure!((0.0..=1e4).contains(&args.warm_up), "--warm-up is {}; it has to be from 0 to 10000 seconds", args.warm_up);
     let precision = args.precision;

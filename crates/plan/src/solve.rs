@@ -1,9 +1,10 @@
-//! The partitioner: a quick search, then the solver, within a time limit.
+//! The partitioner: every partition where there are few; else a quick search, then the solver, within a time limit.
 
 use std::fmt;
 
 use downbeat_core::Duration;
 
+use crate::enumeration::best_of_all;
 use crate::evaluation::{Evaluation, Violation};
 use crate::infeasible::{first_few, not_together, obvious, too_many_moves};
 use crate::local_search::{Goal, search};
@@ -27,7 +28,7 @@ pub struct Options {
     pub method: Method,
 }
 
-/// Who looks for a partition.
+/// Who looks for a partition. Where there are few, every one is looked at instead, unless the solver shall be alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Method {
     /// The search, and then the solver from what the search found. The search alone without the feature `highs`, and where the
@@ -59,6 +60,8 @@ pub struct Plan {
 /// Who found a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FoundBy {
+    /// The look at every partition.
+    Enumeration,
     /// The search.
     Search,
     /// The MILP solver.
@@ -68,6 +71,7 @@ pub enum FoundBy {
 impl fmt::Display for FoundBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            FoundBy::Enumeration => "a look at every partition",
             FoundBy::Search => "local search",
             FoundBy::Solver => "HiGHS",
         })
@@ -104,6 +108,16 @@ pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration
         return Err(PlanError::Infeasible(reasons));
     }
     let limit = options.time_limit;
+    if options.method != Method::Solver
+        && let Some(best) = best_of_all(problem, &|| fraction(elapsed(), limit))
+    {
+        let Some(best) = best else {
+            let spent = elapsed();
+            return Err(explain(problem, options, true, &|| elapsed().saturating_sub(spent)));
+        };
+        let (bound, evaluation) = (Some(best.objective), near_running(problem, best));
+        return Ok(Plan { evaluation, found_by: FoundBy::Enumeration, bound, proved: true });
+    }
     // The solver makes small problems perfect. Large ones it cannot better in seconds, and it looks at its clock too rarely to be
     // let loose on them: there it is asked only where the search finds nothing.
     let large = pairs(problem) > LARGE;
@@ -133,10 +147,8 @@ pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration
         (start.cloned(), FoundBy::Search)
     };
     match evaluation {
-        Some(mut evaluation) => {
-            if problem.max_disruption.is_none() && problem.has_running() {
-                evaluation = evaluated(problem, near_running(problem, &evaluation.assignment));
-            }
+        Some(evaluation) => {
+            let evaluation = near_running(problem, evaluation);
             Ok(Plan { bound: solved.bound, proved: solved.proved, evaluation, found_by })
         }
         None => {
@@ -264,10 +276,14 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
 }
 
 /// The same partition with its sub-clusters numbered so that much stays where it runs: pairs of an old and a new sub-cluster,
-/// those that save the most moves first. Numbers are free where moves are not bounded.
-fn near_running(problem: &Problem, assignment: &[usize]) -> Vec<usize> {
+/// those that save the most moves first. Numbers are free where moves are not bounded, and are left alone where they are.
+fn near_running(problem: &Problem, found: Evaluation) -> Evaluation {
+    if problem.max_disruption.is_some() || !problem.has_running() {
+        return found;
+    }
+    let assignment = found.assignment;
     let mut saved = std::collections::BTreeMap::<(usize, usize), f64>::new();
-    for (model, new) in problem.models.iter().zip(assignment) {
+    for (model, new) in problem.models.iter().zip(&assignment) {
         if let Some(old) = model.running.filter(|old| *old < problem.sub_clusters) {
             *saved.entry((old, *new)).or_default() += 2.0 * model.load_cost;
         }
@@ -284,5 +300,5 @@ fn near_running(problem: &Problem, assignment: &[usize]) -> Vec<usize> {
     }
     let mut free = (0..problem.sub_clusters).filter(|j| !taken[*j]);
     let names: Vec<usize> = name.into_iter().map(|n| n.or_else(|| free.next()).unwrap_or(0)).collect();
-    assignment.iter().map(|j| names[*j]).collect()
+    evaluated(problem, assignment.iter().map(|j| names[*j]).collect())
 }

@@ -136,8 +136,8 @@ fn measure(name: &str, models: &[ModelProfile], devices: u32, foresee: bool) -> 
     for (system_name, system, dispatch, drop) in systems() {
         let simulation = Simulation { system, loads: loads_with(&dispatch, drop), ..simulation.clone() };
         match Search::default().capacity(&simulation)? {
-            None => println!("{name:24} {system_name:28} {:>8}", "none"),
-            Some(found) => {
+            Err(_) => println!("{name:24} {system_name:28} {:>8}", "none"),
+            Ok(found) => {
                 println!(
                     "{name:24} {system_name:28} {:8.0} {:7.1} {:5.0}%",
                     found.rate,

@@ -91,7 +91,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // One scale for both: what deferred dispatch holds.
     let unit = simulation(f64::from(MODELS), &choices[0].1, choices[0].2)?;
     let high = bound / f64::from(MODELS);
-    let capacity = downbeat_sim::capacity(&unit, 0.3 * high, 1.2 * high, 0.01)?.ok_or("no load is held")?.rate;
+    let capacity = downbeat_sim::capacity(&unit, 0.3 * high, 1.2 * high, 0.01)?.map_err(|_| "no load is held")?.rate;
     println!(
         "seed {SEED}; capacity {capacity:.0} r/s with {}, {:.1}% of the fluid bound\n",
         choices[0].0,

@@ -1,6 +1,9 @@
 //! The highest load that a cluster holds.
 
+use std::cell::Cell;
+
 use downbeat_core::Duration;
+use serde::Serialize;
 
 use crate::arrivals::BadArrivals;
 use crate::report::Report;
@@ -39,6 +42,15 @@ pub struct Capacity {
     pub rate: f64,
     /// The run at that rate.
     pub report: Report,
+}
+
+/// Why there is no capacity.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct NoCapacity {
+    /// The least rate that was tried with enough requests to tell, in requests per second: it is not held.
+    pub not_held: Option<f64>,
+    /// A run needs so many requests to tell the share that may be bad; less than `not_held` brings fewer. `None`: less was not worth trying.
+    pub too_few_below: Option<u64>,
 }
 
 /// A search gives up below this share of where it began.
@@ -88,23 +100,50 @@ impl Bounds {
     }
 }
 
+/// Most requests of a model that runs are lengthened for.
+const MOST_REQUESTS: f64 = 1e9;
+
 impl Search {
+    /// Says whether runs can be so long.
+    ///
+    /// # Errors
+    /// If [`Search::requests_per_model`] is no number, below 0, or more than can be simulated.
+    pub fn check(&self) -> Result<(), String> {
+        let wanted = self.requests_per_model;
+        let fine = (0.0..=MOST_REQUESTS).contains(&wanted);
+        fine.then_some(())
+            .ok_or_else(|| format!("requests_per_model is {wanted}; it has to be from 0 to {MOST_REQUESTS}"))
+    }
+
     /// The highest rate at which no model has more bad requests than tolerated: a binary search, between bounds that are widened until
-    /// they enclose it. `None` if no load is held, however small.
+    /// they enclose it; or why there is none. A run with so few requests that one bad one is more than is tolerated says nothing, and is not held.
     ///
     /// All trials have the same seed, so that a higher rate meets the same pattern of arrivals, only faster.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
-    pub fn capacity(&self, simulation: &Simulation) -> Result<Option<Capacity>, BadArrivals> {
+    pub fn capacity(&self, simulation: &Simulation) -> Result<Result<Capacity, NoCapacity>, BadArrivals> {
+        let enough = (1.0 / self.tolerated).ceil() as u64;
+        let (not_held, too_few) = (Cell::new(None), Cell::new(false));
         let trial = |factor: f64| -> Result<Option<Capacity>, BadArrivals> {
             let scaled = self.scaled(simulation, factor);
             let report = scaled.run()?;
             let rate = scaled.loads.iter().map(|load| load.rate).sum();
-            Ok(report.holds(self.tolerated).then_some(Capacity { rate, report }))
+            let (holds, few) = (report.holds(self.tolerated), !report.gave_up && report.offered() < enough);
+            if few {
+                too_few.set(true);
+            } else if !holds {
+                not_held.set(Some(rate));
+            }
+            Ok((holds && !few).then_some(Capacity { rate, report }))
         };
-        let Search { low, high, precision, .. } = *self;
-        Bounds { low, high, least: low * LEAST, widening: 1.25, precision }.highest(trial)
+        let rate: f64 = simulation.loads.iter().map(|load| load.rate).sum();
+        // Where about twice as many come as are needed, a run can tell.
+        let telling = 2.0 * enough as f64 / (rate * simulation.span.as_secs_f64());
+        let low = if self.requests_per_model > 0.0 { self.low } else { self.low.max(telling) };
+        let (high, precision) = (self.high.max(low), self.precision);
+        let found = Bounds { low, high, least: low * LEAST, widening: 1.25, precision }.highest(trial)?;
+        Ok(found.ok_or(NoCapacity { not_held: not_held.get(), too_few_below: too_few.get().then_some(enough) }))
     }
 
     /// The fewest devices that hold the simulation's own rates, from 1 to `most`; `None` if not even those do.
@@ -156,6 +195,11 @@ impl Search {
 ///
 /// # Errors
 /// If an arrival process has no positive, finite rate and shape.
-pub fn capacity(simulation: &Simulation, low: f64, high: f64, precision: f64) -> Result<Option<Capacity>, BadArrivals> {
+pub fn capacity(
+    simulation: &Simulation,
+    low: f64,
+    high: f64,
+    precision: f64,
+) -> Result<Result<Capacity, NoCapacity>, BadArrivals> {
     Search { low, high, precision, ..Search::default() }.capacity(simulation)
 }

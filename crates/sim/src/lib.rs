@@ -32,7 +32,7 @@ pub mod world;
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, Gaps, UnknownArrivals, random};
 pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
 pub use bounds::{ModelTrace, Staggered, Trace, clairvoyant, fluid, staggered};
-pub use capacity::{Capacity, Search, TOLERATED, capacity};
+pub use capacity::{Capacity, NoCapacity, Search, TOLERATED, capacity};
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};
 pub use judgement::{Judge, Judged, Judgement, Spread};

@@ -1,5 +1,6 @@
 //! Lists of models with their latency profiles and SLOs.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -88,6 +89,16 @@ impl ModelProfile {
         }
         Ok(())
     }
+}
+
+/// Says which name two of the models have.
+///
+/// # Errors
+/// If two have the same.
+pub fn check_names(models: &[ModelProfile]) -> Result<(), String> {
+    let mut known = BTreeSet::new();
+    let twice = models.iter().find(|model| !known.insert(&model.name));
+    twice.map_or(Ok(()), |model| Err(format!("there are two models of the name {}", model.name)))
 }
 
 /// `NAME,ALPHA_MS,BETA_MS,SLO_MS`.

@@ -2,14 +2,14 @@
 
 use crate::command_line::{run, stderr, stdout};
 
-/// Table 2's ResNet50 on one device, a second of it: fast in a debug build too.
+/// Table 2's ResNet50 on one device, three seconds of it: fast in a debug build too.
 const QUICK: [&str; 8] = [
     "simulate",
     "capacity",
     "--model",
     "ResNet50,1.053,5.072,25",
     "--devices=1",
-    "--span=1",
+    "--span=3",
     "--warm-up=0.2",
     "--precision=5",
 ];
@@ -89,7 +89,13 @@ fn bad_input_is_said_with_its_place() {
     refuses(&capacity(&["--drop=tail"]), "unknown drop policy 'tail'; expected one of: window, head");
     refuses(&capacity(&["--arrivals=gamma"]), "'gamma' is no arrival process; expected poisson, constant, or gamma:K");
     refuses(&capacity(&["--popularity=zipf:x"]), "'zipf:x' is no popularity");
-    refuses(&capacity(&["--span=-1"]), "--span is -1; it has to be from 0.001 to 604800 seconds");
+    refuses(&capacity(&["--model", "A,2,3,30"]), "there are two models of the name A");
+    refuses(&capacity(&["--seed=1,2,1"]), "the seed 1 is there twice");
+    refuses(&capacity(&["--threads=0"]), "0 is not in 1..");
+    for wrong in ["nan", "-1", "inf"] {
+        refuses(&capacity(&["--requests-per-model", wrong]), "requests_per_model is ");
+    }
+    refuses(&capacity(&["--span", "-1"]), "--span is -1; it has to be from 0.001 to 604800 seconds");
     refuses(&capacity(&["--noise=-1"]), "the noise is -1; it has to be from 0 to 10");
     refuses(&capacity(&["--d-ctrl-us=-1"]), "--d-ctrl-us is -1; it has to be from 0");
     refuses(&capacity(&["--delay=some"]), "'some' is no distribution of delays");
@@ -157,6 +163,19 @@ fn figures_are_listed_and_made() {
     assert!(stdout(&output).contains("resnet152"), "{}", stderr(&output));
 }
 
+/// No load, and too few requests to tell, are answers of their own.
+#[test]
+fn where_there_is_no_capacity_it_is_said_why() {
+    let model = ["simulate", "capacity", "--model=m,1,2,10", "--devices=8", "--d-reply-us=20000", "--warm-up=0"];
+    let output = run(&[&model[..], &["--span=0.2"]].concat());
+    let text = stdout(&output);
+    assert!(output.status.success() && text.contains("deferred: no load is held down to "), "{text}");
+    assert!(text.contains(" r/s; at less fewer than 100 requests come in a run, which cannot tell 1%"), "{text}");
+    assert!(!text.contains("busy"), "of no run there is nothing to say: {text}");
+    let text = stdout(&run(&[&model[..], &["--span=0.2", "--requests-per-model=200"]].concat()));
+    assert!(text.contains("deferred: no load is held, not even "), "{text}");
+}
+
 #[test]
 fn a_policy_on_random_workloads() {
     let quick = [
@@ -186,5 +205,6 @@ fn a_policy_on_random_workloads() {
     let alone = stdout(&run(&[&quick[..], &["--seed=4", "--only=2"]].concat()));
     assert!(alone.contains("| eager+head ") && alone.contains("| eager "), "a line for each policy: {alone}");
     refuses(&[&quick[..], &["--only=0"]].concat(), "0 is not in 1..");
-    refuses(&[&quick[..], &["--span=-1"]].concat(), "--span is -1; it has to be from 0.001");
+    refuses(&[&quick[..], &["--arrivals-seed=1,1"]].concat(), "the seed 1 is there twice");
+    refuses(&["simulate", "random", "--requests", "-1"], "--requests is -1; it has to be from 0");
 }

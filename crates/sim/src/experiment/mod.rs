@@ -16,7 +16,7 @@ use crate::capacity::{Search, TOLERATED};
 use crate::policy::Policy;
 use crate::scenario::Scenario;
 
-pub use run::{Case, Outcome, Results, RunFailure, Sample};
+pub use run::{Case, Outcome, Results, RunFailure, Sample, check_seeds};
 use settings::Settings;
 
 /// Workloads and schedulers, what is varied, and what is measured. Read from a file by [`Experiment::read`], or put together for
@@ -357,12 +357,14 @@ impl File {
         let search = Search {
             tolerated: share("tolerated", self.tolerated)?,
             precision: share("precision", self.precision)?,
-            requests_per_model: self.requests_per_model.max(0.0),
+            requests_per_model: self.requests_per_model,
             ..Search::default()
         };
+        search.check()?;
         if self.seeds.is_empty() || self.policies.is_empty() || self.workload.is_empty() {
             return Err("seeds, policies and workload need at least one entry each".to_owned());
         }
+        check_seeds(&self.seeds)?;
         let axes = self.axes()?;
         if let Some(x) = self.x.as_ref().filter(|x| axes.iter().all(|(name, _)| name != *x)) {
             return Err(format!("x is '{x}', which is not in the sweep"));

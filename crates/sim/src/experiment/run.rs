@@ -1,6 +1,6 @@
 //! Running an experiment's cases, and what came of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Time, median, quantiles};
@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Experiment, Measure, Planned, Value};
 use crate::arrivals::BadArrivals;
+use crate::capacity::NoCapacity;
 use crate::parallel;
 use crate::report::{DELAY_BINS, Report, mean, quantile};
 use crate::scenario::BadScenario;
@@ -78,6 +79,8 @@ pub struct Sample {
     pub seed: u64,
     /// What is measured.
     pub value: Option<f64>,
+    /// Why there is no capacity, where one was searched and there is none.
+    pub no_capacity: Option<NoCapacity>,
     /// Requests per second that were offered.
     pub offered: f64,
     /// Requests per second that were served in time.
@@ -130,6 +133,16 @@ pub enum RunFailure {
     /// Its scenario.
     #[error(transparent)]
     Scenario(#[from] BadScenario),
+}
+
+/// Says which seed is there twice: its run would count twice.
+///
+/// # Errors
+/// If one is.
+pub fn check_seeds(seeds: &[u64]) -> Result<(), String> {
+    let mut known = BTreeSet::new();
+    let twice = seeds.iter().find(|seed| !known.insert(**seed));
+    twice.map_or(Ok(()), |seed| Err(format!("the seed {seed} is there twice")))
 }
 
 impl Experiment {
@@ -191,8 +204,11 @@ impl Experiment {
             Measure::Capacity => {
                 // Where nothing is held there is no run to tell of.
                 match self.search.capacity(&simulation)? {
-                    Some(found) => (found.rate, Some(found.rate), found.report),
-                    None => (0.0, None, Report::default()),
+                    Ok(found) => (found.rate, Some(found.rate), found.report),
+                    Err(no_capacity) => {
+                        let sample = Sample::new(case, seed, 0.0, None, Report::default());
+                        return Ok(Sample { no_capacity: Some(no_capacity), ..sample });
+                    }
                 }
             }
             Measure::Devices => match self.search.fewest_devices(&simulation, self.most_devices)? {
@@ -258,9 +274,9 @@ impl Case {
         }
     }
 
-    /// The run that plots show: the one whose value is next to the median.
+    /// The run that plots show: the one whose value is next to the median; `None` where there is no value.
     pub(super) fn typical(&self) -> Option<&Sample> {
-        let median = self.value.map_or(0.0, |value| value.median);
+        let median = self.value?.median;
         let distance = |sample: &Sample| (sample.value.unwrap_or(0.0) - median).abs();
         self.samples.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))
     }
@@ -284,6 +300,7 @@ impl Sample {
         Sample {
             seed,
             value,
+            no_capacity: None,
             offered,
             goodput: if report.models.is_empty() { 0.0 } else { report.goodput() },
             bad_share: report.bad_share(),

@@ -192,6 +192,7 @@ impl Settings {
                 all.push(ModelProfile { name, ..model.clone() });
             }
         }
+        profiles::check_names(&all)?;
         Ok(all)
     }
 

@@ -7,6 +7,7 @@ use downbeat_report::Table;
 
 use super::run::{Case, Results};
 use super::{Measure, Value};
+use crate::capacity::NoCapacity;
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,8 +40,39 @@ impl Results {
             0 => String::new(),
             cases => format!("\ninterrupted: {cases} cases were not measured"),
         };
+        let without: Vec<String> = self.cases.iter().filter_map(|case| self.why_none(case)).collect();
+        let without = if without.is_empty() { String::new() } else { format!("\n{}", without.join("\n")) };
         let percent = self.tolerated * 100.0;
-        format!("seeds {seeds}; at most {percent}% of each model's requests dropped or late{left_out}{unfinished}")
+        format!(
+            "seeds {seeds}; at most {percent}% of each model's requests dropped or late{left_out}{unfinished}{without}"
+        )
+    }
+
+    /// Why a case has no value, in a sentence.
+    fn why_none(&self, case: &Case) -> Option<String> {
+        let sample = case.samples.iter().find(|sample| sample.value.is_none())?;
+        let mut of: Vec<String> = vec![case.workload.clone()];
+        of.extend(case.point.iter().map(|(name, value)| format!("{name} {value}")));
+        of.extend([
+            case.policy.clone(),
+            if self.seeds.len() > 1 { format!("seed {}", sample.seed) } else { String::new() },
+        ]);
+        of.retain(|part| !part.is_empty());
+        let of = of.join(", ");
+        let percent = self.tolerated * 100.0;
+        let Some(NoCapacity { not_held, too_few_below }) = sample.no_capacity else {
+            return Some(format!("{of}: no number of devices that may be tried is enough"));
+        };
+        let few = |count| {
+            format!("fewer than {count} requests come in a run, which cannot tell {percent}%: make the span longer")
+        };
+        Some(match (not_held, too_few_below) {
+            (None, count) => format!("{of}: {}", few(count.unwrap_or(0))),
+            (Some(rate), None) => format!("{of}: no load is held, not even {} r/s", short(rate)),
+            (Some(rate), Some(count)) => {
+                format!("{of}: no load is held down to {} r/s; at less {}", short(rate), few(count))
+            }
+        })
     }
 
     pub(super) fn table(&self) -> Table<&Case> {

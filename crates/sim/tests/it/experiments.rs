@@ -156,6 +156,9 @@ fn what_is_wrong_in_a_file_is_said() {
         ("copies = 3", "devices_per_model = 1", "devices and devices_per_model exclude each other"),
         ("span_s = 0.5", "span_s = 0", "span_s is 0; it has to be from 0.001 to 604800"),
         ("seeds = [3, 4, 5]", "seeds = []", "need at least one entry each"),
+        ("seeds = [3, 4, 5]", "seeds = [3, 4, 3]", "the seed 3 is there twice"),
+        ("seeds = [3, 4, 5]", "requests_per_model = nan", "requests_per_model is NaN; it has to be from 0 to"),
+        ("copies = 3", "pick = [\"m\", \"m\"]", "workload 'b' rate = 100: there are two models of the name m"),
     ];
     for (from, to, expected) in cases {
         let text = SMALL.replace(from, to);

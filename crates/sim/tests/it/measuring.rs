@@ -85,7 +85,25 @@ fn a_search_finds_the_same_from_any_start_and_knows_when_nothing_is_held() {
         assert!((found / expected - 1.0).abs() < 3.0 * precision, "from {low} to {high}: {found}, not {expected}");
     }
     simulation.devices = 0;
-    assert_eq!(Search::default().capacity(&simulation).unwrap(), None);
+    let none = Search::default().capacity(&simulation).unwrap().unwrap_err();
+    assert!(none.not_held < Some(0.01 * expected) && none.too_few_below.is_some(), "{none:?}");
+    let search = Search { requests_per_model: 200.0, ..Search::default() };
+    let none = search.capacity(&simulation).unwrap().unwrap_err();
+    assert!(none.not_held.is_some() && none.too_few_below.is_none(), "runs are as long as it takes: {none:?}");
+}
+
+/// A run in which hardly anybody comes loses nobody.
+#[test]
+fn a_capacity_is_not_of_runs_with_next_to_no_requests() {
+    let mut simulation = section_3_3("deferred+window");
+    simulation.span = Duration::from_millis(200);
+    // Every answer is late.
+    simulation.network.budget.reply = Duration::from_millis(1_000);
+    let none = Search::default().capacity(&simulation).unwrap().unwrap_err();
+    assert!(none.not_held > Some(400.0), "100 requests in 0.2 s: {none:?}");
+    assert_eq!(none.too_few_below, Some(100));
+    let loose = Search { tolerated: 0.1, ..Search::default() };
+    assert_eq!(loose.capacity(&simulation).unwrap().unwrap_err().too_few_below, Some(10));
 }
 
 #[test]

@@ -47,9 +47,9 @@ pub struct Capacity {
 /// Why there is no capacity.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct NoCapacity {
-    /// The least rate that was tried with enough requests to tell, in requests per second: it is not held.
+    /// The least rate that was tried and lost more than is tolerated, in requests per second.
     pub not_held: Option<f64>,
-    /// A run needs so many requests to tell the share that may be bad; less than `not_held` brings fewer. `None`: less was not worth trying.
+    /// A run needs so many requests to tell the share that may be bad, and at less than `not_held` it had fewer. `None`: less was not worth trying.
     pub too_few_below: Option<u64>,
 }
 

@@ -58,6 +58,8 @@ pub struct Judged {
     pub best: String,
     /// That mean.
     pub best_capacity: f64,
+    /// What the devices have the time for if requests come evenly. Where the best is far below, the workload is one that hardly any load is held of.
+    pub fluid_bound: Option<f64>,
     /// `capacity / best_capacity`; `None` where nobody holds any load.
     pub ratio: Option<f64>,
     /// The same of each seed of the arrivals alone.
@@ -153,6 +155,7 @@ impl Judge {
             capacity: mean(&ours),
             best: best.0.to_owned(),
             best_capacity: best.1,
+            fluid_bound: scenario.fluid_bound(),
             ratio: ratio(mean(&ours), best.1),
             ratios: ours.iter().enumerate().map(|(at, ours)| ratio(*ours, alone(at))).collect(),
         })
@@ -214,6 +217,7 @@ impl Judgement {
             .number(&format!("{} r/s", self.policy), |judged| format!("{:.0}", judged.capacity))
             .text("best other", |judged| &judged.best)
             .number("r/s", |judged| format!("{:.0}", judged.best_capacity))
+            .some("of fluid", |judged| Some(format!("{:.0}%", 100.0 * judged.best_capacity / judged.fluid_bound?)))
             .some("ratio", |judged| Some(format!("{:.3}", judged.ratio?)))
             .some("by arrivals", |judged| {
                 let several = judged.ratios.len() > 1;

@@ -216,7 +216,8 @@ mod tests {
             assert!(workload.scenario.unreachable_rate() < 1.03 * MOST_RATE, "{workload}");
             assert!(workload.scenario.simulation(&eager, 1).is_ok(), "{workload}");
         }
-        let least: [(usize, fn(&RandomWorkload) -> bool); 12] = [
+        type Condition = fn(&RandomWorkload) -> bool;
+        let least: [(usize, Condition); 12] = [
             (30, |w| w.scenario.models.len() == 1),
             (15, |w| w.scenario.models.len() >= 34),
             (15, |w| w.scenario.devices == 2),

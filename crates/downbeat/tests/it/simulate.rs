@@ -40,7 +40,18 @@ fn a_capacity_with_its_share_of_the_bounds() {
 
 #[test]
 fn json_has_every_seed_and_model_and_repeats_itself() {
-    let arguments = ["--seed", "1", "--seed", "2,3", "--json", "--model", "second,1,2,30", "--popularity", "zipf:0.9"];
+    let arguments = [
+        "--seed",
+        "1",
+        "--seed",
+        "2,3",
+        "--json",
+        "--model",
+        "second,1,2,30",
+        "--popularity",
+        "zipf:0.9",
+        "--requests-per-model=300",
+    ];
     let output = quick(&arguments);
     let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     let case = &json["cases"][0];
@@ -184,7 +195,7 @@ fn a_policy_on_random_workloads() {
         "--span=0.05",
         "--warm-up=0",
         "--precision=20",
-        "--requests=100",
+        "--requests=400",
         "--policy=eager+head",
         "--others=eager",
     ];

@@ -15,7 +15,7 @@ fn drawn(number: u32) -> RandomWorkload {
 
 fn judge(policy: &str, others: &[&str]) -> Judge {
     let others = others.iter().map(|other| other.parse().unwrap()).collect();
-    Judge { policy: policy.parse().unwrap(), others, seeds: vec![1, 2], precision: 0.05, requests: 100.0 }
+    Judge { policy: policy.parse().unwrap(), others, seeds: vec![1, 2], precision: 0.05, requests: 400.0 }
 }
 
 fn judged(judge: &Judge, number: u32) -> Judged {

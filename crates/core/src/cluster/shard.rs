@@ -436,7 +436,8 @@ impl Shard {
             member.queue.refresh_demand(now);
             let demand = member.queue.demand();
             self.demand = self.demand.minus(std::mem::replace(&mut member.counted, demand)).plus(demand);
-            if demand != Demand::default() {
+            // At the end of time nobody falls silent any more.
+            if demand != Demand::default() && now < Time::MAX {
                 self.quiet.set(model, now + SILENCE);
             }
         }

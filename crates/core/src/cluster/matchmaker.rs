@@ -6,12 +6,7 @@ use super::indexed_heap::IndexedHeap;
 use super::kind_state::{KindState, Urgency};
 use super::messages::{Answer, Candidate, Grant};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
-use crate::time::{Duration, Time};
-
-/// The most candidates whose turns are compared.
-const MOST_COMPARED: usize = 16;
-/// A candidate without a deadline has to start once it has waited for so many of its own runs.
-const LONGEST_TURN: u64 = 10;
+use crate::time::Time;
 
 /// Matches candidates with devices: the one place with global knowledge.
 ///
@@ -19,9 +14,8 @@ const LONGEST_TURN: u64 = 10;
 /// a device of its kind (*schedulable*: the most urgent `latest` first, and of those the one whose first request came first). Setting a
 /// candidate replaces the former one, with its timer: none is ever stale.
 ///
-/// **Whose turn.** Where all that waits for devices of a kind could be run before the first of it has to start, no order costs a deadline: then the batch
-/// that takes the least device time an item goes first, which makes the mean wait the shortest (Smith's rule), so that a small model does not wait out its
-/// SLO behind a large one's batches. What has no deadline has to start once it has waited for ten times its own run.
+/// **Whose turn.** The most urgent goes first. But where all that waits for devices of a kind could be run before the first of it has to start, no order costs a
+/// deadline: then the batch that takes the least device time an item does, so that a small model does not wait out its SLO behind a large one's batches.
 ///
 /// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
 /// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
@@ -263,10 +257,9 @@ impl Matchmaker {
                 }
             }
             let (_, model, kind, place) = most_urgent?;
-            let (model, place) = self
-                .cheapest(kind)
-                .and_then(|model| Some((model, self.device_for(kind, model)?)))
-                .unwrap_or((model, place));
+            let cheapest = self.kinds[kind].cheapest(now);
+            let cheapest = cheapest.and_then(|model| Some((model, self.device_for(kind, model)?)));
+            let (model, place) = cheapest.unwrap_or((model, place));
             if self.park(ModelId(model)) {
                 continue;
             }
@@ -370,38 +363,6 @@ impl Matchmaker {
         let heaps = self.kinds[kind].schedulable.iter().enumerate();
         let open = heaps.filter(|(class, _)| *class == 0 || self.kinds[class - 1].free == 0);
         open.filter_map(|(_, heap)| heap.peek()).min()
-    }
-
-    /// The candidate that takes the least time an item, of those that wait for a device of this kind, if they are so few that all could be run before the first
-    /// of them has to start. `O(1)`: where there are more than a few, that is hardly so.
-    fn cheapest(&self, kind: usize) -> Option<u32> {
-        let KindState { candidates, schedulable, present, .. } = &self.kinds[kind];
-        let waiting = &schedulable[0];
-        if !(2..=MOST_COMPARED).contains(&waiting.len()) {
-            return None;
-        }
-        let mut work = Duration::ZERO;
-        let mut begins = Time::MAX;
-        let mut cheapest: Option<(Candidate, u32)> = None;
-        for model in waiting.ids() {
-            let candidate = candidates[model as usize]?;
-            work = work + candidate.takes;
-            let last = if candidate.latest == Time::MAX {
-                candidate.since + candidate.takes.saturating_mul(LONGEST_TURN)
-            } else {
-                candidate.latest
-            };
-            begins = begins.min(last);
-            let cost = |of: &Candidate, other: &Candidate| u128::from(of.takes.as_nanos()) * u128::from(other.size);
-            if cheapest.as_ref().is_none_or(|(best, id)| {
-                (cost(&candidate, best), candidate.since, model) < (cost(best, &candidate), best.since, *id)
-            }) {
-                cheapest = Some((candidate, model));
-            }
-        }
-        let (candidate, model) = cheapest?;
-        let share = Duration::from_nanos(work.as_nanos() / u64::from((*present).max(1)));
-        (self.now + candidate.takes + share <= begins).then_some(model)
     }
 
     /// The device (its place) of this kind that the model's candidate takes now, if there is one.

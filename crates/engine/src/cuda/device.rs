@@ -17,7 +17,6 @@ pub struct Device {
     context: sys::CUcontext,
     name: String,
     compute_units: u32,
-    capability: (u32, u32),
     memory: u64,
     /// The error after which nothing runs here any more.
     lost: OnceLock<CudaError>,
@@ -58,22 +57,11 @@ impl Device {
         // SAFETY: the handle is of a device.
         let attribute = |which| unsafe { result::device::get_attribute(handle, which) }.map(|n| n.max(0) as u32);
         let units = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(error)?;
-        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).map_err(error)?;
-        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).map_err(error)?;
         // SAFETY: as above.
         let memory = unsafe { result::device::total_mem(handle) }.map_err(error)? as u64;
         // SAFETY: as above; released when the device is dropped.
         let context = unsafe { result::primary_ctx::retain(handle) }.map_err(error)?;
-        let device = Device {
-            ordinal,
-            handle,
-            context,
-            name,
-            compute_units: units,
-            capability: (major, minor),
-            memory,
-            lost: OnceLock::new(),
-        };
+        let device = Device { ordinal, handle, context, name, compute_units: units, memory, lost: OnceLock::new() };
         device.bind()?;
         device.keep_freed_memory();
         let device = Arc::new(device);
@@ -109,11 +97,6 @@ impl Device {
     /// How many compute units it has (SMs).
     pub fn compute_units(&self) -> u32 {
         self.compute_units
-    }
-
-    /// Major and minor compute capability.
-    pub fn capability(&self) -> (u32, u32) {
-        self.capability
     }
 
     /// Its memory, bytes.

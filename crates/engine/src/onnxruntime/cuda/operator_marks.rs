@@ -214,24 +214,14 @@ struct Mark(Arc<Recorder>);
 impl Operator for Mark {
     type Kernel<'attr> = Pass;
 
-    const ALIASES: &[(u32, u32)] = &[
-        (0, 0),
-        (1, 1),
-        (2, 2),
-        (3, 3),
-        (4, 4),
-        (5, 5),
-        (6, 6),
-        (7, 7),
-        (8, 8),
-        (9, 9),
-        (10, 10),
-        (11, 11),
-        (12, 12),
-        (13, 13),
-        (14, 14),
-        (15, 15),
-    ];
+    const ALIASES: &[(u32, u32)] = &{
+        let (mut pairs, mut index) = ([(0, 0); MOST_ALIVE], 0);
+        while index < MOST_ALIVE {
+            pairs[index] = (index as u32, index as u32);
+            index += 1;
+        }
+        pairs
+    };
 
     fn name(&self) -> &str {
         NAME

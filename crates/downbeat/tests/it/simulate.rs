@@ -163,6 +163,7 @@ fn a_world_from_a_file() {
     let bad = folder.path().join("bad.toml");
     std::fs::write(&bad, "title = \"bad\"\nspan_ms = \"long\"\n").unwrap();
     refuses(&["simulate", "world", bad.to_str().unwrap()], "bad.toml:2:11: ");
+    refuses(&["simulate", "world", file, "--seed=4,4"], "the seed 4 is there twice");
     refuses(&["simulate", "world", "/nonexistent.toml"], "cannot read /nonexistent.toml");
 }
 

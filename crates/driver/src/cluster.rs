@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::journal::{Input, Journal, Machine};
-use downbeat_core::cluster::{Demand, Matchmaker, ModelOptions, Shard};
+use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
 
@@ -187,6 +187,11 @@ impl<H: Handler> Cluster<H> {
     /// Lets what waits for a model go without waiting for others to join ([`downbeat_core::cluster::Scheduler::flush`]).
     pub fn flush_model(&self, queue: QueueHandle) {
         self.tell(queue, ToShard::Command(Input::Flush(queue.model).into()));
+    }
+
+    /// Sets what a model does where it is adaptive ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
+    pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
+        self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
     }
 
     /// Replaces a model's latency profiles, also for what is queued.

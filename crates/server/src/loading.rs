@@ -469,7 +469,7 @@ impl<'a> Loading<'a> {
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
-            let queue = context.driver.add_queue(options, &placed, profiles);
+            let queue = context.driver.add_queue(&definition.name, options, &placed, profiles);
             // Nobody else knows of this version yet, so there cannot be another queue.
             let _ = loaded.insert_queue(loaded.codec.shape_key_of(PROFILED_LENGTH), queue);
         }

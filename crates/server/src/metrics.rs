@@ -55,6 +55,9 @@ metric_table! {
             "Share of the latest requests that were rejected, dropped or late; NaN while nothing is known";
         autoscale_idle_fraction: Gauge[], "downbeat_autoscale_idle_fraction",
             "Share of the devices' latest time in which they were idle; NaN while nothing is known";
+        rehearsal_trials: IntCounter[], "downbeat_rehearsal_trials_total", "Times that behaviours of adaptive models were tried on the last seconds";
+        rehearsal_changes: IntCounter[], "downbeat_rehearsal_changes_total", "Times that another was found better";
+        rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
         decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
             "Files of the decision log that ended before the server did, because the disk was too slow or full";
@@ -91,6 +94,16 @@ pub struct Totals {
     pub busy: Duration,
 }
 
+/// What the rehearsal of the scheduler has done.
+pub struct RehearsalMetrics {
+    /// Trials that came to an end.
+    pub trials: IntCounter,
+    /// Those after which models did something else.
+    pub changes: IntCounter,
+    /// Time of a core that they took.
+    pub cpu_seconds: prometheus::Counter,
+}
+
 impl Metrics {
     /// A fresh set.
     ///
@@ -100,6 +113,15 @@ impl Metrics {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
         Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
+    }
+
+    /// Those of the rehearsal.
+    pub fn rehearsal(&self) -> RehearsalMetrics {
+        RehearsalMetrics {
+            trials: self.table.rehearsal_trials.clone(),
+            changes: self.table.rehearsal_changes.clone(),
+            cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
+        }
     }
 
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {

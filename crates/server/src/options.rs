@@ -79,6 +79,8 @@ with_defaults! {
         pub gpu_metrics_every: Duration = Duration::from_millis(2_000),
         /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
         pub scheduler_shards: usize = 0,
+        /// The share of a core's time in which what adaptive models do is rehearsed; 0: not at all, it follows from the load of the moment.
+        pub rehearsal_cpu: f64 = 0.05,
         /// When a batch leaves.
         pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive,
         /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy

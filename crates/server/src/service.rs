@@ -9,6 +9,7 @@ use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
+use crate::driver::ModelBehaviour;
 use crate::error::ServiceError;
 use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
@@ -97,6 +98,11 @@ pub trait Service: Send + Sync + 'static {
 
     /// How many devices the server should have; `None` if it gives no such advice.
     fn autoscale(&self) -> Option<AutoscaleStatus> {
+        None
+    }
+
+    /// What the rehearsal has adaptive models do; `None`: nothing is rehearsed.
+    fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
         None
     }
 

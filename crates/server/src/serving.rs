@@ -303,7 +303,7 @@ impl Serving {
         };
         let profile = guessed_profile(&known, &key, slo)
             .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
-        let queue = self.driver.add_queue(first.options_beside(&profile), &first.placed, profile);
+        let queue = self.driver.add_queue(&definition.name, first.options_beside(&profile), &first.placed, profile);
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
             Err(there) => {

@@ -11,6 +11,7 @@ use crate::cluster::{Cluster, Decision};
 use crate::feed::Feed;
 use crate::network::Network;
 use crate::pace::Pace;
+use crate::rehearsed::EVENTS_PER_SECOND;
 use crate::report::Report;
 use crate::system::System;
 use crate::tally::{Run, Tally};
@@ -58,6 +59,8 @@ pub struct Simulation {
     pub network: Network,
     /// From this time on each model has this dispatch policy.
     pub switch: Option<(Time, Vec<DispatchPolicy>)>,
+    /// Events that the rehearsal of adaptive models may replay in a second; 0: there is none, and what they do follows from the load of the moment.
+    pub rehearsal: u64,
 }
 
 impl Default for Simulation {
@@ -75,6 +78,7 @@ impl Default for Simulation {
             record: false,
             network: Network::default(),
             switch: None,
+            rehearsal: EVENTS_PER_SECOND,
         }
     }
 }

@@ -4,6 +4,7 @@ use downbeat_core::cluster::Scheduler;
 
 use crate::arrivals::BadArrivals;
 use crate::baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
+use crate::rehearsed::Rehearsed;
 use crate::report::Report;
 use crate::simulation::Simulation;
 
@@ -25,7 +26,10 @@ impl System {
     /// Runs `simulation` on a new scheduler of this kind. Each arm is compiled for its scheduler: no call is virtual.
     pub(crate) fn run(&self, simulation: &Simulation) -> Result<Report, BadArrivals> {
         match self {
-            System::Downbeat => simulation.run_on(Scheduler::new()),
+            System::Downbeat => match Rehearsed::of(simulation) {
+                Some(rehearsed) => simulation.run_on(rehearsed),
+                None => simulation.run_on(Scheduler::new()),
+            },
             System::Clockwork => simulation.run_on(Clockwork::new()),
             System::Nexus(options) => simulation.run_on(Nexus::new(*options)),
             System::Shepherd(gather) => simulation.run_on(Shepherd::new(*gather)),

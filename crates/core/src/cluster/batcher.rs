@@ -19,8 +19,8 @@ pub(super) struct Batcher {
     pub kinds: KindPlans,
     pub drop: DropPolicy,
     pub dispatch: DispatchPolicy,
-    /// Whether a candidate waits under [`DispatchPolicy::Adaptive`].
-    pub waits: bool,
+    /// How far a candidate waits under [`DispatchPolicy::Adaptive`]: [`super::Behaviour::wait`].
+    pub wait: u8,
     /// Who came by then waits for no others.
     pub flushed: Option<Time>,
     pub wake_margin: Duration,
@@ -59,7 +59,7 @@ pub(super) struct Formed {
 impl Batcher {
     pub fn new(queue: RequestQueue, kinds: KindPlans, drop: DropPolicy, dispatch: DispatchPolicy) -> Self {
         let (flushed, wake_margin, aside) = (None, Duration::ZERO, Vec::new());
-        Batcher { queue, kinds, drop, dispatch, waits: false, flushed, wake_margin, aside }
+        Batcher { queue, kinds, drop, dispatch, wait: 0, flushed, wake_margin, aside }
     }
 
     /// *UpdateCandidate*: the largest batch `B` of the queue's head that meets its earliest deadline `d`, with its schedulable window. It may start from
@@ -130,7 +130,7 @@ impl Batcher {
         }
         let delay = self.kinds.network.delay(size);
         let KindPlan { profile, pace, .. } = &self.kinds.plans[plan];
-        let forming = Forming { size, deadline, first_arrival, full, waits: self.waits, profile, delay };
+        let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry, by which it is sent.

@@ -32,7 +32,7 @@ impl Demand {
     ) -> Self {
         let cost = |batch: u32| profile.latency(batch).as_secs_f64() / f64::from(batch);
         let staggered = staggered_batch(profile, max_batch, budget, Some(arrivals.rate), devices);
-        let deferred = cost(enough(profile, staggered));
+        let deferred = cost(cheapest_with(profile, staggered, f64::from(ENOUGH) / 100.0));
         let least = arrivals.rate * cost(largest(profile, max_batch, budget));
         let overhead = overhead(profile, max_batch, budget).as_secs_f64() / budget.as_secs_f64();
         Demand {
@@ -71,8 +71,8 @@ impl Demand {
     }
 }
 
-/// No request is given up for the last share of a staggered batch's throughput.
-const ENOUGH: f64 = 0.94;
+/// No request is given up for more than this share of a staggered batch's throughput, percent.
+pub(super) const ENOUGH: u8 = 94;
 
 /// The arrivals of one model.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -101,10 +101,10 @@ fn overhead(profile: &LatencyProfile, max_batch: u32, budget: Duration) -> Durat
     }
 }
 
-/// The smallest batch with enough of the throughput of `staggered`.
-pub(super) fn enough(profile: &LatencyProfile, staggered: u32) -> u32 {
+/// The smallest batch with this share of the throughput of `staggered`.
+pub(super) fn cheapest_with(profile: &LatencyProfile, staggered: u32, share: f64) -> u32 {
     let throughput = |batch: u32| f64::from(batch) / profile.latency(batch).as_secs_f64();
-    let least = ENOUGH * throughput(staggered);
+    let least = share * throughput(staggered);
     // Throughput rises with the batch size, but for the steps of a measured profile.
     let (mut low, mut high) = (1, staggered);
     while low < high {

@@ -16,7 +16,7 @@ use crate::time::{Duration, Time};
 /// | `Latest` | `max(now, d - l(b))` | Symphony §3.1, the alternative it argues against |
 /// | `Eager` | `now` | Nexus, Clockwork, Shepherd (Symphony §2.2); Triton without a queue delay |
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
-/// | `Adaptive` | as `Deferred` or as `Eager`, by what waiting is worth at the load of the moment | Downbeat |
+/// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 ///
 /// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its deadline) may start at once
 /// under every policy: waiting could only be for requests that cannot join. None waits until a
@@ -58,8 +58,10 @@ pub(crate) struct Forming<'a> {
     pub first_arrival: Time,
     /// Whether it cannot grow.
     pub full: bool,
-    /// Whether a candidate waits under [`DispatchPolicy::Adaptive`]; none other looks.
-    pub waits: bool,
+    /// How far a candidate waits under [`DispatchPolicy::Adaptive`] ([`super::Behaviour::wait`]); none other looks.
+    pub wait: u8,
+    /// Arrival of the first request in it; only [`DispatchPolicy::Adaptive`] looks.
+    pub since: Time,
     pub profile: &'a LatencyProfile,
     /// How long before its start it is sent.
     pub delay: Duration,
@@ -68,16 +70,21 @@ pub(crate) struct Forming<'a> {
 impl DispatchPolicy {
     /// From when on the candidate may start, which may have passed, and what that is counted from.
     pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
-        let Forming { size, deadline, first_arrival, full, waits, profile, delay: way } = *forming;
+        let Forming { size, deadline, first_arrival, full, wait, since, profile, delay: way } = *forming;
         if full {
             return (Time::ZERO, StartBound::Full);
         }
         match self {
-            DispatchPolicy::Adaptive { .. } if !waits => (Time::ZERO, StartBound::Eager),
+            DispatchPolicy::Adaptive { .. } if wait == 0 => (Time::ZERO, StartBound::Eager),
             DispatchPolicy::Deferred | DispatchPolicy::Latest | DispatchPolicy::Adaptive { .. }
                 if deadline == Time::MAX =>
             {
                 (Time::ZERO, StartBound::Eager)
+            }
+            DispatchPolicy::Adaptive { .. } if wait < 100 => {
+                let frontrun = deadline - profile.latency(size.saturating_add(1));
+                let way = frontrun.since(since).as_nanos() / 100 * u64::from(wait);
+                (since + Duration::from_nanos(way), StartBound::Frontrun)
             }
             DispatchPolicy::Deferred | DispatchPolicy::Adaptive { .. } => {
                 (deadline - profile.latency(size.saturating_add(1)), StartBound::Frontrun)

@@ -1,7 +1,7 @@
 //! How models behave at the load of the moment.
 
-use super::demand::{Demand, enough};
-use crate::profile::LatencyProfile;
+use super::behaviour::Behaviour;
+use super::demand::{Demand, ENOUGH};
 
 /// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
 const CROWDED: f64 = 0.85;
@@ -18,8 +18,8 @@ const PATIENT: f64 = 0.39;
 const PATIENT_BURSTS: f64 = 0.06;
 /// Above this share the devices cannot do the work in batches of any size.
 const FLOODED: f64 = 1.1;
-/// The share of the staggered batch that drops aim at in an impatient pool, at most.
-const IMPATIENT_SCALE: f64 = 0.75;
+/// The share of the staggered batch that drops aim at in an impatient pool, at most, percent.
+const IMPATIENT_SIZE: u8 = 75;
 
 /// How the models under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`] behave at the load of the moment: all of
 /// them alike.
@@ -74,21 +74,18 @@ impl LoadRegime {
         }
     }
 
-    /// The batch size that drops aim at, where the staggered batch is this.
-    pub(crate) fn target(&self, profile: &LatencyProfile, staggered: u32) -> u32 {
-        if self.flooded {
-            return staggered;
-        }
-        let enough = enough(profile, staggered);
-        if self.patient {
-            return enough;
-        }
-        let most = (f64::from(staggered) * IMPATIENT_SCALE).round() as u32;
-        enough.min(most.max(1))
+    /// What an adaptive model does in it.
+    pub fn behaviour(&self, consolidate: bool) -> Behaviour {
+        let (throughput, size) = match (self.flooded, self.patient) {
+            (true, _) => (100, 100),
+            (false, true) => (ENOUGH, 100),
+            (false, false) => (ENOUGH, IMPATIENT_SIZE),
+        };
+        Behaviour { wait: if self.waits(consolidate) { 100 } else { 0 }, throughput, size }
     }
 
     /// Whether a candidate waits for its schedulable window.
-    pub(crate) fn waits(&self, consolidate: bool) -> bool {
+    fn waits(&self, consolidate: bool) -> bool {
         match (consolidate, self.patient) {
             (true, patient) => patient || !self.crowded,
             (false, patient) => patient && self.busy,
@@ -100,6 +97,7 @@ impl LoadRegime {
 mod tests {
     use super::*;
     use crate::cluster::demand::Arrivals;
+    use crate::profile::LatencyProfile;
     use crate::time::Duration;
 
     const SECOND: Duration = Duration::from_millis(1_000);
@@ -134,25 +132,12 @@ mod tests {
         assert!(!busy.patient && busy.crowded && !busy.waits(true));
     }
 
-    /// The staggered batch is 16; batches of 12.3 keep up with 5,475 requests a second.
-    #[test]
-    fn the_target_is_between_what_keeps_up_and_the_staggered_batch() {
-        let profile = profile(1.053, 5.072);
-        assert_eq!(regime(&profile, 25, 5475.0, 8, 1).target(&profile, 16), 13);
-    }
-
-    #[test]
-    fn a_model_without_batching_effect_sacrifices_nothing() {
-        let profile = profile(7.008, 0.159);
-        assert_eq!(regime(&profile, 56, 100.0, 8, 8).target(&profile, 6), 1);
-    }
-
     #[test]
     fn extremes_have_a_regime() {
         let flat = LatencyProfile::from_table(vec![SECOND]).unwrap();
         for (rate, devices) in [(0.0, 0), (0.0, 4), (1e12, 0), (1e12, 1_000_000)] {
             for slo_ms in [0, 1, 5_000, 1 << 50] {
-                let target = regime(&flat, slo_ms, rate, devices, 1).target(&flat, 64);
+                let target = regime(&flat, slo_ms, rate, devices, 1).behaviour(false).target(&flat, 64);
                 assert!((1..=64).contains(&target), "{target} at {rate}/s, {devices} devices, {slo_ms} ms");
             }
         }

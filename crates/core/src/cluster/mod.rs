@@ -14,6 +14,7 @@
 mod autoscale;
 mod batch_policy;
 mod batcher;
+mod behaviour;
 mod demand;
 mod device_state;
 mod dispatch_policy;
@@ -33,6 +34,7 @@ mod output;
 mod rate_meter;
 mod ready_tree;
 mod reason;
+mod rehearsal;
 mod request;
 mod request_queue;
 mod scheduler;
@@ -43,6 +45,7 @@ pub use autoscale::{
     Advice, AdviceReason, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions, BadSample,
 };
 pub use batch_policy::{DropPolicy, staggered_batch};
+pub use behaviour::Behaviour;
 pub use demand::Demand;
 pub use dispatch_policy::DispatchPolicy;
 pub use indexed_heap::IndexedHeap;
@@ -55,6 +58,7 @@ pub use network::NetworkBudget;
 pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};
+pub use rehearsal::{Arrival, Decision as RehearsalDecision, Rehearsal, Tried};
 pub use request::{PriorityLevel, Request, TimeoutAction};
 pub use request_queue::Ticket;
 pub use scheduler::{Scheduler, Stats, TimeoutReason};

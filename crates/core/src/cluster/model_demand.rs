@@ -1,6 +1,7 @@
 //! What a model asks of the devices at the load of the moment, and the batch sizes that its drops aim at for that.
 
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
+use super::behaviour::Behaviour;
 use super::demand::{Arrivals, Demand};
 use super::kind_plan::KindPlans;
 use super::load_regime::LoadRegime;
@@ -14,6 +15,8 @@ pub(super) struct ModelDemand {
     /// Nothing but of a model that behaves by the regime.
     pub demand: Demand,
     pub regime: LoadRegime,
+    /// What it is told to do, whatever the regime.
+    pub set: Option<Behaviour>,
     /// The targets must be worked out again.
     pub stale: bool,
 }
@@ -21,7 +24,12 @@ pub(super) struct ModelDemand {
 impl ModelDemand {
     pub fn new(now: Time) -> Self {
         let (demand, regime) = (Demand::default(), LoadRegime::default());
-        ModelDemand { meter: RateMeter::new(now), demand, regime, stale: true }
+        ModelDemand { meter: RateMeter::new(now), demand, regime, set: None, stale: true }
+    }
+
+    /// What the model does, if it is adaptive.
+    pub fn behaviour(&self, consolidate: bool) -> Behaviour {
+        self.set.unwrap_or_else(|| self.regime.behaviour(consolidate))
     }
 
     /// The offered load counts, not only what finds room.
@@ -48,10 +56,12 @@ impl ModelDemand {
                 _ => Demand::default(),
             };
         }
+        // Whether it consolidates makes no difference to what drops aim at.
+        let behaviour = self.behaviour(false);
         for plan in kinds.plans.iter_mut().filter(|plan| plan.in_use) {
             let staggered = remote_staggered_batch(&plan.profile, max_batch, budget, rate, plan.devices, &network);
             plan.target = match drop {
-                DropPolicy::Adaptive => self.regime.target(&plan.sent, staggered),
+                DropPolicy::Adaptive => behaviour.target(&plan.sent, staggered),
                 _ => staggered,
             };
         }

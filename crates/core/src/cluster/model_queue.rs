@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::batch_policy::DropPolicy;
 use super::batcher::{Batcher, TICK};
+use super::behaviour::Behaviour;
 use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
 use super::kind_plan::KindPlans;
@@ -219,7 +220,7 @@ impl ModelQueue {
         self.elision = UpdateElision::default();
         self.batcher.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.batcher.dispatch = dispatch;
-        self.set_waits();
+        self.batcher.wait = self.behaviour().wait;
         self.demand.stale = true;
         if !self.is_adaptive() {
             self.demand.demand = Demand::default();
@@ -237,15 +238,22 @@ impl ModelQueue {
         if regime != self.demand.regime {
             self.demand.regime = regime;
             self.demand.stale = true;
-            self.set_waits();
+            self.batcher.wait = self.behaviour().wait;
         }
     }
 
-    fn set_waits(&mut self) {
-        self.batcher.waits = match self.batcher.dispatch {
-            DispatchPolicy::Adaptive { consolidate } => self.demand.regime.waits(consolidate),
-            _ => false,
-        };
+    /// Sets what the model does where it is adaptive, whatever the load; `None`: as follows from the regime.
+    pub fn set_behaviour(&mut self, behaviour: Option<Behaviour>) {
+        self.elision = UpdateElision::default();
+        self.demand.set = behaviour;
+        self.demand.stale = true;
+        self.batcher.wait = self.behaviour().wait;
+    }
+
+    /// What the model does where it is adaptive.
+    pub fn behaviour(&self) -> Behaviour {
+        let consolidate = matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { consolidate: true });
+        self.demand.behaviour(consolidate)
     }
 
     /// What the model asks of the devices; nothing but under [`DispatchPolicy::Adaptive`] or [`DropPolicy::Adaptive`].
@@ -466,16 +474,7 @@ mod tests {
                 slos.sort_unstable();
             }
             let profile = LatencyProfile::linear(Duration::from_nanos(alpha), Duration::from_nanos(beta), max_batch).unwrap();
-            let options = ModelOptions {
-                profiles: profile.clone().into(),
-                max_batch,
-                drop: DropPolicy::WindowDrop,
-                dispatch: DispatchPolicy::Deferred,
-                max_in_flight: u32::MAX,
-                shares_limit: None,
-                max_wait: Duration::MAX,
-                levels: Vec::new(),
-            };
+            let options = ModelOptions::new(profile.clone(), DispatchPolicy::Deferred, DropPolicy::WindowDrop);
             let mut queue = ModelQueue::new(Time::ZERO, options);
             for (id, slo) in (0..).map(RequestId).zip(&slos) {
                 let deadline = Time::from_nanos(*slo);

@@ -1,5 +1,6 @@
 //! The cluster scheduler: all model queues and the matchmaker on one thread.
 
+use super::behaviour::Behaviour;
 use super::dispatch_policy::DispatchPolicy;
 use super::matchmaker::Matchmaker;
 use super::model_options::ModelOptions;
@@ -172,6 +173,19 @@ impl Scheduler {
         let now = self.advance(now);
         self.shard.set_dispatch(now, model, dispatch);
         self.exchange(now);
+    }
+
+    /// Sets what a model does where it is adaptive, in place of what follows from the load of the moment ([`super::LoadRegime`]); `None`: that again.
+    /// Unknown: nothing happens.
+    pub fn set_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
+        let now = self.advance(now);
+        self.shard.set_behaviour(now, model, behaviour);
+        self.exchange(now);
+    }
+
+    /// What a model does where it is adaptive; `None` if there is no such model.
+    pub fn behaviour(&self, model: ModelId) -> Option<Behaviour> {
+        self.shard.queue(model).map(ModelQueue::behaviour)
     }
 
     /// Lets what waits for a model go without waiting for others to join, where its dispatch policy would make it wait

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::behaviour::Behaviour;
 use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
 use super::indexed_heap::IndexedHeap;
@@ -250,6 +251,11 @@ impl Shard {
     /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
     pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         self.change(now, model, |queue| queue.set_dispatch(dispatch));
+    }
+
+    /// Sets what a model does where it is adaptive; see [`super::Scheduler::set_behaviour`].
+    pub fn set_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
+        self.change(now, model, |queue| queue.set_behaviour(behaviour));
     }
 
     /// Lets what waits for a model go without waiting for others to join; see [`super::Scheduler::flush`]. Unknown: nothing happens.

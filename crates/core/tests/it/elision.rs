@@ -4,7 +4,7 @@ use downbeat_core::cluster::*;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 
-use crate::random_events::drops;
+use crate::random_events::{behaviours, drops};
 
 const KIND: DeviceKind = DeviceKind(0);
 
@@ -15,6 +15,7 @@ enum Event {
     Cancel(usize),
     Take,
     Devices(u32),
+    Behaviour(Option<Behaviour>),
 }
 
 fn models() -> impl Strategy<Value = ModelOptions> {
@@ -55,6 +56,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => any::<usize>().prop_map(Event::Cancel),
         1 => Just(Event::Take),
         1 => (0..9u32).prop_map(Event::Devices),
+        1 => behaviours().prop_map(Event::Behaviour),
     ];
     prop::collection::vec(event, 0..250)
 }
@@ -122,6 +124,12 @@ proptest! {
                         exact.update(now);
                         lazy.update(now);
                     }
+                }
+                Event::Behaviour(behaviour) => {
+                    exact.set_behaviour(*behaviour);
+                    lazy.set_behaviour(*behaviour);
+                    exact.update(now);
+                    lazy.update(now);
                 }
                 Event::Take => {
                     let (mut a, mut b) = (Vec::new(), Vec::new());

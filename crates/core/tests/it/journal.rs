@@ -7,6 +7,8 @@ use downbeat_core::{
 };
 use proptest::prelude::*;
 
+use crate::random_events::behaviours;
+
 fn at(us: u64) -> Time {
     Time::ZERO + Duration::from_micros(us)
 }
@@ -66,6 +68,7 @@ fn steps() -> impl Strategy<Value = Step> {
             Input::SetProfile(ModelId(model), Box::new(options(us, false, DispatchPolicy::Eager).profiles))
         }),
         (0..4u32, dispatch).prop_map(|(model, dispatch)| Input::SetDispatch(ModelId(model), dispatch)),
+        (0..4u32, behaviours()).prop_map(|(model, behaviour)| Input::SetBehaviour(ModelId(model), behaviour)),
         (0..4u32).prop_map(|model| Input::Flush(ModelId(model))),
         (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
         (0..3u32).prop_map(|kind| Input::AddDevice(DeviceKind(kind))),

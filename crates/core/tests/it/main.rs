@@ -15,6 +15,7 @@ mod journal;
 mod load;
 mod outcomes;
 mod random_events;
+mod rehearsal;
 mod scenario;
 mod scenario_file;
 mod section_3_5;

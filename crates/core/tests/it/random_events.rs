@@ -23,6 +23,7 @@ enum Event {
     SetProfile(u32, DeviceProfiles),
     SetNetwork(NetworkBudget),
     SetDispatch(u32, DispatchPolicy),
+    SetBehaviour(u32, Option<Behaviour>),
     Flush(u32),
     SetWakeMargin(u64),
     GoBack,
@@ -68,6 +69,13 @@ pub fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
         2 => (0..800u64, prop::collection::vec(0..9u32, 0..3))
             .prop_map(|(us, preferred)| DispatchPolicy::Timeout { delay: Duration::from_micros(us), preferred }),
     ]
+}
+
+pub fn behaviours() -> impl Strategy<Value = Option<Behaviour>> {
+    let percent = || prop_oneof![Just(0u8), Just(100u8), any::<u8>()];
+    let behaviour =
+        (percent(), percent(), percent()).prop_map(|(wait, throughput, size)| Behaviour { wait, throughput, size });
+    prop::option::weighted(0.8, behaviour)
 }
 
 pub fn drops() -> impl Strategy<Value = DropPolicy> {
@@ -119,6 +127,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..6u32, profiles()).prop_map(|(m, p)| Event::SetProfile(m, p)),
         1 => networks().prop_map(Event::SetNetwork),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
+        1 => (0..6u32, behaviours()).prop_map(|(m, b)| Event::SetBehaviour(m, b)),
         1 => (0..6u32).prop_map(Event::Flush),
         1 => (0..900u64).prop_map(Event::SetWakeMargin),
         1 => Just(Event::GoBack),
@@ -375,6 +384,9 @@ impl Outside {
                 }
                 self.scheduler.set_dispatch(self.now, ModelId(*model), dispatch.clone());
             }
+            Event::SetBehaviour(model, behaviour) => {
+                self.scheduler.set_behaviour(self.now, ModelId(*model), *behaviour)
+            }
             Event::Flush(model) => self.scheduler.flush(self.now, ModelId(*model)),
             Event::SetWakeMargin(us) => self.scheduler.set_wake_margin(self.now, Duration::from_micros(*us)),
             Event::GoBack => self.scheduler.handle_timeout(Time::ZERO),
@@ -626,6 +638,27 @@ proptest! {
         let timeout = run(&[with(zero)], &devices, &events);
         let eager = run(&[with(DispatchPolicy::Eager)], &devices, &events);
         prop_assert_eq!(decisions(&timeout), decisions(&eager));
+    }
+
+    /// The ends of what a [`Behaviour`] can be are the fixed policies, where no batch is sent ahead.
+    #[test]
+    fn behaviours_reach_from_eager_to_deferred_and_from_head_to_window_drop(
+        model in models(),
+        devices in prop::collection::vec(Just(DeviceKind(0)), 1..4),
+        events in prop::collection::vec(events(), 0..80),
+        (waits, aims) in any::<(bool, bool)>(),
+    ) {
+        let kept = |e: &Event| {
+            !matches!(e, Event::SetDispatch(..) | Event::SetBehaviour(..) | Event::SetNetwork(_) | Event::AddModel(_))
+        };
+        let mut events: Vec<Event> = events.into_iter().filter(kept).collect();
+        let with = |dispatch, drop| ModelOptions { dispatch, drop, ..model.clone() };
+        let (wait, dispatch) = if waits { (100, DispatchPolicy::Deferred) } else { (0, DispatchPolicy::Eager) };
+        let (throughput, drop) = if aims { (100, DropPolicy::WindowDrop) } else { (0, DropPolicy::HeadDrop) };
+        let fixed = run(&[with(dispatch, drop)], &devices, &events);
+        events.insert(0, Event::SetBehaviour(0, Some(Behaviour { wait, throughput, size: 100 })));
+        let adaptive = with(DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
+        prop_assert_eq!(decisions(&fixed), decisions(&run(&[adaptive], &devices, &events)));
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use downbeat_core::DeviceId;
 use parking_lot::{Mutex, RwLock};
 
+use super::rehearser::Rehearser;
 use crate::clock::Clock;
 use crate::host::DeviceHost;
 
@@ -16,14 +17,16 @@ pub struct DevicePool {
     pub hosts: Vec<Arc<DeviceHost>>,
     /// By what the scheduler calls them: a device, and which of its slots.
     pub slots: RwLock<Vec<(Arc<DeviceHost>, usize)>>,
+    /// What is told of requests and batches, if anything is rehearsed.
+    pub rehearser: Option<Arc<Rehearser>>,
     /// The devices that the scheduler has.
     in_service: Mutex<BTreeSet<usize>>,
 }
 
 impl DevicePool {
-    pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>) -> Self {
+    pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>, rehearser: Option<Arc<Rehearser>>) -> Self {
         let in_service = hosts.iter().map(|host| host.device).collect();
-        DevicePool { clock, hosts, slots: RwLock::default(), in_service: Mutex::new(in_service) }
+        DevicePool { clock, hosts, slots: RwLock::default(), rehearser, in_service: Mutex::new(in_service) }
     }
 
     /// What the scheduler calls `slot`. Panics if there is none.

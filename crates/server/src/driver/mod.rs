@@ -9,6 +9,7 @@
 
 mod device_pool;
 mod queued_call;
+mod rehearser;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -25,11 +26,14 @@ use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::host::DeviceHost;
 use crate::metrics::Metrics;
+use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::watchdog::Watchdog;
 pub use device_pool::DevicePool;
 pub use queued_call::QueuedCall;
+pub use rehearser::ModelBehaviour;
+use rehearser::Rehearser;
 pub use waiting_table::CounterHasher;
 use waiting_table::{Event, WaitingTable};
 
@@ -51,8 +55,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into `shards`
-    /// (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
+    /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
+    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
+    ///
+    /// What adaptive models do is rehearsed in [`ServerOptions::rehearsal_cpu`] of a core's time.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -60,7 +66,7 @@ impl Driver {
         clock: Clock,
         parts: &[Part],
         kinds: &[Vec<DeviceKind>],
-        shards: usize,
+        options: &ServerOptions,
         metrics: &Metrics,
         watchdog: &Arc<Watchdog>,
         log: Option<DecisionLog>,
@@ -70,8 +76,10 @@ impl Driver {
             let file = log.as_ref().and_then(|log| log.device(device, metrics));
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
-        let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?);
-        let tables = (0..shards.clamp(1, MAX_SHARDS)).map(|_| WaitingTable::default()).collect();
+        let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
+        let rehearser = (rehearsal_cpu > 0.0).then(|| Rehearser::new(shards));
+        let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
+        let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
@@ -92,6 +100,13 @@ impl Driver {
         let alarmed = driver.cluster.clone();
         let alarm = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?;
         driver.threads.lock().push(alarm);
+        if let Some(rehearser) = rehearser {
+            let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
+            let kinds = planned_devices(kinds);
+            let work = move || rehearser.work(&cluster, &kinds, rehearsal_cpu, &metrics);
+            let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
+            driver.threads.lock().push(thread);
+        }
         Ok(driver)
     }
 
@@ -137,6 +152,15 @@ impl Driver {
         }
     }
 
+    fn rehearser(&self) -> Option<&Arc<Rehearser>> {
+        self.cluster.handler().rehearser.as_ref()
+    }
+
+    /// What the rehearsal has adaptive models do; `None`: nothing is rehearsed.
+    pub fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
+        self.rehearser().map(|rehearser| rehearser.said())
+    }
+
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
         &self.cluster.handler().hosts
     }
@@ -158,20 +182,36 @@ impl Driver {
         self.cluster.handler().clock
     }
 
-    /// Makes a queue in the scheduler, for batches on the devices of `placed` that take what `profiles` say, by hardware.
-    pub fn add_queue(&self, options: ModelOptions, placed: &Placed, profiles: Vec<LatencyProfile>) -> Arc<Queue> {
+    /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by hardware.
+    pub fn add_queue(
+        &self,
+        model: &str,
+        options: ModelOptions,
+        placed: &Placed,
+        profiles: Vec<LatencyProfile>,
+    ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
+        if let Some(rehearser) = self.rehearser() {
+            rehearser.added(place, model, options.clone());
+        }
         Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
     }
 
     /// Removes a queue if nothing waits in it; says whether nothing did.
     pub fn remove_empty_queue(&self, queue: QueueHandle) -> bool {
-        self.cluster.remove_idle_model(queue)
+        let removed = self.cluster.remove_idle_model(queue);
+        if let Some(rehearser) = self.rehearser().filter(|_| removed) {
+            rehearser.removed(queue);
+        }
+        removed
     }
 
     /// Removes a queue; what waits in it is dropped as unloaded.
     pub fn remove_queue(&self, queue: QueueHandle) {
         self.cluster.remove_model(queue);
+        if let Some(rehearser) = self.rehearser() {
+            rehearser.removed(queue);
+        }
     }
 
     /// Hands a request over. The answer comes through the call's `reply`, always.
@@ -194,6 +234,9 @@ impl Drop for Driver {
     #[expect(clippy::disallowed_methods, reason = "a thread whose run does not end cannot be joined")]
     fn drop(&mut self) {
         self.cluster.stop_alarm();
+        if let Some(rehearser) = self.rehearser() {
+            rehearser.stop();
+        }
         self.hosts().iter().for_each(|host| host.stop());
         let clock = self.clock();
         let until = clock.now() + PATIENCE;
@@ -204,4 +247,13 @@ impl Drop for Driver {
         }
         self.close_log();
     }
+}
+
+/// As how many devices of each kind the scheduler plans: on a device that is divided, its parts share what it is.
+fn planned_devices(kinds: &[Vec<DeviceKind>]) -> Vec<u32> {
+    let mut counts = vec![0; kinds.iter().flatten().max().map_or(1, |kind| kind.0 as usize + 1)];
+    for kind in kinds.iter().flatten() {
+        counts[kind.0 as usize] += 1;
+    }
+    counts.iter().map(|count: &u32| (*count).min(kinds.len() as u32)).collect()
 }

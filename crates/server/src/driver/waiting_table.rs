@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use downbeat_core::cluster::journal::Journal;
-use downbeat_core::cluster::{Output, Reject, Request, Shard, Ticket};
-use downbeat_core::{ModelId, RequestId, Time};
+use downbeat_core::cluster::{Arrival, Output, Reject, Request, Shard, Ticket};
+use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment};
 
 use super::device_pool::DevicePool;
@@ -51,7 +51,12 @@ impl Handler for DevicePool {
 
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
-            Event::Submit(id, queued) => table.submit(moment, shard, id, queued),
+            Event::Submit(id, queued) => {
+                if let Some(rehearser) = &self.rehearser {
+                    rehearser.arrived(shard.machine().place().0 as usize, arrival(moment.now, &queued));
+                }
+                table.submit(moment, shard, id, queued);
+            }
             Event::Cancel(model, request) => {
                 // Counted by whoever dropped the ticket.
                 if let Some((_, ticket)) = table.0.get(&request)
@@ -78,6 +83,14 @@ impl Handler for DevicePool {
             }
         }
     }
+}
+
+/// A request as the rehearsal knows it.
+fn arrival(now: Time, queued: &QueuedCall) -> Arrival {
+    let deadline = queued.call.deadline;
+    let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
+    let (model, size) = (queued.queue.place.model, queued.call.admitted.rows);
+    Arrival { at: now, budget, model, size, level: queued.level }
 }
 
 impl WaitingTable {

@@ -73,7 +73,8 @@ impl Registry {
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
-        let driver = Driver::start(clock, &partitions.parts, &placement.kinds, shards, &metrics, &watchdog, log)?;
+        let (parts, kinds) = (&partitions.parts, &placement.kinds);
+        let driver = Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let model_memory = ModelMemory::new(&options, limit);

@@ -10,6 +10,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use super::Registry;
 use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
+use crate::driver::ModelBehaviour;
 use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
@@ -98,6 +99,10 @@ impl Service for Registry {
 
     fn autoscale(&self) -> Option<AutoscaleStatus> {
         self.autoscale.as_ref().map(|watch| watch.status())
+    }
+
+    fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
+        self.driver.behaviours()
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {

@@ -664,6 +664,30 @@ async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models(
     }
 }
 
+/// What came is tried again, and what is best is done and said.
+#[tokio::test]
+async fn what_adaptive_models_do_is_rehearsed() {
+    let models = Models::new();
+    models.add(
+        "m",
+        1,
+        (0.1, 2.0),
+        4,
+        "max_batch_size: 8 parameters { key: \"slo_ms\" value { string_value: \"80\" } }",
+    );
+    let without = models.serve(|options| options.rehearsal_cpu = 0.0).await;
+    assert_eq!(without.behaviours(), None);
+    let registry = models.serve(|options| options.rehearsal_cpu = 0.9).await;
+    assert_eq!(registry.behaviours(), Some(Vec::new()));
+    while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 {
+        let answer = send(&registry, request("m", 1, 4)).await;
+        answer.await.unwrap().unwrap();
+    }
+    assert!(metric(&registry, "downbeat_rehearsal_cpu_seconds_total", "") > 0.0);
+    let said = registry.behaviours().unwrap();
+    assert!(said.iter().all(|said| said.model == "m" && said.bad.len() == 3), "{said:?}");
+}
+
 /// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.
 #[tokio::test]
 async fn the_decision_log_of_a_run_plays_again() {

@@ -50,6 +50,7 @@ impl Machine for Scheduler {
             Input::RemoveModel(model) => self.remove_model(now, model),
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
+            Input::SetBehaviour(model, behaviour) => self.set_behaviour(now, model, behaviour),
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
@@ -87,6 +88,7 @@ impl Machine for Shard {
             }
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
+            Input::SetBehaviour(model, behaviour) => self.set_behaviour(now, model, behaviour),
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),

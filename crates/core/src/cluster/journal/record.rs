@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::behaviour::Behaviour;
 use crate::cluster::demand::Demand;
 use crate::cluster::dispatch_policy::DispatchPolicy;
 use crate::cluster::messages::{Answer, Candidate, Grant};
@@ -87,6 +88,8 @@ pub enum Input {
     Flush(ModelId),
     /// When a device will be done with what others than the scheduler run there.
     SetLoad(DeviceId, Time),
+    /// What a model does where it is adaptive; nothing: as follows from the load of the moment.
+    SetBehaviour(ModelId, Option<Behaviour>),
 }
 
 /// What a machine says to an input at once.

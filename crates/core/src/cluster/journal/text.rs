@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::reader::Divergence;
 use super::record::{Decision, Entry, Input, Record};
+use crate::cluster::behaviour::Behaviour;
 use crate::cluster::messages::{Answer, Candidate};
 use crate::cluster::output::{DropReason, Output};
 use crate::cluster::reason::{DispatchReason, DropDetail, StartBound};
@@ -92,6 +93,11 @@ impl fmt::Display for InputAt<'_> {
                 Ok(())
             }
             Input::SetDispatch(model, dispatch) => write!(f, "dispatch of {model}: {dispatch:?}"),
+            Input::SetBehaviour(model, None) => write!(f, "{model} does what follows from the load"),
+            Input::SetBehaviour(model, Some(Behaviour { wait, throughput, size })) => write!(
+                f,
+                "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
+            ),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => {
                 let (control, data, reply) = (network.control, network.data, network.reply);

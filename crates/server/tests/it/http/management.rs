@@ -36,6 +36,12 @@ async fn a_server_without_autoscale_advice_says_so() {
 }
 
 #[tokio::test]
+async fn a_server_that_rehearses_nothing_says_so() {
+    let message = Server::start().await.get("/v2/scheduler").await.error(404);
+    assert_eq!(message, "nothing is rehearsed: rehearsal_cpu is 0");
+}
+
+#[tokio::test]
 async fn a_timeline_is_of_some_seconds() {
     let server = Server::start().await;
     assert_eq!(server.get("/v2/timeline").await.error(404), "this server keeps no timeline");

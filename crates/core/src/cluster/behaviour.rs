@@ -1,0 +1,59 @@
+//! What a model does that leaves it to the scheduler.
+
+use serde::{Deserialize, Serialize};
+
+use super::demand::cheapest_with;
+use crate::profile::LatencyProfile;
+
+/// What a model does under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`]: when its candidate may start, and which batch
+/// size its drops aim at.
+///
+/// Until it is set ([`super::Scheduler::set_behaviour`]) it follows from the load of the moment ([`super::LoadRegime`]); a
+/// [`super::Rehearsal`] finds a better one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Behaviour {
+    /// How far on the way from the arrival of its first request to its schedulable window a candidate waits, percent: 0 is
+    /// [`super::DispatchPolicy::Eager`], 100 (and more) [`super::DispatchPolicy::Deferred`].
+    pub wait: u8,
+    /// Drops aim at the smallest batch with this share of the staggered batch's throughput, percent (100 and more: at the staggered batch itself,
+    /// as [`super::DropPolicy::WindowDrop`]; 0: at batches of one, which is [`super::DropPolicy::HeadDrop`]).
+    pub throughput: u8,
+    /// And at batches of no more than this share of the staggered batch's size, percent.
+    pub size: u8,
+}
+
+impl Behaviour {
+    /// The batch size that drops aim at, where the staggered batch is this.
+    pub(super) fn target(self, profile: &LatencyProfile, staggered: u32) -> u32 {
+        let enough = match self.throughput {
+            0 => 1,
+            1..100 => cheapest_with(profile, staggered, f64::from(self.throughput) / 100.0),
+            100.. => staggered,
+        };
+        let most = (f64::from(staggered) * f64::from(self.size.min(100)) / 100.0).round() as u32;
+        enough.min(most.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    fn profile(alpha_ms: f64, beta_ms: f64) -> LatencyProfile {
+        LatencyProfile::linear(Duration::from_millis_f64(alpha_ms), Duration::from_millis_f64(beta_ms), 64).unwrap()
+    }
+
+    /// The staggered batch is 16; batches of 12.3 keep up with 5,475 requests a second.
+    #[test]
+    fn the_target_is_between_one_and_the_staggered_batch() {
+        let target = |throughput, size| Behaviour { wait: 0, throughput, size }.target(&profile(1.053, 5.072), 16);
+        assert_eq!([0, 94, 100, 255].map(|throughput| target(throughput, 100)), [1, 13, 16, 16]);
+        assert_eq!((target(94, 75), target(100, 75), target(100, 0)), (12, 12, 1));
+    }
+
+    #[test]
+    fn a_model_without_batching_effect_sacrifices_nothing() {
+        assert_eq!(Behaviour { wait: 0, throughput: 94, size: 100 }.target(&profile(7.008, 0.159), 6), 1);
+    }
+}

@@ -1,0 +1,174 @@
+//! The rehearsal: the scheduler tries behaviours on the last seconds.
+
+mod past;
+mod replay;
+mod score;
+mod trial;
+
+pub use past::Arrival;
+use past::Past;
+use replay::Stage;
+use trial::Trial;
+pub use trial::{Decision, Tried};
+
+use super::behaviour::Behaviour;
+use super::model_options::ModelOptions;
+use super::network::NetworkBudget;
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{DeviceKind, ModelId};
+use crate::time::Duration;
+
+/// Arrivals that are remembered, at most: 640 KiB.
+const MOST: usize = 20 << 10;
+/// For how long one is.
+const SPAN: Duration = Duration::from_millis(10_000);
+/// But so many are, however long ago they came: fewer say little.
+const LEAST: usize = 4 << 10;
+/// Before so many requests have come, and for so long, nothing is tried.
+const FEWEST: usize = 64;
+const SHORTEST: Duration = Duration::from_millis(300);
+
+/// The scheduler tries behaviours on the last seconds, and says which is best.
+///
+/// A pure state machine beside a [`super::Scheduler`] (or its shards), which it replays: a fresh one, with the same models and as many devices, on the
+/// arrivals of the last seconds, under each of the behaviours that a model can have. The driver tells it what comes and what changes, lends it time
+/// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`]).
+///
+/// **A trial** takes all that is remembered, in parts that double in length, the newest first. After each, the worse half of the
+/// candidates leaves. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
+/// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise.
+#[derive(Debug)]
+pub struct Rehearsal {
+    past: Past,
+    stage: Stage,
+    consolidate: bool,
+    /// By model: what it was decided to do.
+    current: Vec<Option<Behaviour>>,
+    trial: Option<Box<Trial>>,
+    /// Trials in a row after which nothing changed.
+    confirmed: u32,
+    decision: Option<Decision>,
+    trials: u64,
+}
+
+impl Rehearsal {
+    /// Without models and devices. `consolidate`: few busy devices are better than short answers, where no request is lost by it. `seed` chooses the noise of executions.
+    pub fn new(consolidate: bool, seed: u64) -> Self {
+        Rehearsal {
+            past: Past::new(LEAST, MOST, SPAN),
+            stage: Stage { noise: (1.0, 0.0), seed, ..Stage::default() },
+            consolidate,
+            current: Vec::new(),
+            trial: None,
+            confirmed: 0,
+            decision: None,
+            trials: 0,
+        }
+    }
+
+    /// A model is there with these options, or (`None`) gone.
+    pub fn set_model(&mut self, model: ModelId, options: Option<ModelOptions>) {
+        let index = model.0 as usize;
+        if self.stage.models.len() <= index {
+            self.stage.models.resize(index + 1, None);
+            self.current.resize(index + 1, None);
+        }
+        if options.is_none() {
+            self.past.forget(model);
+            self.current[index] = None;
+        }
+        self.stage.models[index] = options;
+        self.changed();
+    }
+
+    /// A model has other profiles. They count from the next trial on.
+    pub fn set_profile(&mut self, model: ModelId, profiles: DeviceProfiles) {
+        if let Some(options) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
+            options.profiles = profiles;
+        }
+    }
+
+    /// There are so many devices of a kind.
+    pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) {
+        let index = kind.0 as usize;
+        if self.stage.devices.len() <= index {
+            self.stage.devices.resize(index + 1, 0);
+        }
+        self.stage.devices[index] = devices;
+        self.changed();
+    }
+
+    /// What messages take, and how late wake-ups may come.
+    pub fn set_delays(&mut self, network: NetworkBudget, wake_margin: Duration) {
+        (self.stage.network, self.stage.wake_margin) = (network, wake_margin);
+        self.changed();
+    }
+
+    /// Whether few busy devices are better than short answers, where no request is lost by it. It counts from the next trial on.
+    pub fn set_consolidate(&mut self, consolidate: bool) {
+        self.consolidate = consolidate;
+    }
+
+    /// What executions take of what their profiles say: mean and standard deviation. It counts from the next trial on.
+    pub fn set_noise(&mut self, mean: f64, deviation: f64) {
+        self.stage.noise = (mean, deviation);
+    }
+
+    /// A request came, accepted or not.
+    pub fn arrival(&mut self, arrival: Arrival) {
+        self.past.push(arrival);
+    }
+
+    /// Goes on for at most so many replayed events; how many there were. Fewer: there is nothing to be tried before more has come.
+    pub fn step(&mut self, events: u64) -> u64 {
+        let mut used = 0;
+        while used < events {
+            if self.trial.is_none() && !self.begin() {
+                break;
+            }
+            let Some(trial) = &mut self.trial else { break };
+            used += trial.step(events - used);
+            if let Some(decision) = trial.poll_decision(self.consolidate) {
+                self.trial = None;
+                self.decide(decision);
+            }
+        }
+        used
+    }
+
+    /// What the last trial came to.
+    pub fn poll_decision(&mut self) -> Option<Decision> {
+        self.decision.take()
+    }
+
+    /// Trials that came to an end.
+    pub fn trials(&self) -> u64 {
+        self.trials
+    }
+
+    fn decide(&mut self, decision: Decision) {
+        self.trials += 1;
+        self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };
+        self.current.clone_from(&decision.behaviours);
+        self.decision = Some(decision);
+    }
+
+    fn changed(&mut self) {
+        self.trial = None;
+        self.confirmed = 0;
+    }
+
+    /// Begins a trial, if enough is new.
+    fn begin(&mut self) -> bool {
+        let (all, unseen) = (self.past.len(), self.past.unseen());
+        // A trial that changed nothing is not worth much the next time.
+        let share = 4usize.saturating_sub(self.confirmed.min(3) as usize) * 2;
+        if all < FEWEST || self.past.span() < SHORTEST || unseen < FEWEST.max(all / share) {
+            return false;
+        }
+        let mut past = Vec::new();
+        self.past.copy(&mut past);
+        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), &self.current)));
+        true
+    }
+}

@@ -1,0 +1,83 @@
+//! What came lately.
+
+use std::collections::VecDeque;
+
+use crate::ids::ModelId;
+use crate::time::{Duration, Time};
+
+/// A request that came, as far as a replay needs it. 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// When.
+    pub at: Time,
+    /// From then to its deadline; [`Duration::MAX`]: it has none.
+    pub budget: Duration,
+    /// Of which model.
+    pub model: ModelId,
+    /// Items.
+    pub size: u32,
+    /// Its priority level.
+    pub level: u32,
+}
+
+/// The arrivals of the last seconds, in order of time.
+#[derive(Debug)]
+pub(super) struct Past {
+    arrivals: VecDeque<Arrival>,
+    /// At most so many are kept.
+    most: usize,
+    /// And so many at least, but for a span of more than that.
+    fewest: usize,
+    span: Duration,
+    /// Arrivals since the last [`Past::copy`].
+    unseen: usize,
+}
+
+impl Past {
+    pub fn new(fewest: usize, most: usize, span: Duration) -> Self {
+        Past { arrivals: VecDeque::new(), most, fewest, span, unseen: 0 }
+    }
+
+    /// One that comes earlier than the last is taken to have come with it.
+    pub fn push(&mut self, arrival: Arrival) {
+        let last = self.arrivals.back().map_or(Time::ZERO, |last| last.at);
+        let arrival = Arrival { at: arrival.at.max(last), ..arrival };
+        while let Some(first) = self.arrivals.front()
+            && (self.arrivals.len() >= self.most
+                || self.arrivals.len() >= self.fewest && arrival.at.since(first.at) > self.span)
+        {
+            self.arrivals.pop_front();
+        }
+        self.arrivals.push_back(arrival);
+        self.unseen += 1;
+    }
+
+    /// Forgets what a model was asked for: it is gone.
+    pub fn forget(&mut self, model: ModelId) {
+        self.arrivals.retain(|arrival| arrival.model != model);
+    }
+
+    /// Copies all of it to `into`; from now on [`Past::unseen`] counts from zero.
+    pub fn copy(&mut self, into: &mut Vec<Arrival>) {
+        into.clear();
+        into.extend(&self.arrivals);
+        self.unseen = 0;
+    }
+
+    pub fn len(&self) -> usize {
+        self.arrivals.len()
+    }
+
+    /// Arrivals since the last [`Past::copy`].
+    pub fn unseen(&self) -> usize {
+        self.unseen
+    }
+
+    /// From the first to the last.
+    pub fn span(&self) -> Duration {
+        match (self.arrivals.front(), self.arrivals.back()) {
+            (Some(first), Some(last)) => last.at.since(first.at),
+            _ => Duration::ZERO,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What came of a replay, and which of two is better.
+
+use crate::ids::ModelId;
+use crate::time::Duration;
+
+/// What came of a replay.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Tally {
+    /// By model.
+    models: Vec<Count>,
+    /// Device time that batches took.
+    pub busy: Duration,
+    /// From its begin to its end.
+    pub span: Duration,
+    /// Sum over the requests that were served of the time from arrival to answer, nanoseconds.
+    delay: u128,
+    served: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Count {
+    offered: u32,
+    /// Dropped, rejected or late.
+    bad: u32,
+}
+
+/// A share that was counted, with the variance of that.
+#[derive(Clone, Copy, Debug)]
+struct Estimate {
+    share: f64,
+    variance: f64,
+}
+
+impl Count {
+    fn estimate(self) -> Estimate {
+        let offered = f64::from(self.offered.max(1));
+        Estimate { share: f64::from(self.bad) / offered, variance: (f64::from(self.bad) + 1.0) / (offered * offered) }
+    }
+
+    fn plus(self, other: Count) -> Count {
+        Count { offered: self.offered.saturating_add(other.offered), bad: self.bad.saturating_add(other.bad) }
+    }
+}
+
+impl Tally {
+    pub fn new(models: usize) -> Self {
+        Tally { models: vec![Count::default(); models], ..Tally::default() }
+    }
+
+    pub fn offered(&mut self, model: ModelId) {
+        self.models[model.0 as usize].offered += 1;
+    }
+
+    pub fn bad(&mut self, model: ModelId) {
+        self.models[model.0 as usize].bad += 1;
+    }
+
+    /// A request was answered `took` after it had come.
+    pub fn done(&mut self, model: ModelId, took: Duration, budget: Duration) {
+        self.delay += u128::from(took.as_nanos());
+        self.served += 1;
+        if took > budget {
+            self.bad(model);
+        }
+    }
+
+    /// Adds what came of another part of the past.
+    pub fn add(&mut self, other: &Tally) {
+        self.models.resize(self.models.len().max(other.models.len()), Count::default());
+        for (own, other) in self.models.iter_mut().zip(&other.models) {
+            *own = own.plus(*other);
+        }
+        self.busy += other.busy;
+        self.span += other.span;
+        self.delay += other.delay;
+        self.served += other.served;
+    }
+
+    /// Devices that were busy, in the mean.
+    pub fn devices(&self) -> f64 {
+        self.busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)
+    }
+
+    /// Mean time from arrival to answer, seconds.
+    pub fn delay(&self) -> f64 {
+        self.delay as f64 / 1e9 / (self.served as f64).max(1.0)
+    }
+
+    /// The share of the requests of the model that fared worst that were dropped or late.
+    pub fn worst(&self) -> f64 {
+        self.worst_of().share
+    }
+
+    /// The share of all requests that were dropped or late.
+    pub fn bad_share(&self) -> f64 {
+        self.all().share
+    }
+
+    fn worst_of(&self) -> Estimate {
+        let estimates = self.models.iter().map(|count| count.estimate());
+        // Few requests say little: of two models that fare about as badly the one that is known better.
+        let worst = estimates.max_by(|a, b| (a.share - a.variance.sqrt()).total_cmp(&(b.share - b.variance.sqrt())));
+        worst.unwrap_or(Estimate { share: 0.0, variance: 0.0 })
+    }
+
+    fn all(&self) -> Estimate {
+        self.models.iter().fold(Count::default(), |all, count| all.plus(*count)).estimate()
+    }
+}
+
+/// What came of some behaviours, by the rate that they were tried at: as it was, and higher.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Score(pub Vec<Tally>);
+
+/// Differences below this share of the requests are none.
+const LEAST: f64 = 0.000_5;
+/// Devices and delays that differ by less are the same.
+const ALIKE: f64 = 0.03;
+
+impl Score {
+    /// By how much this is better than `other` in the first thing that tells them apart: positive if it is. `sure`: standard deviations that a difference
+    /// has to have to be one.
+    ///
+    /// The share of bad requests, of the worst model and then of all, at the rate as it was and then at higher ones; the devices that were busy, before the highest
+    /// rate if few should be (`consolidate`), or not at all; and the mean time to the answer.
+    pub fn better(&self, other: &Score, consolidate: bool, sure: f64) -> f64 {
+        for (level, (own, others)) in self.0.iter().zip(&other.0).enumerate() {
+            for (own, others) in [(own.worst_of(), others.worst_of()), (own.all(), others.all())] {
+                let gain = others.share - own.share;
+                let noise = sure * (own.variance + others.variance).sqrt();
+                if gain.abs() > noise.max(LEAST) {
+                    return gain;
+                }
+            }
+            if consolidate && level + 2 == self.0.len() {
+                let gain = 1.0 - self.0[0].devices() / other.0[0].devices().max(1e-9);
+                if gain.abs() > ALIKE {
+                    return gain;
+                }
+            }
+        }
+        let (Some(own), Some(others)) = (self.0.first(), other.0.first()) else { return 0.0 };
+        let gain = 1.0 - own.delay() / others.delay().max(1e-9);
+        if gain.abs() > ALIKE { gain } else { 0.0 }
+    }
+
+    /// One number that says roughly how bad it was, for who goes on to the next round.
+    pub fn badness(&self) -> f64 {
+        let weights = [1.0, 0.3, 0.1];
+        let level = |(tally, weight): (&Tally, f64)| weight * (tally.worst() + tally.bad_share());
+        self.0.iter().zip(weights).map(level).sum()
+    }
+}

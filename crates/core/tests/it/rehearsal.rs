@@ -1,0 +1,125 @@
+//! The rehearsal: what it finds, and that nothing but its inputs decides.
+
+use downbeat_core::cluster::*;
+use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, Time};
+use proptest::prelude::*;
+
+const ADAPTIVE: DispatchPolicy = DispatchPolicy::Adaptive { consolidate: false };
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn options(alpha_us: u64, beta_us: u64) -> ModelOptions {
+    let (alpha, beta) = (Duration::from_micros(alpha_us), Duration::from_micros(beta_us));
+    ModelOptions::new(LatencyProfile::linear(alpha, beta, 64).unwrap(), ADAPTIVE, DropPolicy::Adaptive)
+}
+
+/// A rehearsal of `models` like this on so many devices.
+fn rehearsal(consolidate: bool, models: u32, options: &ModelOptions, devices: u32) -> Rehearsal {
+    let mut rehearsal = Rehearsal::new(consolidate, 7);
+    rehearsal.set_devices(DeviceKind(0), devices);
+    for model in 0..models {
+        rehearsal.set_model(ModelId(model), Some(options.clone()));
+    }
+    rehearsal
+}
+
+/// `count` requests of the models in turn, `gap_us` apart in the mean: of four one comes early.
+fn feed(rehearsal: &mut Rehearsal, models: u32, slo: Duration, gap_us: u64, count: u64) {
+    for number in 0..count {
+        let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
+        let at = Time::ZERO + Duration::from_micros(number * gap_us - early);
+        let model = ModelId((number % u64::from(models)) as u32);
+        rehearsal.arrival(Arrival { at, budget: slo, model, size: 1, level: 0 });
+    }
+}
+
+fn decision(rehearsal: &mut Rehearsal) -> RehearsalDecision {
+    rehearsal.step(u64::MAX);
+    rehearsal.poll_decision().expect("enough has come for a trial")
+}
+
+/// ResNet50 of Symphony's table 2 at 97% of the staggered bound: eager dispatch is far below that.
+#[test]
+fn a_model_that_fills_its_devices_waits_for_its_window() {
+    let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
+    feed(&mut rehearsal, 1, ms(25), 176, 12_000);
+    let decision = decision(&mut rehearsal);
+    let found = decision.behaviours[0].expect("something better than the rule");
+    assert!(found.wait == 100 && found.throughput > 80, "{found:?}");
+    let [of_found, of_eager] = [found, Behaviour { wait: 0, throughput: 0, size: 100 }].map(|behaviour| {
+        decision.tried.iter().find(|tried| tried.behaviours[0] == Some(behaviour)).map(|t| t.bad[0].1)
+    });
+    assert!(of_found.is_some_and(|bad| bad < 0.02), "{decision:?}");
+    assert!(of_eager.is_none_or(|bad| bad > 0.05), "{decision:?}");
+}
+
+/// Devices are idle: nobody waits, unless few of them should be busy.
+#[test]
+fn at_low_load_nobody_waits_unless_that_is_wished() {
+    for (consolidate, wait) in [(false, 0), (true, 100)] {
+        let mut rehearsal = rehearsal(consolidate, 2, &options(1_000, 5_000), 8);
+        rehearsal.set_model(ModelId(1), None);
+        feed(&mut rehearsal, 1, ms(50), 1_500, 1_500);
+        let decision = decision(&mut rehearsal);
+        // The rule may say so already.
+        let rule = if consolidate { 100 } else { 0 };
+        let found = decision.behaviours[0].map_or(rule, |behaviour| behaviour.wait);
+        assert_eq!(found, wait, "{decision:?}");
+        assert_eq!(decision.behaviours[1], None, "a model that is gone is told nothing");
+    }
+}
+
+#[test]
+fn nothing_is_tried_before_anything_has_come_and_again_only_after_more_has() {
+    let mut rehearsal = rehearsal(false, 1, &options(1_000, 5_000), 2);
+    assert_eq!(rehearsal.step(u64::MAX), 0);
+    feed(&mut rehearsal, 1, ms(25), 500, 2_000);
+    assert!(rehearsal.step(u64::MAX) > 2_000);
+    assert!(rehearsal.poll_decision().is_some() && rehearsal.poll_decision().is_none());
+    assert_eq!((rehearsal.step(u64::MAX), rehearsal.trials()), (0, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// In whatever steps it is lent time, it uses no more and comes to the same; and whatever comes, it comes to something.
+    #[test]
+    fn steps_are_kept_and_change_nothing(
+        step in 1..5_000u64,
+        seed in any::<u64>(),
+        noise in prop_oneof![Just(0.0), 0.0..0.5],
+        arrivals in prop::collection::vec((0..9_000u64, 0..3u32, prop_oneof![Just(None), (0..40_000u64).prop_map(Some)], 0..4u32), 200..400),
+        network in prop_oneof![Just(0), 0..900u64],
+    ) {
+        let run = |step: u64| {
+            let mut rehearsal = Rehearsal::new(false, seed);
+            rehearsal.set_noise(1.0, noise);
+            rehearsal.set_devices(DeviceKind(0), 2);
+            let control = Duration::from_micros(network);
+            rehearsal.set_delays(NetworkBudget { control, ..NetworkBudget::default() }, Duration::from_micros(100));
+            for model in [0, 2] {
+                rehearsal.set_model(ModelId(model), Some(options(500 + u64::from(model), 2_000)));
+            }
+            let mut at = Time::ZERO;
+            for (gap_us, model, budget_us, size) in &arrivals {
+                at += Duration::from_micros(*gap_us);
+                let budget = budget_us.map_or(Duration::MAX, Duration::from_micros);
+                rehearsal.arrival(Arrival { at, budget, model: ModelId(*model), size: *size, level: 0 });
+            }
+            let mut all = 0;
+            loop {
+                let used = rehearsal.step(step);
+                assert!(used <= step, "{used} of {step}");
+                all += used;
+                if used < step {
+                    return (all, rehearsal.poll_decision());
+                }
+            }
+        };
+        let whole = run(u64::MAX);
+        prop_assert!(whole.1.is_some());
+        prop_assert_eq!(whole, run(step));
+    }
+}

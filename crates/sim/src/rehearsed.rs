@@ -1,0 +1,169 @@
+//! The production scheduler with its rehearsal.
+
+use downbeat_core::cluster::{
+    Arrival, DispatchPolicy, DropPolicy, ModelOptions, NetworkBudget, Rehearsal, Reject, Request, Scheduler,
+};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+
+use crate::cluster::{Cluster, Decision};
+use crate::simulation::Simulation;
+
+/// Replayed events that the rehearsal may have in a second: about what 5% of a core replays.
+pub const EVENTS_PER_SECOND: u64 = 250_000;
+
+/// How often it gets its share of them.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The production [`Scheduler`] with its [`Rehearsal`], which has so many replayed events a second as a server's has time for.
+#[derive(Debug)]
+pub(crate) struct Rehearsed {
+    scheduler: Scheduler,
+    rehearsal: Rehearsal,
+    /// Events a second that it may replay.
+    pace: u64,
+    /// By model.
+    options: Vec<ModelOptions>,
+    devices: u32,
+    /// When it was lent time last.
+    ticked: Time,
+    /// By device: what runs there since when, and what it should take.
+    running: Vec<Option<(BatchId, Time, Duration)>>,
+    noise: Noise,
+    network: NetworkBudget,
+}
+
+/// What executions take of what their profiles say.
+#[derive(Debug, Default)]
+struct Noise {
+    runs: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Noise {
+    fn add(&mut self, share: f64) {
+        self.runs += 1.0;
+        self.sum += share;
+        self.squares += share * share;
+    }
+
+    fn mean_and_deviation(&self) -> (f64, f64) {
+        if self.runs < 2.0 {
+            return (1.0, 0.0);
+        }
+        let mean = self.sum / self.runs;
+        // Rounding is no noise.
+        let variance = self.squares / self.runs - mean * mean;
+        (mean, if variance > 1e-9 { variance.sqrt() } else { 0.0 })
+    }
+}
+
+/// Whether a model leaves something to the rehearsal.
+fn is_adaptive(options: &ModelOptions) -> bool {
+    matches!(options.dispatch, DispatchPolicy::Adaptive { .. }) || options.drop == DropPolicy::Adaptive
+}
+
+impl Rehearsed {
+    /// Without models and devices; `None` if there is nothing to be rehearsed. If all adaptive models are consolidating, their wish holds.
+    pub fn of(simulation: &Simulation) -> Option<Self> {
+        let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| is_adaptive(options));
+        let wishes = adaptive.map(|options| options.dispatch == DispatchPolicy::Adaptive { consolidate: true });
+        let consolidate = wishes.reduce(|all, wish| all && wish).filter(|_| simulation.rehearsal > 0)?;
+        Some(Rehearsed {
+            scheduler: Scheduler::new(),
+            rehearsal: Rehearsal::new(consolidate, simulation.seed),
+            pace: simulation.rehearsal,
+            options: Vec::new(),
+            devices: 0,
+            ticked: Time::ZERO,
+            running: Vec::new(),
+            noise: Noise::default(),
+            network: NetworkBudget::default(),
+        })
+    }
+
+    /// Lends the rehearsal the time that has passed, and does what it says.
+    fn rehearse(&mut self, now: Time) {
+        let passed = now.since(self.ticked);
+        if passed < TICK {
+            return;
+        }
+        self.ticked = now;
+        let (mean, deviation) = self.noise.mean_and_deviation();
+        self.rehearsal.set_noise(mean, deviation);
+        let events = self.pace as f64 * passed.as_secs_f64().min(1.0);
+        self.rehearsal.step(events as u64);
+        while let Some(decision) = self.rehearsal.poll_decision() {
+            for (behaviour, model) in decision.behaviours.iter().zip(0..).filter(|_| decision.changed) {
+                self.scheduler.set_behaviour(now, ModelId(model), *behaviour);
+            }
+        }
+    }
+}
+
+impl Cluster for Rehearsed {
+    fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
+        if let Some(options) = self.options.get_mut(model.0 as usize) {
+            options.dispatch = dispatch.clone();
+            self.rehearsal.set_model(model, Some(options.clone()));
+        }
+        self.scheduler.set_dispatch(now, model, dispatch);
+    }
+
+    fn set_network(&mut self, now: Time, network: NetworkBudget) {
+        self.network = network;
+        self.rehearsal.set_delays(network, Duration::ZERO);
+        Cluster::set_network(&mut self.scheduler, now, network);
+    }
+
+    fn add_model(&mut self, now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId {
+        let model = Cluster::add_model(&mut self.scheduler, now, options.clone(), slo, rate);
+        self.options.push(options.clone());
+        self.rehearsal.set_model(model, Some(options));
+        model
+    }
+
+    fn add_device(&mut self, now: Time) -> DeviceId {
+        self.devices += 1;
+        self.running.push(None);
+        self.rehearsal.set_devices(DeviceKind(0), self.devices);
+        Cluster::add_device(&mut self.scheduler, now)
+    }
+
+    fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
+        let Request { model, deadline, size, level, .. } = request;
+        let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
+        self.rehearsal.arrival(Arrival { at: now, budget, model, size, level });
+        self.rehearse(now);
+        Cluster::handle_request(&mut self.scheduler, now, request)
+    }
+
+    fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
+        if let Some((_, start, expected)) = self.running[device.0 as usize].take_if(|(running, ..)| *running == batch) {
+            self.noise.add(now.since(start).as_secs_f64() / expected.as_secs_f64());
+        }
+        Cluster::handle_completion(&mut self.scheduler, now, device, batch);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        Cluster::handle_timeout(&mut self.scheduler, now);
+    }
+
+    fn poll_decision(&mut self) -> Option<Decision> {
+        let decision = Cluster::poll_decision(&mut self.scheduler);
+        if let Some(Decision::Dispatch { batch, device, start, expected, .. }) = &decision
+            && !self.network.is_remote()
+        {
+            self.running[device.0 as usize] = Some((*batch, *start, *expected));
+        }
+        decision
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        Cluster::poll_timeout(&self.scheduler)
+    }
+
+    fn recycle(&mut self, members: Vec<RequestId>) {
+        Cluster::recycle(&mut self.scheduler, members);
+    }
+}

@@ -3,26 +3,26 @@
 //! `experiments/worlds/` has examples. Times are milliseconds; devices and models are named, and `[model.settings]` are those of the policy, as in
 //! `[[device.groups]]` of the server.
 
-use std::collections::BTreeMap;
+mod model;
+mod numbers;
+
 use std::path::{Path, PathBuf};
 
-use downbeat_core::cluster::{ModelOptions, NetworkBudget, PriorityLevel, TimeoutAction};
-use downbeat_core::device::{
-    BadSettings, Cut, Layout, PartitionId, PolicyModel, PolicyName, SegmentProfile, WrittenSettings,
-};
-use downbeat_core::{DeviceKind, Duration, LatencyProfile, Time};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use downbeat_core::cluster::NetworkBudget;
+use downbeat_core::device::Layout;
+use downbeat_core::{DeviceKind, Duration, Time};
+use serde::Deserialize;
 use toml::Spanned;
+
+use model::ModelText;
+use numbers::{Number, Share, millis, some_millis, spoken};
 
 use super::mailboxes::Order;
 use super::run::{Fault, Serving};
 use super::scenario::{Client, Pattern, WorldDevice, WorldModel, WorldScenario};
 use crate::arrivals::Arrivals;
-use crate::device::{Calibration, DeviceLimits, EmulatedModel};
+use crate::device::{Calibration, DeviceLimits};
 use crate::network::{Delay, Network};
-use crate::policy::Policy;
-use crate::system::System;
 
 /// A world that was read, with what its parts are called.
 #[derive(Clone, Debug)]
@@ -117,45 +117,6 @@ struct DeviceText {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ModelText {
-    name: Spanned<String>,
-    /// A batch of `b` takes `alpha * b + beta` on `units` units of a device.
-    #[serde(default, deserialize_with = "some_millis")]
-    alpha_ms: Option<Duration>,
-    #[serde(default, deserialize_with = "some_millis")]
-    beta_ms: Option<Duration>,
-    units: Option<Number<1, 65536>>,
-    /// In place of these: a model of the calibration.
-    calibrated: Option<Spanned<String>>,
-    #[serde(default)]
-    max_batch: Number<1, 1024, 8>,
-    /// From arrival to deadline of its requests.
-    #[serde(default, deserialize_with = "some_millis")]
-    slo_ms: Option<Duration>,
-    policy: Option<Spanned<PolicyName>>,
-    #[serde(default)]
-    settings: BTreeMap<Spanned<String>, Spanned<toml::Value>>,
-    /// Where its policy makes batches: all devices, if none is named.
-    #[serde(default)]
-    devices: Vec<Spanned<String>>,
-    partition: Option<Spanned<Number<0, 63>>>,
-    /// With the policy `exclusive`: the scheduler's policy, as with `downbeat simulate --policy`.
-    dispatch: Option<Spanned<String>>,
-    /// Items that may wait, of each priority level.
-    #[serde(default)]
-    queue_bound: Number<0, 1_000_000, 1000>,
-    #[serde(default)]
-    priority_levels: Number<1, 16>,
-    /// Give up requests that are hopeless.
-    #[serde(default = "yes")]
-    drop: bool,
-    /// It is there from the start.
-    #[serde(default = "yes")]
-    loaded: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ClientText {
     model: Spanned<String>,
     /// So many alike.
@@ -202,65 +163,6 @@ struct FaultText {
     /// Messages of the cluster's scheduler wait up to so long from now on.
     #[serde(default, deserialize_with = "some_millis")]
     delay_ms: Option<Duration>,
-}
-
-/// A number from `LEAST` to `MOST`.
-#[derive(Clone, Copy, Debug)]
-struct Number<const LEAST: u32, const MOST: u32, const DEFAULT: u32 = LEAST>(u32);
-
-impl<const LEAST: u32, const MOST: u32, const DEFAULT: u32> Default for Number<LEAST, MOST, DEFAULT> {
-    fn default() -> Self {
-        Number(DEFAULT)
-    }
-}
-
-impl<'de, const LEAST: u32, const MOST: u32, const DEFAULT: u32> Deserialize<'de> for Number<LEAST, MOST, DEFAULT> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let found = i64::deserialize(deserializer)?;
-        let number = u32::try_from(found).ok().filter(|number| (LEAST..=MOST).contains(number));
-        number.map(Number).ok_or_else(|| D::Error::custom(format!("{found} is not a number from {LEAST} to {MOST}")))
-    }
-}
-
-/// From 0 to 1.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share(f64);
-
-impl<'de> Deserialize<'de> for Share {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let share = f64::deserialize(deserializer)?;
-        match (0.0..=1.0).contains(&share) {
-            true => Ok(Share(share)),
-            false => Err(D::Error::custom(format!("{share} is no share: it must be from 0 to 1"))),
-        }
-    }
-}
-
-/// The longest time: a day.
-const MOST_MS: f64 = 86_400_000.0;
-
-fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let ms = f64::deserialize(deserializer)?;
-    match (0.0..=MOST_MS).contains(&ms) {
-        true => Ok(Duration::from_millis_f64(ms)),
-        false => Err(D::Error::custom(format!("{ms} ms: it must be from 0 to {MOST_MS} (a day)"))),
-    }
-}
-
-fn some_millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    millis(deserializer).map(Some)
-}
-
-fn spoken<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: std::str::FromStr<Err: std::fmt::Display>,
-{
-    String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Units of a device of which nothing is said, and of a model.
@@ -408,131 +310,6 @@ impl Text {
         }
         let names = devices.iter().map(|name| name.get_ref().clone()).collect();
         Ok(WorldFile { title: self.title, note: self.note, scenario, devices: names, models: shown })
-    }
-}
-
-impl ModelText {
-    /// What it is, who makes its batches, and what that is called.
-    fn resolve(
-        &self,
-        calibration: Option<&Calibration>,
-        devices: &[&Spanned<String>],
-    ) -> Result<(EmulatedModel, Serving, String), Misplaced> {
-        let at = self.name.span().start;
-        let Number(max_batch) = self.max_batch;
-        let (name, policy_at) = match &self.policy {
-            Some(policy) => (*policy.get_ref(), policy.span().start),
-            None => (PolicyName::EXCLUSIVE, at),
-        };
-        let settings = self.settings(name)?;
-        let chosen = name.read(&settings).map_err(|error| (policy_at, error.to_string()))?;
-        let segments = match chosen.settings.cut().0 {
-            Cut::Whole => 1,
-            Cut::Stages(stages) if stages <= MOST_STAGES => stages,
-            Cut::Stages(stages) => return Err((policy_at, format!("{stages} stages are more than {MOST_STAGES}"))),
-            Cut::At(_) => {
-                return Err((policy_at, "an emulated model has no values to be cut at; give stages".to_owned()));
-            }
-        };
-        let emulated = self.emulated(calibration, segments)?;
-        let profile = emulated.profile(&[0], max_batch).map_err(|error| (at, error.to_string()))?;
-        if name.makes_batches() {
-            if let Some(dispatch) = &self.dispatch {
-                return Err((dispatch.span().start, format!("dispatch is for the policy exclusive, not for {name}")));
-            }
-            let spec = self.spec(profile, &*chosen.settings).map_err(|error| (policy_at, error))?;
-            let on: Result<Vec<usize>, Misplaced> =
-                self.devices.iter().map(|device| find(devices, "device", device)).collect();
-            let on = Some(on?).filter(|on| !on.is_empty()).unwrap_or_else(|| (0..devices.len()).collect());
-            return Ok((emulated, Serving::Devices(spec, on), name.to_string()));
-        }
-        let kept = self.devices.first().map(|device| device.span().start);
-        if let Some(at) = kept.or_else(|| self.partition.as_ref().map(|partition| partition.span().start)) {
-            let message = format!("a model of the policy {name} runs on all slots; leave devices and partition out");
-            return Err((at, message));
-        }
-        let options = self.options(&profile)?;
-        let dispatch = self.dispatch.as_ref().map_or(String::new(), |dispatch| format!(" ({})", dispatch.get_ref()));
-        Ok((emulated, Serving::Cluster(options), format!("{name}{dispatch}")))
-    }
-
-    fn settings(&self, policy: PolicyName) -> Result<WrittenSettings, Misplaced> {
-        let mut settings = WrittenSettings::new();
-        for (key, spanned) in &self.settings {
-            // What is no number there is none here either.
-            let value = serde_json::to_value(spanned.get_ref()).unwrap_or_default();
-            policy.read_one(key.get_ref(), &value).map_err(|error| match error {
-                BadSettings::Unknown { .. } => (key.span().start, error.to_string()),
-                BadSettings::Value { .. } | BadSettings::Check(_) => (spanned.span().start, error.to_string()),
-            })?;
-            settings.insert(key.get_ref().clone(), value);
-        }
-        Ok(settings)
-    }
-
-    fn emulated(&self, calibration: Option<&Calibration>, segments: usize) -> Result<EmulatedModel, Misplaced> {
-        let at = self.name.span().start;
-        let name = self.name.get_ref();
-        let emulated = match (&self.calibrated, self.alpha_ms, self.beta_ms) {
-            (Some(calibrated), None, None) => {
-                let at = calibrated.span().start;
-                let missing = || (at, "there is no calibration; name one above all tables".to_owned());
-                let model =
-                    calibration.ok_or_else(missing)?.model(calibrated.get_ref(), self.units.map(|units| units.0));
-                model.map_err(|error| (at, error.to_string()))?.cut(segments)
-            }
-            (None, Some(alpha), Some(beta)) => {
-                let profile = LatencyProfile::linear(alpha, beta, self.max_batch.0);
-                let profile = profile.map_err(|error| (at, format!("'{name}': {error}")))?;
-                let units = self.units.map_or(UNITS, |Number(units)| units);
-                return Ok(EmulatedModel::plain(SegmentProfile::even(&profile, segments), units));
-            }
-            _ => return Err((at, format!("'{name}' needs alpha_ms and beta_ms, or calibrated in place of both"))),
-        };
-        emulated.map_err(|error| (at, error.to_string()))
-    }
-
-    fn spec(
-        &self,
-        profile: SegmentProfile,
-        settings: &dyn downbeat_core::device::PolicySettings,
-    ) -> Result<downbeat_core::device::ModelSpec, String> {
-        let Number(max_batch) = self.max_batch;
-        let ring = settings.ring(max_batch, false)?;
-        let model = PolicyModel {
-            partition: PartitionId(self.partition.as_ref().map_or(0, |partition| partition.get_ref().0)),
-            profile,
-            max_batch,
-            padded: false,
-            queue_delay: Duration::ZERO,
-            drop: self.drop,
-            queue_bound: self.queue_bound.0,
-            ring_slots: ring.filter(|ring| ring.must).map_or(0, |ring| ring.least),
-            cores: None,
-        };
-        settings.spec(model)
-    }
-
-    /// For the cluster's scheduler.
-    fn options(&self, profile: &SegmentProfile) -> Result<ModelOptions, Misplaced> {
-        let at = self.dispatch.as_ref().map_or(self.name.span().start, |dispatch| dispatch.span().start);
-        let text = self.dispatch.as_ref().map_or("adaptive", |dispatch| dispatch.get_ref());
-        let policy: Policy = text.parse().map_err(|error: crate::policy::UnknownPolicy| (at, error.to_string()))?;
-        if policy.system() != System::Downbeat {
-            return Err((at, format!("'{policy}' is another system, which serves no world")));
-        }
-        if self.slo_ms.is_none() && text.contains('%') {
-            return Err((at, format!("'{policy}' is a share of the model's slo_ms, which is missing")));
-        }
-        let points: Vec<(u32, Duration)> =
-            (1..=self.max_batch.0).map(|items| (items, profile.total(items, 0))).collect();
-        let profile = LatencyProfile::from_points(&points).map_err(|error| (at, error.to_string()))?;
-        let level = PriorityLevel { max_queue: self.queue_bound.0, timeout_action: TimeoutAction::Reject };
-        let drop = if self.drop { policy.drop() } else { downbeat_core::cluster::DropPolicy::None };
-        Ok(ModelOptions {
-            levels: vec![level; self.priority_levels.0 as usize],
-            ..ModelOptions::new(profile, policy.dispatch(self.slo_ms.unwrap_or(Duration::MAX)), drop)
-        })
     }
 }
 

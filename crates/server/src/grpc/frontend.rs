@@ -84,7 +84,8 @@ impl<S: Service> Frontend<S> {
         match request.uri().path() {
             INFER => inference.call(client, request).await.unwrap_or_else(Status::into_http),
             STREAM_INFER => inference.stream(client, request).unwrap_or_else(Status::into_http),
-            _ => self.manage(client, request).await,
+            // In a place of its own, so that an inference's future is not as large as this one.
+            _ => Box::pin(self.manage(client, request)).await,
         }
     }
 

@@ -18,7 +18,7 @@ pub struct CandidateSlot {
 }
 
 /// Words of a candidate. All are treated alike, and loom, which tries every order of every one, gets only the first few.
-const WORDS: usize = if cfg!(loom) { 4 } else { 6 };
+const WORDS: usize = if cfg!(loom) { 4 } else { 7 };
 
 /// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
 /// the writer will say afterwards that there is something new.
@@ -142,7 +142,7 @@ mod modelled {
     /// As far as loom gets it.
     fn candidate(size: u32) -> Option<Candidate> {
         let n = u64::from(size);
-        from_words([n, n + 100, n + 200, n + 500, 0, 0])
+        from_words([n, n + 100, n + 200, n + 500, 0, 0, 0])
     }
 
     const KIND: DeviceKind = DeviceKind(0);

@@ -68,8 +68,9 @@ impl KindState {
 
     /// The candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the first of them has to
     /// start: that makes the mean wait the shortest (Smith's rule), and costs no deadline. What has none has to start once it has waited for ten of its own
-    /// runs. `O(1)`: where there are more than a few, there is hardly time for all.
-    pub fn cheapest(&self, now: Time) -> Option<u32> {
+    /// runs. `None` too if it takes not a quarter less than the most `urgent`: profiles are not that exact, and who came first goes first. `O(1)`: where there
+    /// are more than a few, there is hardly time for all.
+    pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
         let KindState { candidates, schedulable, present, .. } = self;
         let waiting = &schedulable[0];
         if !(2..=MOST_COMPARED).contains(&waiting.len()) {
@@ -78,6 +79,8 @@ impl KindState {
         let mut work = Duration::ZERO;
         let mut begins = Time::MAX;
         let mut cheapest: Option<(Candidate, u32)> = None;
+        // By the item, in a common denominator.
+        let cost = |of: &Candidate, other: &Candidate| u128::from(of.takes.as_nanos()) * u128::from(other.size);
         for model in waiting.ids() {
             let candidate = candidates[model as usize]?;
             work += candidate.takes;
@@ -87,7 +90,6 @@ impl KindState {
                 candidate.latest
             };
             begins = begins.min(last);
-            let cost = |of: &Candidate, other: &Candidate| u128::from(of.takes.as_nanos()) * u128::from(other.size);
             if cheapest.as_ref().is_none_or(|(best, id)| {
                 (cost(&candidate, best), candidate.since, model) < (cost(best, &candidate), best.since, *id)
             }) {
@@ -95,6 +97,10 @@ impl KindState {
             }
         }
         let (candidate, model) = cheapest?;
+        let urgent = candidates[urgent as usize]?;
+        if cost(&candidate, &urgent).saturating_mul(4) > cost(&urgent, &candidate).saturating_mul(3) {
+            return None;
+        }
         let share = Duration::from_nanos(work.as_nanos() / u64::from((*present).max(1)));
         (now + candidate.takes + share <= begins).then_some(model)
     }

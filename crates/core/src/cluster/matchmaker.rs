@@ -15,7 +15,7 @@ use crate::time::Time;
 /// candidate replaces the former one, with its timer: none is ever stale.
 ///
 /// **Whose turn.** The most urgent goes first. But where all that waits for devices of a kind could be run before the first of it has to start, no order costs a
-/// deadline: then the batch that takes the least device time an item does, so that a small model does not wait out its SLO behind a large one's batches.
+/// deadline: then the batch that takes the least device time an item does, if a quarter less, so that a small model does not wait out its SLO behind a large one's batches.
 ///
 /// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
 /// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
@@ -257,7 +257,7 @@ impl Matchmaker {
                 }
             }
             let (_, model, kind, place) = most_urgent?;
-            let cheapest = self.kinds[kind].cheapest(now);
+            let cheapest = self.kinds[kind].cheapest(now, model);
             let cheapest = cheapest.and_then(|model| Some((model, self.device_for(kind, model)?)));
             let (model, place) = cheapest.unwrap_or((model, place));
             if self.park(ModelId(model)) {

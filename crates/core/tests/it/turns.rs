@@ -51,6 +51,13 @@ fn a_large_batch_may_be_the_cheaper_one() {
     assert_eq!(turn(&mut matchmaker, 0, 0), models[1]);
 }
 
+/// Profiles are not so exact: who came first goes first.
+#[test]
+fn of_batches_that_cost_about_the_same_the_one_that_waits_longest_goes_first() {
+    let (mut matchmaker, models) = waiting(&[batch(10, 100, 5, Time::MAX), batch(10, 99, 6, Time::MAX)]);
+    assert_eq!(turn(&mut matchmaker, 10, 0), models[0]);
+}
+
 /// The large one has to start within 15 ms, and others are before it that take 16: nothing is put before the most urgent.
 #[test]
 fn where_the_order_may_cost_a_deadline_the_most_urgent_goes_first() {

@@ -36,6 +36,7 @@ mod timeline_command;
 mod triton_flags;
 mod units;
 mod watched;
+mod what_if_command;
 
 use std::process::ExitCode;
 
@@ -71,6 +72,8 @@ enum Command {
     Config(config_check::ConfigCommand),
     #[command(subcommand)]
     Log(log_command::LogCommand),
+    WhatIf(what_if_command::WhatIfArgs),
+    Advise(what_if_command::AdviseArgs),
     Timeline(timeline_command::TimelineArgs),
     Man(manual::ManArgs),
     Completions(manual::CompletionsArgs),
@@ -155,6 +158,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Man(args) => Ok(manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
         Command::Completions(args) => Ok(manual::print_completions(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),
         Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+        Command::WhatIf(args) => Ok(what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -1,9 +1,70 @@
 //! The arrivals of all models in the order in which they come.
 
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, ModelId, Time};
 
 use crate::arrivals::{ArrivalStream, BadArrivals};
-use crate::simulation::Load;
+use crate::simulation::{Load, Simulation};
+
+/// A request that comes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// When.
+    pub at: Time,
+    /// For which of the simulation's models.
+    pub model: ModelId,
+    /// When it is to be answered; `Time::MAX`: no deadline.
+    pub deadline: Time,
+    /// When it must have left the queue; `Time::MAX`: never.
+    pub queue_expiry: Time,
+    /// Its priority level, 0 the highest.
+    pub level: u32,
+    /// Items.
+    pub size: u32,
+}
+
+/// Where a simulation's requests come from.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
+    /// They are drawn: one item each, due after the model's SLO.
+    Drawn(Feed, &'a [Load]),
+    /// They were recorded.
+    Recorded(&'a [Arrival]),
+}
+
+impl<'a> Source<'a> {
+    pub fn new(simulation: &'a Simulation) -> Result<Self, BadArrivals> {
+        let Simulation { loads, seed, warm_up, span, recorded, .. } = simulation;
+        Ok(match recorded {
+            Some(arrivals) => Source::Recorded(arrivals),
+            None => Source::Drawn(Feed::new(loads, *seed, Time::ZERO + *warm_up + *span)?, loads),
+        })
+    }
+
+    /// When the next request comes; `Time::MAX`: none does.
+    pub fn peek(&self) -> Time {
+        match self {
+            Source::Drawn(feed, _) => feed.peek().map_or(Time::MAX, |(at, _)| at),
+            Source::Recorded(arrivals) => arrivals.first().map_or(Time::MAX, |arrival| arrival.at),
+        }
+    }
+
+    /// Takes the next request.
+    pub fn pop(&mut self) -> Option<Arrival> {
+        match self {
+            Source::Drawn(feed, loads) => {
+                let (at, model) = feed.pop()?;
+                let deadline = at + loads[model as usize].slo;
+                let model = ModelId(model);
+                Some(Arrival { at, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 })
+            }
+            Source::Recorded(arrivals) => {
+                let (first, rest) = arrivals.split_first()?;
+                *arrivals = rest;
+                Some(*first)
+            }
+        }
+    }
+}
 
 /// The arrivals of all models in the order in which they come; at one instant, in order of models.
 ///

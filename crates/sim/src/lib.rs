@@ -28,6 +28,7 @@ mod scenario;
 mod simulation;
 mod system;
 mod tally;
+pub mod what_if;
 pub mod world;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, Gaps, UnknownArrivals, random};
@@ -36,6 +37,7 @@ pub use bounds::{ModelTrace, Staggered, Trace, clairvoyant, fluid, staggered};
 pub use capacity::{Capacity, NoCapacity, Search, TOLERATED, capacity};
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};
+pub use feed::Arrival;
 pub use judgement::{Judge, Judged, Judgement, Spread};
 pub use network::{Delay, Network, UnknownDelay};
 pub use pace::{BadPace, Pace};

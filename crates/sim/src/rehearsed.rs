@@ -59,7 +59,7 @@ impl Noise {
 }
 
 /// Whether a model leaves something to the rehearsal.
-fn is_adaptive(options: &ModelOptions) -> bool {
+pub(crate) fn is_adaptive(options: &ModelOptions) -> bool {
     matches!(options.dispatch, DispatchPolicy::Adaptive { .. }) || options.drop == DropPolicy::Adaptive
 }
 

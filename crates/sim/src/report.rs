@@ -47,6 +47,8 @@ pub struct ModelReport {
     /// Time from arrival to the start of the batch, of finished requests, by [`DELAY_BINS`] equal parts of the SLO; the last
     /// entry is of those that waited longer.
     pub delays: Vec<u64>,
+    /// The same, each by itself: where the arrivals were [recorded](crate::Simulation::recorded).
+    pub waits: Vec<Duration>,
 }
 
 /// Parts of the SLO that queueing delays are counted by.

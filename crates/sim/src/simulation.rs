@@ -1,5 +1,7 @@
 //! A run of a cluster scheduler under virtual time.
 
+use std::sync::Arc;
+
 use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use rand_distr::{Distribution, Normal};
@@ -8,7 +10,7 @@ use rand_pcg::Pcg64;
 use crate::arrivals::{Arrivals, BadArrivals, random};
 use crate::checker::Checker;
 use crate::cluster::{Cluster, Decision};
-use crate::feed::Feed;
+use crate::feed::{Arrival, Source};
 use crate::network::Network;
 use crate::pace::Pace;
 use crate::rehearsed::EVENTS_PER_SECOND;
@@ -61,6 +63,8 @@ pub struct Simulation {
     pub switch: Option<(Time, Vec<DispatchPolicy>)>,
     /// Events that the rehearsal of adaptive models may replay in a second; 0: there is none, and what they do follows from the load of the moment.
     pub rehearsal: u64,
+    /// These requests come, in order of their time, in place of those that the loads would draw; those of the warm-up do not count.
+    pub recorded: Option<Arc<[Arrival]>>,
 }
 
 impl Default for Simulation {
@@ -79,6 +83,7 @@ impl Default for Simulation {
             network: Network::default(),
             switch: None,
             rehearsal: EVENTS_PER_SECOND,
+            recorded: None,
         }
     }
 }
@@ -150,11 +155,11 @@ impl Simulation {
             world.cluster.add_model(Time::ZERO, load.options.clone(), load.slo, load.rate);
             world.checker.model(load.options.max_batch.max(1), load.options.drop);
         }
-        let mut feed = Feed::new(&self.loads, self.seed, Time::ZERO + self.warm_up + self.span)?;
+        let mut feed = Source::new(self)?;
         let mut now = Time::ZERO;
         let mut switch = self.switch.as_ref();
         loop {
-            let arrival = feed.peek().map_or(Time::MAX, |(at, _)| at);
+            let arrival = feed.peek();
             let end = world.ends.peek().map_or(Time::MAX, |(at, _)| at);
             let timeout = world.cluster.poll_timeout().unwrap_or(Time::MAX);
             // At one instant: completions, then arrivals, then timers.
@@ -176,8 +181,8 @@ impl Simulation {
             if end == next {
                 world.complete(now);
             } else if arrival == next {
-                let Some((_, index)) = feed.pop() else { break };
-                world.arrive(now, ModelId(index), self.loads[index as usize].slo);
+                let Some(arrival) = feed.pop() else { break };
+                world.arrive(now, arrival);
             } else {
                 world.cluster.handle_timeout(now);
             }
@@ -191,12 +196,12 @@ impl Simulation {
 }
 
 impl<C: Cluster> World<C> {
-    fn arrive(&mut self, now: Time, model: ModelId, slo: Duration) {
+    fn arrive(&mut self, now: Time, arrival: Arrival) {
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        let deadline = now + slo;
-        let request = Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
-        self.checker.request(now, id, model, deadline, 1);
+        let Arrival { at: _, model, deadline, queue_expiry, level, size } = arrival;
+        let request = Request { id, model, deadline, queue_expiry, level, size };
+        self.checker.request(now, id, model, deadline, size);
         self.tally.arrival(now, model);
         if self.cluster.handle_request(now, request).is_err() {
             self.checker.rejection(now, id);

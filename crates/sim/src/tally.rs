@@ -4,6 +4,7 @@ use downbeat_core::cluster::DropReason;
 use downbeat_core::{DeviceId, Duration, ModelId, RequestId, Time};
 
 use crate::checker::Known;
+use crate::feed::Arrival;
 use crate::recording::{RecordedBatch, Recording};
 use crate::report::{DELAY_BINS, ModelReport, Report, Window};
 use crate::simulation::Simulation;
@@ -21,6 +22,8 @@ pub(crate) struct Tally {
     /// Length of a window; zero: there are none.
     window: Duration,
     recording: Option<Recording>,
+    /// Whether each queueing delay is kept.
+    each_wait: bool,
     /// Some model has more bad requests than it may have.
     gave_up: bool,
 }
@@ -51,8 +54,12 @@ pub(crate) struct Run {
 impl Tally {
     pub fn new(simulation: &Simulation) -> Self {
         let start = Time::ZERO + simulation.warm_up;
-        let models = simulation.loads.iter().map(|load| {
+        let models = simulation.loads.iter().zip(0..).map(|(load, index)| {
             let most_bad = simulation.give_up_above.map_or(u64::MAX, |share| {
+                if let Some(arrivals) = &simulation.recorded {
+                    let counts = |arrival: &&Arrival| arrival.model == ModelId(index) && arrival.at >= start;
+                    return (share * arrivals.iter().filter(counts).count() as f64).floor() as u64;
+                }
                 // Eight standard deviations more than the expected arrivals are not to be expected.
                 let mean = load.rate * load.pace.mean_until(start + simulation.span) * simulation.span.as_secs_f64();
                 let deviation = (mean * load.arrivals.dispersion()).sqrt();
@@ -73,6 +80,7 @@ impl Tally {
             windows: Vec::new(),
             window: simulation.window,
             recording: simulation.record.then(Recording::default),
+            each_wait: simulation.recorded.is_some(),
             gave_up: false,
         }
     }
@@ -150,7 +158,11 @@ impl Tally {
         let good = now <= known.deadline;
         if known.arrival >= self.start {
             let Counts { report, bins_per_nano, .. } = &mut self.models[run.model.0 as usize];
-            let delay = run.start.since(known.arrival).as_nanos() as f64 * *bins_per_nano;
+            let wait = run.start.since(known.arrival);
+            if self.each_wait {
+                report.waits.push(wait);
+            }
+            let delay = wait.as_nanos() as f64 * *bins_per_nano;
             report.delays[(delay as usize).min(DELAY_BINS)] += 1;
             if good {
                 report.good += 1;

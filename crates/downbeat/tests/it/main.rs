@@ -12,3 +12,4 @@ mod serve;
 mod simulate;
 mod slice;
 mod strange_servers;
+mod what_if;

@@ -20,6 +20,7 @@ mod runs;
 mod section_3_5;
 mod table_2;
 mod turns;
+mod what_if;
 mod world;
 mod world_checker;
 mod world_files;

@@ -1,0 +1,172 @@
+//! `downbeat what-if` and `downbeat advise`: a decision log's requests under other settings.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use downbeat_core::Duration;
+use downbeat_report::{Html, Json};
+use downbeat_sim::parallel;
+use downbeat_sim::policy::Policy;
+use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
+
+use crate::units::positive_millis;
+
+/// The requests of a decision log, and what is changed of them.
+#[derive(Args, Debug)]
+struct Requests {
+    /// The folder that `downbeat serve --decision-log` has written, or files of it
+    #[arg(value_name = "LOG", required = true)]
+    logs: Vec<PathBuf>,
+
+    /// The SLO of all requests of a model, in place of their own; the model as `downbeat log show` names it. Repeatable, or separated by commas
+    #[arg(long = "slo-ms", value_name = "MODEL=MS", value_delimiter = ',')]
+    slos: Vec<Slo>,
+
+    /// How many times as fast the requests come: the times between them are divided by it
+    #[arg(long, default_value_t = 1.0, value_name = "TIMES", allow_negative_numbers = true)]
+    rate: f64,
+
+    /// Adaptive models are not rehearsed, as on a server with `rehearsal_cpu` 0
+    #[arg(long)]
+    no_rehearsal: bool,
+}
+
+/// `MODEL=MS`.
+#[derive(Clone, Debug)]
+struct Slo {
+    model: String,
+    slo: Duration,
+}
+
+impl FromStr for Slo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (model, ms) =
+            text.split_once('=').ok_or_else(|| format!("'{text}' is no SLO; expected MODEL=MS, such as m0=30"))?;
+        Ok(Slo { model: model.trim().to_owned(), slo: positive_millis(ms)? })
+    }
+}
+
+/// Play the requests of a recorded decision log to the simulator under other settings, and compare with what happened.
+///
+/// The production scheduler decides, on emulated devices that take the times of the log's last profiles. Each policy is run with each number of
+/// devices; what is not given is as in the log. The first row is what happened.
+///
+/// Examples:
+///   downbeat what-if decisions --devices 2,3,4
+///   downbeat what-if decisions --rate 1.5 --policy adaptive,deferred,eager+head --slo-ms m0=30 --html what-if.html
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct WhatIfArgs {
+    #[command(flatten)]
+    requests: Requests,
+
+    /// Devices [default: as many as in the log]. Repeatable, or separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    devices: Vec<u32>,
+
+    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated by commas
+    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    policies: Vec<Policy>,
+
+    /// The largest batch, where a model's own is not smaller
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_batch: Option<u32>,
+
+    #[command(flatten)]
+    json: Json,
+
+    #[command(flatten)]
+    html: Html,
+}
+
+/// Find the cheapest setting that would have held a target on the requests of a recorded decision log.
+///
+/// Policies are tried on one device, on two, and so on, until one of them answers the wanted share of each model's requests in time. Of those that do
+/// the one with the largest margin comes first: the multiple of the rate that it still holds. Then the smallest largest batch and the tightest SLOs
+/// that hold are searched for it. It is all simulated: no device is needed.
+///
+/// Examples:
+///   downbeat advise decisions
+///   downbeat advise decisions --target 0.999 --rate 2 --policy adaptive --max-devices 16
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct AdviseArgs {
+    #[command(flatten)]
+    requests: Requests,
+
+    /// Share of each model's requests that has to be answered in time
+    #[arg(long, default_value_t = 0.99, value_name = "SHARE", allow_negative_numbers = true)]
+    target: f64,
+
+    /// Most devices that are tried [default: four times the log's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    max_devices: Option<u32>,
+
+    /// Policies that are tried [default: as recorded, and all others, with window and head drop, and timeouts of 10, 25 and 50% of the SLO]. Repeatable,
+    /// or separated by commas
+    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    policies: Vec<Policy>,
+
+    #[command(flatten)]
+    json: Json,
+
+    #[command(flatten)]
+    html: Html,
+}
+
+impl Requests {
+    /// The log, and a setting with nothing changed but what is said here.
+    fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
+        let rate = self.rate;
+        ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; it has to be from 0.001 to 1000");
+        let recorded = Recorded::read(&self.logs)?;
+        let mut setting = Setting { rate, rehearse: !self.no_rehearsal, ..Setting::of(&recorded) };
+        for Slo { model, slo } in &self.slos {
+            let id = recorded.model(model).with_context(|| format!("--slo-ms {model}"))?;
+            setting.slos.insert(id, *slo);
+        }
+        Ok((recorded, setting))
+    }
+}
+
+/// `downbeat what-if`.
+///
+/// # Errors
+/// If the log cannot be played, a setting is wrong, or a result cannot be written.
+pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
+    let (recorded, mut setting) = args.requests.read()?;
+    setting.max_batch = args.max_batch;
+    let devices = if args.devices.is_empty() { vec![recorded.devices] } else { args.devices.clone() };
+    let policies: Vec<Option<Policy>> =
+        if args.policies.is_empty() { vec![None] } else { args.policies.iter().cloned().map(Some).collect() };
+    let settings = policies.iter().flat_map(|policy| {
+        let setting = &setting;
+        devices.iter().map(move |devices| Setting { policy: policy.clone(), devices: *devices, ..setting.clone() })
+    });
+    let comparison = Comparison::of(&recorded, &settings.collect::<Vec<_>>(), parallel::cores())?;
+    args.html.write(|| comparison.page())?;
+    args.json.print(&comparison)
+}
+
+/// `downbeat advise`.
+///
+/// # Errors
+/// If the log cannot be played, a number is wrong, or a result cannot be written.
+pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
+    let target = args.target;
+    ensure!(target > 0.0 && target <= 1.0, "--target is {target}; it has to be above 0 and at most 1");
+    let (recorded, mut setting) = args.requests.read()?;
+    setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
+    let policies = if args.policies.is_empty() {
+        std::iter::once(None).chain(Policy::all(&[]).into_iter().map(Some)).collect()
+    } else {
+        args.policies.iter().cloned().map(Some).collect()
+    };
+    let advice = advise(&recorded, &Wanted { target, policies, setting }, parallel::cores())?;
+    args.html.write(|| advice.page())?;
+    args.json.print(&advice)
+}

@@ -1,0 +1,115 @@
+//! `downbeat what-if` and `downbeat advise`.
+
+use std::path::Path;
+
+use downbeat_core::cluster::journal::{Decision, Input, Journal};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Output, Request, Scheduler};
+use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
+
+use crate::command_line::{run, stderr, stdout};
+
+/// 50 requests, one each 10 ms, of a model that takes 6 ms alone, on two devices.
+fn log(requests: u64) -> Vec<u8> {
+    let mut journal = Journal::on(Scheduler::new());
+    let at = |ms| Time::ZERO + Duration::from_millis(ms);
+    let profile = LatencyProfile::linear_ms(1.0, 5.0, 8).unwrap();
+    let options = ModelOptions::new(profile, DispatchPolicy::Eager, DropPolicy::HeadDrop);
+    for input in [Input::AddDevice(DeviceKind(0)), Input::AddDevice(DeviceKind(0))] {
+        journal.apply(at(0), input);
+    }
+    journal.apply(at(0), Input::AddModel(ModelId(0), Box::new(options)));
+    for id in 0..requests {
+        let now = at(1_000 + 10 * id);
+        let deadline = now + Duration::from_millis(20);
+        let (id, model) = (RequestId(id), ModelId(0));
+        let request = Request { id, model, deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+        journal.apply(now, Input::Request(request));
+        while let Some(decision) = journal.poll() {
+            if let Decision::Output(Output::Dispatch { batch, device, expected, .. }) = decision {
+                journal.apply(now + expected, Input::Completion { device, batch });
+            }
+        }
+    }
+    let mut log = Vec::new();
+    journal.take_log(&mut log);
+    log
+}
+
+/// The folder of a server's log.
+fn in_folder(log: &[u8], test: impl FnOnce(&Path, &str)) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("shard-0.log"), log).unwrap();
+    std::fs::write(folder.path().join("device-0.log"), "{}").unwrap();
+    test(folder.path(), folder.path().to_str().unwrap());
+}
+
+#[test]
+fn settings_stand_beside_what_happened() {
+    in_folder(&log(50), |folder, logs| {
+        let html = folder.join("page.html");
+        let settings = ["--devices=1,2", "--policy=eager+head,deferred", "--rate=4"];
+        let more = ["--json", "--html", html.to_str().unwrap()];
+        let output = run(&[&["what-if", logs][..], &settings, &more].concat());
+        assert_eq!(stderr(&output), "");
+        let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let rows = report["rows"].as_array().unwrap();
+        let of = |row: &serde_json::Value| format!("{} {} {}", row["source"], row["policy"], row["devices"]);
+        assert_eq!(rows.len(), 5);
+        assert_eq!(of(&rows[0]), r#""log" "as recorded" 2"#);
+        assert_eq!(of(&rows[2]), r#""simulated" "eager+head" 2"#);
+        assert_eq!((&rows[0]["all"]["in_time"], &rows[0]["all"]["attainment"]), (&50.into(), &1.0.into()));
+        assert!(rows[1]["busy"].as_f64() > rows[2]["busy"].as_f64(), "one device is busier than two");
+        let page = std::fs::read_to_string(html).unwrap();
+        assert!(page.contains("eager+head") && page.contains("as recorded"), "{page}");
+
+        let output = run(&["what-if", logs, "--slo-ms=m0=5"]);
+        assert!(
+            stdout(&output).contains("| simulated   | as recorded |       2 |    1 | all   |       50 |   0.00% |")
+        );
+    });
+}
+
+#[test]
+fn the_cheapest_setting_is_told() {
+    in_folder(&log(50), |_, logs| {
+        let output = run(&["advise", logs, "--policy", "eager+head"]);
+        assert_eq!(stderr(&output), "");
+        let said = stdout(&output);
+        assert!(said.contains("1 devices (the log has 2) with 'eager+head' answer 99% of each model's"), "{said}");
+    });
+}
+
+#[test]
+fn what_cannot_be_played_is_refused() {
+    let refuses = |arguments: &[&str], expected: &str| {
+        for command in ["what-if", "advise"] {
+            let output = run(&[&[command], arguments].concat());
+            let said = stderr(&output);
+            assert!(said.contains(expected) && !said.contains("panicked"), "{command} {arguments:?}: {said}");
+            assert!(!output.status.success());
+        }
+    };
+    refuses(&["no/such.log"], "downbeat: cannot read no/such.log: No such file");
+    in_folder(b"max_batch_size: 8\n", |folder, logs| {
+        refuses(&[logs], "shard-0.log: not a decision log: it does not begin with 'DBLOG'");
+        std::fs::remove_file(folder.join("shard-0.log")).unwrap();
+        refuses(&[logs], "there is no decision log in ");
+    });
+    in_folder(&log(0), |_, logs| refuses(&[logs], "there is no request in the log"));
+    in_folder(&log(2), |_, logs| {
+        refuses(
+            &[logs, "--slo-ms", "m7=5"],
+            "--slo-ms m7: there is no model m7 with requests in the log; there are m0",
+        );
+        refuses(&[logs, "--slo-ms", "m0"], "expected MODEL=MS, such as m0=30");
+        refuses(&[logs, "--slo-ms", "m0=0"], "must be more than 0");
+        for rate in ["0", "-1", "nan", "inf"] {
+            refuses(&[logs, "--rate", rate], "it has to be from 0.001 to 1000");
+        }
+        refuses(&[logs, "--policy", "lazy"], "unknown policy 'lazy'");
+        for target in ["0", "nan", "1.5"] {
+            let output = run(&["advise", logs, "--target", target]);
+            assert!(stderr(&output).contains("it has to be above 0 and at most 1"), "{}", stderr(&output));
+        }
+    });
+}

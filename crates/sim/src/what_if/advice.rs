@@ -1,0 +1,217 @@
+//! The cheapest setting that holds a target.
+
+use std::fmt;
+
+use downbeat_report::{Page, Table};
+use serde::Serialize;
+
+use super::figures::Figures;
+use super::recorded::Recorded;
+use super::setting::{BadSetting, Setting};
+use crate::parallel;
+use crate::policy::Policy;
+
+/// What is wanted of a setting.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Wanted {
+    /// Share of each model's requests that has to be answered in time.
+    pub target: f64,
+    /// Policies that may be taken; `None`: what each model had. Those that cannot serve what is in the log are passed over.
+    pub policies: Vec<Option<Policy>>,
+    /// What does not change: SLOs and the rate. Its policy is not looked at; its devices are the most that may be taken.
+    pub setting: Setting,
+}
+
+/// The cheapest setting that holds a target.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Advice {
+    /// The target.
+    pub target: f64,
+    /// Devices of the log.
+    pub recorded_devices: u32,
+    /// How many times as fast as in the log the requests come.
+    pub rate: f64,
+    /// The least devices with which some policy holds it; `None`: none does, with as many as may be taken.
+    pub devices: Option<u32>,
+    /// Most devices that may be taken.
+    pub most_devices: u32,
+    /// The policies on so many devices, or on the most: those that hold the target first, the largest margin first.
+    pub candidates: Vec<Candidate>,
+    /// The first candidate holds with batches of at most so many items; `None`: not with fewer than its models' own limits.
+    pub max_batch: Option<u32>,
+    /// The first candidate holds with all SLOs multiplied by this, and not with 0.02 less.
+    pub slo_factor: Option<f64>,
+    /// What is to be known of the log.
+    pub notes: Vec<String>,
+}
+
+/// A policy on a number of devices.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Candidate {
+    /// The policy.
+    pub policy: String,
+    /// The least attainment of any model.
+    pub attainment: f64,
+    /// It holds at this multiple of the rate, and not at 1% more; `None`: it does not hold the rate itself. At most [`MOST_MARGIN`].
+    pub margin: Option<f64>,
+    /// Mean of the devices' busy shares.
+    pub busy: f64,
+    /// Of all models.
+    pub all: Figures,
+}
+
+/// Margins are searched up to this.
+pub const MOST_MARGIN: f64 = 64.0;
+
+/// Finds the cheapest setting: the fewest devices, counted up from one; on these the policy with the largest margin; with it the smallest largest batch
+/// and the tightest SLOs that hold.
+///
+/// # Errors
+/// If the setting is none.
+pub fn advise(recorded: &Recorded, wanted: &Wanted, threads: usize) -> Result<Advice, BadSetting> {
+    let most_devices = wanted.setting.devices;
+    let policies = wanted.policies.iter().filter(|policy| recorded.suits(policy.as_ref()));
+    let settings: Vec<Setting> =
+        policies.map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
+    let mut found = None;
+    for devices in 1..=most_devices {
+        let settings: Vec<Setting> = settings.iter().map(|s| Setting { devices, ..s.clone() }).collect();
+        let holding = parallel::map(&settings, threads, |setting| holds(recorded, setting, wanted.target), |_| {});
+        if holding.into_iter().collect::<Result<Vec<bool>, _>>()?.contains(&true) {
+            found = Some((devices, settings));
+            break;
+        }
+    }
+    let devices = found.as_ref().map(|(devices, _)| *devices);
+    let settings = found.map_or(settings, |(_, settings)| settings);
+    let candidates = parallel::map(&settings, threads, |setting| candidate(recorded, setting, wanted.target), |_| {});
+    let candidates = candidates.into_iter().collect::<Result<Vec<Candidate>, _>>()?;
+    let mut ranked: Vec<(Candidate, Setting)> = candidates.into_iter().zip(settings).collect();
+    let worth = |candidate: &Candidate| (candidate.margin.unwrap_or(0.0), candidate.attainment);
+    ranked.sort_by(|(a, _), (b, _)| {
+        let (a, b) = (worth(a), worth(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    let best = ranked.first().filter(|_| devices.is_some()).map(|(_, setting)| setting.clone());
+    let (max_batch, slo_factor) = match &best {
+        Some(setting) => {
+            (smallest_batch(recorded, setting, wanted.target)?, Some(tightest(recorded, setting, wanted.target)?))
+        }
+        None => (None, None),
+    };
+    Ok(Advice {
+        target: wanted.target,
+        recorded_devices: recorded.devices,
+        rate: wanted.setting.rate,
+        devices,
+        most_devices,
+        candidates: ranked.into_iter().map(|(candidate, _)| candidate).collect(),
+        max_batch,
+        slo_factor,
+        notes: recorded.notes.clone(),
+    })
+}
+
+/// Whether each model's attainment is at least the target.
+fn holds(recorded: &Recorded, setting: &Setting, target: f64) -> Result<bool, BadSetting> {
+    // What floats make of a share such as 0.99 is no request.
+    let tolerated = 1.0 - target + 1e-12;
+    let mut simulation = recorded.simulation(setting)?;
+    simulation.give_up_above = Some(tolerated);
+    Ok(simulation.run()?.holds(tolerated))
+}
+
+fn candidate(recorded: &Recorded, setting: &Setting, target: f64) -> Result<Candidate, BadSetting> {
+    let row = recorded.run(setting)?;
+    let at = |factor: f64| holds(recorded, &Setting { rate: setting.rate * factor, ..setting.clone() }, target);
+    let margin = if at(1.0)? { Some(highest(at)?) } else { None };
+    let attainment = row.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
+    Ok(Candidate { policy: row.policy, attainment, margin, busy: row.busy, all: row.all })
+}
+
+/// The highest factor, from 1, which holds, to 1%.
+fn highest(holds: impl Fn(f64) -> Result<bool, BadSetting>) -> Result<f64, BadSetting> {
+    let (mut low, mut high) = (1.0, 2.0);
+    while holds(high)? {
+        low = high;
+        if low >= MOST_MARGIN {
+            return Ok(low);
+        }
+        high *= 2.0;
+    }
+    while high / low > 1.01 {
+        let middle = (low * high).sqrt();
+        *(if holds(middle)? { &mut low } else { &mut high }) = middle;
+    }
+    Ok(low)
+}
+
+/// The smallest power of two that holds as the largest batch of all models; `None`: none below their limits.
+fn smallest_batch(recorded: &Recorded, setting: &Setting, target: f64) -> Result<Option<u32>, BadSetting> {
+    let largest = recorded.models.iter().map(|model| model.options.max_batch).max().unwrap_or(1);
+    for size in (0..31).map(|power| 1 << power).take_while(|size| *size < largest) {
+        if holds(recorded, &Setting { max_batch: Some(size), ..setting.clone() }, target)? {
+            return Ok(Some(size));
+        }
+    }
+    Ok(None)
+}
+
+/// The tightest SLOs that hold, as a share of those that there are, to 0.02.
+fn tightest(recorded: &Recorded, setting: &Setting, target: f64) -> Result<f64, BadSetting> {
+    let (mut low, mut high) = (0.0, 1.0);
+    while high - low > 0.02 {
+        let middle = (low + high) / 2.0;
+        let tighter = Setting { slo_factor: setting.slo_factor * middle, ..setting.clone() };
+        *(if holds(recorded, &tighter, target)? { &mut high } else { &mut low }) = middle;
+    }
+    Ok(high)
+}
+
+impl Advice {
+    fn table(&self) -> Table<&Candidate> {
+        Table::of(&self.candidates)
+            .text("policy", |candidate| candidate.policy.clone())
+            .number("worst model in time", |candidate| format!("{:.2}%", 100.0 * candidate.attainment))
+            .some("holds at times the rate", |candidate| candidate.margin.map(|margin| format!("{margin:.2}")))
+            .number("busy", |candidate| format!("{:.1}%", 100.0 * candidate.busy))
+            .number("goodput r/s", |candidate| format!("{:.1}", candidate.all.goodput))
+            .some("waits p50 ms", |candidate| candidate.all.delay_p50_ms.map(|ms| format!("{ms:.2}")))
+            .some("p99 ms", |candidate| candidate.all.delay_p99_ms.map(|ms| format!("{ms:.2}")))
+    }
+
+    fn sentence(&self) -> String {
+        let target = format!("{}% of each model's requests in time", 100.0 * self.target);
+        let (Some(devices), Some(best)) = (self.devices, self.candidates.first()) else {
+            return format!("No policy answers {target} on {} devices or fewer.", self.most_devices);
+        };
+        let margin = best.margin.unwrap_or(1.0);
+        let margin = if margin >= MOST_MARGIN {
+            format!("{margin:.0} times the rate and more")
+        } else {
+            format!("{margin:.2} times the rate")
+        };
+        let batch = self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold it, too."));
+        let slo =
+            self.slo_factor.map_or(String::new(), |factor| format!(" SLOs could be {factor:.2} of what they are."));
+        format!(
+            "{devices} devices (the log has {}) with '{}' answer {target}, up to {margin}; no policy does on fewer.{batch}{slo}",
+            self.recorded_devices, best.policy
+        )
+    }
+
+    /// As one HTML page that needs nothing else.
+    pub fn page(&self) -> String {
+        let devices = self.devices.unwrap_or(self.most_devices);
+        let page = Page::new("Advice").note(&self.sentence()).table(&format!("On {devices} devices"), &self.table());
+        self.notes.iter().fold(page, |page, note| page.note(note)).html()
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.table().fmt(f)?;
+        writeln!(f, "\n{}", self.sentence())?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))
+    }
+}

@@ -1,0 +1,96 @@
+//! Settings beside what happened.
+
+use std::fmt;
+
+use downbeat_report::{Page, Table};
+use serde::Serialize;
+
+use super::figures::Figures;
+use super::recorded::Recorded;
+use super::setting::{BadSetting, Setting};
+use crate::parallel;
+
+/// What came of the requests under one setting.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// `log`: what happened; or `simulated`.
+    pub source: String,
+    /// By which policy.
+    pub policy: String,
+    /// Devices.
+    pub devices: u32,
+    /// How many times as fast the requests came.
+    pub rate: f64,
+    /// The largest batch, if it was changed.
+    pub max_batch: Option<u32>,
+    /// Mean of the devices' busy shares.
+    pub busy: f64,
+    /// Of all models.
+    pub all: Figures,
+    /// By model.
+    pub models: Vec<super::ModelFigures>,
+}
+
+/// Settings beside what happened.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Comparison {
+    /// What happened first, then the settings in their order.
+    pub rows: Vec<Row>,
+    /// What is to be known before they are compared.
+    pub notes: Vec<String>,
+}
+
+impl Comparison {
+    /// Runs the settings on as many threads.
+    ///
+    /// # Errors
+    /// If one cannot be run.
+    pub fn of(recorded: &Recorded, settings: &[Setting], threads: usize) -> Result<Comparison, BadSetting> {
+        let rows = parallel::map(settings, threads, |setting| recorded.run(setting), |_| {});
+        let rows = std::iter::once(Ok(recorded.happened.clone())).chain(rows);
+        Ok(Comparison { rows: rows.collect::<Result<_, _>>()?, notes: recorded.notes.clone() })
+    }
+
+    fn table(&self) -> Table<(&Row, String, &Figures)> {
+        let of_row = |row: &'_ Row| -> usize { if row.models.len() > 1 { row.models.len() } else { 0 } };
+        let rows = self.rows.iter().flat_map(|row| {
+            let models =
+                row.models.iter().take(of_row(row)).map(move |model| (row, model.model.clone(), &model.figures));
+            std::iter::once((row, "all".to_owned(), &row.all)).chain(models)
+        });
+        let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.2}"));
+        Table::of(rows)
+            .text("requests of", |(row, ..)| row.source.clone())
+            .text("policy", |(row, ..)| row.policy.clone())
+            .number("devices", |(row, ..)| row.devices)
+            .number("rate", |(row, ..)| row.rate)
+            .text("model", |(_, model, _)| model.clone())
+            .number("requests", |(.., figures)| figures.requests)
+            .number("in time", |(.., figures)| format!("{:.2}%", 100.0 * figures.attainment))
+            .number("goodput r/s", |(.., figures)| format!("{:.1}", figures.goodput))
+            .some("busy", |(row, model, _)| (model == "all").then(|| format!("{:.1}%", 100.0 * row.busy)))
+            .number("late", |(.., figures)| figures.late)
+            .number("rejected", |(.., figures)| figures.rejected)
+            .text("dropped", |(.., figures)| {
+                let dropped = figures.dropped.iter().map(|(reason, count)| format!("{count} {reason}"));
+                let words = dropped.collect::<Vec<_>>().join(", ");
+                if words.is_empty() { "0".to_owned() } else { words }
+            })
+            .some("unknown", |(.., figures)| (figures.unknown > 0).then_some(figures.unknown))
+            .some("waits p50 ms", |(.., figures)| ms(figures.delay_p50_ms))
+            .some("p99 ms", |(.., figures)| ms(figures.delay_p99_ms))
+    }
+
+    /// As one HTML page that needs nothing else.
+    pub fn page(&self) -> String {
+        let page = Page::new("What if").table("The log beside other settings", &self.table());
+        self.notes.iter().fold(page, |page, note| page.note(note)).html()
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.table().fmt(f)?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n{note}\n"))
+    }
+}

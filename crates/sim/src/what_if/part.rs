@@ -1,0 +1,179 @@
+//! One file of a decision log: of a scheduler, a shard or the matchmaker.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use downbeat_core::cluster::journal::{Decision, Entry, Input, LogError, MachineKind, Record, read};
+use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, Output, Request};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+
+/// What one file says.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub machine: MachineKind,
+    /// With the last profiles and dispatch policy that they had.
+    pub models: BTreeMap<ModelId, ModelOptions>,
+    pub requests: Vec<Seen>,
+    pub batches: Vec<Batch>,
+    /// When batches were done.
+    pub completions: HashMap<(DeviceId, BatchId), Time>,
+    /// The largest number of devices of a kind that there was at once.
+    pub devices: BTreeMap<DeviceKind, u32>,
+    pub network: NetworkBudget,
+    /// Inputs that a simulation does not have: what they are called.
+    pub passed_over: BTreeSet<&'static str>,
+    /// Whether a rehearsal has said what models do.
+    pub rehearsed: bool,
+    /// By request: where it waits.
+    open: HashMap<RequestId, usize>,
+    /// By device: its kind, until it leaves.
+    present: BTreeMap<DeviceId, DeviceKind>,
+    added_models: u32,
+    added_devices: u32,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub at: Time,
+    pub request: Request,
+    pub fate: Fate,
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fate {
+    /// Not in the log: it was cancelled, or the log ended before.
+    Unknown,
+    Rejected,
+    Dropped(DropReason),
+    /// It went with this batch of the part.
+    Sent(usize),
+}
+
+/// A batch that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    pub key: (DeviceId, BatchId),
+    /// When it was planned to start, and to run for how long.
+    pub start: Time,
+    pub expected: Duration,
+}
+
+impl Part {
+    /// Reads a file.
+    pub fn read(bytes: &[u8]) -> Result<Part, LogError> {
+        let (machine, entries) = read(bytes)?;
+        let mut part = Part {
+            machine,
+            models: BTreeMap::new(),
+            requests: Vec::new(),
+            batches: Vec::new(),
+            completions: HashMap::new(),
+            devices: BTreeMap::new(),
+            network: NetworkBudget::default(),
+            passed_over: BTreeSet::new(),
+            rehearsed: false,
+            open: HashMap::new(),
+            present: BTreeMap::new(),
+            added_models: 0,
+            added_devices: 0,
+        };
+        for entry in entries {
+            let Entry { record, .. } = entry?;
+            match record {
+                Record::Input(now, input) => part.input(now, input),
+                Record::Decision(decision) => part.decision(decision),
+            }
+        }
+        Ok(part)
+    }
+
+    fn input(&mut self, now: Time, input: Input) {
+        match input {
+            Input::Request(request) => {
+                self.open.insert(request.id, self.requests.len());
+                self.requests.push(Seen { at: now, request, fate: Fate::Unknown });
+            }
+            Input::AddModel(id, options) => {
+                // A scheduler gives ids out in order, whatever it is asked for.
+                let id = if self.machine == MachineKind::Scheduler { ModelId(self.added_models) } else { id };
+                self.added_models += 1;
+                self.models.insert(id, *options);
+            }
+            Input::SetProfile(id, profiles) => {
+                if let Some(options) = self.models.get_mut(&id) {
+                    options.profiles = *profiles;
+                }
+            }
+            Input::SetDispatch(id, dispatch) => {
+                if let Some(options) = self.models.get_mut(&id) {
+                    options.dispatch = dispatch;
+                }
+            }
+            Input::SetNetwork(network) => self.network = network,
+            Input::AddDevice(kind) => {
+                self.present.insert(DeviceId(self.added_devices), kind);
+                self.added_devices += 1;
+                let now = self.present.values().filter(|known| **known == kind).count() as u32;
+                self.at_least(kind, now);
+            }
+            Input::RemoveDevice(device) => {
+                self.present.remove(&device);
+                self.passed_over.insert("devices that left");
+            }
+            Input::SetDevices(kind, devices) => self.at_least(kind, devices),
+            Input::Completion { device, batch } => {
+                self.completions.insert((device, batch), now);
+            }
+            Input::Cancel { .. } => {
+                self.passed_over.insert("cancelled requests (they are served)");
+            }
+            Input::RemoveModel(_) => {
+                self.passed_over.insert("models that were removed");
+            }
+            Input::SetBehaviour(_, behaviour) => self.rehearsed |= behaviour.is_some(),
+            Input::Flush(_) => {
+                self.passed_over.insert("queues that were flushed");
+            }
+            Input::SetLoad(..) => {
+                self.passed_over.insert("what others ran on the devices");
+            }
+            Input::SetWakeMargin(margin) if margin > Duration::ZERO => {
+                self.passed_over.insert("wake-ups that may be late");
+            }
+            _ => {}
+        }
+    }
+
+    fn at_least(&mut self, kind: DeviceKind, devices: u32) {
+        let most = self.devices.entry(kind).or_default();
+        *most = devices.max(*most);
+    }
+
+    fn decision(&mut self, decision: Decision) {
+        match decision {
+            // It is about the request before.
+            Decision::Reject(_) => {
+                if let Some(seen) = self.requests.last_mut() {
+                    self.open.remove(&seen.request.id);
+                    seen.fate = Fate::Rejected;
+                }
+            }
+            Decision::Output(Output::Drop { request, reason, .. }) => self.set(request, Fate::Dropped(reason)),
+            Decision::Output(Output::Dispatch { batch, device, members, start, expected, .. }) => {
+                let index = self.batches.len();
+                self.batches.push(Batch { key: (device, batch), start, expected });
+                for member in members {
+                    self.set(member, Fate::Sent(index));
+                }
+            }
+            Decision::Candidate(..) | Decision::Answer(_) | Decision::Grant(_) => {}
+        }
+    }
+
+    fn set(&mut self, request: RequestId, fate: Fate) {
+        if let Some(seen) = self.open.remove(&request).and_then(|at| self.requests.get_mut(at)) {
+            seen.fate = fate;
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What a decision log says.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use downbeat_core::cluster::journal::{LogError, MachineKind};
+use downbeat_core::cluster::{ModelOptions, NetworkBudget};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
+
+use super::comparison::Row;
+use super::figures::{Figures, ModelFigures, median, word};
+use super::part::{Fate, Part, Seen};
+use crate::feed::Arrival;
+use crate::rehearsed::is_adaptive;
+use crate::scenario::MOST_DEVICES;
+
+/// What a decision log says: what came, to be played again, and what came of it.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The models that anything was asked of, in order of their ids.
+    pub models: Vec<RecordedModel>,
+    /// All requests, from the first on, which comes at zero. Their models are places in `models`.
+    pub arrivals: Arc<[Arrival]>,
+    /// Devices: the most that there were at once.
+    pub devices: u32,
+    /// What messages take.
+    pub network: NetworkBudget,
+    /// From the first arrival to the last; at least a millisecond.
+    pub span: Duration,
+    /// What came of it, as a setting of its own.
+    pub happened: Row,
+    /// What is to be known before the log is compared with a simulation.
+    pub notes: Vec<String>,
+}
+
+/// A model of a log.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RecordedModel {
+    /// As the log calls it.
+    pub id: ModelId,
+    /// How it was scheduled in the end, with the last profiles that it had.
+    pub options: ModelOptions,
+    /// The median time from arrival to deadline; `None`: none of its requests has a deadline.
+    pub slo: Option<Duration>,
+}
+
+/// Why a log cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum BadLog {
+    /// It cannot be read.
+    #[error("cannot read {}", .0.display())]
+    Read(PathBuf, #[source] std::io::Error),
+    /// A folder without a log.
+    #[error("there is no decision log in {}: no shard-0.log", .0.display())]
+    Empty(PathBuf),
+    /// It is none, or damaged.
+    #[error("{}", .0.display())]
+    Log(PathBuf, #[source] LogError),
+    /// Nothing was asked.
+    #[error("there is no request in the log{}", if *.0 { ": a matchmaker's says only what devices were given to; add those of the shards" } else { "" })]
+    NoRequests(bool),
+    /// Nothing could run.
+    #[error("there is no device in the log")]
+    NoDevices,
+    /// More than can be simulated.
+    #[error("there are {0} devices in the log; at most {MOST_DEVICES} can be simulated")]
+    TooManyDevices(u64),
+    /// Devices that differ.
+    #[error("the log's devices are of {0} kinds; only a cluster of equal devices can be simulated")]
+    Kinds(usize),
+    /// A request of a model that was never added.
+    #[error("{0} has requests in the log and was never added")]
+    UnknownModel(ModelId),
+}
+
+/// All files of a log.
+struct Parts {
+    parts: Vec<Part>,
+    completions: HashMap<(DeviceId, BatchId), Time>,
+    /// Whether the log says when batches were done.
+    has_completions: bool,
+    network: NetworkBudget,
+}
+
+impl Recorded {
+    /// Reads logs of one run: files, or the folder that `downbeat serve` writes them in.
+    ///
+    /// # Errors
+    /// If one cannot be read or is none, or together they hold nothing that can be played.
+    pub fn read(paths: &[PathBuf]) -> Result<Recorded, BadLog> {
+        let mut files: BTreeSet<PathBuf> = BTreeSet::new();
+        for path in paths {
+            if path.is_dir() { files.extend(logs_in(path)?) } else { files.extend([path.clone()]) }
+        }
+        let files = files.into_iter().map(|file| {
+            let bytes = std::fs::read(&file).map_err(|error| BadLog::Read(file.clone(), error))?;
+            Ok((file, bytes))
+        });
+        Recorded::of(&files.collect::<Result<Vec<_>, BadLog>>()?)
+    }
+
+    /// As [`Recorded::read`], of what is in the files.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
+        let parts =
+            files.iter().map(|(file, bytes)| Part::read(bytes).map_err(|error| BadLog::Log(file.clone(), error)));
+        let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
+        let completions: HashMap<_, _> =
+            parts.iter_mut().flat_map(|part| std::mem::take(&mut part.completions)).collect();
+        let has_completions = parts.iter().any(|part| !matches!(part.machine, MachineKind::Shard { .. }));
+        let network = parts.iter().map(|part| part.network).find(|network| *network != NetworkBudget::default());
+        let all = Parts { parts, completions, has_completions, network: network.unwrap_or_default() };
+        let (kind, devices) = all.devices()?;
+        let mut seen: Vec<(&Part, &Seen)> =
+            all.parts.iter().flat_map(|part| part.requests.iter().map(move |seen| (part, seen))).collect();
+        seen.sort_by_key(|(_, seen)| seen.at);
+        let (Some((_, first)), Some((_, last))) = (seen.first(), seen.last()) else {
+            return Err(BadLog::NoRequests(all.parts.iter().all(|part| part.machine == MachineKind::Matchmaker)));
+        };
+        let (begin, span) = (first.at, last.at.since(first.at).as_nanos());
+        let span = Duration::from_nanos(span.max(1_000_000));
+        let models = all.models(&seen, kind)?;
+        let places: BTreeMap<ModelId, u32> = models.iter().map(|model| model.id).zip(0..).collect();
+        let arrival = |(_, seen): &(&Part, &Seen)| {
+            let after = |at: Time| if at == Time::MAX { at } else { Time::ZERO + at.since(begin) };
+            let model = ModelId(places.get(&seen.request.model).copied().unwrap_or_default());
+            Arrival {
+                at: after(seen.at),
+                model,
+                deadline: after(seen.request.deadline),
+                queue_expiry: after(seen.request.queue_expiry),
+                level: seen.request.level,
+                size: seen.request.size,
+            }
+        };
+        let arrivals: Arc<[Arrival]> = seen.iter().map(arrival).collect();
+        let happened = all.happened(&models, &seen, devices, span, begin);
+        let notes = all.notes(&models, &arrivals, devices);
+        Ok(Recorded { models, arrivals, devices, network: all.network, span, happened, notes })
+    }
+}
+
+/// The logs of a server's scheduler in this folder.
+fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
+    let failed = |error| BadLog::Read(folder.to_owned(), error);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_ours = name == "matchmaker.log" || name.starts_with("shard-") && name.ends_with(".log");
+        // A part that had nothing to say has written nothing.
+        if is_ours && entry.metadata().map_err(failed)?.len() > 0 {
+            files.push(entry.path());
+        }
+    }
+    if files.is_empty() { Err(BadLog::Empty(folder.to_owned())) } else { Ok(files) }
+}
+
+impl Parts {
+    /// The kind of the devices, and how many there are.
+    fn devices(&self) -> Result<(DeviceKind, u32), BadLog> {
+        let mut devices: BTreeMap<DeviceKind, u32> = BTreeMap::new();
+        for (kind, count) in self.parts.iter().flat_map(|part| &part.devices) {
+            let most = devices.entry(*kind).or_default();
+            *most = (*most).max(*count);
+        }
+        devices.retain(|_, count| *count > 0);
+        let mut known = devices.iter();
+        match (known.next(), known.next()) {
+            (None, _) if self.parts.iter().all(|part| part.requests.is_empty()) => Err(BadLog::NoRequests(false)),
+            (None, _) => Err(BadLog::NoDevices),
+            (Some(_), Some(_)) => Err(BadLog::Kinds(devices.len())),
+            (Some((_, count)), None) if *count > MOST_DEVICES => Err(BadLog::TooManyDevices(u64::from(*count))),
+            (Some((kind, count)), None) => Ok((*kind, *count)),
+        }
+    }
+
+    fn models(&self, seen: &[(&Part, &Seen)], kind: DeviceKind) -> Result<Vec<RecordedModel>, BadLog> {
+        let mut budgets: BTreeMap<ModelId, Vec<Duration>> = BTreeMap::new();
+        for (_, Seen { at, request, .. }) in seen {
+            let budgets = budgets.entry(request.model).or_default();
+            budgets.extend((request.deadline < Time::MAX).then(|| request.deadline.since(*at)));
+        }
+        let places: BTreeMap<ModelId, u32> = budgets.keys().copied().zip(0..).collect();
+        let models = budgets.into_iter().map(|(id, budgets)| {
+            let options = self.parts.iter().find_map(|part| part.models.get(&id)).ok_or(BadLog::UnknownModel(id))?;
+            let mut options = options.clone();
+            options.profiles = options.profiles.get(kind).unwrap_or_else(|| options.profiles.first()).clone().into();
+            options.shares_limit = options.shares_limit.and_then(|other| places.get(&other).copied()).map(ModelId);
+            Ok(RecordedModel { id, options, slo: median(budgets) })
+        });
+        models.collect()
+    }
+
+    /// When a batch was done, as far as it is known.
+    fn end(&self, part: &Part, batch: usize) -> Option<Time> {
+        let batch = part.batches.get(batch)?;
+        if self.has_completions {
+            self.completions.get(&batch.key).copied()
+        } else {
+            Some(batch.start + batch.expected)
+        }
+    }
+
+    fn happened(
+        &self,
+        models: &[RecordedModel],
+        seen: &[(&Part, &Seen)],
+        devices: u32,
+        span: Duration,
+        begin: Time,
+    ) -> Row {
+        let mut counts: BTreeMap<ModelId, (Figures, Vec<Duration>)> = BTreeMap::new();
+        for (part, Seen { at, request, fate }) in seen {
+            let (figures, waits) = counts.entry(request.model).or_default();
+            figures.requests += 1;
+            match *fate {
+                Fate::Unknown => figures.unknown += 1,
+                Fate::Rejected => figures.rejected += 1,
+                Fate::Dropped(reason) => *figures.dropped.entry(word(reason)).or_default() += 1,
+                Fate::Sent(batch) => match self.end(part, batch) {
+                    None => figures.unknown += 1,
+                    Some(end) => {
+                        let in_time = end + self.network.reply <= request.deadline;
+                        *(if in_time { &mut figures.in_time } else { &mut figures.late }) += 1;
+                        waits.push(part.batches[batch].start.since(*at));
+                    }
+                },
+            }
+        }
+        let waits = counts.values().flat_map(|(_, waits)| waits.iter().copied()).collect::<Vec<_>>();
+        let all = Figures::sum(counts.values().map(|(figures, _)| figures)).finished(span, waits);
+        let figures = models.iter().filter_map(|model| {
+            let (figures, waits) = counts.remove(&model.id)?;
+            Some(ModelFigures { model: model.id.to_string(), figures: figures.finished(span, waits) })
+        });
+        let models = figures.collect();
+        let (mut busy, mut over) = (0.0, begin + span);
+        for part in &self.parts {
+            for (index, batch) in part.batches.iter().enumerate() {
+                let end = self.end(part, index).unwrap_or(batch.start);
+                busy += end.since(batch.start).as_secs_f64();
+                over = over.max(end);
+            }
+        }
+        let busy = busy / (f64::from(devices) * over.since(begin).as_secs_f64());
+        Row {
+            source: "log".to_owned(),
+            policy: "as recorded".to_owned(),
+            devices,
+            rate: 1.0,
+            max_batch: None,
+            busy,
+            all,
+            models,
+        }
+    }
+
+    /// How long batches took, as a share of what was expected: mean and standard deviation.
+    fn execution(&self) -> Option<(f64, f64)> {
+        let batches = self.parts.iter().flat_map(|part| &part.batches);
+        let shares = batches.filter(|batch| batch.expected > Duration::ZERO).filter_map(|batch| {
+            let end = self.completions.get(&batch.key)?;
+            Some(end.since(batch.start).as_secs_f64() / batch.expected.as_secs_f64())
+        });
+        let shares: Vec<f64> = shares.collect();
+        let count = shares.len() as f64;
+        let mean = shares.iter().sum::<f64>() / count;
+        let variance = shares.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / count;
+        (count > 0.0).then(|| (mean, variance.sqrt()))
+    }
+
+    fn notes(&self, models: &[RecordedModel], arrivals: &[Arrival], devices: u32) -> Vec<String> {
+        let mut notes = Vec::new();
+        let passed_over: BTreeSet<&str> = self.parts.iter().flat_map(|part| &part.passed_over).copied().collect();
+        if !passed_over.is_empty() {
+            let words: Vec<&str> = passed_over.into_iter().collect();
+            notes.push(format!("The log has what a simulation does not: {}.", words.join(", ")));
+        }
+        let indices = self.parts.iter().filter_map(|part| match part.machine {
+            MachineKind::Shard { index, shards } => Some((index, shards)),
+            _ => None,
+        });
+        let indices: BTreeSet<(u32, u32)> = indices.collect();
+        if let Some((_, shards)) = indices.first().filter(|(_, shards)| (indices.len() as u32) < *shards) {
+            notes.push(format!(
+                "There are {} of the {shards} shards' logs: the other shards' requests are missing. A shard that was asked nothing may have none.",
+                indices.len()
+            ));
+        }
+        if !self.has_completions {
+            notes.push(
+                "Without matchmaker.log it is not known when batches were done: what happened is as it was planned."
+                    .to_owned(),
+            );
+        }
+        if let Some((mean, deviation)) = self.execution().filter(|(mean, sd)| (mean - 1.0).abs() > 0.005 || *sd > 0.005)
+        {
+            notes.push(format!(
+                "Batches took {mean:.2} times what their profiles say, with a standard deviation of {deviation:.2}; the simulation takes the profiles' times."
+            ));
+        }
+        let limited = models.iter().filter(|model| model.options.max_in_flight < devices);
+        let limited: Vec<String> =
+            limited.map(|model| format!("{} {}", model.id, model.options.max_in_flight)).collect();
+        if !limited.is_empty() {
+            notes.push(format!("Batches that run at once are limited as in the log: {}.", limited.join(", ")));
+        }
+        let adaptive = models.iter().any(|model| is_adaptive(&model.options));
+        if adaptive && !self.parts.iter().any(|part| part.rehearsed) {
+            let note = "The log has adaptive models and no decision of a rehearsal; the simulation rehearses unless told otherwise.";
+            notes.push(note.to_owned());
+        }
+        if arrivals.iter().any(|arrival| arrival.deadline == Time::MAX) {
+            notes.push("Requests without a deadline count as answered in time whenever they are answered.".to_owned());
+        }
+        notes
+    }
+}

@@ -1,0 +1,193 @@
+//! What is changed of a log, and the run that comes of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use downbeat_core::{Duration, ModelId, Time};
+
+use super::comparison::Row;
+use super::figures::{Figures, ModelFigures};
+use super::recorded::{Recorded, RecordedModel};
+use crate::arrivals::{Arrivals, BadArrivals};
+use crate::feed::Arrival;
+use crate::network::Network;
+use crate::pace::Pace;
+use crate::policy::Policy;
+use crate::report::Report;
+use crate::simulation::{Load, Simulation};
+use crate::system::System;
+
+/// What is changed of a log.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Setting {
+    /// The policy of all models; `None`: what each had.
+    pub policy: Option<Policy>,
+    /// How many devices.
+    pub devices: u32,
+    /// How many times as fast the requests come: their distances are divided by it.
+    pub rate: f64,
+    /// By model: the time from arrival to deadline of all its requests. The others keep their own.
+    pub slos: BTreeMap<ModelId, Duration>,
+    /// All times from arrival to deadline are multiplied by it.
+    pub slo_factor: f64,
+    /// Batches have at most so many items, and what each model's limit is; `None`: the limits alone.
+    pub max_batch: Option<u32>,
+    /// Whether adaptive models are rehearsed, as they are by a server.
+    pub rehearse: bool,
+}
+
+/// Why a setting cannot be run.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum BadSetting {
+    /// An SLO of a model that is not asked anything in the log.
+    #[error("there is no model {0} with requests in the log; there are {1}")]
+    UnknownModel(String, String),
+    /// A system that knows single items with deadlines only.
+    #[error(
+        "'{0}' serves only requests of one item with a deadline, without priority levels and queue expiries; this log has others"
+    )]
+    Requests(String),
+    /// No rate.
+    #[error("the rate is {0}; it has to be a number above 0")]
+    Rate(f64),
+    /// No device.
+    #[error("there is no device; a cluster needs at least one")]
+    NoDevices,
+    /// Not to be run.
+    #[error(transparent)]
+    Arrivals(#[from] BadArrivals),
+}
+
+impl Setting {
+    /// Nothing is changed.
+    pub fn of(recorded: &Recorded) -> Setting {
+        Setting {
+            policy: None,
+            devices: recorded.devices,
+            rate: 1.0,
+            slos: BTreeMap::new(),
+            slo_factor: 1.0,
+            max_batch: None,
+            rehearse: true,
+        }
+    }
+}
+
+fn scaled(span: Duration, factor: f64) -> Duration {
+    if factor == 1.0 { span } else { Duration::from_nanos((span.as_nanos() as f64 * factor).round() as u64) }
+}
+
+impl Recorded {
+    /// Whether this policy can serve what is in the log.
+    pub(super) fn suits(&self, policy: Option<&Policy>) -> bool {
+        let simple = |arrival: &Arrival| {
+            let Arrival { deadline, queue_expiry, level, size, .. } = arrival;
+            *deadline < Time::MAX && *queue_expiry == Time::MAX && *level == 0 && *size == 1
+        };
+        policy.is_none_or(|policy| policy.system() == System::Downbeat) || self.arrivals.iter().all(simple)
+    }
+
+    /// The model that the log calls so.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn model(&self, name: &str) -> Result<ModelId, BadSetting> {
+        let found = self.models.iter().find(|model| model.id.to_string() == name).map(|model| model.id);
+        let known = || self.models.iter().map(|model| model.id.to_string()).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| BadSetting::UnknownModel(name.to_owned(), known()))
+    }
+
+    /// The log's requests under this setting.
+    ///
+    /// # Errors
+    /// If the setting is none, or the policy cannot serve them.
+    pub fn simulation(&self, setting: &Setting) -> Result<Simulation, BadSetting> {
+        let Setting { policy, devices, rate, slo_factor, .. } = setting;
+        if !(rate.is_finite() && *rate > 0.0) {
+            return Err(BadSetting::Rate(*rate));
+        }
+        if *devices == 0 {
+            return Err(BadSetting::NoDevices);
+        }
+        if let Some(policy) = policy.as_ref().filter(|policy| !self.suits(Some(policy))) {
+            return Err(BadSetting::Requests(policy.to_string()));
+        }
+        let own: Vec<Option<Duration>> =
+            self.models.iter().map(|model| setting.slos.get(&model.id).map(|slo| scaled(*slo, *slo_factor))).collect();
+        let arrival = |arrival: &Arrival| {
+            let at = Time::ZERO + scaled(arrival.at.since(Time::ZERO), 1.0 / rate);
+            let later = |then: Time, factor: f64| {
+                if then == Time::MAX { then } else { at + scaled(then.since(arrival.at), factor) }
+            };
+            let own = own.get(arrival.model.0 as usize).copied().flatten();
+            let deadline = own.map_or_else(|| later(arrival.deadline, *slo_factor), |slo| at + slo);
+            Arrival { at, deadline, queue_expiry: later(arrival.queue_expiry, 1.0), ..*arrival }
+        };
+        let arrivals: Arc<[Arrival]> = self.arrivals.iter().map(arrival).collect();
+        let span = Duration::from_nanos(scaled(self.span, 1.0 / rate).as_nanos().max(1));
+        let mut counts = vec![0u64; self.models.len()];
+        arrivals.iter().for_each(|arrival| counts[arrival.model.0 as usize] += 1);
+        let loads = self.models.iter().zip(&own).zip(&counts).map(|((model, own), count)| {
+            let rate = *count as f64 / span.as_secs_f64();
+            self.load(setting, model, *own, rate)
+        });
+        let rehearsal = Simulation::default().rehearsal;
+        Ok(Simulation {
+            rehearsal: if setting.rehearse { rehearsal } else { 0 },
+            system: policy.as_ref().map_or(System::Downbeat, Policy::system),
+            loads: loads.collect(),
+            devices: *devices,
+            warm_up: Duration::ZERO,
+            span,
+            network: Network { budget: self.network, ..Network::default() },
+            recorded: Some(arrivals),
+            ..Simulation::default()
+        })
+    }
+
+    fn load(&self, setting: &Setting, model: &RecordedModel, own: Option<Duration>, rate: f64) -> Load {
+        let mut options = model.options.clone();
+        // Without deadlines, what a timeout by a share of the SLO is a share of.
+        let some = options.profiles.first().latency(options.max_batch).saturating_mul(8);
+        let slo = own.or_else(|| model.slo.map(|slo| scaled(slo, setting.slo_factor))).unwrap_or(some);
+        if let Some(policy) = &setting.policy {
+            (options.dispatch, options.drop) = (policy.dispatch(slo), policy.drop());
+        }
+        if let Some(most) = setting.max_batch {
+            options.max_batch = options.max_batch.min(most);
+        }
+        // Where all devices could run it at once, all of another number can, too.
+        if options.max_in_flight >= self.devices {
+            options.max_in_flight = u32::MAX;
+        }
+        Load { options, slo, arrivals: Arrivals::Poisson, rate, pace: Pace::default() }
+    }
+
+    /// Runs the log's requests under this setting.
+    ///
+    /// # Errors
+    /// As [`Recorded::simulation`].
+    pub fn run(&self, setting: &Setting) -> Result<Row, BadSetting> {
+        let report = self.simulation(setting)?.run()?;
+        Ok(self.row(setting, &report))
+    }
+
+    pub(super) fn row(&self, setting: &Setting, report: &Report) -> Row {
+        let figures = self.models.iter().zip(&report.models).map(|(model, of)| ModelFigures {
+            model: model.id.to_string(),
+            figures: Figures::simulated(of, report.span),
+        });
+        let models: Vec<ModelFigures> = figures.collect();
+        let waits = report.models.iter().flat_map(|model| model.waits.iter().copied());
+        Row {
+            source: "simulated".to_owned(),
+            policy: setting.policy.as_ref().map_or("as recorded".to_owned(), ToString::to_string),
+            devices: setting.devices,
+            rate: setting.rate,
+            max_batch: setting.max_batch,
+            busy: report.mean_busy(),
+            all: Figures::sum(models.iter().map(|model| &model.figures)).finished(report.span, waits),
+            models,
+        }
+    }
+}

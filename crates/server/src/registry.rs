@@ -394,14 +394,14 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
-    /// Looks at what the server has done, for the autoscale advice; to be called every [`crate::autoscale::EVERY`].
+    /// Looks at what the server has done, for the autoscale advice; to be called once a second.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
             watch.look(&self.metrics);
         }
     }
 
-    /// [`Driver::close_log`]; at the end.
+    /// Writes out what there is of the decision log, and ends it; at the end.
     pub fn close_decision_log(&self) {
         self.driver.close_log();
     }

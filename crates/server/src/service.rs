@@ -106,7 +106,7 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// What ran on the lanes of devices `last` long until now, at most [`crate::host::REMEMBERED`]; `None` if there are none.
+    /// What ran on the lanes of devices `last` long until now, at most `host::REMEMBERED`; `None` if there are none.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None
     }

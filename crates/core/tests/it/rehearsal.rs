@@ -123,3 +123,13 @@ proptest! {
         prop_assert_eq!(whole, run(step));
     }
 }
+
+/// Nobody can be late, so that all behaviours are one: no time is spent.
+#[test]
+fn without_a_deadline_nothing_is_tried() {
+    let mut rehearsal = rehearsal(false, 2, &options(1_000, 2_000), 2);
+    feed(&mut rehearsal, 2, Duration::MAX, 500, 5_000);
+    assert_eq!(rehearsal.step(u64::MAX), 0);
+    feed(&mut rehearsal, 2, ms(50), 500, 5_000);
+    assert!(rehearsal.step(u64::MAX) > 0);
+}

@@ -168,6 +168,10 @@ impl Rehearsal {
         }
         let mut past = Vec::new();
         self.past.copy(&mut past);
+        // Without a deadline there is nothing to wait for, and nothing is given up: all behaviours are one.
+        if past.iter().all(|arrival| arrival.budget == Duration::MAX) {
+            return false;
+        }
         self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), &self.current)));
         true
     }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use super::indexed_heap::IndexedHeap;
 use super::messages::Candidate;
 use super::ready_tree::ReadyTree;
-use crate::ids::DeviceId;
+use crate::ids::{DeviceId, DeviceKind};
 use crate::time::{Duration, Time};
 
 /// The most candidates whose turns are compared.
@@ -35,6 +35,17 @@ pub(super) struct KindState {
 }
 
 impl KindState {
+    /// Makes room for kinds up to `kind`, and so many models.
+    pub fn make_room(kinds: &mut Vec<KindState>, kind: DeviceKind, models: usize) {
+        while kinds.len() <= kind.0 as usize {
+            kinds.push(KindState { candidates: vec![None; models], ..KindState::default() });
+        }
+        let classes = if kinds.len() == 1 { 1 } else { 1 + kinds.len() };
+        for kind in kinds {
+            kind.schedulable.resize(classes, IndexedHeap::new());
+        }
+    }
+
     /// Takes the model out of what waits here.
     pub fn forget(&mut self, model: u32) {
         self.deferred.remove(model);

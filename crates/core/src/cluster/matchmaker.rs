@@ -125,7 +125,7 @@ impl Matchmaker {
             kind <= DeviceKind::LARGEST,
             "kinds are numbered from 0, and few: {kind} would cost every event a look at all before it"
         );
-        self.know(kind);
+        KindState::make_room(&mut self.kinds, kind, self.models.len());
         let id = DeviceId(self.devices.len() as u32);
         let state = &mut self.kinds[kind.0 as usize];
         let place = state.devices.len() as u32;
@@ -196,7 +196,7 @@ impl Matchmaker {
     /// The model's newest candidate for a kind of device, in place of the former one.
     pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
         if candidate.is_some() {
-            self.know(kind);
+            KindState::make_room(&mut self.kinds, kind, self.models.len());
         }
         let index = kind.0 as usize;
         let Some(state) = self.kinds.get_mut(index) else { return };
@@ -344,18 +344,6 @@ impl Matchmaker {
 
     fn candidate(&self, kind: usize, model: u32) -> Option<Candidate> {
         self.kinds[kind].candidates[model as usize]
-    }
-
-    /// Makes room for kinds up to `kind`.
-    fn know(&mut self, kind: DeviceKind) {
-        while self.kinds.len() <= kind.0 as usize {
-            let candidates = vec![None; self.models.len()];
-            self.kinds.push(KindState { candidates, ..KindState::default() });
-        }
-        let classes = if self.kinds.len() == 1 { 1 } else { 1 + self.kinds.len() };
-        for kind in &mut self.kinds {
-            kind.schedulable.resize(classes, IndexedHeap::new());
-        }
     }
 
     /// The most urgent candidate that needs nothing but a device of this kind.

@@ -52,7 +52,7 @@ pub struct Candidate {
     pub policy: String,
     /// The least attainment of any model.
     pub attainment: f64,
-    /// It holds at this multiple of the rate, and not at 1% more; `None`: it does not hold the rate itself. At most [`MOST_MARGIN`].
+    /// It holds at this multiple of the rate, and not at 1% more; `None`: it does not hold the rate itself. At most 64.
     pub margin: Option<f64>,
     /// Mean of the devices' busy shares.
     pub busy: f64,

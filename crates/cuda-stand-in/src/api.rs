@@ -25,6 +25,7 @@ mod event;
 mod graph;
 mod green;
 mod memory;
+mod module;
 mod pool;
 mod stream;
 
@@ -39,6 +40,7 @@ pub fn has(name: &str) -> bool {
         graph::NAMES,
         green::NAMES,
         memory::NAMES,
+        module::NAMES,
         pool::NAMES,
         stream::NAMES,
     ];

@@ -1,5 +1,6 @@
 //! The rehearsal: the scheduler tries behaviours on the last seconds.
 
+mod noise;
 mod past;
 mod replay;
 mod score;

@@ -1,5 +1,6 @@
 //! The scheduler with emulated devices, on arrivals of the past.
 
+use super::noise::Noise;
 use super::past::Arrival;
 use super::score::Tally;
 use crate::cluster::behaviour::Behaviour;
@@ -43,8 +44,7 @@ pub(super) struct Replay {
     devices: Vec<Emulated>,
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
-    noise: (f64, f64),
-    random: u64,
+    noise: Noise,
     network: NetworkBudget,
     /// The next arrival.
     next: usize,
@@ -109,8 +109,7 @@ impl Replay {
             ids,
             devices,
             ends: IndexedHeap::new(),
-            noise: stage.noise,
-            random: stage.seed,
+            noise: Noise::new(stage.noise, stage.seed),
             network: stage.network,
             next: lead,
             counted,
@@ -204,7 +203,7 @@ impl Replay {
                     }
                 }
                 Output::Dispatch { batch, device, members, size, expected, .. } => {
-                    let took = self.took(expected);
+                    let took = self.noise.took(expected);
                     let ready = self.now + self.network.delay(size);
                     let sent = Sent { batch, members, ready, took, start: ready };
                     let emulated = &mut self.devices[device.0 as usize];
@@ -222,25 +221,5 @@ impl Replay {
         let start = self.now.max(sent.ready);
         self.ends.set(device, start + sent.took);
         self.devices[device as usize].running = Some(Sent { start, ..sent });
-    }
-
-    /// What an execution takes: a sum of four even numbers is near enough to a normal one.
-    fn took(&mut self, expected: Duration) -> Duration {
-        let (mean, deviation) = self.noise;
-        if (mean, deviation) == (1.0, 0.0) {
-            return expected;
-        }
-        let sum: f64 = (0..4).map(|_| self.even()).sum();
-        let factor = mean + deviation * (sum - 2.0) * 3f64.sqrt();
-        Duration::from_secs_f64(expected.as_secs_f64() * factor.max(0.01))
-    }
-
-    /// SplitMix64: the next of numbers that are even in 0..1, and follow from the seed.
-    fn even(&mut self) -> f64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.random;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -1,7 +1,7 @@
 //! The production scheduler with its rehearsal.
 
 use downbeat_core::cluster::{
-    Arrival, DispatchPolicy, DropPolicy, ModelOptions, NetworkBudget, Rehearsal, Reject, Request, Scheduler,
+    Arrival, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, Reject, Request, Scheduler,
 };
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
@@ -26,47 +26,15 @@ pub(crate) struct Rehearsed {
     devices: u32,
     /// When it was lent time last.
     ticked: Time,
-    /// By device: what runs there since when, and what it should take.
-    running: Vec<Option<(BatchId, Time, Duration)>>,
-    noise: Noise,
+    /// By device: what runs there, of which model, since when, and what it should take.
+    running: Vec<Option<(BatchId, ModelId, Time, Duration)>>,
     network: NetworkBudget,
-}
-
-/// What executions take of what their profiles say.
-#[derive(Debug, Default)]
-struct Noise {
-    runs: f64,
-    sum: f64,
-    squares: f64,
-}
-
-impl Noise {
-    fn add(&mut self, share: f64) {
-        self.runs += 1.0;
-        self.sum += share;
-        self.squares += share * share;
-    }
-
-    fn mean_and_deviation(&self) -> (f64, f64) {
-        if self.runs < 2.0 {
-            return (1.0, 0.0);
-        }
-        let mean = self.sum / self.runs;
-        // Rounding is no noise.
-        let variance = self.squares / self.runs - mean * mean;
-        (mean, if variance > 1e-9 { variance.sqrt() } else { 0.0 })
-    }
-}
-
-/// Whether a model leaves something to the rehearsal.
-pub(crate) fn is_adaptive(options: &ModelOptions) -> bool {
-    matches!(options.dispatch, DispatchPolicy::Adaptive { .. }) || options.drop == DropPolicy::Adaptive
 }
 
 impl Rehearsed {
     /// Without models and devices; `None` if there is nothing to be rehearsed. If all adaptive models are consolidating, their wish holds.
     pub fn of(simulation: &Simulation) -> Option<Self> {
-        let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| is_adaptive(options));
+        let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| options.is_adaptive());
         let wishes = adaptive.map(|options| options.dispatch == DispatchPolicy::Adaptive { consolidate: true });
         let consolidate = wishes.reduce(|all, wish| all && wish).filter(|_| simulation.rehearsal > 0)?;
         Some(Rehearsed {
@@ -77,7 +45,6 @@ impl Rehearsed {
             devices: 0,
             ticked: Time::ZERO,
             running: Vec::new(),
-            noise: Noise::default(),
             network: NetworkBudget::default(),
         })
     }
@@ -89,8 +56,6 @@ impl Rehearsed {
             return;
         }
         self.ticked = now;
-        let (mean, deviation) = self.noise.mean_and_deviation();
-        self.rehearsal.set_noise(mean, deviation);
         let events = self.pace as f64 * passed.as_secs_f64().min(1.0);
         self.rehearsal.step(events as u64);
         while let Some(decision) = self.rehearsal.poll_decision() {
@@ -139,8 +104,9 @@ impl Cluster for Rehearsed {
     }
 
     fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
-        if let Some((_, start, expected)) = self.running[device.0 as usize].take_if(|(running, ..)| *running == batch) {
-            self.noise.add(now.since(start).as_secs_f64() / expected.as_secs_f64());
+        let running = self.running[device.0 as usize].take_if(|(running, ..)| *running == batch);
+        if let Some((_, model, start, expected)) = running {
+            self.rehearsal.execution(model, now.since(start).as_secs_f64() / expected.as_secs_f64());
         }
         Cluster::handle_completion(&mut self.scheduler, now, device, batch);
     }
@@ -151,10 +117,10 @@ impl Cluster for Rehearsed {
 
     fn poll_decision(&mut self) -> Option<Decision> {
         let decision = Cluster::poll_decision(&mut self.scheduler);
-        if let Some(Decision::Dispatch { batch, device, start, expected, .. }) = &decision
+        if let Some(Decision::Dispatch { batch, device, model, start, expected, .. }) = &decision
             && !self.network.is_remote()
         {
-            self.running[device.0 as usize] = Some((*batch, *start, *expected));
+            self.running[device.0 as usize] = Some((*batch, *model, *start, *expected));
         }
         decision
     }

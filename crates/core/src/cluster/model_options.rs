@@ -51,4 +51,9 @@ impl ModelOptions {
             levels: Vec::new(),
         }
     }
+
+    /// Whether it leaves it to the scheduler when its candidates start, or what is dropped.
+    pub fn is_adaptive(&self) -> bool {
+        matches!(self.dispatch, DispatchPolicy::Adaptive { .. }) || self.drop == DropPolicy::Adaptive
+    }
 }

@@ -95,13 +95,13 @@ proptest! {
     ) {
         let run = |step: u64| {
             let mut rehearsal = Rehearsal::new(false, seed);
-            rehearsal.set_noise(1.0, noise);
             rehearsal.set_devices(DeviceKind(0), 2);
             let control = Duration::from_micros(network);
             rehearsal.set_delays(NetworkBudget { control, ..NetworkBudget::default() }, Duration::from_micros(100));
             for model in [0, 2] {
                 rehearsal.set_model(ModelId(model), Some(options(500 + u64::from(model), 2_000)));
             }
+            [1.0 - noise, 1.0, 1.0 + 3.0 * noise].into_iter().for_each(|share| rehearsal.execution(ModelId(0), share));
             let mut at = Time::ZERO;
             for (gap_us, model, budget_us, size) in &arrivals {
                 at += Duration::from_micros(*gap_us);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::{
-    Arrival, Behaviour, DispatchPolicy, DropPolicy, ModelOptions, NetworkBudget, Rehearsal, RehearsalDecision,
+    Arrival, Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, RehearsalDecision,
 };
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId};
 use downbeat_driver::{Cluster, QueueHandle};
@@ -25,13 +25,15 @@ const MOST: usize = 8 << 10;
 const EVENTS: u64 = 256;
 /// Time that it may have saved up, so that a trial is not spread over more than it has to be.
 const SAVED: f64 = 0.5;
-/// After so many batches the older half counts half.
-const RUNS: f64 = 2_000.0;
+/// Executions that are left for it, at most: of more, the last.
+const RUNS: usize = 256;
 
 /// What the rehearsal is told, and what it said last.
 pub struct Rehearser {
     /// By shard: what came, for whoever is in the shard to fill.
     arrivals: Box<[ArrayQueue<Arrival>]>,
+    /// What executions took of what their profiles say.
+    runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
     wake: Condvar,
     said: Mutex<Vec<ModelBehaviour>>,
@@ -40,10 +42,6 @@ pub struct Rehearser {
 #[derive(Default)]
 struct Told {
     changes: Vec<Change>,
-    runs: f64,
-    /// Sum of what executions took, as a share of their profiles', and of its squares.
-    sum: f64,
-    squares: f64,
     stopped: bool,
 }
 
@@ -69,6 +67,7 @@ impl Rehearser {
     pub fn new(shards: usize) -> Arc<Self> {
         Arc::new(Rehearser {
             arrivals: (0..shards).map(|_| ArrayQueue::new(MOST)).collect(),
+            runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
             wake: Condvar::new(),
             said: Mutex::default(),
@@ -96,15 +95,9 @@ impl Rehearser {
         self.told.lock().changes.push(Change::Profiles(queue.model, profiles));
     }
 
-    /// A batch took `share` of what its profile says.
-    pub fn ran(&self, share: f64) {
-        let mut told = self.told.lock();
-        if told.runs >= RUNS {
-            (told.runs, told.sum, told.squares) = (told.runs / 2.0, told.sum / 2.0, told.squares / 2.0);
-        }
-        told.runs += 1.0;
-        told.sum += share;
-        told.squares += share * share;
+    /// A batch of a queue took `share` of what its profile says.
+    pub fn ran(&self, queue: QueueHandle, share: f64) {
+        self.runs.force_push((queue.model, share));
     }
 
     /// What the models do that were told something.
@@ -158,17 +151,12 @@ impl Rehearser {
             self.wake.wait_for(&mut told, EVERY);
         }
         let changes = std::mem::take(&mut told.changes);
-        if told.runs >= 2.0 {
-            let mean = told.sum / told.runs;
-            rehearsal.set_noise(mean, (told.squares / told.runs - mean * mean).max(0.0).sqrt());
-        }
         let stopped = told.stopped;
         drop(told);
         for change in changes {
             match change {
                 Change::Added(queue, name, options) => {
-                    let adaptive = matches!(options.dispatch, DispatchPolicy::Adaptive { .. });
-                    let adaptive = adaptive || options.drop == DropPolicy::Adaptive;
+                    let adaptive = options.is_adaptive();
                     let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
                     rehearsal.set_model(queue.model, Some(*options));
                     queues.insert(queue.model, Queue { queue, name, adaptive, consolidates });
@@ -180,6 +168,7 @@ impl Rehearser {
                 Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
             }
         }
+        std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
         // The wish holds if all that could have it do.
         let mut adaptive = queues.values().filter(|queue| queue.adaptive).peekable();
         rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));

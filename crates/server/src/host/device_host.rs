@@ -318,7 +318,7 @@ impl DeviceHost {
         let observe = |(rows, end): (u32, Time)| {
             let (mut refiner, took) = (queue.refiner(self.device).lock(), end.since(grant.dispatched));
             if let Some(rehearser) = rehearser {
-                rehearser.ran(took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
+                rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
             }
             refiner.observe(rows, took)
         };

@@ -12,7 +12,6 @@ use super::comparison::Row;
 use super::figures::{Figures, ModelFigures, median, word};
 use super::part::{Fate, Part, Seen};
 use crate::feed::Arrival;
-use crate::rehearsed::is_adaptive;
 use crate::scenario::MOST_DEVICES;
 
 /// What a decision log says: what came, to be played again, and what came of it.
@@ -309,7 +308,7 @@ impl Parts {
         if !limited.is_empty() {
             notes.push(format!("Batches that run at once are limited as in the log: {}.", limited.join(", ")));
         }
-        let adaptive = models.iter().any(|model| is_adaptive(&model.options));
+        let adaptive = models.iter().any(|model| model.options.is_adaptive());
         if adaptive && !self.parts.iter().any(|part| part.rehearsed) {
             let note = "The log has adaptive models and no decision of a rehearsal; the simulation rehearses unless told otherwise.";
             notes.push(note.to_owned());

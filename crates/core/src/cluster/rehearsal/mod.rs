@@ -6,6 +6,7 @@ mod replay;
 mod score;
 mod trial;
 
+use noise::ExecutionNoise;
 pub use past::Arrival;
 use past::Past;
 use replay::Stage;
@@ -57,7 +58,7 @@ impl Rehearsal {
     pub fn new(consolidate: bool, seed: u64) -> Self {
         Rehearsal {
             past: Past::new(LEAST, MOST, SPAN),
-            stage: Stage { noise: (1.0, 0.0), seed, ..Stage::default() },
+            stage: Stage { seed, ..Stage::default() },
             consolidate,
             current: Vec::new(),
             trial: None,
@@ -72,10 +73,12 @@ impl Rehearsal {
         let index = model.0 as usize;
         if self.stage.models.len() <= index {
             self.stage.models.resize(index + 1, None);
+            self.stage.noise.resize(index + 1, ExecutionNoise::default());
             self.current.resize(index + 1, None);
         }
         if options.is_none() {
             self.past.forget(model);
+            self.stage.noise[index] = ExecutionNoise::default();
             self.current[index] = None;
         }
         self.stage.models[index] = options;
@@ -110,9 +113,11 @@ impl Rehearsal {
         self.consolidate = consolidate;
     }
 
-    /// What executions take of what their profiles say: mean and standard deviation. It counts from the next trial on.
-    pub fn set_noise(&mut self, mean: f64, deviation: f64) {
-        self.stage.noise = (mean, deviation);
+    /// An execution of a model took `share` of what its profile says. It counts from the next trial on.
+    pub fn execution(&mut self, model: ModelId, share: f64) {
+        if let Some(noise) = self.stage.noise.get_mut(model.0 as usize) {
+            noise.add(share);
+        }
     }
 
     /// A request came, accepted or not.

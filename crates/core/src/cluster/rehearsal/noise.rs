@@ -2,36 +2,80 @@
 
 use crate::time::Duration;
 
-/// Draws what executions take; all follows from the seed.
-#[derive(Debug)]
-pub(crate) struct Noise {
-    mean: f64,
-    deviation: f64,
-    random: u64,
+/// Executions that are remembered, at most.
+const MOST: usize = 128;
+
+/// What a model's last executions took, as shares of what its profile says. Few machines are uneven as a normal distribution is: where others
+/// use the cores too, a run of 0.1 ms takes 5 ms now and then. So what is replayed is drawn from what was measured.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExecutionNoise {
+    shares: Vec<f32>,
+    /// The oldest, once there are [`MOST`].
+    oldest: usize,
 }
 
-impl Noise {
-    /// Of this mean and standard deviation, as shares of what profiles say.
-    pub fn new((mean, deviation): (f64, f64), seed: u64) -> Self {
-        Noise { mean, deviation, random: seed }
-    }
-
-    /// What an execution takes: a sum of four even numbers is near enough to a normal one.
-    pub fn took(&mut self, expected: Duration) -> Duration {
-        if (self.mean, self.deviation) == (1.0, 0.0) {
-            return expected;
+impl ExecutionNoise {
+    /// An execution took this share of its profile's time. What is no share is ignored.
+    pub fn add(&mut self, share: f64) {
+        if !share.is_finite() || share < 0.0 {
+            return;
         }
-        let sum: f64 = (0..4).map(|_| self.even()).sum();
-        let factor = self.mean + self.deviation * (sum - 2.0) * 3f64.sqrt();
-        Duration::from_secs_f64(expected.as_secs_f64() * factor.max(0.01))
+        // Rounding to nanoseconds is no noise.
+        let share = if (share - 1.0).abs() < 1e-5 { 1.0 } else { share as f32 };
+        if self.shares.len() < MOST {
+            self.shares.push(share);
+        } else {
+            self.shares[self.oldest] = share;
+            self.oldest = (self.oldest + 1) % MOST;
+        }
     }
 
-    /// SplitMix64: the next of numbers that are even in 0..1, and follow from the seed.
+    /// What another takes, as one of them that is chosen by chance; what the profile says before there was any.
+    pub fn took(&self, random: &mut Random, expected: Duration) -> Duration {
+        let index = (random.even() * self.shares.len() as f64) as usize;
+        match self.shares.get(index) {
+            None | Some(1.0) => expected,
+            Some(share) => Duration::from_secs_f64(expected.as_secs_f64() * f64::from(*share)),
+        }
+    }
+}
+
+/// SplitMix64: numbers that follow from the seed.
+#[derive(Debug)]
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    /// The next, even in 0..1.
     fn even(&mut self) -> f64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.random;
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_drawn_was_measured_lately() {
+        let (mut noise, mut random) = (ExecutionNoise::default(), Random(1));
+        let second = Duration::from_millis(1_000);
+        assert_eq!(noise.took(&mut random, second), second, "nothing was measured");
+        (0..1_000).for_each(|share| noise.add(f64::from(share)));
+        [f64::NAN, f64::INFINITY, -1.0].into_iter().for_each(|share| noise.add(share));
+        let drawn: Vec<u64> = (0..5_000).map(|_| noise.took(&mut random, second).as_nanos() / 1_000_000_000).collect();
+        assert!(drawn.iter().all(|share| (872..1_000).contains(share)), "{drawn:?}");
+        assert!((872..1_000).all(|share| drawn.contains(&share)), "each is as likely as another: {drawn:?}");
+    }
+
+    #[test]
+    fn rounding_is_no_noise() {
+        let mut noise = ExecutionNoise::default();
+        noise.add(1.0 + 1e-9);
+        let hour = Duration::from_millis(3_600_000);
+        assert_eq!(noise.took(&mut Random(1), hour), hour);
     }
 }

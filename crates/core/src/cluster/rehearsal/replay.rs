@@ -1,6 +1,6 @@
 //! The scheduler with emulated devices, on arrivals of the past.
 
-use super::noise::Noise;
+use super::noise::{ExecutionNoise, Random};
 use super::past::Arrival;
 use super::score::Tally;
 use crate::cluster::behaviour::Behaviour;
@@ -22,8 +22,8 @@ pub(super) struct Stage {
     pub devices: Vec<u32>,
     pub network: NetworkBudget,
     pub wake_margin: Duration,
-    /// What an execution takes of what the profile says: mean and standard deviation.
-    pub noise: (f64, f64),
+    /// By model.
+    pub noise: Vec<ExecutionNoise>,
     pub seed: u64,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Replay {
     devices: Vec<Emulated>,
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
-    noise: Noise,
+    random: Random,
     network: NetworkBudget,
     /// The next arrival.
     next: usize,
@@ -109,7 +109,7 @@ impl Replay {
             ids,
             devices,
             ends: IndexedHeap::new(),
-            noise: Noise::new(stage.noise, stage.seed),
+            random: Random(stage.seed),
             network: stage.network,
             next: lead,
             counted,
@@ -122,7 +122,7 @@ impl Replay {
     }
 
     /// Goes on for at most so many events; how many there were, and whether it is through.
-    pub fn step(&mut self, past: &[Arrival], events: u64) -> (u64, bool) {
+    pub fn step(&mut self, stage: &Stage, past: &[Arrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
             let arrival = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
@@ -140,7 +140,7 @@ impl Replay {
             } else {
                 self.scheduler.handle_timeout(self.now);
             }
-            self.decide(past);
+            self.decide(stage, past);
             used += 1;
         }
         (used, false)
@@ -193,7 +193,7 @@ impl Replay {
         self.scheduler.handle_completion(self.now, DeviceId(device), batch);
     }
 
-    fn decide(&mut self, past: &[Arrival]) {
+    fn decide(&mut self, stage: &Stage, past: &[Arrival]) {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
                 Output::Drop { request, .. } => {
@@ -203,7 +203,9 @@ impl Replay {
                     }
                 }
                 Output::Dispatch { batch, device, members, size, expected, .. } => {
-                    let took = self.noise.took(expected);
+                    let model = members.first().map(|member| past[member.0 as usize].model);
+                    let noise = model.and_then(|model| stage.noise.get(model.0 as usize));
+                    let took = noise.map_or(expected, |noise| noise.took(&mut self.random, expected));
                     let ready = self.now + self.network.delay(size);
                     let sent = Sent { batch, members, ready, took, start: ready };
                     let emulated = &mut self.devices[device.0 as usize];

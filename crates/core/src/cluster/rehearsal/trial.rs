@@ -105,7 +105,7 @@ impl Trial {
                 let behaviours = &self.candidates[candidate].behaviours;
                 Box::new(Replay::new(&self.stage, behaviours, &self.past, self.part, RATES[rate]))
             });
-            let (events, through) = replay.step(&self.past, events - used);
+            let (events, through) = replay.step(&self.stage, &self.past, events - used);
             used += events;
             if through && let Some(replay) = self.replay.take() {
                 self.candidates[candidate].score.0[rate].add(&replay.into_tally());

@@ -123,6 +123,14 @@ impl LatencyProfile {
         LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope }
     }
 
+    /// The profile that is so many percent slower.
+    #[must_use]
+    pub fn with_margin(&self, percent: u8) -> Self {
+        let slower = |ns: u64| ns.saturating_add((u128::from(ns) * u128::from(percent) / 100) as u64);
+        let table = self.table.iter().map(|l| Duration::from_nanos(slower(l.as_nanos()))).collect();
+        LatencyProfile { table, slope: slower(self.slope) }
+    }
+
     /// The profile through measured points `(batch size, latency)`: linear between two points, the running
     /// maximum where noise made a larger batch faster, and from the origin-side point's latency below the first.
     /// Points need not be sorted. The largest batch measured is the largest of the profile.
@@ -251,6 +259,16 @@ mod tests {
         assert_eq!(LatencyProfile::linear(us(1), us(1), 0), Err(Empty));
         assert_eq!(LatencyProfile::linear(us(0), us(0), 4), Err(NotPositive { batch: 1 }));
         assert_eq!(LatencyProfile::from_table(vec![us(3), us(2)]), Err(Decreasing { batch: 2 }));
+    }
+
+    #[test]
+    fn a_margin_makes_all_slower_alike() {
+        let profile = LatencyProfile::linear(us(10), us(20), 2).unwrap().with_margin(10);
+        assert_eq!([1, 2, 4].map(|b| profile.latency(b)), [us(33), us(44), us(66)]);
+        assert_eq!(
+            LatencyProfile::from_points(&[(1, Duration::MAX)]).unwrap().with_margin(255).latency(1),
+            Duration::MAX
+        );
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl Batcher {
             let mut deadline = Time::MAX;
             let mut since = Time::MAX;
             let mut last_tier = 0;
+            let mut limit = u64::from(self.kinds.plans[plan].limit);
             for tier in self.queue.tiers() {
                 let head = if from == Time::ZERO {
                     self.queue.head(tier).map(|head| (head, 0))
@@ -86,7 +87,11 @@ impl Batcher {
                 };
                 let Some((head, passed)) = head else { continue };
                 let earliest = deadline.min(head.deadline);
-                let cap = u64::from(self.fit(now, free_at, plan, earliest));
+                if size == 0 {
+                    // Who is larger alone goes alone.
+                    limit = limit.max(u64::from(head.size));
+                }
+                let cap = u64::from(self.fit(now, free_at, plan, earliest)).min(limit);
                 if size + u64::from(head.size) > cap {
                     if size > 0 {
                         // Higher levels come first, whole: a head of a lower level may not shrink their batch.
@@ -107,8 +112,8 @@ impl Batcher {
                 last_tier = tier;
                 size += self.queue.tier_weight(tier) - passed;
                 if size >= cap {
-                    // Exactly `cap` would be full as well if it is `max_batch`; if the deadline sets it, `exec` says the same.
-                    let full = size > cap || cap == u64::from(self.kinds.max_batch);
+                    // Exactly `cap` would be full as well if it is the largest batch; if the deadline sets it, `exec` says the same.
+                    let full = size > cap || cap == limit;
                     return Some(Prefix { from, size: cap as u32, deadline, since, full, last_tier });
                 }
             }

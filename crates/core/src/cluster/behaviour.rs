@@ -10,7 +10,7 @@ use crate::profile::LatencyProfile;
 ///
 /// Until it is set ([`super::Scheduler::set_behaviour`]) it follows from the load of the moment ([`super::LoadRegime`]); a
 /// [`super::Rehearsal`] finds a better one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Behaviour {
     /// How far on the way from the arrival of its first request to its schedulable window a candidate waits, percent: 0 is
     /// [`super::DispatchPolicy::Eager`], 100 (and more) [`super::DispatchPolicy::Deferred`].
@@ -20,6 +20,12 @@ pub struct Behaviour {
     pub throughput: u8,
     /// And at batches of no more than this share of the staggered batch's size, percent.
     pub size: u8,
+    /// Batches are no larger than the smallest with this share of the staggered batch's throughput, percent, or than what drops aim at; 0: they are as
+    /// large as deadlines allow. Where batching gains little, the others of a burst go to other devices.
+    pub limit: u8,
+    /// Executions are planned to take so many percent more than the profile says: as they do not take the same each time, the last requests
+    /// of a batch that just fits would be late every other time.
+    pub margin: u8,
 }
 
 impl Behaviour {
@@ -32,6 +38,16 @@ impl Behaviour {
         };
         let most = (f64::from(staggered) * f64::from(self.size.min(100)) / 100.0).round() as u32;
         enough.min(most.max(1))
+    }
+
+    /// The largest batch, where the staggered batch is this; at least what drops aim at, at most `max_batch`.
+    pub(super) fn limit(self, profile: &LatencyProfile, staggered: u32, max_batch: u32) -> u32 {
+        match self.limit {
+            0 => max_batch,
+            limit => cheapest_with(profile, staggered, f64::from(limit.min(100)) / 100.0)
+                .max(self.target(profile, staggered))
+                .min(max_batch),
+        }
     }
 }
 
@@ -47,13 +63,27 @@ mod tests {
     /// The staggered batch is 16; batches of 12.3 keep up with 5,475 requests a second.
     #[test]
     fn the_target_is_between_one_and_the_staggered_batch() {
-        let target = |throughput, size| Behaviour { wait: 0, throughput, size }.target(&profile(1.053, 5.072), 16);
+        let target = |throughput, size| {
+            Behaviour { throughput, size, ..Behaviour::default() }.target(&profile(1.053, 5.072), 16)
+        };
         assert_eq!([0, 94, 100, 255].map(|throughput| target(throughput, 100)), [1, 13, 16, 16]);
         assert_eq!((target(94, 75), target(100, 75), target(100, 0)), (12, 12, 1));
     }
 
     #[test]
     fn a_model_without_batching_effect_sacrifices_nothing() {
-        assert_eq!(Behaviour { wait: 0, throughput: 94, size: 100 }.target(&profile(7.008, 0.159), 6), 1);
+        let behaviour = Behaviour { throughput: 94, size: 100, limit: 94, ..Behaviour::default() };
+        assert_eq!(behaviour.target(&profile(7.008, 0.159), 6), 1);
+        assert_eq!(behaviour.limit(&profile(7.008, 0.159), 6, 64), 1);
+    }
+
+    #[test]
+    fn a_limit_is_no_smaller_than_what_drops_aim_at() {
+        let limit = |throughput, limit| {
+            let behaviour = Behaviour { throughput, size: 100, limit, ..Behaviour::default() };
+            behaviour.limit(&profile(1.053, 5.072), 16, 64)
+        };
+        assert_eq!([limit(0, 0), limit(0, 94), limit(0, 100), limit(0, 255)], [64, 13, 16, 16]);
+        assert_eq!((limit(100, 94), limit(94, 1)), (16, 13));
     }
 }

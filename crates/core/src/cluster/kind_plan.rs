@@ -12,7 +12,9 @@ use crate::time::Duration;
 pub(super) struct KindPlan {
     /// `None`: all kinds.
     kind: Option<DeviceKind>,
-    /// `l(b)`: from the start of a batch.
+    /// What was measured, or is known: what a batch will probably take.
+    pub measured: LatencyProfile,
+    /// `l(b)`: from the start of a batch, with the margin that it is planned with.
     pub profile: LatencyProfile,
     /// `l(b) + delay(b)`: from the decision to send it.
     pub sent: LatencyProfile,
@@ -23,6 +25,8 @@ pub(super) struct KindPlan {
     pub devices: u32,
     /// The batch size that drops aim at.
     pub target: u32,
+    /// The largest batch.
+    pub limit: u32,
     pub candidate: Option<Candidate>,
 }
 
@@ -37,6 +41,8 @@ pub(super) struct KindPlans {
     needed_alone: Duration,
     pub max_batch: u32,
     pub network: NetworkBudget,
+    /// By how much executions are planned longer than measured, percent.
+    margin: u8,
     /// By kind: devices of the cluster.
     devices: Vec<u32>,
 }
@@ -45,8 +51,15 @@ impl KindPlans {
     /// For a cluster without devices and without a network.
     pub fn new(profiles: &DeviceProfiles, max_batch: u32) -> Self {
         let (network, needed_alone) = (NetworkBudget::default(), Duration::ZERO);
-        let mut kinds =
-            KindPlans { plans: Vec::new(), fastest: 0, needed_alone, max_batch, network, devices: Vec::new() };
+        let mut kinds = KindPlans {
+            plans: Vec::new(),
+            fastest: 0,
+            needed_alone,
+            max_batch,
+            network,
+            margin: 0,
+            devices: Vec::new(),
+        };
         kinds.set_profiles(profiles);
         kinds
     }
@@ -85,19 +98,35 @@ impl KindPlans {
     pub fn set_profiles(&mut self, profiles: &DeviceProfiles) {
         let former = std::mem::take(&mut self.plans);
         self.plans.extend(profiles.iter().map(|(kind, profile)| {
-            let sent = profile.with_overhead(self.network.control, self.network.data);
             // The candidate stays until the next update, which looks whether it has expired.
             let candidate = former.iter().find(|plan| plan.kind == kind).and_then(|plan| plan.candidate);
             let pace = profile.latency(self.max_batch);
-            KindPlan { kind, profile: profile.clone(), sent, in_use: true, pace, devices: 0, target: 1, candidate }
+            let [measured, planned, sent] = [profile.clone(), profile.clone(), profile.clone()];
+            let (devices, target, limit) = (0, 1, self.max_batch);
+            KindPlan { kind, measured, profile: planned, sent, in_use: true, pace, devices, target, limit, candidate }
         }));
-        self.changed();
+        self.plan();
+    }
+
+    /// Executions are planned to take so many percent more than was measured.
+    pub fn set_margin(&mut self, percent: u8) {
+        self.margin = percent;
+        self.plan();
+    }
+
+    pub fn margin(&self) -> u8 {
+        self.margin
     }
 
     pub fn set_network(&mut self, network: NetworkBudget) {
         self.network = network;
+        self.plan();
+    }
+
+    fn plan(&mut self) {
         for plan in &mut self.plans {
-            plan.sent = plan.profile.with_overhead(network.control, network.data);
+            plan.profile = plan.measured.with_margin(self.margin);
+            plan.sent = plan.profile.with_overhead(self.network.control, self.network.data);
         }
         self.changed();
     }

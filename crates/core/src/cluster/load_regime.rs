@@ -81,7 +81,8 @@ impl LoadRegime {
             (false, true) => (ENOUGH, 100),
             (false, false) => (ENOUGH, IMPATIENT_SIZE),
         };
-        Behaviour { wait: if self.waits(consolidate) { 100 } else { 0 }, throughput, size }
+        let wait = if self.waits(consolidate) { 100 } else { 0 };
+        Behaviour { wait, throughput, size, ..Behaviour::default() }
     }
 
     /// Whether a candidate waits for its schedulable window.

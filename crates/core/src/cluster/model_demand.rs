@@ -3,6 +3,7 @@
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
 use super::behaviour::Behaviour;
 use super::demand::{Arrivals, Demand};
+use super::dispatch_policy::DispatchPolicy;
 use super::kind_plan::KindPlans;
 use super::load_regime::LoadRegime;
 use super::rate_meter::RateMeter;
@@ -38,7 +39,14 @@ impl ModelDemand {
     }
 
     /// Works the demand, if the model is adaptive, and the targets out anew if time or a change has made them stale.
-    pub fn refresh(&mut self, now: Time, is_adaptive: bool, drop: DropPolicy, kinds: &mut KindPlans) {
+    pub fn refresh(
+        &mut self,
+        now: Time,
+        is_adaptive: bool,
+        drop: DropPolicy,
+        dispatch: &DispatchPolicy,
+        kinds: &mut KindPlans,
+    ) {
         self.stale |= self.meter.roll(now);
         if !std::mem::take(&mut self.stale) {
             return;
@@ -63,6 +71,10 @@ impl ModelDemand {
             plan.target = match drop {
                 DropPolicy::Adaptive => behaviour.target(&plan.sent, staggered),
                 _ => staggered,
+            };
+            plan.limit = match dispatch {
+                DispatchPolicy::Adaptive { .. } => behaviour.limit(&plan.sent, staggered, max_batch),
+                _ => max_batch,
             };
         }
     }

@@ -7,7 +7,7 @@ use super::batcher::{Batcher, TICK};
 use super::behaviour::Behaviour;
 use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
-use super::kind_plan::KindPlans;
+use super::kind_plan::{KindPlan, KindPlans};
 use super::load_regime::LoadRegime;
 use super::messages::Candidate;
 use super::model_demand::ModelDemand;
@@ -87,7 +87,7 @@ impl ModelQueue {
 
     /// The profile on the fastest kind of device.
     pub fn profile(&self) -> &LatencyProfile {
-        &self.batcher.kinds.fastest().profile
+        &self.batcher.kinds.fastest().measured
     }
 
     /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the fastest kind of device.
@@ -220,8 +220,7 @@ impl ModelQueue {
         self.elision = UpdateElision::default();
         self.batcher.queue.keep_arrivals(matches!(dispatch, DispatchPolicy::Timeout { .. }));
         self.batcher.dispatch = dispatch;
-        self.batcher.wait = self.behaviour().wait;
-        self.demand.stale = true;
+        self.behave();
         if !self.is_adaptive() {
             self.demand.demand = Demand::default();
         }
@@ -237,8 +236,7 @@ impl ModelQueue {
     pub fn set_regime(&mut self, regime: LoadRegime) {
         if regime != self.demand.regime {
             self.demand.regime = regime;
-            self.demand.stale = true;
-            self.batcher.wait = self.behaviour().wait;
+            self.behave();
         }
     }
 
@@ -246,8 +244,18 @@ impl ModelQueue {
     pub fn set_behaviour(&mut self, behaviour: Option<Behaviour>) {
         self.elision = UpdateElision::default();
         self.demand.set = behaviour;
+        self.behave();
+    }
+
+    /// Takes over what the model is to do now.
+    fn behave(&mut self) {
+        let Behaviour { wait, margin, .. } = self.behaviour();
+        self.batcher.wait = wait;
         self.demand.stale = true;
-        self.batcher.wait = self.behaviour().wait;
+        let margin = if matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { .. }) { margin } else { 0 };
+        if margin != self.batcher.kinds.margin() {
+            self.change_kinds(|kinds| kinds.set_margin(margin));
+        }
     }
 
     /// What the model does where it is adaptive.
@@ -269,7 +277,9 @@ impl ModelQueue {
     }
 
     fn refresh_target(&mut self, now: Time) {
-        self.demand.refresh(now, self.is_adaptive(), self.batcher.drop, &mut self.batcher.kinds);
+        let is_adaptive = self.is_adaptive();
+        let Batcher { kinds, drop, dispatch, .. } = &mut self.batcher;
+        self.demand.refresh(now, is_adaptive, *drop, dispatch, kinds);
     }
 
     /// Whether it behaves by the [`LoadRegime`].
@@ -379,8 +389,9 @@ impl ModelQueue {
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        let expected = kinds.plans[plan].profile.latency(size);
-        let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - expected };
+        let KindPlan { measured, profile, .. } = &kinds.plans[plan];
+        let expected = measured.latency(size);
+        let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })
     }

@@ -57,7 +57,7 @@ impl UpdateElision {
         if exhausted || size < LEAST_FORESEEN || u64::from(size) != batcher.queue.weight() {
             return none;
         }
-        let mut items = size.min(batcher.kinds.max_batch - size - 1);
+        let mut items = size.min(batcher.kinds.plans[0].limit - size - 1);
         while items > 0 {
             let grown = Prefix { size: size + items, ..prefix };
             let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;

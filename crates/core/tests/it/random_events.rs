@@ -73,8 +73,8 @@ pub fn dispatches() -> impl Strategy<Value = DispatchPolicy> {
 
 pub fn behaviours() -> impl Strategy<Value = Option<Behaviour>> {
     let percent = || prop_oneof![Just(0u8), Just(100u8), any::<u8>()];
-    let behaviour =
-        (percent(), percent(), percent()).prop_map(|(wait, throughput, size)| Behaviour { wait, throughput, size });
+    let behaviour = (percent(), percent(), percent(), percent(), percent())
+        .prop_map(|(wait, throughput, size, limit, margin)| Behaviour { wait, throughput, size, limit, margin });
     prop::option::weighted(0.8, behaviour)
 }
 
@@ -163,6 +163,8 @@ struct Outside {
     now: Time,
     network: NetworkBudget,
     models: Vec<(ModelOptions, bool)>,
+    /// By how much adaptive models' executions are planned longer, percent.
+    margins: BTreeMap<ModelId, u8>,
     /// Those present.
     devices: BTreeMap<DeviceId, Device>,
     queued: BTreeMap<RequestId, Queued>,
@@ -191,7 +193,10 @@ impl Outside {
 
     /// From the decision to the end, alone on an idle device.
     fn needed(&self, request: &Request, kind: DeviceKind) -> Duration {
-        let profile = self.models[request.model.0 as usize].0.profiles.get(kind).unwrap();
+        let ModelOptions { profiles, dispatch, .. } = &self.models[request.model.0 as usize].0;
+        let is_adaptive = matches!(dispatch, DispatchPolicy::Adaptive { .. });
+        let margin = self.margins.get(&request.model).copied().filter(|_| is_adaptive);
+        let profile = profiles.get(kind).unwrap().with_margin(margin.unwrap_or(0));
         self.network.delay(request.size) + profile.latency(request.size)
     }
 
@@ -385,6 +390,11 @@ impl Outside {
                 self.scheduler.set_dispatch(self.now, ModelId(*model), dispatch.clone());
             }
             Event::SetBehaviour(model, behaviour) => {
+                self.scheduler.handle_timeout(self.now);
+                self.collect();
+                if (*model as usize) < self.models.len() {
+                    self.margins.insert(ModelId(*model), behaviour.map_or(0, |behaviour| behaviour.margin));
+                }
                 self.scheduler.set_behaviour(self.now, ModelId(*model), *behaviour)
             }
             Event::Flush(model) => self.scheduler.flush(self.now, ModelId(*model)),
@@ -656,7 +666,8 @@ proptest! {
         let (wait, dispatch) = if waits { (100, DispatchPolicy::Deferred) } else { (0, DispatchPolicy::Eager) };
         let (throughput, drop) = if aims { (100, DropPolicy::WindowDrop) } else { (0, DropPolicy::HeadDrop) };
         let fixed = run(&[with(dispatch, drop)], &devices, &events);
-        events.insert(0, Event::SetBehaviour(0, Some(Behaviour { wait, throughput, size: 100 })));
+        let behaviour = Behaviour { wait, throughput, size: 100, ..Behaviour::default() };
+        events.insert(0, Event::SetBehaviour(0, Some(behaviour)));
         let adaptive = with(DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
         prop_assert_eq!(decisions(&fixed), decisions(&run(&[adaptive], &devices, &events)));
     }

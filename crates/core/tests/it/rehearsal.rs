@@ -48,7 +48,7 @@ fn a_model_that_fills_its_devices_waits_for_its_window() {
     let decision = decision(&mut rehearsal);
     let found = decision.behaviours[0].expect("something better than the rule");
     assert!(found.wait == 100 && found.throughput > 80, "{found:?}");
-    let [of_found, of_eager] = [found, Behaviour { wait: 0, throughput: 0, size: 100 }].map(|behaviour| {
+    let [of_found, of_eager] = [found, Behaviour { size: 100, ..Behaviour::default() }].map(|behaviour| {
         decision.tried.iter().find(|tried| tried.behaviours[0] == Some(behaviour)).map(|t| t.bad[0].1)
     });
     assert!(of_found.is_some_and(|bad| bad < 0.02), "{decision:?}");

@@ -94,10 +94,16 @@ impl fmt::Display for InputAt<'_> {
             }
             Input::SetDispatch(model, dispatch) => write!(f, "dispatch of {model}: {dispatch:?}"),
             Input::SetBehaviour(model, None) => write!(f, "{model} does what follows from the load"),
-            Input::SetBehaviour(model, Some(Behaviour { wait, throughput, size })) => write!(
-                f,
-                "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
-            ),
+            Input::SetBehaviour(model, Some(Behaviour { wait, throughput, size, limit, margin })) => {
+                write!(
+                    f,
+                    "{model} waits {wait}% of the way to its window; drops aim at {throughput}% of the staggered batch's throughput, {size}% of its size at most"
+                )?;
+                if *limit > 0 {
+                    write!(f, "; batches are for {limit}% of it at most")?;
+                }
+                if *margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
+            }
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => {
                 let (control, data, reply) = (network.control, network.data, network.reply);

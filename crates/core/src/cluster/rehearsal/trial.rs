@@ -74,7 +74,7 @@ impl Trial {
         let mut candidates = vec![current.to_vec()];
         for wait in WAITS {
             for (throughput, size) in AIMS {
-                let all = Behaviour { wait, throughput, size };
+                let all = Behaviour { wait, throughput, size, ..Behaviour::default() };
                 let alike: Vec<_> = stage.models.iter().map(|model| model.as_ref().map(|_| all)).collect();
                 if !candidates.contains(&alike) {
                     candidates.push(alike);

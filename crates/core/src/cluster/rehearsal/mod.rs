@@ -1,11 +1,13 @@
 //! The rehearsal: the scheduler tries behaviours on the last seconds.
 
+mod closed_loop;
 mod noise;
 mod past;
 mod replay;
 mod score;
 mod trial;
 
+use closed_loop::ClosedLoop;
 use noise::ExecutionNoise;
 pub use past::Arrival;
 use past::Past;
@@ -18,7 +20,7 @@ use super::model_options::ModelOptions;
 use super::network::NetworkBudget;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, ModelId};
-use crate::time::Duration;
+use crate::time::{Duration, Time};
 
 /// Arrivals that are remembered, at most: 640 KiB.
 const MOST: usize = 20 << 10;
@@ -74,11 +76,13 @@ impl Rehearsal {
         if self.stage.models.len() <= index {
             self.stage.models.resize(index + 1, None);
             self.stage.noise.resize(index + 1, ExecutionNoise::default());
+            self.stage.loops.resize(index + 1, ClosedLoop::default());
             self.current.resize(index + 1, None);
         }
         if options.is_none() {
             self.past.forget(model);
             self.stage.noise[index] = ExecutionNoise::default();
+            self.stage.loops[index] = ClosedLoop::default();
             self.current[index] = None;
         }
         self.stage.models[index] = options;
@@ -122,7 +126,23 @@ impl Rehearsal {
 
     /// A request came, accepted or not.
     pub fn arrival(&mut self, arrival: Arrival) {
+        if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
+            closed.arrived(arrival.at);
+        }
         self.past.push(arrival);
+    }
+
+    /// Requests of a model were answered, well or (`lost`) by a rejection or a drop. Where it is told of each, in the order of time with the arrivals, it sees which
+    /// clients wait for their answers, and replays them so.
+    pub fn answered(&mut self, at: Time, model: ModelId, requests: u32, lost: bool) {
+        if let Some(closed) = self.stage.loops.get_mut(model.0 as usize) {
+            closed.answered(at, requests, lost);
+        }
+    }
+
+    /// Some answers were not told: clients are counted anew.
+    pub fn missed_answers(&mut self) {
+        self.stage.loops.iter_mut().for_each(|closed| *closed = ClosedLoop::default());
     }
 
     /// Goes on for at most so many replayed events; how many there were. Fewer: there is nothing to be tried before more has come.

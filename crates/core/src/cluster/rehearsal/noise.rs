@@ -2,40 +2,59 @@
 
 use crate::time::Duration;
 
-/// Executions that are remembered, at most.
+/// Numbers that are remembered, at most.
 const MOST: usize = 128;
 
-/// What a model's last executions took, as shares of what its profile says. Few machines are uneven as a normal distribution is: where others
-/// use the cores too, a run of 0.1 ms takes 5 ms now and then. So what is replayed is drawn from what was measured.
+/// The last numbers of some kind.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ExecutionNoise {
-    shares: Vec<f32>,
+pub(super) struct Ring {
+    numbers: Vec<f32>,
     /// The oldest, once there are [`MOST`].
     oldest: usize,
 }
 
+impl Ring {
+    pub fn add(&mut self, number: f64) {
+        let number = number as f32;
+        if self.numbers.len() < MOST {
+            self.numbers.push(number);
+        } else {
+            self.numbers[self.oldest] = number;
+            self.oldest = (self.oldest + 1) % MOST;
+        }
+    }
+
+    /// One that is chosen by chance; `None` before there was any.
+    pub fn draw(&self, random: &mut Random) -> Option<f64> {
+        let index = (random.even() * self.numbers.len() as f64) as usize;
+        self.numbers.get(index).map(|number| f64::from(*number))
+    }
+
+    /// Zero before there was any.
+    pub fn mean(&self) -> f64 {
+        self.numbers.iter().map(|number| f64::from(*number)).sum::<f64>() / (self.numbers.len() as f64).max(1.0)
+    }
+}
+
+/// What a model's last executions took, as shares of what its profile says. Few machines are uneven as a normal distribution is: where others
+/// use the cores too, a run of 0.1 ms takes 5 ms now and then. So what is replayed is drawn from what was measured.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExecutionNoise(Ring);
+
 impl ExecutionNoise {
     /// An execution took this share of its profile's time. What is no share is ignored.
     pub fn add(&mut self, share: f64) {
-        if !share.is_finite() || share < 0.0 {
-            return;
-        }
-        // Rounding to nanoseconds is no noise.
-        let share = if (share - 1.0).abs() < 1e-5 { 1.0 } else { share as f32 };
-        if self.shares.len() < MOST {
-            self.shares.push(share);
-        } else {
-            self.shares[self.oldest] = share;
-            self.oldest = (self.oldest + 1) % MOST;
+        if share.is_finite() && share >= 0.0 {
+            // Rounding to nanoseconds is no noise.
+            self.0.add(if (share - 1.0).abs() < 1e-5 { 1.0 } else { share });
         }
     }
 
     /// What another takes, as one of them that is chosen by chance; what the profile says before there was any.
     pub fn took(&self, random: &mut Random, expected: Duration) -> Duration {
-        let index = (random.even() * self.shares.len() as f64) as usize;
-        match self.shares.get(index) {
+        match self.0.draw(random) {
             None | Some(1.0) => expected,
-            Some(share) => Duration::from_secs_f64(expected.as_secs_f64() * f64::from(*share)),
+            Some(share) => Duration::from_secs_f64(expected.as_secs_f64() * share),
         }
     }
 }
@@ -46,7 +65,7 @@ pub(crate) struct Random(pub u64);
 
 impl Random {
     /// The next, even in 0..1.
-    fn even(&mut self) -> f64 {
+    pub(super) fn even(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

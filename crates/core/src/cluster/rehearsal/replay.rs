@@ -1,5 +1,9 @@
 //! The scheduler with emulated devices, on arrivals of the past.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::closed_loop::ClosedLoop;
 use super::noise::{ExecutionNoise, Random};
 use super::past::Arrival;
 use super::score::Tally;
@@ -24,6 +28,8 @@ pub(super) struct Stage {
     pub wake_margin: Duration,
     /// By model.
     pub noise: Vec<ExecutionNoise>,
+    /// By model.
+    pub loops: Vec<ClosedLoop>,
     pub seed: u64,
 }
 
@@ -46,7 +52,14 @@ pub(super) struct Replay {
     ends: IndexedHeap<Time>,
     random: Random,
     network: NetworkBudget,
-    /// The next arrival.
+    /// By model whose clients wait for answers: its arrivals that are still to come, whenever that is.
+    queues: Vec<Option<VecDeque<usize>>>,
+    /// Those of them whose clients have had their answers.
+    coming: BinaryHeap<Reverse<(Time, usize)>>,
+    /// When those came, counted from the first arrival; empty where nobody waits for answers.
+    came: Vec<Time>,
+    lead: usize,
+    /// The next arrival of clients that wait for nobody.
     next: usize,
     /// Arrivals from this one on count.
     counted: usize,
@@ -104,13 +117,17 @@ impl Replay {
                 id
             }));
         }
-        Replay {
+        let mut replay = Replay {
             scheduler,
             ids,
             devices,
             ends: IndexedHeap::new(),
             random: Random(stage.seed),
             network: stage.network,
+            queues: Vec::new(),
+            coming: BinaryHeap::new(),
+            came: Vec::new(),
+            lead,
             next: lead,
             counted,
             end,
@@ -118,6 +135,52 @@ impl Replay {
             origin: past.get(lead).map_or(Time::ZERO, |first| first.at),
             now: Time::ZERO,
             tally: Tally::new(stage.models.len()),
+        };
+        replay.close_loops(stage, past);
+        replay
+    }
+
+    /// Where clients wait for answers, as many requests as there are clients come as they did, and the others after those.
+    fn close_loops(&mut self, stage: &Stage, past: &[Arrival]) {
+        if stage.loops.iter().all(|closed| closed.clients().is_none()) {
+            return;
+        }
+        self.queues = stage.loops.iter().map(|closed| closed.clients().map(|_| VecDeque::new())).collect();
+        self.came = vec![Time::ZERO; self.end - self.lead];
+        let mut clients: Vec<u32> = stage.loops.iter().map(|closed| closed.clients().unwrap_or(0)).collect();
+        for index in self.lead..self.end {
+            let model = past[index].model.0 as usize;
+            let Some(Some(queue)) = self.queues.get_mut(model) else { continue };
+            if clients[model] > 0 {
+                clients[model] -= 1;
+                let at = self.time_of(past, index);
+                self.coming.push(Reverse((at, index)));
+            } else {
+                queue.push_back(index);
+            }
+        }
+        self.skip_closed(past);
+    }
+
+    /// On to the next arrival of clients that wait for nobody.
+    fn skip_closed(&mut self, past: &[Arrival]) {
+        while self.next < self.end && self.is_closed(past[self.next].model) {
+            self.next += 1;
+        }
+    }
+
+    fn is_closed(&self, model: ModelId) -> bool {
+        self.queues.get(model.0 as usize).is_some_and(Option::is_some)
+    }
+
+    /// A request was answered: if its client has waited for that, it asks again.
+    fn answered(&mut self, stage: &Stage, model: ModelId) {
+        let index = model.0 as usize;
+        if let Some(Some(queue)) = self.queues.get_mut(index)
+            && let Some(next) = queue.pop_front()
+        {
+            let pause = stage.loops[index].pause(&mut self.random).as_nanos().saturating_mul(100) / self.percent;
+            self.coming.push(Reverse((self.now + Duration::from_nanos(pause), next)));
         }
     }
 
@@ -125,7 +188,8 @@ impl Replay {
     pub fn step(&mut self, stage: &Stage, past: &[Arrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
-            let arrival = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
+            let open = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
+            let arrival = self.coming.peek().map_or(open, |Reverse((at, _))| open.min(*at));
             let end = self.ends.peek().map_or(Time::MAX, |(at, _)| at);
             let timeout = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
             let next = end.min(arrival).min(timeout);
@@ -134,9 +198,10 @@ impl Replay {
             }
             self.now = self.now.max(next);
             if end == next {
-                self.complete(past);
+                self.complete(stage, past);
             } else if arrival == next {
-                self.arrive(past);
+                let index = self.take_arrival(past, open <= arrival);
+                self.arrive(stage, past, index);
             } else {
                 self.scheduler.handle_timeout(self.now);
             }
@@ -152,14 +217,29 @@ impl Replay {
         self.tally
     }
 
-    /// When an arrival comes here.
+    /// The next arrival: of clients that wait for nobody, or (not `open`) of those that do.
+    fn take_arrival(&mut self, past: &[Arrival], open: bool) -> usize {
+        if !open && let Some(Reverse((_, index))) = self.coming.pop() {
+            self.came[index - self.lead] = self.now;
+            return index;
+        }
+        let index = self.next;
+        self.next += 1;
+        self.skip_closed(past);
+        index
+    }
+
+    /// When a request came here.
+    fn came(&self, past: &[Arrival], index: usize) -> Time {
+        if self.is_closed(past[index].model) { self.came[index - self.lead] } else { self.time_of(past, index) }
+    }
+
+    /// When an arrival comes here, if its client waits for nobody.
     fn time_of(&self, past: &[Arrival], index: usize) -> Time {
         Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
     }
 
-    fn arrive(&mut self, past: &[Arrival]) {
-        let index = self.next;
-        self.next += 1;
+    fn arrive(&mut self, stage: &Stage, past: &[Arrival], index: usize) {
         let Arrival { budget, model, size, level, .. } = past[index];
         let Some(id) = self.ids.get(model.0 as usize).copied().flatten() else { return };
         let deadline = if budget == Duration::MAX { Time::MAX } else { self.now + budget };
@@ -168,12 +248,15 @@ impl Replay {
         if index >= self.counted {
             self.tally.offered(model);
         }
-        if self.scheduler.handle_request(self.now, request).is_err() && index >= self.counted {
-            self.tally.bad(model);
+        if self.scheduler.handle_request(self.now, request).is_err() {
+            if index >= self.counted {
+                self.tally.bad(model);
+            }
+            self.answered(stage, model);
         }
     }
 
-    fn complete(&mut self, past: &[Arrival]) {
+    fn complete(&mut self, stage: &Stage, past: &[Arrival]) {
         let Some((_, device)) = self.ends.pop() else { return };
         let emulated = &mut self.devices[device as usize];
         let Some(Sent { batch, members, start, .. }) = emulated.running.take() else { return };
@@ -183,11 +266,12 @@ impl Replay {
         self.tally.busy += self.now.since(start);
         for member in &members {
             let index = member.0 as usize;
+            let Arrival { budget, model, .. } = past[index];
             if index >= self.counted {
-                let took = self.now.since(self.time_of(past, index)) + self.network.reply;
-                let Arrival { budget, model, .. } = past[index];
+                let took = self.now.since(self.came(past, index)) + self.network.reply;
                 self.tally.done(model, took, budget);
             }
+            self.answered(stage, model);
         }
         self.scheduler.recycle(members);
         self.scheduler.handle_completion(self.now, DeviceId(device), batch);
@@ -198,9 +282,11 @@ impl Replay {
             match output {
                 Output::Drop { request, .. } => {
                     let index = request.0 as usize;
+                    let model = past[index].model;
                     if index >= self.counted {
-                        self.tally.bad(past[index].model);
+                        self.tally.bad(model);
                     }
+                    self.answered(stage, model);
                 }
                 Output::Dispatch { batch, device, members, size, expected, .. } => {
                     let model = members.first().map(|member| past[member.0 as usize].model);

@@ -1,9 +1,11 @@
 //! Candidates on the same part of the past, of which the best stays.
 
+use super::closed_loop::ClosedLoop;
 use super::past::Arrival;
 use super::replay::{Part, Replay, Stage};
 use super::score::{Score, Tally};
 use crate::cluster::behaviour::Behaviour;
+use crate::cluster::model_options::ModelOptions;
 use crate::time::Duration;
 
 /// Rates that all is tried at, percent of what it was.
@@ -47,6 +49,24 @@ pub struct Tried {
     pub delay: f64,
 }
 
+/// Where clients wait for answers: a batch waits until all of them are in it.
+fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Vec<Option<Behaviour>> {
+    let behaviour = |((options, closed), current): ((&Option<ModelOptions>, &ClosedLoop), &Option<Behaviour>)| {
+        let (Some(options), Some(clients)) = (options, closed.clients()) else { return *current };
+        let (profile, most) = (options.profiles.first(), options.max_batch);
+        let shares = (1..=100).map(|share| Behaviour {
+            wait: 100,
+            throughput: share,
+            size: 100,
+            limit: share,
+            ..Behaviour::default()
+        });
+        let mut fitting = shares.filter(|all| all.limit(profile, most, most) == clients.min(most));
+        fitting.next().or(*current)
+    };
+    stage.models.iter().zip(&stage.loops).zip(current).map(behaviour).collect()
+}
+
 #[derive(Debug)]
 struct Candidate {
     behaviours: Vec<Option<Behaviour>>,
@@ -80,6 +100,10 @@ impl Trial {
                     candidates.push(alike);
                 }
             }
+        }
+        if stage.loops.iter().any(|closed| closed.clients().is_some()) {
+            // Of what fares alike the first stays.
+            candidates.insert(1, together(&stage, current));
         }
         let candidate = |behaviours| Candidate { behaviours, score: Score(vec![Tally::default(); RATES.len()]) };
         let mut trial = Trial {

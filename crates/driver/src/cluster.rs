@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::journal::{Input, Journal, Machine};
-use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, Shard};
+use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
 
@@ -192,6 +192,17 @@ impl<H: Handler> Cluster<H> {
     /// Sets what a model does where it is adaptive ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
         self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
+    }
+
+    /// What a model does where it is adaptive, by what it was told or by the load of the moment ([`downbeat_core::cluster::Scheduler::behaviour`]); `None` if it
+    /// is gone. Waits for who is in the shard.
+    pub fn behaviour(&self, queue: QueueHandle) -> Option<Behaviour> {
+        let state = self.shards[queue.shard()].enter();
+        let behaviour = state.shard.machine().queue(queue.model).map(ModelQueue::behaviour);
+        drop(state);
+        // Who came meanwhile has left its message.
+        self.work(Round::default().shard(queue.shard()));
+        behaviour
     }
 
     /// Replaces a model's latency profiles, also for what is queued.

@@ -98,7 +98,7 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         )
         .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
         .route("/v2/autoscale", get(autoscale::advice::<S>))
-        .route("/v2/scheduler", get(scheduler::behaviours::<S>))
+        .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))

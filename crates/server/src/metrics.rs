@@ -57,6 +57,8 @@ metric_table! {
             "Share of the devices' latest time in which they were idle; NaN while nothing is known";
         rehearsal_trials: IntCounter[], "downbeat_rehearsal_trials_total", "Times that behaviours of adaptive models were tried on the last seconds";
         rehearsal_changes: IntCounter[], "downbeat_rehearsal_changes_total", "Times that another was found better";
+        rehearsal_lost: IntCounter[], "downbeat_rehearsal_arrivals_lost_total",
+            "Requests that the rehearsal did not see because more came than it takes: their window of time was left out";
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
         decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
@@ -100,7 +102,9 @@ pub struct RehearsalMetrics {
     pub trials: IntCounter,
     /// Those after which models did something else.
     pub changes: IntCounter,
-    /// Time of a core that they took.
+    /// Requests in windows of time that were left out, because more came than a shard leaves for it.
+    pub arrivals_lost: IntCounter,
+    /// Seconds of a core that it took.
     pub cpu_seconds: prometheus::Counter,
 }
 
@@ -120,6 +124,7 @@ impl Metrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
             changes: self.table.rehearsal_changes.clone(),
+            arrivals_lost: self.table.rehearsal_lost.clone(),
             cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
         }
     }

@@ -9,7 +9,7 @@ use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
-use crate::driver::ModelBehaviour;
+use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
@@ -101,8 +101,8 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// What the rehearsal has adaptive models do; `None`: nothing is rehearsed.
-    fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
+    /// What the scheduler's queues do, and why; `None` if there is no scheduler.
+    fn scheduler(&self) -> Option<SchedulerStatus> {
         None
     }
 

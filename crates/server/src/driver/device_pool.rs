@@ -17,14 +17,14 @@ pub struct DevicePool {
     pub hosts: Vec<Arc<DeviceHost>>,
     /// By what the scheduler calls them: a device, and which of its slots.
     pub slots: RwLock<Vec<(Arc<DeviceHost>, usize)>>,
-    /// What is told of requests and batches, if anything is rehearsed.
-    pub rehearser: Option<Arc<Rehearser>>,
+    /// What is told of queues, and where it listens of requests and batches.
+    pub rehearser: Arc<Rehearser>,
     /// The devices that the scheduler has.
     in_service: Mutex<BTreeSet<usize>>,
 }
 
 impl DevicePool {
-    pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>, rehearser: Option<Arc<Rehearser>>) -> Self {
+    pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>, rehearser: Arc<Rehearser>) -> Self {
         let in_service = hosts.iter().map(|host| host.device).collect();
         DevicePool { clock, hosts, slots: RwLock::default(), rehearser, in_service: Mutex::new(in_service) }
     }

@@ -7,9 +7,11 @@
 //!
 //! `waiting_table.rs` has the only calls of a shard's `handle_request` and `handle_cancel`, and each gets the time of this moment.
 
+mod arrival_rings;
 mod device_pool;
 mod queued_call;
 mod rehearser;
+mod scheduler_status;
 mod waiting_table;
 
 use std::sync::Arc;
@@ -32,8 +34,8 @@ use crate::queue::Queue;
 use crate::watchdog::Watchdog;
 pub use device_pool::DevicePool;
 pub use queued_call::QueuedCall;
-pub use rehearser::ModelBehaviour;
 use rehearser::Rehearser;
+pub use scheduler_status::SchedulerStatus;
 pub use waiting_table::CounterHasher;
 use waiting_table::{Event, WaitingTable};
 
@@ -77,7 +79,7 @@ impl Driver {
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
-        let rehearser = (rehearsal_cpu > 0.0).then(|| Rehearser::new(shards));
+        let rehearser = Rehearser::new(shards, rehearsal_cpu);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
@@ -100,10 +102,10 @@ impl Driver {
         let alarmed = driver.cluster.clone();
         let alarm = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || alarmed.ring_alarms())?;
         driver.threads.lock().push(alarm);
-        if let Some(rehearser) = rehearser {
+        if rehearsal_cpu > 0.0 {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
             let kinds = planned_devices(kinds);
-            let work = move || rehearser.work(&cluster, &kinds, rehearsal_cpu, &metrics);
+            let work = move || rehearser.work(&cluster, &kinds, &metrics);
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
         }
@@ -152,13 +154,13 @@ impl Driver {
         }
     }
 
-    fn rehearser(&self) -> Option<&Arc<Rehearser>> {
-        self.cluster.handler().rehearser.as_ref()
+    fn rehearser(&self) -> &Rehearser {
+        &self.cluster.handler().rehearser
     }
 
-    /// What the rehearsal has adaptive models do; `None`: nothing is rehearsed.
-    pub fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
-        self.rehearser().map(|rehearser| rehearser.said())
+    /// What the scheduler's queues do, and why.
+    pub fn status(&self) -> SchedulerStatus {
+        self.rehearser().status(&self.cluster)
     }
 
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
@@ -191,17 +193,15 @@ impl Driver {
         profiles: Vec<LatencyProfile>,
     ) -> Arc<Queue> {
         let place = self.cluster.add_model(options.clone());
-        if let Some(rehearser) = self.rehearser() {
-            rehearser.added(place, model, options.clone());
-        }
+        self.rehearser().added(place, model, &options);
         Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
     }
 
     /// Removes a queue if nothing waits in it; says whether nothing did.
     pub fn remove_empty_queue(&self, queue: QueueHandle) -> bool {
         let removed = self.cluster.remove_idle_model(queue);
-        if let Some(rehearser) = self.rehearser().filter(|_| removed) {
-            rehearser.removed(queue);
+        if removed {
+            self.rehearser().removed(queue);
         }
         removed
     }
@@ -209,9 +209,7 @@ impl Driver {
     /// Removes a queue; what waits in it is dropped as unloaded.
     pub fn remove_queue(&self, queue: QueueHandle) {
         self.cluster.remove_model(queue);
-        if let Some(rehearser) = self.rehearser() {
-            rehearser.removed(queue);
-        }
+        self.rehearser().removed(queue);
     }
 
     /// Hands a request over. The answer comes through the call's `reply`, always.
@@ -234,9 +232,7 @@ impl Drop for Driver {
     #[expect(clippy::disallowed_methods, reason = "a thread whose run does not end cannot be joined")]
     fn drop(&mut self) {
         self.cluster.stop_alarm();
-        if let Some(rehearser) = self.rehearser() {
-            rehearser.stop();
-        }
+        self.rehearser().stop();
         self.hosts().iter().for_each(|host| host.stop());
         let clock = self.clock();
         let until = clock.now() + PATIENCE;

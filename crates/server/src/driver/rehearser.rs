@@ -7,19 +7,20 @@ use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::{
     Arrival, Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, RehearsalDecision,
 };
-use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId};
+use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, QueueHandle};
 use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
 
 use super::WAKE_MARGIN;
+use super::arrival_rings::{ArrivalFeed, ArrivalRings};
 use super::device_pool::DevicePool;
+use super::scheduler_status::{CpuStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::metrics::RehearsalMetrics;
 
-/// How often it looks for work.
-const EVERY: std::time::Duration = std::time::Duration::from_millis(50);
-/// Arrivals that a shard leaves for it, at most; it does not rehearse those beyond.
+/// How often it looks for work, and takes what came.
+const EVERY: Duration = Duration::from_millis(50);
+/// Arrivals that a shard leaves for it, at most.
 const MOST: usize = 8 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
@@ -27,177 +28,38 @@ const EVENTS: u64 = 256;
 const SAVED: f64 = 0.5;
 /// Executions that are left for it, at most: of more, the last.
 const RUNS: usize = 256;
+/// Seconds over which the share of a core that it had is said.
+const SAID_OVER: f64 = 10.0;
 
 /// What the rehearsal is told, and what it said last.
 pub struct Rehearser {
-    /// By shard: what came, for whoever is in the shard to fill.
-    arrivals: Box<[ArrayQueue<Arrival>]>,
+    /// The share of a core's time that it may have; 0: nothing is rehearsed.
+    share: f64,
+    arrivals: ArrivalRings,
     /// What executions took of what their profiles say.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
     wake: Condvar,
-    said: Mutex<Vec<ModelBehaviour>>,
 }
 
 #[derive(Default)]
 struct Told {
+    queues: BTreeMap<ModelId, Queue>,
+    /// What the thread has not heard yet.
     changes: Vec<Change>,
     stopped: bool,
+    trials: u64,
+    changed: u64,
+    lost: u64,
+    /// The share of a core that it had lately.
+    used: f64,
+    /// The last trial, and when it ended.
+    last: Option<(Time, RehearsalDecision)>,
 }
 
 enum Change {
-    Added(QueueHandle, String, Box<ModelOptions>),
-    Removed(ModelId),
+    Model(ModelId, Option<Box<ModelOptions>>),
     Profiles(ModelId, DeviceProfiles),
-}
-
-/// What a queue of the scheduler does, as `GET /v2/scheduler` says it.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct ModelBehaviour {
-    /// The model.
-    pub model: String,
-    /// What it does.
-    pub behaviour: Behaviour,
-    /// The share of its scheduler's bad requests in the rehearsal, of the model that fared worst and of all, by rate: as it was, 1.1 and 1.25 times that.
-    pub bad: Vec<(f64, f64)>,
-}
-
-impl Rehearser {
-    /// For a scheduler of so many shards.
-    pub fn new(shards: usize) -> Arc<Self> {
-        Arc::new(Rehearser {
-            arrivals: (0..shards).map(|_| ArrayQueue::new(MOST)).collect(),
-            runs: ArrayQueue::new(RUNS),
-            told: Mutex::default(),
-            wake: Condvar::new(),
-            said: Mutex::default(),
-        })
-    }
-
-    /// A request came to a shard.
-    pub fn arrived(&self, shard: usize, arrival: Arrival) {
-        // Where it does not fit, the rehearsal is seconds behind: it sees the load end here.
-        let _ = self.arrivals[shard].push(arrival);
-    }
-
-    /// The scheduler has another queue, for requests of this model.
-    pub fn added(&self, queue: QueueHandle, model: &str, options: ModelOptions) {
-        self.told.lock().changes.push(Change::Added(queue, model.to_owned(), Box::new(options)));
-    }
-
-    /// A queue is gone.
-    pub fn removed(&self, queue: QueueHandle) {
-        self.told.lock().changes.push(Change::Removed(queue.model));
-    }
-
-    /// What batches of a queue take is another.
-    pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
-        self.told.lock().changes.push(Change::Profiles(queue.model, profiles));
-    }
-
-    /// A batch of a queue took `share` of what its profile says.
-    pub fn ran(&self, queue: QueueHandle, share: f64) {
-        self.runs.force_push((queue.model, share));
-    }
-
-    /// What the models do that were told something.
-    pub fn said(&self) -> Vec<ModelBehaviour> {
-        self.said.lock().clone()
-    }
-
-    /// Ends [`Rehearser::work`].
-    pub fn stop(&self) {
-        self.told.lock().stopped = true;
-        self.wake.notify_all();
-    }
-
-    /// The life of the thread, which takes `share` of a core's time: on devices of these kinds.
-    pub fn work(&self, cluster: &Cluster<DevicePool>, devices: &[u32], share: f64, metrics: &RehearsalMetrics) {
-        // Without the right to it, at normal priority.
-        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
-        let mut rehearsal = Rehearsal::new(false, 1);
-        rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
-        for (kind, count) in (0..).map(DeviceKind).zip(devices) {
-            rehearsal.set_devices(kind, *count);
-        }
-        let mut queues = BTreeMap::new();
-        let (mut saved, mut before) = (0.0, cluster.handler().clock.now());
-        while self.listen(&mut rehearsal, &mut queues) {
-            let now = cluster.handler().clock.now();
-            saved = (saved + share * now.since(before).as_secs_f64()).min(SAVED * share.max(0.05));
-            before = now;
-            while saved > 0.0 {
-                let begin = thread_seconds();
-                let used = rehearsal.step(EVENTS);
-                let took = thread_seconds() - begin;
-                saved -= took;
-                metrics.cpu_seconds.inc_by(took.max(0.0));
-                if let Some(decision) = rehearsal.poll_decision() {
-                    metrics.trials.inc();
-                    metrics.changes.inc_by(u64::from(decision.changed));
-                    self.say(cluster, &queues, &decision);
-                }
-                if used < EVENTS {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// Waits, and hears what was told; `false`: it is to stop.
-    fn listen(&self, rehearsal: &mut Rehearsal, queues: &mut BTreeMap<ModelId, Queue>) -> bool {
-        let mut told = self.told.lock();
-        if !told.stopped {
-            self.wake.wait_for(&mut told, EVERY);
-        }
-        let changes = std::mem::take(&mut told.changes);
-        let stopped = told.stopped;
-        drop(told);
-        for change in changes {
-            match change {
-                Change::Added(queue, name, options) => {
-                    let adaptive = options.is_adaptive();
-                    let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
-                    rehearsal.set_model(queue.model, Some(*options));
-                    queues.insert(queue.model, Queue { queue, name, adaptive, consolidates });
-                }
-                Change::Removed(model) => {
-                    rehearsal.set_model(model, None);
-                    queues.remove(&model);
-                }
-                Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
-            }
-        }
-        std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
-        // The wish holds if all that could have it do.
-        let mut adaptive = queues.values().filter(|queue| queue.adaptive).peekable();
-        rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));
-        let mut came: Vec<Arrival> =
-            self.arrivals.iter().flat_map(|shard| std::iter::from_fn(|| shard.pop())).collect();
-        came.sort_by_key(|arrival| arrival.at);
-        came.into_iter().for_each(|arrival| rehearsal.arrival(arrival));
-        !stopped
-    }
-
-    /// Tells the scheduler's queues what to do.
-    fn say(&self, cluster: &Cluster<DevicePool>, queues: &BTreeMap<ModelId, Queue>, decision: &RehearsalDecision) {
-        let bad = decision.tried.iter().find(|tried| tried.behaviours == decision.behaviours);
-        let bad = bad.map_or(Vec::new(), |tried| tried.bad.clone());
-        let mut said = Vec::new();
-        for Queue { queue, name, adaptive, .. } in queues.values() {
-            let behaviour = decision.behaviours.get(queue.model.0 as usize).copied().flatten();
-            if decision.changed && *adaptive {
-                cluster.set_behaviour(*queue, behaviour);
-            }
-            if let Some(behaviour) = behaviour.filter(|_| *adaptive) {
-                said.push(ModelBehaviour { model: name.clone(), behaviour, bad: bad.clone() });
-            }
-        }
-        if decision.changed {
-            tracing::debug!(?said, "the rehearsal found something better");
-        }
-        *self.said.lock() = said;
-    }
 }
 
 /// A queue of the scheduler.
@@ -208,6 +70,229 @@ struct Queue {
     /// It does what the rehearsal says.
     adaptive: bool,
     consolidates: bool,
+    /// What it was told to do.
+    set: Option<Behaviour>,
+}
+
+impl Rehearser {
+    /// For a scheduler of so many shards, with this share of a core's time.
+    pub fn new(shards: usize, share: f64) -> Arc<Self> {
+        Arc::new(Rehearser {
+            share,
+            arrivals: ArrivalRings::new(shards, MOST),
+            runs: ArrayQueue::new(RUNS),
+            told: Mutex::default(),
+            wake: Condvar::new(),
+        })
+    }
+
+    /// Whether it wants to be told of requests and batches: it rehearses, and some model is adaptive.
+    pub fn listens(&self) -> bool {
+        self.arrivals.is_open()
+    }
+
+    /// A request came to a shard.
+    pub fn arrived(&self, shard: usize, arrival: Arrival) {
+        self.arrivals.push(shard, arrival);
+    }
+
+    /// The scheduler has another queue, for requests of this model.
+    pub fn added(&self, queue: QueueHandle, model: &str, options: &ModelOptions) {
+        let adaptive = options.is_adaptive();
+        let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
+        let added = Queue { queue, name: model.to_owned(), adaptive, consolidates, set: None };
+        self.tell(Change::Model(queue.model, Some(Box::new(options.clone()))));
+        self.told.lock().queues.insert(queue.model, added);
+    }
+
+    /// A queue is gone.
+    pub fn removed(&self, queue: QueueHandle) {
+        self.tell(Change::Model(queue.model, None));
+        self.told.lock().queues.remove(&queue.model);
+    }
+
+    /// What batches of a queue take is another.
+    pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
+        self.tell(Change::Profiles(queue.model, profiles));
+    }
+
+    /// Leaves a change for the thread, if there is one.
+    fn tell(&self, change: Change) {
+        if self.share > 0.0 {
+            self.told.lock().changes.push(change);
+        }
+    }
+
+    /// A batch of a queue took `share` of what its profile says.
+    pub fn ran(&self, queue: QueueHandle, share: f64) {
+        self.runs.force_push((queue.model, share));
+    }
+
+    /// What the scheduler's queues do, and what came of the last trial.
+    pub fn status(&self, cluster: &Cluster<DevicePool>) -> SchedulerStatus {
+        let told = self.told.lock();
+        let queue = |queue: &Queue| {
+            let by = match queue.set {
+                _ if !queue.adaptive => Source::Policy,
+                Some(_) => Source::Trial,
+                None => Source::StartRule,
+            };
+            (queue.queue, QueueStatus { model: queue.name.clone(), queue: queue.queue.model.to_string(), by, behaviour: None })
+        };
+        let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
+        let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
+        let now = cluster.handler().clock.now();
+        let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
+        let cpu = CpuStatus { budget: self.share, used: told.used };
+        let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
+        // A shard is asked without the lock: whoever is in it may wait for that.
+        drop(told);
+        for (handle, status) in queues.iter_mut().filter(|(_, status)| status.by != Source::Policy) {
+            status.behaviour = cluster.behaviour(*handle);
+        }
+        let models = queues.into_iter().map(|(_, status)| status).collect();
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, models, last_trial: last }
+    }
+
+    /// Ends [`Rehearser::work`].
+    pub fn stop(&self) {
+        self.told.lock().stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// The life of the thread: on devices of these kinds.
+    pub fn work(&self, cluster: &Cluster<DevicePool>, devices: &[u32], metrics: &RehearsalMetrics) {
+        // Without the right to it, at normal priority.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+        let mut rehearsal = Rehearsal::new(false, 1);
+        rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
+        for (kind, count) in (0..).map(DeviceKind).zip(devices) {
+            rehearsal.set_devices(kind, *count);
+        }
+        let now = || cluster.handler().clock.now();
+        let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
+        while self.listen(&mut rehearsal) {
+            self.hear(&mut rehearsal, &mut feed, now, metrics);
+            account.pass(now());
+            let heard = now();
+            // While it is at work, no longer than it takes to fill a ring.
+            while account.saved > 0.0 && now().since(heard) < EVERY {
+                let used = rehearsal.step(EVENTS);
+                if let Some(decision) = rehearsal.poll_decision() {
+                    metrics.trials.inc();
+                    metrics.changes.inc_by(u64::from(decision.changed));
+                    self.say(cluster, decision);
+                }
+                account.spend();
+                if used < EVENTS {
+                    break;
+                }
+            }
+            metrics.cpu_seconds.inc_by(account.spent());
+            self.told.lock().used = account.used();
+        }
+    }
+
+    /// Waits, and hears what was told; `false`: it is to stop.
+    fn listen(&self, rehearsal: &mut Rehearsal) -> bool {
+        let mut told = self.told.lock();
+        if !told.stopped {
+            self.wake.wait_for(&mut told, EVERY.into());
+        }
+        let (changes, stopped) = (std::mem::take(&mut told.changes), told.stopped);
+        // The wish holds if all that could have it do.
+        let mut adaptive = told.queues.values().filter(|queue| queue.adaptive).peekable();
+        rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));
+        drop(told);
+        for change in changes {
+            match change {
+                Change::Model(model, options) => rehearsal.set_model(model, options.map(|options| *options)),
+                Change::Profiles(model, profiles) => rehearsal.set_profile(model, profiles),
+            }
+        }
+        std::iter::from_fn(|| self.runs.pop()).for_each(|(model, share)| rehearsal.execution(model, share));
+        !stopped
+    }
+
+    /// Hears what came.
+    fn hear(&self, rehearsal: &mut Rehearsal, feed: &mut ArrivalFeed, now: impl Fn() -> Time, metrics: &RehearsalMetrics) {
+        let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
+        feed.set_open(&self.arrivals, adaptive, &now);
+        let before = feed.lost();
+        feed.take(&self.arrivals, &now).into_iter().for_each(|arrival| rehearsal.arrival(arrival));
+        let lost = feed.lost() - before;
+        if lost > 0 {
+            metrics.arrivals_lost.inc_by(lost);
+            self.told.lock().lost += lost;
+        }
+    }
+
+    /// Tells the scheduler's queues what to do.
+    fn say(&self, cluster: &Cluster<DevicePool>, decision: RehearsalDecision) {
+        let mut said = Vec::new();
+        let mut told = self.told.lock();
+        told.trials += 1;
+        if decision.changed {
+            told.changed += 1;
+            for queue in told.queues.values_mut().filter(|queue| queue.adaptive) {
+                queue.set = decision.behaviours.get(queue.queue.model.0 as usize).copied().flatten();
+                said.push((queue.queue, queue.set));
+            }
+            tracing::debug!(?said, "the rehearsal found something better");
+        }
+        told.last = Some((cluster.handler().clock.now(), decision));
+        drop(told);
+        said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
+    }
+}
+
+/// What the thread has had of a core, and may have.
+struct CpuAccount {
+    share: f64,
+    /// Seconds that it may have now.
+    saved: f64,
+    passed_until: Time,
+    /// What the thread has had until then, seconds; and of that, what was said.
+    seen: f64,
+    said: f64,
+    /// Seconds that passed, and that it had, each the less the longer ago.
+    lately: (f64, f64),
+}
+
+impl CpuAccount {
+    fn new(share: f64, now: Time) -> Self {
+        let seen = thread_seconds();
+        CpuAccount { share, saved: 0.0, passed_until: now, seen, said: seen, lately: (0.0, 0.0) }
+    }
+
+    /// Time has passed.
+    fn pass(&mut self, now: Time) {
+        let passed = now.since(self.passed_until).as_secs_f64();
+        self.passed_until = now;
+        self.saved = (self.saved + self.share * passed).min(SAVED * self.share.max(0.05));
+        let kept = (-passed / SAID_OVER).exp();
+        self.lately = (self.lately.0 * kept + passed, self.lately.1 * kept);
+        self.spend();
+    }
+
+    /// Counts what the thread has had since the last time.
+    fn spend(&mut self) {
+        let seconds = thread_seconds();
+        let took = seconds - self.seen;
+        self.seen = seconds;
+        self.saved -= took;
+        self.lately.1 += took;
+    }
+
+    /// Seconds since the last time that this was asked.
+    fn spent(&mut self) -> f64 {
+        self.seen - std::mem::replace(&mut self.said, self.seen)
+    }
+
+    /// The share of a core that it had lately.
+    fn used(&self) -> f64 {
+        self.lately.1 / self.lately.0.max(1e-9)
+    }
 }
 
 /// What this thread has had of a core.

@@ -52,8 +52,8 @@ impl Handler for DevicePool {
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
             Event::Submit(id, queued) => {
-                if let Some(rehearser) = &self.rehearser {
-                    rehearser.arrived(shard.machine().place().0 as usize, arrival(moment.now, &queued));
+                if self.rehearser.listens() {
+                    self.rehearser.arrived(shard.machine().place().0 as usize, arrival(moment.now, &queued));
                 }
                 table.submit(moment, shard, id, queued);
             }

@@ -314,19 +314,17 @@ impl DeviceHost {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let queue = &grant.queue;
-        let rehearser = cluster.handler().rehearser.as_ref();
+        let rehearser = &cluster.handler().rehearser;
         let observe = |(rows, end): (u32, Time)| {
             let (mut refiner, took) = (queue.refiner(self.device).lock(), end.since(grant.dispatched));
-            if let Some(rehearser) = rehearser {
+            if rehearser.listens() {
                 rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
             }
             refiner.observe(rows, took)
         };
         if ran.and_then(observe).is_some() {
             let profiles = queue.placed.profiles(|hardware| queue.refiners[hardware].lock().profile().clone());
-            if let Some(rehearser) = rehearser {
-                rehearser.profiled(queue.place, profiles.clone());
-            }
+            rehearser.profiled(queue.place, profiles.clone());
             cluster.set_profile(queue.place, profiles);
         }
         cluster.complete(grant.slot, grant.batch);

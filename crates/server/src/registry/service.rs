@@ -10,7 +10,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use super::Registry;
 use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
-use crate::driver::ModelBehaviour;
+use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
@@ -101,8 +101,8 @@ impl Service for Registry {
         self.autoscale.as_ref().map(|watch| watch.status())
     }
 
-    fn behaviours(&self) -> Option<Vec<ModelBehaviour>> {
-        self.driver.behaviours()
+    fn scheduler(&self) -> Option<SchedulerStatus> {
+        Some(self.driver.status())
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {

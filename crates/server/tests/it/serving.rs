@@ -14,6 +14,7 @@ use downbeat_server::error::ServiceError;
 use downbeat_server::options::{AutoscaleOptions, DispatchPolicy, DropPolicy, ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A repository of emulated models.
@@ -675,17 +676,38 @@ async fn what_adaptive_models_do_is_rehearsed() {
         4,
         "max_batch_size: 8 parameters { key: \"slo_ms\" value { string_value: \"80\" } }",
     );
+    let status = |registry: &Registry| serde_json::to_value(registry.scheduler().unwrap()).unwrap();
+    models.add("fixed", 1, (0.1, 2.0), 4, "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100 }");
     let without = models.serve(|options| options.rehearsal_cpu = 0.0).await;
-    assert_eq!(without.behaviours(), None);
+    send(&without, request("m", 1, 4)).await.await.unwrap().unwrap();
+    let said = status(&without);
+    assert_eq!((&said["cpu"]["budget"], &said["last_trial"]), (&json!(0.0), &Value::Null));
+    let of = |said: &Value, model: &str| {
+        let models = said["models"].as_array().unwrap();
+        models.iter().find(|said| said["model"] == model).cloned().unwrap_or_default()
+    };
+    assert_eq!((of(&said, "m")["by"].as_str(), of(&said, "fixed")["by"].as_str()), (Some("start_rule"), Some("policy")));
+    assert!(of(&said, "m")["behaviour"]["wait"].is_number() && of(&said, "fixed")["behaviour"].is_null(), "{said}");
+    drop(without);
+
     let registry = models.serve(|options| options.rehearsal_cpu = 0.9).await;
-    assert_eq!(registry.behaviours(), Some(Vec::new()));
     while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 {
         let answer = send(&registry, request("m", 1, 4)).await;
         answer.await.unwrap().unwrap();
     }
     assert!(metric(&registry, "downbeat_rehearsal_cpu_seconds_total", "") > 0.0);
-    let said = registry.behaviours().unwrap();
-    assert!(said.iter().all(|said| said.model == "m" && said.bad.len() == 3), "{said:?}");
+    assert_eq!(metric(&registry, "downbeat_rehearsal_arrivals_lost_total", ""), 0.0);
+    let said = status(&registry);
+    assert!(said["trials"].as_u64() >= Some(1) && said["cpu"]["used"].as_f64() > Some(0.0), "{said}");
+    let queue = &of(&said, "m")["queue"];
+    let candidates = said["last_trial"]["candidates"].as_array().unwrap();
+    assert_eq!(candidates.iter().filter(|candidate| candidate["taken"] == true).count(), 1, "{said}");
+    for candidate in candidates {
+        assert_eq!(candidate["bad"].as_array().unwrap().len(), 3, "{said}");
+        assert_eq!(candidate["behaviours"][0]["queues"], json!([queue]), "those that are adaptive: {said}");
+    }
+    let source = if said["changes"] == 0 { "start_rule" } else { "trial" };
+    assert_eq!(of(&said, "m")["by"], source, "{said}");
 }
 
 /// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.

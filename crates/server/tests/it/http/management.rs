@@ -36,9 +36,9 @@ async fn a_server_without_autoscale_advice_says_so() {
 }
 
 #[tokio::test]
-async fn a_server_that_rehearses_nothing_says_so() {
+async fn a_server_without_a_scheduler_says_so() {
     let message = Server::start().await.get("/v2/scheduler").await.error(404);
-    assert_eq!(message, "nothing is rehearsed: rehearsal_cpu is 0");
+    assert_eq!(message, "this server has no scheduler");
 }
 
 #[tokio::test]

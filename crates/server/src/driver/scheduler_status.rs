@@ -1,0 +1,113 @@
+//! What `GET /v2/scheduler` says.
+
+use std::collections::BTreeMap;
+
+use downbeat_core::cluster::{Behaviour, RehearsalDecision};
+use downbeat_core::{Duration, ModelId};
+use serde::Serialize;
+
+/// What the scheduler's queues do, and why.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SchedulerStatus {
+    /// Trials of the rehearsal that came to an end.
+    pub trials: u64,
+    /// Those after which queues did something else.
+    pub changes: u64,
+    /// What the rehearsal costs.
+    pub cpu: CpuStatus,
+    /// Requests that it did not see because more came than it takes: it leaves their time out.
+    pub arrivals_lost: u64,
+    /// What each queue does.
+    pub models: Vec<QueueStatus>,
+    /// What came of the last trial.
+    pub last_trial: Option<TrialStatus>,
+}
+
+/// What the rehearsal costs, as shares of a core's time.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct CpuStatus {
+    /// What it may have; 0: nothing is rehearsed.
+    pub budget: f64,
+    /// What it had in the last seconds.
+    pub used: f64,
+}
+
+/// Why a queue does what it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Its policy says it.
+    Policy,
+    /// It is adaptive, and nothing has been found that is better than what follows from the load of the moment.
+    StartRule,
+    /// A trial has found it.
+    Trial,
+}
+
+/// What a queue does: requests of a model that can share a batch.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct QueueStatus {
+    /// The model.
+    pub model: String,
+    /// As decision logs call it.
+    pub queue: String,
+    /// Why it does it.
+    pub by: Source,
+    /// What it does, if it is adaptive.
+    pub behaviour: Option<Behaviour>,
+}
+
+/// What came of a trial.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct TrialStatus {
+    /// For how long it has been over.
+    pub seconds_ago: f64,
+    /// Whether something else is done since.
+    pub changed: bool,
+    /// What was tried, what was done before first.
+    pub candidates: Vec<CandidateStatus>,
+}
+
+/// What a candidate of a trial came to.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CandidateStatus {
+    /// What the adaptive queues do in it: those that do the same together.
+    pub behaviours: Vec<Group>,
+    /// Whether it is what is done since.
+    pub taken: bool,
+    /// By rate (as it was, 1.1 and 1.25 times that): the share of requests that were dropped or late, of the model that fared worst and of all.
+    pub bad: Vec<(f64, f64)>,
+    /// Devices that were busy, in the mean.
+    pub devices: f64,
+    /// Mean time from arrival to answer, milliseconds.
+    pub delay_ms: f64,
+}
+
+/// Queues that do the same.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Group {
+    /// What they do; nothing: as follows from the load of the moment.
+    pub behaviour: Option<Behaviour>,
+    /// As decision logs call them.
+    pub queues: Vec<String>,
+}
+
+impl TrialStatus {
+    /// A decision that was made `ago`; of the queues that are adaptive.
+    pub fn of(decision: &RehearsalDecision, ago: Duration, adaptive: impl Fn(ModelId) -> bool) -> Self {
+        let candidates = decision.tried.iter().map(|tried| {
+            let mut groups: BTreeMap<Option<Behaviour>, Vec<String>> = BTreeMap::new();
+            for (model, behaviour) in (0..).map(ModelId).zip(&tried.behaviours).filter(|(model, _)| adaptive(*model)) {
+                groups.entry(*behaviour).or_default().push(model.to_string());
+            }
+            CandidateStatus {
+                behaviours: groups.into_iter().map(|(behaviour, queues)| Group { behaviour, queues }).collect(),
+                taken: tried.behaviours == decision.behaviours,
+                bad: tried.bad.clone(),
+                devices: tried.devices,
+                delay_ms: tried.delay * 1e3,
+            }
+        });
+        TrialStatus { seconds_ago: ago.as_secs_f64(), changed: decision.changed, candidates: candidates.collect() }
+    }
+}

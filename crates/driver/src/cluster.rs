@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::cluster::journal::{Input, Journal, Machine};
+use downbeat_core::cluster::journal::{Input, Journal, Machine, TrialRecord};
 use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
@@ -192,6 +192,11 @@ impl<H: Handler> Cluster<H> {
     /// Sets what a model does where it is adaptive ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
         self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
+    }
+
+    /// Writes a trial down in the decision log of a queue's shard.
+    pub fn note_trial(&self, queue: QueueHandle, trial: TrialRecord) {
+        self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()));
     }
 
     /// What a model does where it is adaptive, by what it was told or by the load of the moment ([`downbeat_core::cluster::Scheduler::behaviour`]); `None` if it

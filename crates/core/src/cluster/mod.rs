@@ -58,7 +58,7 @@ pub use network::NetworkBudget;
 pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};
-pub use rehearsal::{Arrival, Decision as RehearsalDecision, Rehearsal, Tried};
+pub use rehearsal::{Arrival, Decision as RehearsalDecision, Ground, Rehearsal, Tried};
 pub use request::{PriorityLevel, Request, TimeoutAction};
 pub use request_queue::Ticket;
 pub use scheduler::{Scheduler, Stats, TimeoutReason};

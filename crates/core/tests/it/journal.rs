@@ -34,6 +34,25 @@ fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions
     }
 }
 
+/// What came of a trial.
+fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
+    let tried = |behaviours: Vec<Option<Behaviour>>, bad: f64| Tried {
+        behaviours,
+        parts: 4,
+        bad: vec![(2.0 * bad, bad), (2.0 * bad, bad), (1.0, 0.5)],
+        devices: 1.25,
+        delay: 0.0125,
+    };
+    let tried = vec![tried(vec![None; 3], 0.01), tried(vec![behaviour; 3], 0.0), tried(vec![None, behaviour], 0.02)];
+    let decision = RehearsalDecision {
+        behaviours: tried[usize::from(changed)].behaviours.clone(),
+        changed,
+        why: changed.then_some(Ground::WorstModel { rate: 110 }),
+        tried,
+    };
+    TrialRecord::new(7, &decision)
+}
+
 /// A step of a run; the numbers choose among what is there.
 #[derive(Clone, Debug)]
 enum Step {
@@ -70,6 +89,8 @@ fn steps() -> impl Strategy<Value = Step> {
         (0..4u32, dispatch).prop_map(|(model, dispatch)| Input::SetDispatch(ModelId(model), dispatch)),
         (0..4u32, behaviours()).prop_map(|(model, behaviour)| Input::SetBehaviour(ModelId(model), behaviour)),
         (0..4u32).prop_map(|model| Input::Flush(ModelId(model))),
+        (any::<bool>(), behaviours())
+            .prop_map(|(changes, behaviour)| Input::Trial(Box::new(trial(changes, behaviour)))),
         (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
         (0..3u32).prop_map(|kind| Input::AddDevice(DeviceKind(kind))),
         (0..4u32).prop_map(|device| Input::RemoveDevice(DeviceId(device))),
@@ -358,4 +379,35 @@ fn a_journal_that_is_off_writes_nothing() {
     journal.take_log(&mut log);
     assert!(log.is_empty());
     assert_eq!(journal.machine().stats().stray_completions, 1);
+}
+
+/// One that changes something has a line for each candidate, one that does not has the numbers of what goes on.
+#[test]
+fn a_trial_is_told_and_takes_few_bytes() {
+    let aim = Some(Behaviour { wait: 50, throughput: 94, size: 75, limit: 90, margin: 5 });
+    let mut journal = Journal::on(Scheduler::new());
+    let (mut sizes, mut log) = (Vec::new(), Vec::new());
+    for changed in [false, true] {
+        journal.take_log(&mut log);
+        journal.apply(at(1_000), Input::Trial(Box::new(trial(changed, aim))));
+        sizes.push(journal.pending());
+    }
+    journal.take_log(&mut log);
+    let lines: Vec<String> = read(&log).unwrap().1.map(|entry| entry.unwrap().line(at(1_000))).collect();
+    let before = "before{*} bad (worst model), 1% (2%) at 100%, 1% (2%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 to m2 as follows from the load";
+    let expected = [
+        format!("trial 7 of 3 candidates: what is done goes on\n{:>27}{}", "", before.replace("{*}", "*")),
+        format!(
+            "trial 7 of 3 candidates: candidate 1 from now on, because of what the worst model loses at 110% of the rate\n\
+             {0:>27}{1}\n{0:>32}1* bad (worst model), 0% (0%) at 100%, 0% (0%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 to m2 wait 50, aim 94/75, limit 90, margin 5\n\
+             {0:>32}2  bad (worst model), 2% (4%) at 100%, 2% (4%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 as follows from the load m1 wait 50, aim 94/75, limit 90, margin 5",
+            "",
+            before.replace("{*}", " ")
+        ),
+    ];
+    for (line, expected) in lines.iter().zip(&expected) {
+        assert!(line.ends_with(expected.as_str()), "{line}\n\n{expected}");
+    }
+    assert_eq!(lines.len(), 2);
+    assert!(sizes[0] < 40 && sizes[1] < 120, "{sizes:?} bytes");
 }

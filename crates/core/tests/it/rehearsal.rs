@@ -48,11 +48,16 @@ fn a_model_that_fills_its_devices_waits_for_its_window() {
     let decision = decision(&mut rehearsal);
     let found = decision.behaviours[0].expect("something better than the rule");
     assert!(found.wait == 100 && found.throughput > 80, "{found:?}");
-    let [of_found, of_eager] = [found, Behaviour { size: 100, ..Behaviour::default() }].map(|behaviour| {
-        decision.tried.iter().find(|tried| tried.behaviours[0] == Some(behaviour)).map(|t| t.bad[0].1)
+    let eager = Behaviour { wait: 0, throughput: 0, size: 100, ..Behaviour::default() };
+    let [of_found, of_eager] = [found, eager].map(|behaviour| {
+        let tried = decision.tried.iter().find(|tried| tried.behaviours[0] == Some(behaviour));
+        tried.map(|tried| (tried.bad[0].1, tried.bad[1].1))
     });
-    assert!(of_found.is_some_and(|bad| bad < 0.02), "{decision:?}");
-    assert!(of_eager.is_none_or(|bad| bad > 0.05), "{decision:?}");
+    assert!(of_found.is_some_and(|(bad, _)| bad < 0.02), "{decision:?}");
+    assert!(of_eager.is_some_and(|(_, more)| more > 0.5), "who has left is told, too: {decision:?}");
+    assert!(matches!(decision.why, Some(Ground::WorstModel { .. })), "{decision:?}");
+    let parts: Vec<u32> = decision.tried.iter().map(|tried| tried.parts).collect();
+    assert!(parts.is_sorted_by(|a, b| a >= b) && parts[0] == 4 && parts.last() == Some(&1), "{parts:?}");
 }
 
 /// Devices are idle: nobody waits, unless few of them should be busy.

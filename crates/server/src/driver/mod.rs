@@ -79,7 +79,7 @@ impl Driver {
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
-        let rehearser = Rehearser::new(shards, rehearsal_cpu);
+        let rehearser = Rehearser::new(shards, rehearsal_cpu, log.is_some());
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);

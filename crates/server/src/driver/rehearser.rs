@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
+use downbeat_core::cluster::journal::TrialRecord;
 use downbeat_core::cluster::{
     Arrival, Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, RehearsalDecision,
 };
@@ -35,6 +36,8 @@ const SAID_OVER: f64 = 10.0;
 pub struct Rehearser {
     /// The share of a core's time that it may have; 0: nothing is rehearsed.
     share: f64,
+    /// Whether there is a decision log, which gets the trials.
+    is_logged: bool,
     arrivals: ArrivalRings,
     /// What executions took of what their profiles say.
     runs: ArrayQueue<(ModelId, f64)>,
@@ -75,10 +78,11 @@ struct Queue {
 }
 
 impl Rehearser {
-    /// For a scheduler of so many shards, with this share of a core's time.
-    pub fn new(shards: usize, share: f64) -> Arc<Self> {
+    /// For a scheduler of so many shards, with this share of a core's time; and with a decision log, or not.
+    pub fn new(shards: usize, share: f64, is_logged: bool) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
+            is_logged,
             arrivals: ArrivalRings::new(shards, MOST),
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
@@ -137,7 +141,10 @@ impl Rehearser {
                 Some(_) => Source::Trial,
                 None => Source::StartRule,
             };
-            (queue.queue, QueueStatus { model: queue.name.clone(), queue: queue.queue.model.to_string(), by, behaviour: None })
+            (
+                queue.queue,
+                QueueStatus { model: queue.name.clone(), queue: queue.queue.model.to_string(), by, behaviour: None },
+            )
         };
         let mut queues: Vec<(QueueHandle, QueueStatus)> = told.queues.values().map(queue).collect();
         let adaptive = |model: ModelId| told.queues.get(&model).is_some_and(|queue| queue.adaptive);
@@ -215,7 +222,13 @@ impl Rehearser {
     }
 
     /// Hears what came.
-    fn hear(&self, rehearsal: &mut Rehearsal, feed: &mut ArrivalFeed, now: impl Fn() -> Time, metrics: &RehearsalMetrics) {
+    fn hear(
+        &self,
+        rehearsal: &mut Rehearsal,
+        feed: &mut ArrivalFeed,
+        now: impl Fn() -> Time,
+        metrics: &RehearsalMetrics,
+    ) {
         let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
         feed.set_open(&self.arrivals, adaptive, &now);
         let before = feed.lost();
@@ -232,6 +245,10 @@ impl Rehearser {
         let mut said = Vec::new();
         let mut told = self.told.lock();
         told.trials += 1;
+        let trial = self.is_logged.then(|| TrialRecord::new(told.trials, &decision));
+        // One queue of each shard that has adaptive ones.
+        let adaptive = told.queues.values().filter(|queue| queue.adaptive).map(|queue| queue.queue);
+        let shards: BTreeMap<usize, QueueHandle> = adaptive.map(|queue| (queue.shard(), queue)).collect();
         if decision.changed {
             told.changed += 1;
             for queue in told.queues.values_mut().filter(|queue| queue.adaptive) {
@@ -242,6 +259,9 @@ impl Rehearser {
         }
         told.last = Some((cluster.handler().clock.now(), decision));
         drop(told);
+        for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
+            cluster.note_trial(shard, trial);
+        }
         said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::cluster::{Behaviour, RehearsalDecision};
+use downbeat_core::cluster::{Behaviour, Ground, RehearsalDecision};
 use downbeat_core::{Duration, ModelId};
 use serde::Serialize;
 
@@ -62,8 +62,8 @@ pub struct QueueStatus {
 pub struct TrialStatus {
     /// For how long it has been over.
     pub seconds_ago: f64,
-    /// Whether something else is done since.
-    pub changed: bool,
+    /// What told what is done since from what was done before; nothing, if that went on.
+    pub why: Option<Ground>,
     /// What was tried, what was done before first.
     pub candidates: Vec<CandidateStatus>,
 }
@@ -75,6 +75,8 @@ pub struct CandidateStatus {
     pub behaviours: Vec<Group>,
     /// Whether it is what is done since.
     pub taken: bool,
+    /// Parts of the past that it was tried on, of 4: the worse half of the candidates leaves after each.
+    pub parts: u32,
     /// By rate (as it was, 1.1 and 1.25 times that): the share of requests that were dropped or late, of the model that fared worst and of all.
     pub bad: Vec<(f64, f64)>,
     /// Devices that were busy, in the mean.
@@ -95,19 +97,21 @@ pub struct Group {
 impl TrialStatus {
     /// A decision that was made `ago`; of the queues that are adaptive.
     pub fn of(decision: &RehearsalDecision, ago: Duration, adaptive: impl Fn(ModelId) -> bool) -> Self {
-        let candidates = decision.tried.iter().map(|tried| {
+        let taken = decision.tried.iter().position(|tried| tried.behaviours == decision.behaviours);
+        let candidates = decision.tried.iter().enumerate().map(|(index, tried)| {
             let mut groups: BTreeMap<Option<Behaviour>, Vec<String>> = BTreeMap::new();
             for (model, behaviour) in (0..).map(ModelId).zip(&tried.behaviours).filter(|(model, _)| adaptive(*model)) {
                 groups.entry(*behaviour).or_default().push(model.to_string());
             }
             CandidateStatus {
                 behaviours: groups.into_iter().map(|(behaviour, queues)| Group { behaviour, queues }).collect(),
-                taken: tried.behaviours == decision.behaviours,
+                taken: taken == Some(index),
+                parts: tried.parts,
                 bad: tried.bad.clone(),
                 devices: tried.devices,
                 delay_ms: tried.delay * 1e3,
             }
         });
-        TrialStatus { seconds_ago: ago.as_secs_f64(), changed: decision.changed, candidates: candidates.collect() }
+        TrialStatus { seconds_ago: ago.as_secs_f64(), why: decision.why, candidates: candidates.collect() }
     }
 }

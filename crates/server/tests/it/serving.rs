@@ -686,11 +686,21 @@ async fn what_adaptive_models_do_is_rehearsed() {
         let models = said["models"].as_array().unwrap();
         models.iter().find(|said| said["model"] == model).cloned().unwrap_or_default()
     };
-    assert_eq!((of(&said, "m")["by"].as_str(), of(&said, "fixed")["by"].as_str()), (Some("start_rule"), Some("policy")));
+    assert_eq!(
+        (of(&said, "m")["by"].as_str(), of(&said, "fixed")["by"].as_str()),
+        (Some("start_rule"), Some("policy"))
+    );
     assert!(of(&said, "m")["behaviour"]["wait"].is_number() && of(&said, "fixed")["behaviour"].is_null(), "{said}");
     drop(without);
 
-    let registry = models.serve(|options| options.rehearsal_cpu = 0.9).await;
+    let folder = models.path().join("decisions");
+    let registry = models
+        .serve(|options| {
+            options.rehearsal_cpu = 0.9;
+            options.scheduler_shards = 1;
+            options.decision_log = Some(folder.clone());
+        })
+        .await;
     while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 {
         let answer = send(&registry, request("m", 1, 4)).await;
         answer.await.unwrap().unwrap();
@@ -708,6 +718,20 @@ async fn what_adaptive_models_do_is_rehearsed() {
     }
     let source = if said["changes"] == 0 { "start_rule" } else { "trial" };
     assert_eq!(of(&said, "m")["by"], source, "{said}");
+
+    registry.close_decision_log();
+    let log = std::fs::read(folder.join("shard-0.log")).unwrap();
+    let trials: Vec<_> = read(&log)
+        .unwrap()
+        .1
+        .filter_map(|entry| match entry.unwrap().record {
+            Record::Input(_, Input::Trial(trial)) => Some(trial),
+            _ => None,
+        })
+        .collect();
+    assert!(trials.len() as u64 >= said["trials"].as_u64().unwrap(), "{} {said}", trials.len());
+    assert!(trials.iter().zip(1..).all(|(trial, number)| trial.number == number), "each once");
+    assert_eq!(replay(&log).unwrap().divergence, None);
 }
 
 /// Answered, rejected, dropped, cancelled, unloaded: each part of the scheduler has a log that plays again.

@@ -16,6 +16,7 @@ mod machine;
 mod reader;
 mod record;
 mod text;
+mod trial;
 mod wire;
 
 use super::matchmaker::Matchmaker;
@@ -31,6 +32,7 @@ use crate::time::Time;
 pub use machine::{Machine, MachineKind};
 pub use reader::{Divergence, LogError, Replayed, read, replay};
 pub use record::{Decision, Entry, Input, Record, Reply};
+pub use trial::{CandidateRecord, TrialRecord};
 use wire::Writer;
 
 /// A machine that writes down its inputs and its decisions, if it is told to.

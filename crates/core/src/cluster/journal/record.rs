@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::trial::TrialRecord;
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::demand::Demand;
 use crate::cluster::dispatch_policy::DispatchPolicy;
@@ -90,6 +91,8 @@ pub enum Input {
     SetLoad(DeviceId, Time),
     /// What a model does where it is adaptive; nothing: as follows from the load of the moment.
     SetBehaviour(ModelId, Option<Behaviour>),
+    /// What the rehearsal has tried, and found. It changes nothing: what follows from it are inputs of their own.
+    Trial(Box<TrialRecord>),
 }
 
 /// What a machine says to an input at once.

@@ -25,7 +25,7 @@ impl fmt::Display for At {
 }
 
 impl Entry {
-    /// The entry in a line: its number and time, what happened, or behind an arrow what was decided. Instants are in milliseconds since zero.
+    /// The entry in a line (a trial in one more for each candidate): its number and time, what happened, or behind an arrow what was decided. Instants are in milliseconds since zero.
     /// `now` is the time of the last input, this one included.
     pub fn line(&self, now: Time) -> String {
         let Entry { number, record } = self;
@@ -104,6 +104,7 @@ impl fmt::Display for InputAt<'_> {
                 }
                 if *margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
             }
+            Input::Trial(trial) => trial.fmt(f),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => {
                 let (control, data, reply) = (network.control, network.data, network.reply);

@@ -12,6 +12,8 @@ use noise::ExecutionNoise;
 pub use past::Arrival;
 use past::Past;
 use replay::Stage;
+pub use score::Ground;
+pub(in crate::cluster) use score::RATES;
 use trial::Trial;
 pub use trial::{Decision, Tried};
 

@@ -1,7 +1,12 @@
 //! What came of a replay, and which of two is better.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::ModelId;
 use crate::time::Duration;
+
+/// Rates that all is tried at, percent of what it was.
+pub(in crate::cluster) const RATES: [u64; 3] = [100, 110, 125];
 
 /// What came of a replay.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -112,36 +117,58 @@ impl Tally {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Score(pub Vec<Tally>);
 
+/// What tells two behaviours apart, the first thing that does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ground {
+    /// The share of bad requests of the model that fares worst.
+    WorstModel {
+        /// At this rate, percent of what it was.
+        rate: u8,
+    },
+    /// The share of bad requests of all.
+    AllModels {
+        /// At this rate, percent of what it was.
+        rate: u8,
+    },
+    /// Devices that are busy.
+    Devices,
+    /// The mean time from arrival to answer.
+    Delay,
+}
+
 /// Differences below this share of the requests are none.
 const LEAST: f64 = 0.000_5;
 /// Devices and delays that differ by less are the same.
 const ALIKE: f64 = 0.03;
 
 impl Score {
-    /// By how much this is better than `other` in the first thing that tells them apart: positive if it is. `sure`: standard deviations that a difference
-    /// has to have to be one.
+    /// The first thing that tells this from `other`, and by how much this is better in it: negative if it is worse. `sure`: standard deviations that a
+    /// difference has to have to be one.
     ///
     /// The share of bad requests, of the worst model and then of all, at the rate as it was and then at higher ones; the devices that were busy, before the highest
     /// rate if few should be (`consolidate`), or not at all; and the mean time to the answer.
-    pub fn better(&self, other: &Score, consolidate: bool, sure: f64) -> f64 {
+    pub fn difference(&self, other: &Score, consolidate: bool, sure: f64) -> Option<(Ground, f64)> {
         for (level, (own, others)) in self.0.iter().zip(&other.0).enumerate() {
-            for (own, others) in [(own.worst_of(), others.worst_of()), (own.all(), others.all())] {
+            let rate = RATES[level] as u8;
+            let (worst, all) = (Ground::WorstModel { rate }, Ground::AllModels { rate });
+            for (ground, own, others) in [(worst, own.worst_of(), others.worst_of()), (all, own.all(), others.all())] {
                 let gain = others.share - own.share;
                 let noise = sure * (own.variance + others.variance).sqrt();
                 if gain.abs() > noise.max(LEAST) {
-                    return gain;
+                    return Some((ground, gain));
                 }
             }
             if consolidate && level + 2 == self.0.len() {
                 let gain = 1.0 - self.0[0].devices() / other.0[0].devices().max(1e-9);
                 if gain.abs() > ALIKE {
-                    return gain;
+                    return Some((Ground::Devices, gain));
                 }
             }
         }
-        let (Some(own), Some(others)) = (self.0.first(), other.0.first()) else { return 0.0 };
+        let (own, others) = (self.0.first()?, other.0.first()?);
         let gain = 1.0 - own.delay() / others.delay().max(1e-9);
-        if gain.abs() > ALIKE { gain } else { 0.0 }
+        (gain.abs() > ALIKE).then_some((Ground::Delay, gain))
     }
 
     /// One number that says roughly how bad it was, for who goes on to the next round.

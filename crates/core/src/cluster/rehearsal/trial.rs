@@ -3,13 +3,11 @@
 use super::closed_loop::ClosedLoop;
 use super::past::Arrival;
 use super::replay::{Part, Replay, Stage};
-use super::score::{Score, Tally};
+use super::score::{Ground, RATES, Score, Tally};
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::model_options::ModelOptions;
 use crate::time::Duration;
 
-/// Rates that all is tried at, percent of what it was.
-const RATES: [u64; 3] = [100, 110, 125];
 /// How far a candidate waits, and what its drops aim at, in throughput and size (percent): what a pool of models may do. Of what fares alike the first
 /// stays: head drop, which tips over just above its capacity, is the last.
 const WAITS: [u8; 3] = [0, 50, 100];
@@ -32,7 +30,9 @@ pub struct Decision {
     pub behaviours: Vec<Option<Behaviour>>,
     /// Whether that is other than before.
     pub changed: bool,
-    /// What was tried, the last candidates first.
+    /// What told it from what was done before; nothing, if that goes on.
+    pub why: Option<Ground>,
+    /// What was tried: what was done before, then the others, those that left first last.
     pub tried: Vec<Tried>,
 }
 
@@ -41,6 +41,8 @@ pub struct Decision {
 pub struct Tried {
     /// By model.
     pub behaviours: Vec<Option<Behaviour>>,
+    /// Parts of the past that it was tried on, before it left or to the end.
+    pub parts: u32,
     /// By rate (as it was, 1.1 and 1.25 times that): the share of bad requests of the model that fared worst, and of all.
     pub bad: Vec<(f64, f64)>,
     /// Devices busy in the mean, at the rate as it was.
@@ -70,6 +72,8 @@ fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Vec<Option<Behaviou
 #[derive(Debug)]
 struct Candidate {
     behaviours: Vec<Option<Behaviour>>,
+    /// Parts that it was tried on.
+    parts: u32,
     score: Score,
 }
 
@@ -80,6 +84,8 @@ pub(super) struct Trial {
     stage: Stage,
     /// The first is what is done now, and stays to the end.
     candidates: Vec<Candidate>,
+    /// The others, those that left first last.
+    left: Vec<Candidate>,
     /// Parts that were tried.
     parts: u32,
     part: Part,
@@ -105,9 +111,11 @@ impl Trial {
             // Of what fares alike the first stays.
             candidates.insert(1, together(&stage, current));
         }
-        let candidate = |behaviours| Candidate { behaviours, score: Score(vec![Tally::default(); RATES.len()]) };
+        let candidate =
+            |behaviours| Candidate { behaviours, parts: 0, score: Score(vec![Tally::default(); RATES.len()]) };
         let mut trial = Trial {
             candidates: candidates.into_iter().map(candidate).collect(),
+            left: Vec::new(),
             parts: 0,
             part: Part { lead: 0, counted: 0, end: past.len() },
             past,
@@ -144,32 +152,37 @@ impl Trial {
         if !self.done {
             return None;
         }
-        let best = self.best(consolidate);
+        let (best, why) = self.best(consolidate);
         let tried = |candidate: &Candidate| Tried {
             behaviours: candidate.behaviours.clone(),
+            parts: candidate.parts,
             bad: candidate.score.0.iter().map(|tally| (tally.worst(), tally.bad_share())).collect(),
             devices: candidate.score.0[0].devices(),
             delay: candidate.score.0[0].delay(),
         };
         Some(Decision {
             behaviours: self.candidates[best].behaviours.clone(),
-            changed: best != 0,
-            tried: self.candidates.iter().map(tried).collect(),
+            changed: why.is_some(),
+            why,
+            tried: self.candidates.iter().chain(&self.left).map(tried).collect(),
         })
     }
 
-    /// The best of the candidates that are left: if it is not much better than what is done now, that.
-    fn best(&self, consolidate: bool) -> usize {
+    /// The best of the candidates that are left, and why; if it is not much better than what is done now, that.
+    fn best(&self, consolidate: bool) -> (usize, Option<Ground>) {
         let mut best = 0;
         for _ in 0..2 {
             for (index, candidate) in self.candidates.iter().enumerate() {
-                if candidate.score.better(&self.candidates[best].score, consolidate, LIKELY) > 0.0 {
+                let difference = candidate.score.difference(&self.candidates[best].score, consolidate, LIKELY);
+                if difference.is_some_and(|(_, gain)| gain > 0.0) {
                     best = index;
                 }
             }
         }
-        let sure = self.candidates[best].score.better(&self.candidates[0].score, consolidate, SURE) > 0.0;
-        if sure { best } else { 0 }
+        match self.candidates[best].score.difference(&self.candidates[0].score, consolidate, SURE) {
+            Some((why, gain)) if gain > 0.0 => (best, Some(why)),
+            _ => (0, None),
+        }
     }
 
     /// The next rate, candidate, or part.
@@ -181,6 +194,7 @@ impl Trial {
         }
         self.at = (0, 0);
         self.parts += 1;
+        self.candidates.iter_mut().for_each(|candidate| candidate.parts += 1);
         if self.parts == PARTS || self.part.counted == 0 {
             self.done = true;
             return;
@@ -194,7 +208,9 @@ impl Trial {
             let known = self.candidates.iter().chain(&unlike).any(|known| known.score == other.score);
             if known { alike.push(other) } else { unlike.push(other) }
         }
-        self.candidates.extend(unlike.into_iter().chain(alike).take(left));
+        let mut others = unlike.into_iter().chain(alike);
+        self.candidates.extend(others.by_ref().take(left));
+        self.left.splice(0..0, others);
         self.next_part(self.part.counted);
     }
 

@@ -1,0 +1,150 @@
+//! What came of a trial of the rehearsal, as it is written down.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::behaviour::Behaviour;
+use crate::cluster::rehearsal::{Decision, Ground, RATES, Tried};
+use crate::ids::ModelId;
+use crate::time::Duration;
+
+/// What came of a trial of the [`crate::cluster::Rehearsal`]: in the log of a shard, where it changes nothing, before the inputs that follow from it
+/// ([`super::Input::SetBehaviour`]).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// Counted from 1.
+    pub number: u64,
+    /// Candidates that were tried.
+    pub tried: u32,
+    /// Which of them is done from now on: 0 is what was done before.
+    pub taken: u32,
+    /// What told it from what was done before; nothing, if that goes on.
+    pub why: Option<Ground>,
+    /// What was done before; and behind it all others, if another is done from now on.
+    pub candidates: Vec<CandidateRecord>,
+}
+
+/// What a candidate of a trial came to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CandidateRecord {
+    /// By model, from the first id on: so many in a row do this; nothing: what follows from the load of the moment.
+    pub behaviours: Vec<(u32, Option<Behaviour>)>,
+    /// Parts of the past that it was tried on.
+    pub parts: u32,
+    /// By rate: bad requests of the model that fared worst, and of all, in a million.
+    pub bad: Vec<(u32, u32)>,
+    /// Devices busy in the mean, in thousandths of one.
+    pub devices: u32,
+    /// Mean time from arrival to answer, to the microsecond.
+    pub delay: Duration,
+}
+
+impl TrialRecord {
+    /// Of what was decided in this trial, counted from 1.
+    pub fn new(number: u64, decision: &Decision) -> Self {
+        let taken = decision.tried.iter().position(|tried| tried.behaviours == decision.behaviours).unwrap_or(0);
+        let written = if decision.changed { decision.tried.len() } else { 1 };
+        TrialRecord {
+            number,
+            tried: decision.tried.len() as u32,
+            taken: taken as u32,
+            why: decision.why,
+            candidates: decision.tried.iter().take(written).map(CandidateRecord::new).collect(),
+        }
+    }
+}
+
+impl CandidateRecord {
+    fn new(tried: &Tried) -> Self {
+        let mut behaviours: Vec<(u32, Option<Behaviour>)> = Vec::new();
+        for behaviour in &tried.behaviours {
+            match behaviours.last_mut().filter(|(_, last)| last == behaviour) {
+                Some((count, _)) => *count += 1,
+                None => behaviours.push((1, *behaviour)),
+            }
+        }
+        // A float too large becomes the largest integer.
+        let millionths = |share: f64| (share * 1e6).round() as u32;
+        CandidateRecord {
+            behaviours,
+            parts: tried.parts,
+            bad: tried.bad.iter().map(|(worst, all)| (millionths(*worst), millionths(*all))).collect(),
+            devices: (tried.devices * 1e3).round() as u32,
+            delay: Duration::from_micros((tried.delay * 1e6).round() as u64),
+        }
+    }
+}
+
+/// As people read it: a line, and one for each candidate.
+impl fmt::Display for TrialRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TrialRecord { number, tried, taken, why, candidates } = self;
+        write!(f, "trial {number} of {tried} candidates: ")?;
+        match why {
+            None => f.write_str("what is done goes on")?,
+            Some(why) => write!(f, "candidate {taken} from now on, because of {why}")?,
+        }
+        for (index, candidate) in candidates.iter().enumerate() {
+            let name = if index == 0 { "before".to_owned() } else { index.to_string() };
+            let taken = if index == *taken as usize { '*' } else { ' ' };
+            write!(f, "\n{:>33}{taken} {candidate}", name)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |rate: u8| Percent(u64::from(rate) * 10_000);
+        match *self {
+            Ground::WorstModel { rate } => write!(f, "what the worst model loses at {} of the rate", at(rate)),
+            Ground::AllModels { rate } => write!(f, "what is lost of all at {} of the rate", at(rate)),
+            Ground::Devices => f.write_str("the devices that are busy"),
+            Ground::Delay => f.write_str("the time to the answer"),
+        }
+    }
+}
+
+impl fmt::Display for CandidateRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CandidateRecord { behaviours, parts, bad, devices, delay } = self;
+        f.write_str("bad (worst model)")?;
+        for ((worst, all), rate) in bad.iter().zip(RATES) {
+            let [worst, all] = [worst, all].map(|share| Percent(u64::from(*share)));
+            write!(f, ", {all} ({worst}) at {}", Percent(rate * 10_000))?;
+        }
+        let devices = f64::from(*devices) / 1e3;
+        write!(f, "; {devices:.2} devices, {delay}, {parts} parts:")?;
+        let mut first = 0u64;
+        for (count, behaviour) in behaviours {
+            let last = first + u64::from(count.saturating_sub(1));
+            let name =
+                |index: u64| u32::try_from(index).map_or_else(|_| index.to_string(), |id| ModelId(id).to_string());
+            match last - first {
+                0 => write!(f, " {}", name(first))?,
+                _ => write!(f, " {} to {}", name(first), name(last))?,
+            }
+            match behaviour {
+                None => f.write_str(" as follows from the load")?,
+                Some(Behaviour { wait, throughput, size, limit, margin }) => {
+                    write!(f, " wait {wait}, aim {throughput}/{size}, limit {limit}, margin {margin}")?;
+                }
+            }
+            first = last + 1;
+        }
+        Ok(())
+    }
+}
+
+/// Millionths.
+struct Percent(u64);
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            whole if whole % 10_000 == 0 => write!(f, "{}%", whole / 10_000),
+            share => write!(f, "{:.2}%", share as f64 / 1e4),
+        }
+    }
+}

@@ -129,6 +129,7 @@ impl Metrics {
         }
     }
 
+    /// Those of a model version, from zero if there was none of this name before.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
@@ -164,10 +165,12 @@ impl Metrics {
         self.lanes.forget(name, version);
     }
 
+    /// Sets how many items of a version's requests wait for their batch now.
     pub fn set_pending(&self, name: &str, version: &str, items: u64) {
         self.table.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
     }
 
+    /// Sets how long a version took to load, warm up and be profiled.
     pub fn set_load_duration(&self, name: &str, version: &str, duration: Duration) {
         self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
     }
@@ -185,6 +188,7 @@ impl Metrics {
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
+    /// Those of a device, by its number from 0.
     pub fn device(&self, device: usize) -> DeviceMetrics {
         let label = device.to_string();
         DeviceMetrics {
@@ -193,12 +197,12 @@ impl Metrics {
         }
     }
 
-    /// Bytes of the decision log, all files together.
+    /// Counts bytes that were written of the decision log, all files together.
     pub fn decision_log_bytes(&self) -> IntCounter {
         self.table.decision_log_bytes.with_label_values::<&str>(&[])
     }
 
-    /// Whether a file of the decision log, by its name without the extension, ended before the server did.
+    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run; `file`: its name without the extension.
     pub fn decision_log_ended(&self, file: &str) -> IntCounter {
         self.table.decision_log_ended.with_label_values(&[file])
     }
@@ -230,6 +234,7 @@ impl Metrics {
         self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
     }
 
+    /// Sets what requests in flight hold and may hold of the memory, bytes, and how many were refused for want of it.
     pub fn set_budget(&self, budget: &ByteBudget) {
         self.table.in_flight_bytes.set(budget.in_flight() as f64);
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
@@ -280,7 +285,8 @@ pub struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    /// Counts a launch of `rows` items for requests that waited, took, and were late as given.
+    /// Counts a launch of `rows` items: what each of its phases took, and of each request how long it waited in the queue, how long it took from arrival to result,
+    /// and whether that was past its deadline.
     pub fn record_batch(
         &self,
         rows: u32,
@@ -320,9 +326,10 @@ impl ModelMetrics {
     }
 }
 
+/// The metrics of one device, looked up once.
 pub struct DeviceMetrics {
-    /// Seconds.
+    /// Seconds in which at least one launch ran; of a partition of the device as much as it is of the device.
     pub busy: prometheus::Counter,
-    /// Launches that run now.
+    /// Launches that run on it now.
     pub running: prometheus::IntGauge,
 }

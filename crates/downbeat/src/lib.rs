@@ -25,6 +25,7 @@ mod profile_report;
 mod profile_shares;
 mod profiled_model;
 mod resolve;
+mod run_output;
 mod serve_flags;
 mod share_report;
 mod simulate;

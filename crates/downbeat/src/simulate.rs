@@ -1,22 +1,18 @@
 //! `downbeat simulate`: schedulers under virtual time.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Error, bail, ensure};
 use clap::{Args, Subcommand};
-use downbeat_bench::interrupt;
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
-use downbeat_report::{Html, Json, note};
+use downbeat_report::Json;
 use downbeat_sim::experiment::{Experiment, Overrides, check_seeds};
 use downbeat_sim::policy::{self, Policy};
 use downbeat_sim::world::WorldFile;
-use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, parallel, profiles};
-use indicatif::{ProgressBar, ProgressStyle};
+use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, profiles};
 
+use crate::run_output::RunOutput;
 use crate::simulate_device::{self, DeviceArgs, FigureArgs};
 use crate::simulate_random::{self, RandomArgs};
 
@@ -110,19 +106,8 @@ struct RunArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     requests_per_model: Option<f64>,
 
-    /// Threads, each with a run of its own [default: as many as there are cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-
     #[command(flatten)]
-    json: Json,
-
-    #[command(flatten)]
-    html: Html,
-
-    /// No progress bar. Without a terminal there is none anyway.
-    #[arg(short, long)]
-    quiet: bool,
+    output: RunOutput,
 }
 
 /// Find the highest rate at which at most 1% of each model's requests are dropped or late.
@@ -323,53 +308,10 @@ fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
 }
 
 fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
-    let threads = args.threads.map_or_else(parallel::cores, usize::from);
-    let progress = Progress::new(args.quiet)?;
-    let results = experiment.run(threads, |done, total| progress.goes_on(done, total))?;
+    let RunOutput { html, json, .. } = &args.output;
+    let progress = args.output.progress()?;
+    let results = experiment.run(args.output.threads(), |done, total| progress.goes_on(done, total))?;
     progress.end();
-    args.html.write(|| experiment.page(&results))?;
-    args.json.print(&results)
-}
-
-/// What is seen of runs while they go on, and whether they shall: Ctrl-C ends them with what there is, a second one the process.
-pub struct Progress {
-    bar: ProgressBar,
-    interrupted: Arc<AtomicBool>,
-}
-
-impl Progress {
-    /// A bar on a terminal, unless it is to be `quiet`.
-    ///
-    /// # Errors
-    /// If Ctrl-C cannot be watched.
-    pub fn new(quiet: bool) -> anyhow::Result<Progress> {
-        let hidden = quiet || !std::io::stderr().is_terminal();
-        let bar = if hidden { ProgressBar::hidden() } else { ProgressBar::no_length() };
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} left")?;
-        let progress = Progress { bar: bar.with_style(style), interrupted: Arc::default() };
-        interrupt::watch(progress.interrupted.clone())?;
-        Ok(progress)
-    }
-
-    /// So many of so many runs are done; `false` if no other one is to begin.
-    pub fn goes_on(&self, done: usize, total: usize) -> bool {
-        self.bar.set_length(total as u64);
-        self.bar.set_position(done as u64);
-        !self.is_interrupted()
-    }
-
-    /// Whether somebody wants to see what there is.
-    pub fn is_interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
-    }
-
-    /// A line on standard error, above the bar.
-    pub fn say(&self, line: &str) {
-        self.bar.suspend(|| note(line));
-    }
-
-    /// Takes the bar away.
-    pub fn end(&self) {
-        self.bar.finish_and_clear();
-    }
+    html.write(|| experiment.page(&results))?;
+    json.print(&results)
 }

@@ -6,11 +6,13 @@ use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
 use downbeat_report::{Html, Json, note, out, show};
+use downbeat_sim::Arrivals;
 use downbeat_sim::device::{
     CalibratedDevice, Calibration, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, EmulatedModel, Figure,
     FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
 };
-use downbeat_sim::{Arrivals, parallel};
+
+use crate::run_output::RunOutput;
 
 /// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
 ///
@@ -127,15 +129,8 @@ pub struct FigureArgs {
     #[arg(long, default_value_t = 6_000, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
     requests: u64,
 
-    /// Threads, each with a run of its own [default: as many as there are cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-
     #[command(flatten)]
-    json: Json,
-
-    #[command(flatten)]
-    html: Html,
+    output: RunOutput,
 }
 
 /// The longest duration that a flag may name: a day.
@@ -270,8 +265,8 @@ pub fn figure(args: &FigureArgs) -> anyhow::Result<()> {
         let names = Figure::names().map(|(name, shows)| format!("{name:<16}{shows}\n"));
         return show(&mut out(), &names.collect::<String>());
     };
-    let threads = args.threads.map_or_else(parallel::cores, usize::from);
-    let figure = Figure::make(name, &FigureOptions { seed: args.seed, requests: args.requests, threads })?;
-    args.html.write(|| figure.page())?;
-    args.json.print(&figure)
+    let FigureArgs { seed, requests, output, .. } = args;
+    let figure = Figure::make(name, &FigureOptions { seed: *seed, requests: *requests, threads: output.threads() })?;
+    output.html.write(|| figure.page())?;
+    output.json.print(&figure)
 }

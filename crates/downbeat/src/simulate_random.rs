@@ -3,11 +3,11 @@
 use anyhow::{Context, Error, ensure};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_report::{Html, Json, show};
+use downbeat_report::show;
 use downbeat_sim::experiment::check_seeds;
-use downbeat_sim::{Judge, Judged, Policy, RandomWorkload, parallel};
+use downbeat_sim::{Judge, Judged, Policy, RandomWorkload};
 
-use crate::simulate::Progress;
+use crate::run_output::RunOutput;
 
 /// Judge a policy by workloads that nobody chose: its capacity on each as a share of the best of all other policies.
 ///
@@ -64,19 +64,8 @@ pub struct RandomArgs {
     #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 
-    /// Threads, each with a run of its own [default: as many as there are cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-
     #[command(flatten)]
-    json: Json,
-
-    #[command(flatten)]
-    html: Html,
-
-    /// Nothing on standard error while it goes on.
-    #[arg(short, long)]
-    quiet: bool,
+    output: RunOutput,
 }
 
 /// Runs the policies on the workloads and prints what came of it.
@@ -100,9 +89,9 @@ pub fn run(args: &RandomArgs) -> anyhow::Result<()> {
         precision: precision / 100.0,
         requests: args.requests,
     };
-    let threads = args.threads.map_or_else(parallel::cores, usize::from);
     let numbers: Vec<u32> = args.only.map_or_else(|| (1..=args.workloads).collect(), |only| vec![only]);
-    let progress = Progress::new(args.quiet)?;
+    let RunOutput { json, html, quiet, .. } = &args.output;
+    let progress = args.output.progress()?;
     let mut workloads: Vec<Judged> = Vec::new();
     for (number, before) in numbers.iter().zip(0..) {
         let mut workload = RandomWorkload::draw(args.seed, *number);
@@ -110,13 +99,13 @@ pub fn run(args: &RandomArgs) -> anyhow::Result<()> {
         workload.scenario.warm_up = Duration::from_secs_f64(args.warm_up);
         let experiment = judge.experiment(&workload);
         let results = experiment
-            .run(threads, |done, each| progress.goes_on(before * each + done, numbers.len() * each))
+            .run(args.output.threads(), |done, each| progress.goes_on(before * each + done, numbers.len() * each))
             .with_context(|| workload.to_string())?;
         if args.only.is_some() {
-            show(&mut args.json.text(), &results)?;
+            show(&mut json.text(), &results)?;
         }
         let Some(judged) = judge.judged(&workload, &results) else { break };
-        if !args.quiet && args.only.is_none() {
+        if !quiet && args.only.is_none() {
             let ratio =
                 judged.ratio.map_or("no load is held".to_owned(), |ratio| format!("{ratio:.3} of {}", judged.best));
             progress.say(&format!("{workload}: {ratio}"));
@@ -129,6 +118,6 @@ pub fn run(args: &RandomArgs) -> anyhow::Result<()> {
     progress.end();
     let unfinished = (numbers.len() - workloads.len()) as u32;
     let judgement = judge.judgement(args.seed, workloads, unfinished);
-    args.html.write(|| judgement.page())?;
-    args.json.print(&judgement)
+    html.write(|| judgement.page())?;
+    json.print(&judgement)
 }

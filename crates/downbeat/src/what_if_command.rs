@@ -6,11 +6,10 @@ use std::str::FromStr;
 use anyhow::{Context, ensure};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_report::{Html, Json};
-use downbeat_sim::parallel;
 use downbeat_sim::policy::Policy;
 use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
 
+use crate::run_output::RunOutput;
 use crate::units::positive_millis;
 
 /// The requests of a decision log, and what is changed of them.
@@ -52,7 +51,7 @@ impl FromStr for Slo {
 
 /// Play the requests of a recorded decision log to the simulator under other settings, and compare with what happened.
 ///
-/// The production scheduler decides, on emulated devices that take the times of the log's last profiles. Each policy is run with each number of
+/// The production scheduler decides, on emulated devices that take what the log's batches took of its last profiles. Each policy is run with each number of
 /// devices; what is not given is as in the log. The first row is what happened.
 ///
 /// Examples:
@@ -77,16 +76,13 @@ pub struct WhatIfArgs {
     max_batch: Option<u32>,
 
     #[command(flatten)]
-    json: Json,
-
-    #[command(flatten)]
-    html: Html,
+    output: RunOutput,
 }
 
 /// Find the cheapest setting that would have held a target on the requests of a recorded decision log.
 ///
-/// Policies are tried on one device, on two, and so on, until one of them answers the wanted share of each model's requests in time. Of those that do
-/// the one with the largest margin comes first: the multiple of the rate that it still holds. Then the smallest largest batch and the tightest SLOs
+/// Policies are tried on as many devices as the work in the log keeps busy, on more, and between, until one of them answers the wanted share of each
+/// model's requests in time where none does on one device fewer. Of those that do the one with the largest margin comes first: the multiple of the rate that it still holds. Then the smallest largest batch and the tightest SLOs
 /// that hold are searched for it. It is all simulated: no device is needed.
 ///
 /// Examples:
@@ -112,10 +108,7 @@ pub struct AdviseArgs {
     policies: Vec<Policy>,
 
     #[command(flatten)]
-    json: Json,
-
-    #[command(flatten)]
-    html: Html,
+    output: RunOutput,
 }
 
 impl Requests {
@@ -147,9 +140,14 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
         let setting = &setting;
         devices.iter().map(move |devices| Setting { policy: policy.clone(), devices: *devices, ..setting.clone() })
     });
-    let comparison = Comparison::of(&recorded, &settings.collect::<Vec<_>>(), parallel::cores())?;
-    args.html.write(|| comparison.page())?;
-    args.json.print(&comparison)
+    let (settings, output) = (settings.collect::<Vec<_>>(), &args.output);
+    let progress = output.progress()?;
+    let done = |done| progress.goes_on(done, settings.len());
+    let comparison = Comparison::of(&recorded, &settings, output.threads(), done);
+    progress.end();
+    let comparison = comparison?;
+    output.html.write(|| comparison.page())?;
+    output.json.print(&comparison)
 }
 
 /// `downbeat advise`.
@@ -166,7 +164,12 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     } else {
         args.policies.iter().cloned().map(Some).collect()
     };
-    let advice = advise(&recorded, &Wanted { target, policies, setting }, parallel::cores())?;
-    args.html.write(|| advice.page())?;
-    args.json.print(&advice)
+    let output = &args.output;
+    let progress = output.progress()?;
+    let goes_on = |done, total| progress.goes_on(done, total);
+    let advice = advise(&recorded, &Wanted { target, policies, setting }, output.threads(), &goes_on);
+    progress.end();
+    let advice = advice?;
+    output.html.write(|| advice.page())?;
+    output.json.print(&advice)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use rand::seq::IndexedRandom;
 use rand_distr::{Distribution, Normal};
 use rand_pcg::Pcg64;
 
@@ -49,6 +50,8 @@ pub struct Simulation {
     pub span: Duration,
     /// Standard deviation of an execution time as a share of the profile's; 0: exactly the profile's.
     pub noise: f64,
+    /// By model: what its executions take, as shares of the profile's time, each as likely as another. One without, or with none, has [`Simulation::noise`].
+    pub executions: Vec<Arc<[f64]>>,
     /// Chooses all random numbers.
     pub seed: u64,
     /// End the run early once it is certain that more than this share of some model's requests is dropped or late.
@@ -76,6 +79,7 @@ impl Default for Simulation {
             warm_up: Duration::from_millis(1_000),
             span: Duration::from_millis(10_000),
             noise: 0.0,
+            executions: Vec::new(),
             seed: 1,
             give_up_above: None,
             window: Duration::ZERO,
@@ -113,6 +117,7 @@ struct World<C> {
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
     noise: Option<Normal<f64>>,
+    executions: Vec<Arc<[f64]>>,
     rng: Pcg64,
 }
 
@@ -141,6 +146,7 @@ impl Simulation {
             network: self.network,
             ends: IndexedHeap::new(),
             noise: (self.noise > 0.0).then(|| Normal::new(1.0, self.noise).ok()).flatten(),
+            executions: self.executions.clone(),
             rng: random(self.seed, u64::MAX),
         };
         if self.network.budget.is_remote() {
@@ -233,13 +239,12 @@ impl<C: Cluster> World<C> {
                     self.tally.dropped(self.checker.known(now, request), model, reason);
                 }
                 Decision::Dispatch { batch, device, model, members, size, start: _, expected } => {
-                    let took = match &self.noise {
-                        None => expected,
-                        // An execution does not end before it began.
-                        Some(noise) => {
-                            Duration::from_secs_f64(expected.as_secs_f64() * noise.sample(&mut self.rng).max(0.01))
-                        }
-                    };
+                    let measured =
+                        self.executions.get(model.0 as usize).and_then(|shares| shares.choose(&mut self.rng));
+                    let share = measured.copied().or_else(|| Some(self.noise.as_ref()?.sample(&mut self.rng)));
+                    // An execution does not end before it began.
+                    let took = share
+                        .map_or(expected, |share| Duration::from_secs_f64(expected.as_secs_f64() * share.max(0.01)));
                     let ready = now + self.network.delay(size, &mut self.rng);
                     let sent = Sent { batch, device, model, members, size, ready, took };
                     if self.running[device.0 as usize].is_some() {

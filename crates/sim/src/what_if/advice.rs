@@ -1,6 +1,7 @@
 //! The cheapest setting that holds a target.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use downbeat_report::{Page, Table};
 use serde::Serialize;
@@ -63,28 +64,39 @@ pub struct Candidate {
 /// Margins are searched up to this.
 pub const MOST_MARGIN: f64 = 64.0;
 
-/// Finds the cheapest setting: the fewest devices, counted up from one; on these the policy with the largest margin; with it the smallest largest batch
-/// and the tightest SLOs that hold.
+/// Why there is no advice.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum NoAdvice {
+    /// The setting is none.
+    #[error(transparent)]
+    Setting(#[from] BadSetting),
+    /// Somebody had it end before.
+    #[error("it was interrupted before there was an advice")]
+    Interrupted,
+}
+
+/// Finds the cheapest setting: the fewest devices, from those on that the work in the log keeps busy; on these the policy with the largest margin; with it
+/// the smallest largest batch and the tightest SLOs that hold. The number of devices is doubled and halved: it is one that holds where one device fewer does not.
+///
+/// `goes_on` is told after each run how many are done, of how many that are known of, and says whether another one is to begin.
 ///
 /// # Errors
-/// If the setting is none.
-pub fn advise(recorded: &Recorded, wanted: &Wanted, threads: usize) -> Result<Advice, BadSetting> {
+/// If the setting is none, or it does not go on.
+pub fn advise(
+    recorded: &Recorded,
+    wanted: &Wanted,
+    threads: usize,
+    goes_on: &(dyn Fn(usize, usize) -> bool + Sync),
+) -> Result<Advice, NoAdvice> {
+    let trials = Trials { recorded, target: wanted.target, threads, counts: Counts::new(goes_on) };
     let most_devices = wanted.setting.devices;
     let policies = wanted.policies.iter().filter(|policy| recorded.suits(policy.as_ref()));
     let settings: Vec<Setting> =
         policies.map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
-    let mut found = None;
-    for devices in 1..=most_devices {
-        let settings: Vec<Setting> = settings.iter().map(|s| Setting { devices, ..s.clone() }).collect();
-        let holding = parallel::map(&settings, threads, |setting| holds(recorded, setting, wanted.target), |_| {});
-        if holding.into_iter().collect::<Result<Vec<bool>, _>>()?.contains(&true) {
-            found = Some((devices, settings));
-            break;
-        }
-    }
-    let devices = found.as_ref().map(|(devices, _)| *devices);
-    let settings = found.map_or(settings, |(_, settings)| settings);
-    let candidates = parallel::map(&settings, threads, |setting| candidate(recorded, setting, wanted.target), |_| {});
+    let devices = trials.fewest_devices(&settings, wanted)?;
+    let on = |setting: &Setting| Setting { devices: devices.unwrap_or(most_devices), ..setting.clone() };
+    let settings: Vec<Setting> = settings.iter().map(on).collect();
+    let candidates = parallel::map(&settings, threads, |setting| trials.candidate(setting), |_| {});
     let candidates = candidates.into_iter().collect::<Result<Vec<Candidate>, _>>()?;
     let mut ranked: Vec<(Candidate, Setting)> = candidates.into_iter().zip(settings).collect();
     let worth = |candidate: &Candidate| (candidate.margin.unwrap_or(0.0), candidate.attainment);
@@ -94,9 +106,7 @@ pub fn advise(recorded: &Recorded, wanted: &Wanted, threads: usize) -> Result<Ad
     });
     let best = ranked.first().filter(|_| devices.is_some()).map(|(_, setting)| setting.clone());
     let (max_batch, slo_factor) = match &best {
-        Some(setting) => {
-            (smallest_batch(recorded, setting, wanted.target)?, Some(tightest(recorded, setting, wanted.target)?))
-        }
+        Some(setting) => (trials.smallest_batch(setting)?, Some(trials.tightest(setting)?)),
         None => (None, None),
     };
     Ok(Advice {
@@ -112,25 +122,107 @@ pub fn advise(recorded: &Recorded, wanted: &Wanted, threads: usize) -> Result<Ad
     })
 }
 
-/// Whether each model's attainment is at least the target.
-fn holds(recorded: &Recorded, setting: &Setting, target: f64) -> Result<bool, BadSetting> {
-    // What floats make of a share such as 0.99 is no request.
-    let tolerated = 1.0 - target + 1e-12;
-    let mut simulation = recorded.simulation(setting)?;
-    simulation.give_up_above = Some(tolerated);
-    Ok(simulation.run()?.holds(tolerated))
+/// Runs that are counted.
+struct Counts<'a> {
+    goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync),
+    done: AtomicUsize,
+    begun: AtomicUsize,
 }
 
-fn candidate(recorded: &Recorded, setting: &Setting, target: f64) -> Result<Candidate, BadSetting> {
-    let row = recorded.run(setting)?;
-    let at = |factor: f64| holds(recorded, &Setting { rate: setting.rate * factor, ..setting.clone() }, target);
-    let margin = if at(1.0)? { Some(highest(at)?) } else { None };
-    let attainment = row.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
-    Ok(Candidate { policy: row.policy, attainment, margin, busy: row.busy, all: row.all })
+impl<'a> Counts<'a> {
+    fn new(goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync)) -> Self {
+        Counts { goes_on, done: AtomicUsize::new(0), begun: AtomicUsize::new(0) }
+    }
+
+    /// Runs this, unless it is over.
+    fn run<T>(&self, run: impl FnOnce() -> Result<T, BadSetting>) -> Result<T, NoAdvice> {
+        let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        if !(self.goes_on)(self.done.load(Ordering::Relaxed), begun) {
+            return Err(NoAdvice::Interrupted);
+        }
+        let result = run()?;
+        (self.goes_on)(self.done.fetch_add(1, Ordering::Relaxed) + 1, self.begun.load(Ordering::Relaxed));
+        Ok(result)
+    }
+}
+
+/// Settings that are tried for a target.
+struct Trials<'a> {
+    recorded: &'a Recorded,
+    target: f64,
+    threads: usize,
+    counts: Counts<'a>,
+}
+
+impl Trials<'_> {
+    /// The fewest devices on which one of the settings holds; `None`: none does on as many as may be taken.
+    fn fewest_devices(&self, settings: &[Setting], wanted: &Wanted) -> Result<Option<u32>, NoAdvice> {
+        let most = wanted.setting.devices;
+        let hold = |devices: u32| {
+            let settings: Vec<Setting> =
+                settings.iter().map(|setting| Setting { devices, ..setting.clone() }).collect();
+            let holding = parallel::map(&settings, self.threads, |setting| self.holds(setting), |_| {});
+            Ok::<bool, NoAdvice>(holding.into_iter().collect::<Result<Vec<bool>, _>>()?.contains(&true))
+        };
+        // On fewer than `low` nothing holds.
+        let mut low = self.recorded.least_devices(&wanted.setting, self.target).min(most);
+        let (mut high, mut step) = (low, 1u32);
+        while !hold(high)? {
+            if high == most {
+                return Ok(None);
+            }
+            low = high + 1;
+            (high, step) = (high.saturating_add(step).min(most), step.saturating_mul(2));
+        }
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if hold(middle)? { high = middle } else { low = middle + 1 }
+        }
+        Ok(Some(high))
+    }
+
+    /// Whether each model's attainment is at least the target.
+    fn holds(&self, setting: &Setting) -> Result<bool, NoAdvice> {
+        // What floats make of a share such as 0.99 is no request.
+        let tolerated = 1.0 - self.target + 1e-12;
+        let mut simulation = self.recorded.simulation(setting)?;
+        simulation.give_up_above = Some(tolerated);
+        self.counts.run(|| Ok(simulation.run()?.holds(tolerated)))
+    }
+
+    fn candidate(&self, setting: &Setting) -> Result<Candidate, NoAdvice> {
+        let row = self.counts.run(|| self.recorded.run(setting))?;
+        let at = |factor: f64| self.holds(&Setting { rate: setting.rate * factor, ..setting.clone() });
+        let margin = if at(1.0)? { Some(highest(at)?) } else { None };
+        let attainment = row.models.iter().map(|model| model.figures.attainment).fold(1.0, f64::min);
+        Ok(Candidate { policy: row.policy, attainment, margin, busy: row.busy, all: row.all })
+    }
+
+    /// The smallest power of two that holds as the largest batch of all models; `None`: none below their limits.
+    fn smallest_batch(&self, setting: &Setting) -> Result<Option<u32>, NoAdvice> {
+        let largest = self.recorded.models.iter().map(|model| model.options.max_batch).max().unwrap_or(1);
+        for size in (0..31).map(|power| 1 << power).take_while(|size| *size < largest) {
+            if self.holds(&Setting { max_batch: Some(size), ..setting.clone() })? {
+                return Ok(Some(size));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The tightest SLOs that hold, as a share of those that there are, to 0.02.
+    fn tightest(&self, setting: &Setting) -> Result<f64, NoAdvice> {
+        let (mut low, mut high) = (0.0, 1.0);
+        while high - low > 0.02 {
+            let middle = (low + high) / 2.0;
+            let tighter = Setting { slo_factor: setting.slo_factor * middle, ..setting.clone() };
+            *(if self.holds(&tighter)? { &mut high } else { &mut low }) = middle;
+        }
+        Ok(high)
+    }
 }
 
 /// The highest factor, from 1, which holds, to 1%.
-fn highest(holds: impl Fn(f64) -> Result<bool, BadSetting>) -> Result<f64, BadSetting> {
+fn highest(holds: impl Fn(f64) -> Result<bool, NoAdvice>) -> Result<f64, NoAdvice> {
     let (mut low, mut high) = (1.0, 2.0);
     while holds(high)? {
         low = high;
@@ -144,28 +236,6 @@ fn highest(holds: impl Fn(f64) -> Result<bool, BadSetting>) -> Result<f64, BadSe
         *(if holds(middle)? { &mut low } else { &mut high }) = middle;
     }
     Ok(low)
-}
-
-/// The smallest power of two that holds as the largest batch of all models; `None`: none below their limits.
-fn smallest_batch(recorded: &Recorded, setting: &Setting, target: f64) -> Result<Option<u32>, BadSetting> {
-    let largest = recorded.models.iter().map(|model| model.options.max_batch).max().unwrap_or(1);
-    for size in (0..31).map(|power| 1 << power).take_while(|size| *size < largest) {
-        if holds(recorded, &Setting { max_batch: Some(size), ..setting.clone() }, target)? {
-            return Ok(Some(size));
-        }
-    }
-    Ok(None)
-}
-
-/// The tightest SLOs that hold, as a share of those that there are, to 0.02.
-fn tightest(recorded: &Recorded, setting: &Setting, target: f64) -> Result<f64, BadSetting> {
-    let (mut low, mut high) = (0.0, 1.0);
-    while high - low > 0.02 {
-        let middle = (low + high) / 2.0;
-        let tighter = Setting { slo_factor: setting.slo_factor * middle, ..setting.clone() };
-        *(if holds(recorded, &tighter, target)? { &mut high } else { &mut low }) = middle;
-    }
-    Ok(high)
 }
 
 impl Advice {
@@ -191,11 +261,12 @@ impl Advice {
         } else {
             format!("{margin:.2} times the rate")
         };
+        let fewer = if devices > 1 { "; on one fewer no policy does" } else { "" };
         let batch = self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold it, too."));
         let slo =
             self.slo_factor.map_or(String::new(), |factor| format!(" SLOs could be {factor:.2} of what they are."));
         format!(
-            "{devices} devices (the log has {}) with '{}' answer {target}, up to {margin}; no policy does on fewer.{batch}{slo}",
+            "{devices} devices (the log has {}) with '{}' answer {target}, up to {margin}{fewer}.{batch}{slo}",
             self.recorded_devices, best.policy
         )
     }

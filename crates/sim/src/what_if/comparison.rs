@@ -1,6 +1,7 @@
 //! Settings beside what happened.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_report::{Page, Table};
 use serde::Serialize;
@@ -41,14 +42,25 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Runs the settings on as many threads.
+    /// Runs the settings on as many threads. `goes_on` is told after each how many are done, and says whether another one is to begin.
     ///
     /// # Errors
     /// If one cannot be run.
-    pub fn of(recorded: &Recorded, settings: &[Setting], threads: usize) -> Result<Comparison, BadSetting> {
-        let rows = parallel::map(settings, threads, |setting| recorded.run(setting), |_| {});
-        let rows = std::iter::once(Ok(recorded.happened.clone())).chain(rows);
-        Ok(Comparison { rows: rows.collect::<Result<_, _>>()?, notes: recorded.notes.clone() })
+    pub fn of(
+        recorded: &Recorded,
+        settings: &[Setting],
+        threads: usize,
+        goes_on: impl Fn(usize) -> bool + Sync,
+    ) -> Result<Comparison, BadSetting> {
+        let over = AtomicBool::new(false);
+        let run = |setting: &Setting| (!over.load(Ordering::Relaxed)).then(|| recorded.run(setting));
+        let done = |done: usize| over.store(!goes_on(done), Ordering::Relaxed);
+        let simulated = parallel::map(settings, threads, run, done);
+        let missing = simulated.iter().filter(|row| row.is_none()).count();
+        let rows = std::iter::once(Ok(recorded.happened.clone())).chain(simulated.into_iter().flatten());
+        let mut notes = recorded.notes.clone();
+        notes.extend((missing > 0).then(|| format!("It was interrupted: {missing} settings were not run.")));
+        Ok(Comparison { rows: rows.collect::<Result<_, _>>()?, notes })
     }
 
     fn table(&self) -> Table<(&Row, String, &Figures)> {

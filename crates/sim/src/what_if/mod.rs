@@ -10,7 +10,7 @@ mod part;
 mod recorded;
 mod setting;
 
-pub use advice::{Advice, Candidate, Wanted, advise};
+pub use advice::{Advice, Candidate, NoAdvice, Wanted, advise};
 pub use comparison::{Comparison, Row};
 pub use figures::{Figures, ModelFigures};
 pub use recorded::{BadLog, Recorded, RecordedModel};

@@ -21,8 +21,8 @@ pub(super) struct Part {
     pub network: NetworkBudget,
     /// Inputs that a simulation does not have: what they are called.
     pub passed_over: BTreeSet<&'static str>,
-    /// Whether a rehearsal has said what models do.
-    pub rehearsed: bool,
+    /// Trials of a rehearsal, and those after which models did something else.
+    pub trials: (u64, u64),
     /// By request: where it waits.
     open: HashMap<RequestId, usize>,
     /// By device: its kind, until it leaves.
@@ -54,6 +54,9 @@ pub(super) enum Fate {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     pub key: (DeviceId, BatchId),
+    pub model: ModelId,
+    /// Items.
+    pub size: u32,
     /// When it was planned to start, and to run for how long.
     pub start: Time,
     pub expected: Duration,
@@ -72,7 +75,7 @@ impl Part {
             devices: BTreeMap::new(),
             network: NetworkBudget::default(),
             passed_over: BTreeSet::new(),
-            rehearsed: false,
+            trials: (0, 0),
             open: HashMap::new(),
             present: BTreeMap::new(),
             added_models: 0,
@@ -131,7 +134,9 @@ impl Part {
             Input::RemoveModel(_) => {
                 self.passed_over.insert("models that were removed");
             }
-            Input::SetBehaviour(_, behaviour) => self.rehearsed |= behaviour.is_some(),
+            Input::Trial(trial) => {
+                self.trials = (self.trials.0 + 1, self.trials.1 + u64::from(trial.why.is_some()));
+            }
             Input::Flush(_) => {
                 self.passed_over.insert("queues that were flushed");
             }
@@ -160,9 +165,9 @@ impl Part {
                 }
             }
             Decision::Output(Output::Drop { request, reason, .. }) => self.set(request, Fate::Dropped(reason)),
-            Decision::Output(Output::Dispatch { batch, device, members, start, expected, .. }) => {
+            Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, .. }) => {
                 let index = self.batches.len();
-                self.batches.push(Batch { key: (device, batch), start, expected });
+                self.batches.push(Batch { key: (device, batch), model, size, start, expected });
                 for member in members {
                     self.set(member, Fate::Sent(index));
                 }

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::journal::{LogError, MachineKind};
 use downbeat_core::cluster::{ModelOptions, NetworkBudget};
-use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, Time};
 
 use super::comparison::Row;
 use super::figures::{Figures, ModelFigures, median, word};
 use super::part::{Fate, Part, Seen};
 use crate::feed::Arrival;
 use crate::scenario::MOST_DEVICES;
+
+/// Of a model's executions so many are kept, evenly from the shortest to the longest.
+const MOST_EXECUTIONS: usize = 4_096;
 
 /// What a decision log says: what came, to be played again, and what came of it.
 #[derive(Clone, Debug)]
@@ -42,6 +45,8 @@ pub struct RecordedModel {
     pub options: ModelOptions,
     /// The median time from arrival to deadline; `None`: none of its requests has a deadline.
     pub slo: Option<Duration>,
+    /// What its batches took, as shares of what the profile in `options` says, at most 4,096 of them, in order; empty: it is not known, or as the profile says.
+    pub executions: Arc<[f64]>,
 }
 
 /// Why a log cannot be played.
@@ -189,7 +194,8 @@ impl Parts {
             let mut options = options.clone();
             options.profiles = options.profiles.get(kind).unwrap_or_else(|| options.profiles.first()).clone().into();
             options.shares_limit = options.shares_limit.and_then(|other| places.get(&other).copied()).map(ModelId);
-            Ok(RecordedModel { id, options, slo: median(budgets) })
+            let executions = self.executions(id, options.profiles.first());
+            Ok(RecordedModel { id, options, slo: median(budgets), executions })
         });
         models.collect()
     }
@@ -258,18 +264,21 @@ impl Parts {
         }
     }
 
-    /// How long batches took, as a share of what was expected: mean and standard deviation.
-    fn execution(&self) -> Option<(f64, f64)> {
-        let batches = self.parts.iter().flat_map(|part| &part.batches);
-        let shares = batches.filter(|batch| batch.expected > Duration::ZERO).filter_map(|batch| {
-            let end = self.completions.get(&batch.key)?;
-            Some(end.since(batch.start).as_secs_f64() / batch.expected.as_secs_f64())
+    /// How long a model's batches took, as shares of what this profile says, in order.
+    fn executions(&self, model: ModelId, profile: &LatencyProfile) -> Arc<[f64]> {
+        let batches = self.parts.iter().flat_map(|part| &part.batches).filter(|batch| batch.model == model);
+        let shares = batches.filter_map(|batch| {
+            let (took, expected) = (self.completions.get(&batch.key)?.since(batch.start), profile.latency(batch.size));
+            (expected > Duration::ZERO).then(|| took.as_secs_f64() / expected.as_secs_f64())
         });
-        let shares: Vec<f64> = shares.collect();
-        let count = shares.len() as f64;
-        let mean = shares.iter().sum::<f64>() / count;
-        let variance = shares.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / count;
-        (count > 0.0).then(|| (mean, variance.sqrt()))
+        let mut shares: Vec<f64> = shares.collect();
+        shares.sort_unstable_by(f64::total_cmp);
+        // Rounding is no noise.
+        if shares.iter().all(|share| (share - 1.0).abs() < 1e-3) {
+            shares.clear();
+        }
+        let kept = shares.len().min(MOST_EXECUTIONS);
+        (0..kept).map(|index| shares[(2 * index + 1) * shares.len() / (2 * kept)]).collect()
     }
 
     fn notes(&self, models: &[RecordedModel], arrivals: &[Arrival], devices: u32) -> Vec<String> {
@@ -296,10 +305,16 @@ impl Parts {
                     .to_owned(),
             );
         }
-        if let Some((mean, deviation)) = self.execution().filter(|(mean, sd)| (mean - 1.0).abs() > 0.005 || *sd > 0.005)
-        {
+        let uneven = models.iter().filter_map(|RecordedModel { id, executions, .. }| {
+            let [middle, most] = [executions.len() / 2, executions.len() * 99 / 100].map(|at| executions.get(at));
+            let mean = executions.iter().sum::<f64>() / executions.len() as f64;
+            Some(format!("{id} {:.2} (p99 {:.2}, mean {mean:.2})", middle?, most?))
+        });
+        let uneven: Vec<String> = uneven.collect();
+        if !uneven.is_empty() {
             notes.push(format!(
-                "Batches took {mean:.2} times what their profiles say, with a standard deviation of {deviation:.2}; the simulation takes the profiles' times."
+                "Batches took other times than the last profiles say, and do so in the simulation, drawn from what was measured; as shares of the profile, the median: {}.",
+                uneven.join(", ")
             ));
         }
         let limited = models.iter().filter(|model| model.options.max_in_flight < devices);
@@ -309,9 +324,17 @@ impl Parts {
             notes.push(format!("Batches that run at once are limited as in the log: {}.", limited.join(", ")));
         }
         let adaptive = models.iter().any(|model| model.options.is_adaptive());
-        if adaptive && !self.parts.iter().any(|part| part.rehearsed) {
-            let note = "The log has adaptive models and no decision of a rehearsal; the simulation rehearses unless told otherwise.";
-            notes.push(note.to_owned());
+        // Each shard with adaptive models has all trials since it has them.
+        let (trials, changes) = self.parts.iter().map(|part| part.trials).max().unwrap_or_default();
+        if adaptive {
+            notes.push(
+                match trials {
+                    0 => "The log has adaptive models and no trial of a rehearsal".to_owned(),
+                    _ => {
+                        format!("The log has {trials} trials of a rehearsal, {changes} of which changed what models do")
+                    }
+                } + "; the simulation rehearses anew unless told otherwise.",
+            );
         }
         if arrivals.iter().any(|arrival| arrival.deadline == Time::MAX) {
             notes.push("Requests without a deadline count as answered in time whenever they are answered.".to_owned());

@@ -136,6 +136,7 @@ impl Recorded {
             rehearsal: if setting.rehearse { rehearsal } else { 0 },
             system: policy.as_ref().map_or(System::Downbeat, Policy::system),
             loads: loads.collect(),
+            executions: self.models.iter().map(|model| model.executions.clone()).collect(),
             devices: *devices,
             warm_up: Duration::ZERO,
             span,
@@ -161,6 +162,31 @@ impl Recorded {
             options.max_in_flight = u32::MAX;
         }
         Load { options, slo, arrivals: Arrivals::Poisson, rate, pace: Pace::default() }
+    }
+
+    /// So many devices at least have to work all the time if this share of each model's requests is to be answered in time under this setting, whatever the policy: in the
+    /// batches that cost the least by the item, from the first arrival to the last deadline. Requests without a deadline can be answered afterwards.
+    pub(super) fn least_devices(&self, setting: &Setting, share: f64) -> u32 {
+        let Ok(simulation) = self.simulation(setting) else { return 1 };
+        let arrivals = simulation.recorded.as_deref().unwrap_or_default();
+        let timely = || arrivals.iter().filter(|arrival| arrival.deadline < Time::MAX);
+        let over = timely().map(|arrival| arrival.deadline).max().unwrap_or(Time::ZERO).since(Time::ZERO);
+        let mut sizes: Vec<Vec<u32>> = vec![Vec::new(); self.models.len()];
+        timely().for_each(|arrival| sizes[arrival.model.0 as usize].push(arrival.size));
+        let work = sizes.into_iter().zip(&simulation.loads).zip(&self.models).map(|((mut sizes, load), model)| {
+            // The largest are those that need not be answered.
+            sizes.sort_unstable();
+            let needed = (share * sizes.len() as f64) as usize;
+            let items: u64 = sizes.iter().take(needed).map(|size| u64::from(*size)).sum();
+            let profile = load.options.profiles.first();
+            let by_item = |batch: u32| profile.latency(batch).as_secs_f64() / f64::from(batch);
+            let least = (1..=load.options.max_batch.max(1)).map(by_item).fold(f64::INFINITY, f64::min);
+            let executions = &model.executions;
+            let mean = executions.iter().sum::<f64>() / executions.len().max(1) as f64;
+            items as f64 * least * if executions.is_empty() { 1.0 } else { mean }
+        });
+        // What is drawn of the executions may be 5% less than their mean.
+        (0.95 * work.sum::<f64>() / over.as_secs_f64().max(1e-9)).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 
     /// Runs the log's requests under this setting.

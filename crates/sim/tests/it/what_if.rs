@@ -1,6 +1,7 @@
 //! A decision log's requests under other settings.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use downbeat_core::cluster::journal::{Input, Journal, Reply};
 use downbeat_core::cluster::{
@@ -123,7 +124,8 @@ fn more_load_on_fewer_devices_is_worse() {
     let both = Setting { rate: 2.0, ..half.clone() };
     let tight = Setting { slos: [(ModelId(0), Duration::from_millis(8))].into(), ..own.clone() };
     let single = Setting { max_batch: Some(1), ..own.clone() };
-    let Comparison { rows, .. } = Comparison::of(&recorded, &[own, fast, half, both, tight, single], 2).unwrap();
+    let Comparison { rows, .. } =
+        Comparison::of(&recorded, &[own, fast, half, both, tight, single], 2, |_| true).unwrap();
     let attainment: Vec<f64> = rows.iter().map(|row| row.all.attainment).collect();
     assert!(attainment[0] > 0.99 && attainment[1] > 0.99, "{attainment:?}");
     assert!(attainment[4] < 0.9 && attainment[4] < attainment[2] && attainment[4] < attainment[3], "{attainment:?}");
@@ -149,7 +151,7 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     let least = (1..=8).find(|devices| policies.iter().any(|policy| holds(policy, *devices, 1.0))).unwrap();
     let setting = Setting { devices: 8, ..Setting::of(&recorded) };
     let wanted = Wanted { target, policies: policies.clone(), setting };
-    let advice = advise(&recorded, &wanted, 2).unwrap();
+    let advice = advise(&recorded, &wanted, 2, &|_, _| true).unwrap();
     assert_eq!(advice.devices, Some(least));
     assert!(least > 1, "else nothing was searched");
     let best = &advice.candidates[0];
@@ -160,9 +162,52 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     assert!(advice.slo_factor.unwrap() <= 1.0);
 
     let none = Wanted { setting: Setting { devices: least - 1, ..wanted.setting.clone() }, ..wanted };
-    let advice = advise(&recorded, &none, 2).unwrap();
+    let advice = advise(&recorded, &none, 2, &|_, _| true).unwrap();
     assert_eq!((advice.devices, advice.max_batch), (None, None));
     assert!(advice.to_string().contains("No policy answers 98% "), "{advice}");
+}
+
+/// The work of the log is a bound from below, and where it is the answer nothing below is tried.
+#[test]
+fn the_search_of_devices_begins_with_the_work() {
+    let (_, recorded) = recorded(&simulation("deferred", 40, 30_000.0));
+    let wanted = |devices| Wanted {
+        target: 0.98,
+        policies: vec![Some("deferred".parse().unwrap())],
+        setting: Setting { devices, rehearse: false, ..Setting::of(&recorded) },
+    };
+    let runs = AtomicUsize::new(0);
+    let advice = advise(&recorded, &wanted(160), 1, &|done, _| {
+        runs.fetch_max(done, Ordering::Relaxed);
+        true
+    });
+    let devices = advice.unwrap().devices.unwrap();
+    assert!(devices > 25, "{devices}");
+    let holds = |devices| advise(&recorded, &wanted(devices), 1, &|_, _| true).unwrap().devices;
+    assert_eq!((holds(devices), holds(devices - 1)), (Some(devices), None));
+    // One after another from one on would be that many before the margin is looked for.
+    assert!(runs.into_inner() < devices as usize, "of {devices}");
+    let interrupted = advise(&recorded, &wanted(160), 1, &|done, _| done < 2);
+    assert_eq!(interrupted.unwrap_err().to_string(), "it was interrupted before there was an advice");
+    let some = Comparison::of(&recorded, &vec![wanted(40).setting; 3], 1, |done| done < 2).unwrap();
+    assert_eq!(
+        (some.rows.len(), some.notes.last().unwrap().as_str()),
+        (3, "It was interrupted: 1 settings were not run.")
+    );
+}
+
+/// Batches that took what they took: of a log with uneven executions the simulation has the same, and says so.
+#[test]
+fn executions_are_as_uneven_as_in_the_log() {
+    let (report, uneven) = recorded(&Simulation { noise: 0.3, ..simulation("deferred", 3, 900.0) });
+    let (_, even) = recorded(&simulation("deferred", 3, 900.0));
+    let note = uneven.notes.iter().find(|note| note.starts_with("Batches took other times")).unwrap();
+    assert!(note.contains("the median: m0 1.0") && note.contains("(p99 1."), "{note}");
+    assert!(even.notes.is_empty() && even.models.iter().all(|model| model.executions.is_empty()), "{:?}", even.notes);
+    let late = |recorded: &Recorded| recorded.run(&Setting::of(recorded)).unwrap().all.late;
+    let (simulated, happened) = (late(&uneven), uneven.happened.all.late);
+    assert_eq!((late(&even), happened), (0, report.models.iter().map(|model| model.missed).sum::<u64>()));
+    assert!(happened > 100 && simulated.abs_diff(happened) < happened / 3, "{simulated} late, in the log {happened}");
 }
 
 /// Two shards and a matchmaker, as a server writes them: the second batch is late, and the last request's fate is not in the log.

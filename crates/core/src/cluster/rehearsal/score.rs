@@ -159,7 +159,7 @@ impl Score {
                     return Some((ground, gain));
                 }
             }
-            if consolidate && level + 2 == self.0.len() {
+            if consolidate && level + 2 == self.0.len() && other.0[0].busy > Duration::ZERO {
                 let gain = 1.0 - self.0[0].devices() / other.0[0].devices().max(1e-9);
                 if gain.abs() > ALIKE {
                     return Some((Ground::Devices, gain));
@@ -167,6 +167,10 @@ impl Score {
             }
         }
         let (own, others) = (self.0.first()?, other.0.first()?);
+        // Where nothing was answered there is no time to the answer.
+        if own.served == 0 || others.served == 0 {
+            return None;
+        }
         let gain = 1.0 - own.delay() / others.delay().max(1e-9);
         (gain.abs() > ALIKE).then_some((Ground::Delay, gain))
     }
@@ -176,5 +180,34 @@ impl Score {
         let weights = [1.0, 0.3, 0.1];
         let level = |(tally, weight): (&Tally, f64)| weight * (tally.worst() + tally.bad_share());
         self.0.iter().zip(weights).map(level).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `count` requests at each rate, of which so many were answered after 10 ms.
+    fn score(count: u32, answered: u32) -> Score {
+        let model = ModelId(0);
+        let mut tally = Tally::new(1);
+        for number in 0..count {
+            tally.offered(model);
+            match number < answered {
+                true => tally.done(model, Duration::from_millis(10), Duration::from_millis(20)),
+                false => tally.bad(model),
+            }
+        }
+        tally.span = Duration::from_millis(1_000);
+        Score(vec![tally; RATES.len()])
+    }
+
+    #[test]
+    fn where_nothing_is_answered_nothing_is_better() {
+        let difference = |a: &Score, b: &Score, consolidate| a.difference(b, consolidate, 1.0);
+        let (none, some) = (score(100, 0), score(100, 50));
+        assert_eq!([true, false].map(|consolidate| difference(&none, &none, consolidate)), [None, None]);
+        let expected = Some((Ground::WorstModel { rate: 100 }, 0.5));
+        assert_eq!(difference(&some, &none, false), expected);
     }
 }

@@ -235,6 +235,7 @@ impl Rehearser {
         feed.take(&self.arrivals, &now).into_iter().for_each(|arrival| rehearsal.arrival(arrival));
         let lost = feed.lost() - before;
         if lost > 0 {
+            rehearsal.missed_answers();
             metrics.arrivals_lost.inc_by(lost);
             self.told.lock().lost += lost;
         }

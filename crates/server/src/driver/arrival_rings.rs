@@ -1,12 +1,38 @@
-//! What came, on its way from the shards to the rehearsal.
+//! What came and was answered, on its way to the rehearsal.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::Arrival;
-use downbeat_core::{Duration, Time};
+use downbeat_core::{Duration, ModelId, Time};
 
-/// By shard: what came, left by whoever is in the shard and taken by the rehearsal.
+/// Something that the rehearsal hears of.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    Came(Arrival),
+    /// Requests of a queue were answered, or lost: rejected or dropped.
+    Answered {
+        at: Time,
+        model: ModelId,
+        requests: u32,
+        lost: bool,
+    },
+}
+
+impl Event {
+    fn at(&mut self) -> &mut Time {
+        match self {
+            Event::Came(Arrival { at, .. }) | Event::Answered { at, .. } => at,
+        }
+    }
+}
+
+/// How many of them came.
+fn arrivals(events: &[Event]) -> u64 {
+    events.iter().filter(|event| matches!(event, Event::Came(_))).count() as u64
+}
+
+/// By shard: what came, left by whoever is in the shard, and what was answered of it; taken by the rehearsal.
 ///
 /// Bounded. Where one is full nothing more is left there, so that it has what came up to a moment and not a part of what came; the rehearsal
 /// then leaves the time out until it has looked again.
@@ -17,17 +43,17 @@ pub struct ArrivalRings {
 }
 
 struct Ring {
-    arrivals: ArrayQueue<Arrival>,
+    events: ArrayQueue<Event>,
     /// It was full: there is a gap behind what it has.
     torn: AtomicBool,
-    /// How many did not find room in it.
+    /// How many arrivals did not find room in it.
     lost: AtomicU64,
 }
 
 impl ArrivalRings {
     /// For so many shards, each with room for `most`. They are closed.
     pub fn new(shards: usize, most: usize) -> Self {
-        let ring = |_| Ring { arrivals: ArrayQueue::new(most), torn: AtomicBool::new(false), lost: AtomicU64::new(0) };
+        let ring = |_| Ring { events: ArrayQueue::new(most), torn: AtomicBool::new(false), lost: AtomicU64::new(0) };
         ArrivalRings { rings: (0..shards).map(ring).collect(), open: AtomicBool::new(false) }
     }
 
@@ -36,11 +62,11 @@ impl ArrivalRings {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Leaves what came to a shard, one after another.
-    pub fn push(&self, shard: usize, arrival: Arrival) {
+    /// Leaves what happened to a shard's requests.
+    pub fn push(&self, shard: usize, event: Event) {
         let ring = &self.rings[shard];
-        if ring.torn.load(Ordering::Relaxed) || ring.arrivals.push(arrival).is_err() {
-            ring.lost.fetch_add(1, Ordering::Relaxed);
+        if ring.torn.load(Ordering::Relaxed) || ring.events.push(event).is_err() {
+            ring.lost.fetch_add(arrivals(&[event]), Ordering::Relaxed);
             ring.torn.store(true, Ordering::Release);
         }
     }
@@ -51,7 +77,7 @@ impl ArrivalRings {
 #[derive(Debug, Default)]
 pub struct ArrivalFeed {
     /// Came after the window that was taken last.
-    held: Vec<Arrival>,
+    held: Vec<Event>,
     /// Where the next window begins.
     begin: Time,
     /// What comes before is of a window that was left out.
@@ -79,23 +105,24 @@ impl ArrivalFeed {
     }
 
     /// What came since the last time, in order; nothing, if more came than a ring has room for.
-    pub fn take(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) -> Vec<Arrival> {
+    pub fn take(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) -> Vec<Event> {
         let end = now();
         for ring in &rings.rings {
-            self.held.extend(std::iter::from_fn(|| ring.arrivals.pop()));
+            self.held.extend(std::iter::from_fn(|| ring.events.pop()));
         }
         if rings.rings.iter().any(|ring| ring.torn.load(Ordering::Acquire)) {
             self.leave_out(rings, now);
             return Vec::new();
         }
-        let (mut came, held) = std::mem::take(&mut self.held).into_iter().partition::<Vec<_>, _>(|came| came.at <= end);
+        let (mut came, held) =
+            std::mem::take(&mut self.held).into_iter().partition::<Vec<_>, _>(|came| *came.clone().at() <= end);
         (self.held, self.begin) = (held, end);
-        let before = came.len();
-        came.retain(|arrival| arrival.at > self.from);
-        self.lost += (before - came.len()) as u64;
-        came.sort_by_key(|arrival| arrival.at);
-        for arrival in &mut came {
-            arrival.at = Time::ZERO + arrival.at.since(Time::ZERO + self.skipped);
+        let before = arrivals(&came);
+        came.retain_mut(|event| *event.at() > self.from);
+        self.lost += before - arrivals(&came);
+        came.sort_by_key(|event| *event.clone().at());
+        for at in came.iter_mut().map(Event::at) {
+            *at = Time::ZERO + at.since(Time::ZERO + self.skipped);
         }
         came
     }
@@ -103,14 +130,14 @@ impl ArrivalFeed {
     /// Leaves the time up to now out.
     fn leave_out(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) {
         for ring in &rings.rings {
-            self.held.extend(std::iter::from_fn(|| ring.arrivals.pop()));
+            self.held.extend(std::iter::from_fn(|| ring.events.pop()));
             self.lost += ring.lost.swap(0, Ordering::Relaxed);
             ring.torn.store(false, Ordering::Release);
         }
         let end = now();
-        let before = self.held.len();
-        self.held.retain(|arrival| arrival.at > end);
-        self.lost += (before - self.held.len()) as u64;
+        let before = arrivals(&self.held);
+        self.held.retain_mut(|event| *event.at() > end);
+        self.lost += before - arrivals(&self.held);
         self.skipped += end.since(self.begin);
         (self.begin, self.from) = (end, end);
     }
@@ -119,8 +146,6 @@ impl ArrivalFeed {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-
-    use downbeat_core::ModelId;
 
     use super::*;
 
@@ -131,12 +156,12 @@ mod tests {
     fn push(rings: &ArrivalRings, shard: usize, times: impl IntoIterator<Item = u64>) {
         for at in times {
             let arrival = Arrival { at: ms(at), budget: Duration::MAX, model: ModelId(0), size: 1, level: 0 };
-            rings.push(shard, arrival);
+            rings.push(shard, Event::Came(arrival));
         }
     }
 
     fn take(feed: &mut ArrivalFeed, rings: &ArrivalRings, now: u64) -> Vec<u64> {
-        let millis = |arrival: Arrival| arrival.at.since(Time::ZERO).as_nanos() / 1_000_000;
+        let millis = |mut event: Event| event.at().since(Time::ZERO).as_nanos() / 1_000_000;
         feed.take(rings, || ms(now)).into_iter().map(millis).collect()
     }
 
@@ -179,7 +204,7 @@ mod tests {
             }
             ms(if calls.get() == 1 { 6 } else { 8 })
         });
-        assert_eq!((came, calls.get()), (vec![], 2));
+        assert_eq!((came.len(), calls.get()), (0, 2));
         push(&rings, 1, [9]);
         assert_eq!(take(&mut feed, &rings, 20), [1], "9, of which 8 were left out");
         assert_eq!(feed.lost(), 6);

@@ -14,15 +14,15 @@ use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::WAKE_MARGIN;
-use super::arrival_rings::{ArrivalFeed, ArrivalRings};
+use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::device_pool::DevicePool;
 use super::scheduler_status::{CpuStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::metrics::RehearsalMetrics;
 
 /// How often it looks for work, and takes what came.
 const EVERY: Duration = Duration::from_millis(50);
-/// Arrivals that a shard leaves for it, at most.
-const MOST: usize = 8 << 10;
+/// Arrivals and answers that a shard leaves for it, at most.
+const MOST: usize = 16 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
 /// Time that it may have saved up, so that a trial is not spread over more than it has to be.
@@ -97,7 +97,12 @@ impl Rehearser {
 
     /// A request came to a shard.
     pub fn arrived(&self, shard: usize, arrival: Arrival) {
-        self.arrivals.push(shard, arrival);
+        self.arrivals.push(shard, Event::Came(arrival));
+    }
+
+    /// Requests of a queue were answered, or their clients have gone; or they were `lost`: rejected or dropped.
+    pub fn answered(&self, queue: QueueHandle, at: Time, requests: u32, lost: bool) {
+        self.arrivals.push(queue.shard(), Event::Answered { at, model: queue.model, requests, lost });
     }
 
     /// The scheduler has another queue, for requests of this model.
@@ -232,7 +237,12 @@ impl Rehearser {
         let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
         feed.set_open(&self.arrivals, adaptive, &now);
         let before = feed.lost();
-        feed.take(&self.arrivals, &now).into_iter().for_each(|arrival| rehearsal.arrival(arrival));
+        for event in feed.take(&self.arrivals, &now) {
+            match event {
+                Event::Came(arrival) => rehearsal.arrival(arrival),
+                Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
+            }
+        }
         let lost = feed.lost() - before;
         if lost > 0 {
             rehearsal.missed_answers();

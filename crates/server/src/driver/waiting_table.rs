@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Arrival, Output, Reject, Request, Shard, Ticket};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
-use downbeat_driver::{Handler, Moment};
+use downbeat_driver::{Handler, Moment, QueueHandle};
 
 use super::device_pool::DevicePool;
 use super::queued_call::QueuedCall;
@@ -52,17 +52,21 @@ impl Handler for DevicePool {
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, event: Event) {
         match event {
             Event::Submit(id, queued) => {
+                let place = queued.queue.place;
                 if self.rehearser.listens() {
-                    self.rehearser.arrived(shard.machine().place().0 as usize, arrival(moment.now, &queued));
+                    self.rehearser.arrived(place.shard(), arrival(moment.now, &queued));
                 }
-                table.submit(moment, shard, id, queued);
+                if !table.submit(moment, shard, id, queued) {
+                    self.answered(place, moment.now, true);
+                }
             }
             Event::Cancel(model, request) => {
                 // Counted by whoever dropped the ticket.
                 if let Some((_, ticket)) = table.0.get(&request)
                     && shard.handle_cancel(moment.now, model, *ticket)
+                    && let Some(queued) = table.take(request)
                 {
-                    drop(table.take(request));
+                    self.answered(queued.queue.place, moment.now, false);
                 }
             }
         }
@@ -78,9 +82,20 @@ impl Handler for DevicePool {
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(queued) = table.take(request) {
-                    queued.call.drop_for(reason, self.clock.now());
+                    let now = self.clock.now();
+                    self.answered(queued.queue.place, now, true);
+                    queued.call.drop_for(reason, now);
                 }
             }
+        }
+    }
+}
+
+impl DevicePool {
+    /// A request was answered that no batch was made of.
+    fn answered(&self, queue: QueueHandle, at: Time, lost: bool) {
+        if self.rehearser.listens() {
+            self.rehearser.answered(queue, at, 1, lost);
         }
     }
 }
@@ -94,7 +109,8 @@ fn arrival(now: Time, queued: &QueuedCall) -> Arrival {
 }
 
 impl WaitingTable {
-    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) {
+    /// Whether it waits now; otherwise it was answered.
+    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) -> bool {
         let Moment { now, expected_free } = moment;
         let model = queued.queue.place.model;
         let mut request = Request {
@@ -107,7 +123,8 @@ impl WaitingTable {
         };
         let bound = queued.call.loaded.queue_bound;
         if request.size > bound {
-            return queued.call.never_fits(request.size, bound, now);
+            queued.call.never_fits(request.size, bound, now);
+            return false;
         }
         // Every device is busy for longer than the deadline allows: known now, so said now.
         let start = now.max(expected_free);
@@ -115,12 +132,14 @@ impl WaitingTable {
             let needed = queued.queue.least(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
-                return queued.call.reject_busy(needed, allowed, now);
+                queued.call.reject_busy(needed, allowed, now);
+                return false;
             }
         }
         // The version's own bound, whatever the number of shapes and levels its requests are spread over.
         if !queued.call.loaded.begin_waiting(request.size) {
-            return queued.reject(&Reject::QueueFull { bound }, now);
+            queued.reject(&Reject::QueueFull { bound }, now);
+            return false;
         }
         let mut result = shard.handle_request(now, &request);
         if let Err(Reject::DeadlineImpossible { .. }) = result
@@ -132,10 +151,12 @@ impl WaitingTable {
         match result {
             Ok(ticket) => {
                 self.0.insert(id, (queued, ticket));
+                true
             }
             Err(reject) => {
                 queued.call.loaded.end_waiting(queued.call.admitted.rows);
                 queued.reject(&reject, now);
+                false
             }
         }
     }

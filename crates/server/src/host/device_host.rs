@@ -216,13 +216,14 @@ impl DeviceHost {
         let Some((queue, Some(model))) = first else {
             panic!("a batch has requests, and comes to a device that their model is on");
         };
+        let requests = jobs.len() as u32;
         // Clients that left since then leave the batch too; their tickets have counted them.
         jobs.retain(|(_, job)| !job.call.reply.is_closed());
         let members = jobs.iter().map(|(request, _)| *request).collect();
         let rows = jobs.iter().map(|(_, job)| job.call.admitted.rows).sum();
         let (refused, actions) = self.decide(&model, |inner, now| {
             let (slot, lane) = inner.slots[slot];
-            let grant = Grant { slot, batch, queue, dispatched };
+            let grant = Grant { slot, batch, queue, dispatched, requests };
             let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
             if let Err(reject) = inner.take(now, DeviceInput::Batch(granted)) {
                 return Some((grant, jobs, reject, now));
@@ -315,6 +316,10 @@ impl DeviceHost {
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let queue = &grant.queue;
         let rehearser = &cluster.handler().rehearser;
+        if rehearser.listens() {
+            let at = ran.map_or_else(|| self.clock.now(), |(_, end)| end);
+            rehearser.answered(queue.place, at, grant.requests, false);
+        }
         let observe = |(rows, end): (u32, Time)| {
             let (mut refiner, took) = (queue.refiner(self.device).lock(), end.since(grant.dispatched));
             if rehearser.listens() {

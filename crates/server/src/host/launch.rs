@@ -38,6 +38,8 @@ pub struct Grant {
     pub batch: BatchId,
     pub queue: Arc<Queue>,
     pub dispatched: Time,
+    /// How many were dispatched with it.
+    pub requests: u32,
 }
 
 /// What a launch runs on.

@@ -75,7 +75,7 @@ fn the_cheapest_setting_is_told() {
         let output = run(&["advise", logs, "--policy", "eager+head"]);
         assert_eq!(stderr(&output), "");
         let said = stdout(&output);
-        assert!(said.contains("1 devices (the log has 2) with 'eager+head' answer 99% of each model's"), "{said}");
+        assert!(said.contains("1 device (the log has 2) with 'eager+head' answer 99% of each model's"), "{said}");
     });
 }
 
@@ -94,6 +94,12 @@ fn what_cannot_be_played_is_refused() {
         refuses(&[logs], "shard-0.log: not a decision log: it does not begin with 'DBLOG'");
         std::fs::remove_file(folder.join("shard-0.log")).unwrap();
         refuses(&[logs], "there is no decision log in ");
+    });
+    in_folder(&log(2), |folder, _| {
+        refuses(
+            &[folder.join("device-0.log").to_str().unwrap()],
+            "device-0.log is the log of a device; what is played are",
+        );
     });
     in_folder(&log(0), |_, logs| refuses(&[logs], "there is no request in the log"));
     in_folder(&log(2), |_, logs| {

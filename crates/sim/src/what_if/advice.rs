@@ -78,7 +78,7 @@ pub enum NoAdvice {
 /// Finds the cheapest setting: the fewest devices, from those on that the work in the log keeps busy; on these the policy with the largest margin; with it
 /// the smallest largest batch and the tightest SLOs that hold. The number of devices is doubled and halved: it is one that holds where one device fewer does not.
 ///
-/// `goes_on` is told after each run how many are done, of how many that are known of, and says whether another one is to begin.
+/// `goes_on` is told after each run how many are done, of about how many, and says whether another one is to begin.
 ///
 /// # Errors
 /// If the setting is none, or it does not go on.
@@ -93,6 +93,7 @@ pub fn advise(
     let policies = wanted.policies.iter().filter(|policy| recorded.suits(policy.as_ref()));
     let settings: Vec<Setting> =
         policies.map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
+    trials.counts.plan(settings.len() * MARGIN_RUNS + LAST_RUNS);
     let devices = trials.fewest_devices(&settings, wanted)?;
     let on = |setting: &Setting| Setting { devices: devices.unwrap_or(most_devices), ..setting.clone() };
     let settings: Vec<Setting> = settings.iter().map(on).collect();
@@ -126,22 +127,37 @@ pub fn advise(
 struct Counts<'a> {
     goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync),
     done: AtomicUsize,
-    begun: AtomicUsize,
+    /// That there will be, as far as is known.
+    planned: AtomicUsize,
 }
+
+/// Runs that a policy's margin takes, about: that there is one, two rates that hold, and six between the last and one that does not.
+const MARGIN_RUNS: usize = 10;
+/// Runs that the smallest batch and the tightest SLOs take, about.
+const LAST_RUNS: usize = 12;
 
 impl<'a> Counts<'a> {
     fn new(goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync)) -> Self {
-        Counts { goes_on, done: AtomicUsize::new(0), begun: AtomicUsize::new(0) }
+        Counts { goes_on, done: AtomicUsize::new(0), planned: AtomicUsize::new(0) }
+    }
+
+    /// There will be so many more.
+    fn plan(&self, runs: usize) {
+        self.planned.fetch_add(runs, Ordering::Relaxed);
+    }
+
+    /// So many are done; whether another one is to begin.
+    fn told(&self, done: usize) -> bool {
+        (self.goes_on)(done, self.planned.load(Ordering::Relaxed).max(done + 1))
     }
 
     /// Runs this, unless it is over.
     fn run<T>(&self, run: impl FnOnce() -> Result<T, BadSetting>) -> Result<T, NoAdvice> {
-        let begun = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        if !(self.goes_on)(self.done.load(Ordering::Relaxed), begun) {
+        if !self.told(self.done.load(Ordering::Relaxed)) {
             return Err(NoAdvice::Interrupted);
         }
         let result = run()?;
-        (self.goes_on)(self.done.fetch_add(1, Ordering::Relaxed) + 1, self.begun.load(Ordering::Relaxed));
+        self.told(self.done.fetch_add(1, Ordering::Relaxed) + 1);
         Ok(result)
     }
 }
@@ -159,6 +175,7 @@ impl Trials<'_> {
     fn fewest_devices(&self, settings: &[Setting], wanted: &Wanted) -> Result<Option<u32>, NoAdvice> {
         let most = wanted.setting.devices;
         let hold = |devices: u32| {
+            self.counts.plan(settings.len());
             let settings: Vec<Setting> =
                 settings.iter().map(|setting| Setting { devices, ..setting.clone() }).collect();
             let holding = parallel::map(&settings, self.threads, |setting| self.holds(setting), |_| {});
@@ -253,7 +270,10 @@ impl Advice {
     fn sentence(&self) -> String {
         let target = format!("{}% of each model's requests in time", 100.0 * self.target);
         let (Some(devices), Some(best)) = (self.devices, self.candidates.first()) else {
-            return format!("No policy answers {target} on {} devices or fewer.", self.most_devices);
+            return match self.most_devices {
+                1 => format!("No policy answers {target} on one device."),
+                most => format!("No policy answers {target} on {most} devices or fewer."),
+            };
         };
         let margin = best.margin.unwrap_or(1.0);
         let margin = if margin >= MOST_MARGIN {
@@ -261,12 +281,13 @@ impl Advice {
         } else {
             format!("{margin:.2} times the rate")
         };
+        let plural = if devices == 1 { "" } else { "s" };
         let fewer = if devices > 1 { "; on one fewer no policy does" } else { "" };
         let batch = self.max_batch.map_or(String::new(), |size| format!(" Batches of at most {size} hold it, too."));
         let slo =
             self.slo_factor.map_or(String::new(), |factor| format!(" SLOs could be {factor:.2} of what they are."));
         format!(
-            "{devices} devices (the log has {}) with '{}' answer {target}, up to {margin}{fewer}.{batch}{slo}",
+            "{devices} device{plural} (the log has {}) with '{}' answer {target}, up to {margin}{fewer}.{batch}{slo}",
             self.recorded_devices, best.policy
         )
     }

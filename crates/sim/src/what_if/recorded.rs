@@ -61,6 +61,11 @@ pub enum BadLog {
     /// It is none, or damaged.
     #[error("{}", .0.display())]
     Log(PathBuf, #[source] LogError),
+    /// It is of a device.
+    #[error(
+        "{} is the log of a device; what is played are the requests that came to the scheduler: shard-0.log and so on, or the folder", .0.display()
+    )]
+    OfDevice(PathBuf),
     /// Nothing was asked.
     #[error("there is no request in the log{}", if *.0 { ": a matchmaker's says only what devices were given to; add those of the shards" } else { "" })]
     NoRequests(bool),
@@ -109,6 +114,9 @@ impl Recorded {
     /// # Errors
     /// As there.
     pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
+        if let Some((file, _)) = files.iter().find(|(_, bytes)| bytes.starts_with(b"{")) {
+            return Err(BadLog::OfDevice(file.clone()));
+        }
         let parts =
             files.iter().map(|(file, bytes)| Part::read(bytes).map_err(|error| BadLog::Log(file.clone(), error)));
         let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;

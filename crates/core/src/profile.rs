@@ -191,6 +191,9 @@ impl LatencyProfile {
     /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does, is at most
     /// `budget`; zero if none. `O(log max_batch)`.
     pub fn largest_up_to(&self, limit: u32, budget: Duration) -> u32 {
+        if self.latency(limit) <= budget {
+            return limit;
+        }
         let within = self.largest_within(budget);
         if within < self.max_batch() || limit <= within {
             return within.min(limit);

@@ -73,6 +73,8 @@ impl Batcher {
 
     /// *GetBatch*. `O(n)` in the number passed over, for each time that a request of several items is.
     pub fn get_batch(&self, now: Time, free_at: Time, plan: usize, mut from: Time) -> Option<Prefix> {
+        // Nobody asks how many more than are there, and one, would fit: that would have to be searched for.
+        let most = self.kinds.max_batch.min(u32::try_from(self.queue.weight() + 1).unwrap_or(u32::MAX));
         'from: loop {
             let mut size = 0u64;
             let mut deadline = Time::MAX;
@@ -91,7 +93,7 @@ impl Batcher {
                     // Who is larger alone goes alone.
                     limit = limit.max(u64::from(head.size));
                 }
-                let cap = u64::from(self.fit(now, free_at, plan, earliest)).min(limit);
+                let cap = u64::from(self.fit(now, free_at, plan, earliest, most)).min(limit);
                 if size + u64::from(head.size) > cap {
                     if size > 0 {
                         // Higher levels come first, whole: a head of a lower level may not shrink their batch.
@@ -214,15 +216,23 @@ impl Batcher {
         best
     }
 
-    /// The largest batch that, sent now to a device that is free at `free_at`, would meet `deadline`.
-    fn fit(&self, now: Time, free_at: Time, plan: usize, deadline: Time) -> u32 {
-        let max_batch = self.kinds.max_batch;
+    /// The largest batch of up to `most` items that, sent now to a device that is free at `free_at`, would meet `deadline`. `O(1)` if `most` would.
+    fn fit(&self, now: Time, free_at: Time, plan: usize, deadline: Time, most: u32) -> u32 {
         if self.drop == DropPolicy::None || deadline == Time::MAX {
-            return max_batch;
+            return most;
         }
         let KindPlan { profile, sent, .. } = &self.kinds.plans[plan];
-        let fit = sent.largest_up_to(max_batch, deadline.since(now));
-        if free_at <= now { fit } else { fit.min(profile.largest_up_to(max_batch, deadline.since(free_at))) }
+        let fit = sent.largest_up_to(most, deadline.since(now));
+        if free_at <= now { fit } else { fit.min(profile.largest_up_to(most, deadline.since(free_at))) }
+    }
+
+    /// What [`Batcher::get_batch`] makes of the whole queue for the only plan, if `former` was all of it and less than the largest batch, could
+    /// leave by now, and since then nothing happened but that others joined at the end of its last tier.
+    pub fn grow(&self, now: Time, former: Prefix) -> Prefix {
+        let KindPlan { limit, .. } = self.kinds.plans[0];
+        let size = u32::try_from(self.queue.weight()).unwrap_or(u32::MAX);
+        let cap = self.fit(now, Time::ZERO, 0, former.deadline, limit.min(size.saturating_add(1)));
+        Prefix { size: size.min(cap), full: size > cap || size == limit, ..former }
     }
 
     /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target. If that gains something, the
@@ -245,15 +255,26 @@ impl Batcher {
             head.is_some()
         })?;
         self.pass_over(lead, from);
-        let target = u64::from(self.kinds.plans[plan].target);
-        // Nobody reaches further than who has most time: often enough to know that there is nothing to gain.
-        let furthest = u64::from(self.fit(now, free_at, plan, self.queue.last_deadline(lead)));
+        let KindPlan { target, .. } = self.kinds.plans[plan];
+        let max_batch = self.kinds.max_batch;
         let aside: u64 = self.aside.iter().map(|slot| u64::from(self.queue.size(*slot))).sum();
         let mut weight = self.queue.tier_weight(lead) - aside;
+        let aim = target.min(u32::try_from(weight).unwrap_or(u32::MAX));
+        if let Some(head) = self.queue.head(lead)
+            && aim <= max_batch
+            && self.fit(now, free_at, plan, head.deadline, aim) == aim
+        {
+            // As nearly always.
+            self.restore();
+            return None;
+        }
+        let target = u64::from(target);
+        // Nobody reaches further than who has most time: often enough to know that there is nothing to gain.
+        let furthest = u64::from(self.fit(now, free_at, plan, self.queue.last_deadline(lead), max_batch));
         let mut without = None;
         let mut gain = None;
         while let Some(head) = self.queue.head(lead) {
-            let reach = u64::from(self.fit(now, free_at, plan, head.deadline)).min(weight);
+            let reach = u64::from(self.fit(now, free_at, plan, head.deadline, max_batch)).min(weight);
             let least = *without.get_or_insert(reach);
             if reach >= target.min(weight) {
                 gain = (reach > least).then_some(head.deadline);
@@ -268,7 +289,7 @@ impl Batcher {
             if self.aside.is_empty()
                 && self.queue.unsized_only()
                 && let Some(deadline) = self.queue.deadline_from_end(lead, least as u32 + 1)
-                && u64::from(self.fit(now, free_at, plan, deadline)) <= least
+                && u64::from(self.fit(now, free_at, plan, deadline, max_batch)) <= least
             {
                 break;
             }
@@ -287,5 +308,52 @@ impl Batcher {
     fn restore(&mut self) {
         self.queue.put_back(&self.aside);
         self.aside.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cluster::request::Request;
+    use crate::ids::ModelId;
+    use crate::profile::LatencyProfile;
+
+    proptest! {
+        /// [`Batcher::slide`] finds what a search through the whole queue finds.
+        #[test]
+        fn the_slide_gives_up_what_a_full_search_would(
+            (alpha, beta, max_batch) in (1..9u64, 0..30u64, 1..12u32),
+            slos in prop::collection::vec(1..80u64, 1..40),
+            jitter in prop::bool::weighted(0.3),
+            target in 1..12u32,
+        ) {
+            let mut slos = slos;
+            if !jitter {
+                slos.sort_unstable();
+            }
+            let profile = LatencyProfile::linear(Duration::from_nanos(alpha), Duration::from_nanos(beta), max_batch).unwrap();
+            let mut kinds = KindPlans::new(&profile.clone().into(), max_batch);
+            kinds.plans[0].target = target;
+            let queue = RequestQueue::new(Vec::new());
+            let mut batcher = Batcher::new(queue, kinds, DropPolicy::WindowDrop, DispatchPolicy::Deferred);
+            slos.retain(|slo| *slo >= profile.latency(1).as_nanos());
+            for (id, slo) in (0..).map(RequestId).zip(&slos) {
+                let deadline = Time::from_nanos(*slo);
+                let request = Request { id, model: ModelId(0), deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
+                batcher.queue.push(Time::ZERO, &request, Time::MAX);
+            }
+            let mut deadlines = slos;
+            deadlines.sort_unstable();
+            let fit = |slo: u64| u64::from(profile.largest_up_to(max_batch, Duration::from_nanos(slo)));
+            let reach = |at: usize| fit(deadlines[at]).min((deadlines.len() - at) as u64);
+            let stop = (0..deadlines.len())
+                .find(|at| reach(*at) >= u64::from(target).min((deadlines.len() - at) as u64))
+                .filter(|at| reach(*at) > reach(0));
+            let expected = stop.map(|at| Time::from_nanos(deadlines[at]));
+            prop_assert_eq!(batcher.slide(Time::ZERO, Time::ZERO, 0, Time::ZERO), expected);
+            prop_assert_eq!(batcher.queue.weight(), deadlines.len() as u64, "nothing is lost by looking");
+        }
     }
 }

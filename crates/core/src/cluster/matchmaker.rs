@@ -226,6 +226,12 @@ impl Matchmaker {
         self.now = self.now.max(now);
     }
 
+    /// Whether some device can take a batch, now or, where batches are sent ahead, later. If not, neither [`Matchmaker::poll_grant`] nor
+    /// [`Matchmaker::poll_timeout`] has anything, whatever candidates there are.
+    pub fn may_grant(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.ready.earliest() != Time::MAX)
+    }
+
     /// Whether a grant is open, so that it can be answered.
     pub fn is_open(&self, grant: &Grant) -> bool {
         let model = self.models.get(grant.model.0 as usize);

@@ -135,7 +135,7 @@ impl ModelQueue {
         }
         let hopeless_at = hopeless_at(needed, *drop, deadline, size);
         let is_due = self.demand.stale && self.is_adaptive();
-        self.elision.join(level as usize * 2, size, || {
+        self.elision.join(now, level as usize * 2, size, || {
             hopeless_at == Time::MAX && !is_due && self.batcher.queue.joins_end(&request)
         });
         let ticket = self.batcher.queue.push(now, &request, hopeless_at);
@@ -326,6 +326,18 @@ impl ModelQueue {
     /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
     /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
+        if let Some(former) = self.elision.grows(now)
+            && self.batcher.kinds.plans[0].candidate.is_some_and(|c| now + c.delay <= c.latest)
+            && former.size < self.batcher.kinds.plans[0].limit
+            && !(self.demand.stale && self.is_adaptive())
+        {
+            // What is due by now was done when it was, before they came.
+            let grown = self.batcher.grow(now, former);
+            let formed = self.batcher.window(now, Time::ZERO, 0, grown);
+            self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
+            self.elision = self.elision.foresee(now, &mut self.batcher, &formed);
+            return Some(formed.candidate);
+        }
         self.expire(now);
         self.refresh_demand(now);
         let fastest = self.batcher.kinds.fastest;
@@ -344,7 +356,7 @@ impl ModelQueue {
             self.batcher.kinds.plans[plan].candidate = formed.map(|formed| formed.candidate);
         }
         self.elision = match (formed, self.batcher.kinds.plans.len()) {
-            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, formed.prefix),
+            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed),
             _ => UpdateElision::default(),
         };
         self.batcher.kinds.fastest().candidate
@@ -462,48 +474,4 @@ impl ModelQueue {
 /// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
 fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
     if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::ids::ModelId;
-
-    proptest! {
-        /// [`ModelQueue::slide`] finds what a search through the whole queue finds.
-        #[test]
-        fn the_slide_gives_up_what_a_full_search_would(
-            (alpha, beta, max_batch) in (1..9u64, 0..30u64, 1..12u32),
-            slos in prop::collection::vec(1..80u64, 1..40),
-            jitter in prop::bool::weighted(0.3),
-            target in 1..12u32,
-        ) {
-            let mut slos = slos;
-            if !jitter {
-                slos.sort_unstable();
-            }
-            let profile = LatencyProfile::linear(Duration::from_nanos(alpha), Duration::from_nanos(beta), max_batch).unwrap();
-            let options = ModelOptions::new(profile.clone(), DispatchPolicy::Deferred, DropPolicy::WindowDrop);
-            let mut queue = ModelQueue::new(Time::ZERO, options);
-            for (id, slo) in (0..).map(RequestId).zip(&slos) {
-                let deadline = Time::from_nanos(*slo);
-                let request = Request { id, model: ModelId(0), deadline, queue_expiry: Time::MAX, level: 0, size: 1 };
-                let _ = queue.enqueue(Time::ZERO, &request);
-            }
-            let mut deadlines: Vec<u64> = slos.into_iter().filter(|slo| *slo >= profile.latency(1).as_nanos()).collect();
-            deadlines.sort_unstable();
-            queue.refresh_target(Time::ZERO);
-            queue.batcher.kinds.plans[0].target = target;
-            let fit = |slo: u64| u64::from(profile.largest_up_to(max_batch, Duration::from_nanos(slo)));
-            let reach = |at: usize| fit(deadlines[at]).min((deadlines.len() - at) as u64);
-            let stop = (0..deadlines.len())
-                .find(|at| reach(*at) >= u64::from(target).min((deadlines.len() - at) as u64))
-                .filter(|at| reach(*at) > reach(0));
-            let expected = stop.map(|at| Time::from_nanos(deadlines[at]));
-            prop_assert_eq!(queue.slide(Time::ZERO, Time::ZERO, 0, Time::ZERO), expected);
-            prop_assert_eq!(u64::from(queue.queued()), deadlines.len() as u64, "nothing is lost by looking");
-        }
-    }
 }

@@ -269,9 +269,11 @@ impl Scheduler {
         now
     }
 
-    /// Carries the messages, until candidates or devices have run out.
+    /// Carries the messages, until candidates or devices have run out. While no device can take one, candidates stay with their queues, and
+    /// only the newest of each is told once there is a device.
     fn exchange(&mut self, now: Time) {
-        loop {
+        self.matchmaker.set_time(now);
+        while self.matchmaker.may_grant() || self.shard.has_answers() {
             while let Some((model, kind, candidate)) = self.shard.poll_candidate() {
                 self.matchmaker.inform_candidate(model, kind, candidate);
             }

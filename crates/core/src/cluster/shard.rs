@@ -346,6 +346,11 @@ impl Shard {
         None
     }
 
+    /// Whether a grant has an answer that was not polled yet.
+    pub fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
     /// The next answer to a grant.
     pub fn poll_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()

@@ -1,6 +1,6 @@
 //! Which requests may join a queue without its candidate being worked out anew.
 
-use super::batcher::{Batcher, Prefix};
+use super::batcher::{Batcher, Formed, Prefix};
 use super::dispatch_policy::DispatchPolicy;
 use super::messages::Candidate;
 use crate::time::Time;
@@ -8,7 +8,9 @@ use crate::time::Time;
 /// The smallest candidate whose growth is foreseen: below it, requests are so few that every one may cost an update.
 const LEAST_FORESEEN: u32 = 4;
 
-/// What may happen without an update.
+/// What may happen without an update, or with less than a whole one.
+///
+/// Where the candidate was the whole queue, and others have joined at its end, it has only grown ([`Batcher::grow`]).
 ///
 /// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
 /// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`super::ModelQueue::wake`]
@@ -28,20 +30,33 @@ pub(super) struct UpdateElision {
     exhausted: bool,
     /// The last request needs no update.
     pub elided: bool,
+    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
+    whole: Option<Prefix>,
+    /// When somebody joined it last, at its end, and was not elided.
+    joined: Option<Time>,
 }
 
 impl UpdateElision {
     /// So many items come to a tier; `at_end`: to its end, and nothing else follows from them.
-    pub fn join(&mut self, tier: usize, size: u32, at_end: impl FnOnce() -> bool) {
-        let UpdateElision { items, tier: last, full, .. } = *self;
-        self.elided = size <= items && (tier == last || full && tier > last) && at_end();
+    pub fn join(&mut self, now: Time, tier: usize, size: u32, at_end: impl FnOnce() -> bool) {
+        let UpdateElision { items, tier: last, full, whole, .. } = *self;
+        let at_end = (items > 0 || whole.is_some()) && (tier == last || full && tier > last) && at_end();
+        self.elided = size <= items && at_end;
         if !full && self.elided {
             self.items -= size;
         }
+        self.whole = whole.filter(|_| at_end);
+        self.joined = (!self.elided && self.whole.is_some()).then_some(now);
     }
 
-    /// How much the candidate of the only plan, which was made of `prefix`, may grow without an update.
-    pub fn foresee(&self, now: Time, batcher: &mut Batcher, prefix: Prefix) -> Self {
+    /// What the candidate of the only plan was made of, if nothing has happened at `now` but that others joined at its end.
+    pub fn grows(&self, now: Time) -> Option<Prefix> {
+        self.whole.filter(|_| self.joined == Some(now))
+    }
+
+    /// How much the candidate of the only plan may grow without an update.
+    pub fn foresee(&self, now: Time, batcher: &mut Batcher, formed: &Formed) -> Self {
+        let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
         let none = UpdateElision { tier: last_tier, ..UpdateElision::default() };
         if matches!(&batcher.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
@@ -53,8 +68,10 @@ impl UpdateElision {
         }
         // Had the update been due for the growth, it would have come with a request.
         let exhausted = self.exhausted || self.until.is_some_and(|until| until <= now);
-        let none = UpdateElision { exhausted, ..none };
-        if exhausted || size < LEAST_FORESEEN || u64::from(size) != batcher.queue.weight() {
+        let whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
+        let none = UpdateElision { exhausted, whole, ..none };
+        // What may start already does not start later when it grows.
+        if exhausted || size < LEAST_FORESEEN || whole.is_none() || candidate.exec - candidate.delay <= now {
             return none;
         }
         let mut items = size.min(batcher.kinds.plans[0].limit - size - 1);

@@ -2,9 +2,9 @@
 
 use super::device_state::{DeviceState, Sent};
 use super::in_flight::InFlight;
-use super::indexed_heap::IndexedHeap;
 use super::kind_state::{KindState, Urgency};
 use super::messages::{Answer, Candidate, Grant};
+use super::ready_tree::ReadyTree;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::Time;
 
@@ -57,7 +57,9 @@ pub struct Matchmaker {
     present: u32,
     free: u32,
     /// By device: when all it was granted is expected to be done.
-    busy: IndexedHeap<Time>,
+    busy: ReadyTree,
+    /// Devices with a load.
+    loaded: u32,
     sends_ahead: bool,
 }
 
@@ -143,17 +145,15 @@ impl Matchmaker {
     /// completions, should they come, are strangers'.
     pub fn remove_device(&mut self, device: DeviceId) -> Option<DeviceKind> {
         let state = self.devices.get_mut(device.0 as usize).filter(|state| state.present)?;
-        let was = std::mem::replace(
-            state,
-            DeviceState { present: false, granted: None, first: None, second: None, free_at: Time::MAX, ..*state },
-        );
+        let gone = DeviceState { present: false, free_at: Time::MAX, ..DeviceState::new(state.kind, state.place) };
+        let was = std::mem::replace(state, DeviceState { load: state.load, ..gone });
         self.present -= 1;
         self.kinds[was.kind.0 as usize].present -= 1;
         if was.is_free() {
             self.free -= 1;
             self.kinds[was.kind.0 as usize].free -= 1;
         }
-        self.busy.remove(device.0);
+        self.busy.set(device.0, Time::MAX);
         self.refresh_device(device);
         let sent = [was.first, was.second].into_iter().flatten().map(|sent| sent.model);
         sent.chain(was.granted).for_each(|model| self.landed(model));
@@ -164,7 +164,8 @@ impl Matchmaker {
     /// counts from the next grant on, and none is due for it. Unknown: nothing happens.
     pub fn set_load(&mut self, device: DeviceId, until: Time) {
         if let Some(state) = self.devices.get_mut(device.0 as usize) {
-            state.load = until;
+            let had = std::mem::replace(&mut state.load, until) != Time::ZERO;
+            self.loaded = self.loaded - u32::from(had) + u32::from(until != Time::ZERO);
         }
     }
 
@@ -190,12 +191,12 @@ impl Matchmaker {
 
     /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is none at all.
     pub fn expected_free(&self) -> Time {
-        if self.free == 0 { self.busy.peek().map_or(Time::MAX, |(at, _)| at) } else { Time::ZERO }
+        if self.free == 0 { self.busy.earliest() } else { Time::ZERO }
     }
 
     /// The model's newest candidate for a kind of device, in place of the former one.
     pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
-        if candidate.is_some() {
+        if candidate.is_some() && self.kinds.len() <= kind.0 as usize {
             KindState::make_room(&mut self.kinds, kind, self.models.len());
         }
         let index = kind.0 as usize;
@@ -226,8 +227,7 @@ impl Matchmaker {
         self.now = self.now.max(now);
     }
 
-    /// Whether some device can take a batch, now or, where batches are sent ahead, later. If not, neither [`Matchmaker::poll_grant`] nor
-    /// [`Matchmaker::poll_timeout`] has anything, whatever candidates there are.
+    /// Whether some device can take a batch, or is about to. If not, nothing is granted and nothing due, whatever candidates there are.
     pub fn may_grant(&self) -> bool {
         self.kinds.iter().any(|kind| kind.ready.earliest() != Time::MAX)
     }
@@ -315,7 +315,7 @@ impl Matchmaker {
         if state.first.is_some() {
             self.busy.set(device.0, state.free_at);
         } else {
-            self.busy.remove(device.0);
+            self.busy.set(device.0, Time::MAX);
             if state.granted.is_none() {
                 self.free += 1;
                 self.kinds[state.kind.0 as usize].free += 1;
@@ -384,7 +384,7 @@ impl Matchmaker {
         let KindState { ready, devices, .. } = &self.kinds[kind];
         let load = |place: u32| self.load(devices[place as usize]);
         let first = ready.first_by(by)?;
-        if load(first) == Time::ZERO {
+        if self.loaded == 0 || load(first) == Time::ZERO {
             return Some(first);
         }
         ready.all_by(by).min_by_key(|place| (load(*place), *place))

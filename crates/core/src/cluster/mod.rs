@@ -18,6 +18,7 @@ mod behaviour;
 mod demand;
 mod device_state;
 mod dispatch_policy;
+mod id_set;
 mod in_flight;
 mod indexed_heap;
 pub mod journal;

@@ -1,14 +1,18 @@
 //! Which device can start a batch by a given time: the smallest id first.
 
+use super::id_set::IdSet;
 use crate::time::Time;
 
 /// For dense ids, each with an instant: the smallest id whose instant is not after a given one.
 ///
 /// A binary tree of minima over the ids. Two heaps, one by id and one by instant, do not answer it: the free device with the smallest
 /// id is wanted among those that will be free in time, and that is a different set for every time. `O(log n)` an operation; nothing is
-/// allocated but when an id is added.
+/// allocated but when an id is added. Those that are ready at once, nearly all that are ready where no batch is sent ahead, are a set beside the
+/// tree, which takes far fewer steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadyTree {
+    /// Those whose instant is [`Time::ZERO`]. They are absent from the tree.
+    at_once: IdSet,
     /// A complete tree, root at 1, the leaf of id `i` at `leaves + i`; absent: `Time::MAX`.
     minima: Vec<Time>,
     /// A power of two, or 0.
@@ -18,12 +22,24 @@ pub(super) struct ReadyTree {
 impl ReadyTree {
     /// Sets the instant of `id`; `Time::MAX`: never.
     pub fn set(&mut self, id: u32, at: Time) {
-        let id = id as usize;
+        let later = if at == Time::ZERO {
+            self.at_once.insert(id);
+            Time::MAX
+        } else {
+            self.at_once.remove(id);
+            at
+        };
+        self.set_later(id as usize, later);
+    }
+
+    fn set_later(&mut self, id: usize, at: Time) {
         if id >= self.leaves {
             self.grow(id);
         }
         let mut node = self.leaves + id;
-        self.minima[node] = at;
+        if std::mem::replace(&mut self.minima[node], at) == at {
+            return;
+        }
         while node > 1 {
             node /= 2;
             let least = self.minima[2 * node].min(self.minima[2 * node + 1]);
@@ -36,6 +52,11 @@ impl ReadyTree {
 
     /// The earliest instant of all; `Time::MAX`: there is none.
     pub fn earliest(&self) -> Time {
+        if self.at_once.is_empty() { self.later() } else { Time::ZERO }
+    }
+
+    /// The earliest of those that are not ready at once.
+    fn later(&self) -> Time {
         self.minima.get(1).copied().unwrap_or(Time::MAX)
     }
 
@@ -43,8 +64,9 @@ impl ReadyTree {
     pub fn first_by(&self, limit: Time) -> Option<u32> {
         // Who is absent is not found by any limit.
         let limit = limit.min(Time::from_nanos(u64::MAX - 1));
-        if self.earliest() > limit {
-            return None;
+        let at_once = self.at_once.first();
+        if self.later() > limit {
+            return at_once;
         }
         let mut node = 1;
         while node < self.leaves {
@@ -53,13 +75,15 @@ impl ReadyTree {
                 node += 1;
             }
         }
-        Some((node - self.leaves) as u32)
+        let later = (node - self.leaves) as u32;
+        Some(at_once.map_or(later, |at_once| at_once.min(later)))
     }
 
     /// All ids whose instant is `limit` or before, in order. `O(n)`.
     pub fn all_by(&self, limit: Time) -> impl Iterator<Item = u32> {
         let all = (0..).zip(self.minima.get(self.leaves..).unwrap_or_default());
-        all.filter(move |(_, at)| **at <= limit && **at != Time::MAX).map(|(id, _)| id)
+        let is_ready = move |id: u32, at: Time| at <= limit && at != Time::MAX || self.at_once.contains(id);
+        all.filter(move |(id, at)| is_ready(*id, **at)).map(|(id, _)| id)
     }
 
     fn grow(&mut self, id: usize) {
@@ -69,7 +93,7 @@ impl ReadyTree {
         for node in (1..leaves).rev() {
             minima[node] = minima[2 * node].min(minima[2 * node + 1]);
         }
-        *self = ReadyTree { minima, leaves };
+        (self.minima, self.leaves) = (minima, leaves);
     }
 }
 

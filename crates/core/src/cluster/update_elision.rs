@@ -5,8 +5,10 @@ use super::dispatch_policy::DispatchPolicy;
 use super::messages::Candidate;
 use crate::time::Time;
 
-/// The smallest candidate whose growth is foreseen: below it, requests are so few that every one may cost an update.
-const LEAST_FORESEEN: u32 = 4;
+/// The smallest candidate whose growth is foreseen: who came alone may stay so, and would be woken up for once too often.
+const LEAST_FORESEEN: u32 = 2;
+/// A candidate is foreseen to grow by as much again, or to this size: small ones have time.
+const SMALL: u32 = 8;
 
 /// What may happen without an update, or with less than a whole one.
 ///
@@ -74,7 +76,7 @@ impl UpdateElision {
         if exhausted || size < LEAST_FORESEEN || whole.is_none() || candidate.exec - candidate.delay <= now {
             return none;
         }
-        let mut items = size.min(batcher.kinds.plans[0].limit - size - 1);
+        let mut items = size.max(SMALL.saturating_sub(size)).min(batcher.kinds.plans[0].limit - size - 1);
         while items > 0 {
             let grown = Prefix { size: size + items, ..prefix };
             let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;

@@ -14,6 +14,7 @@ use downbeat_report::Json;
 ///   downbeat bench scheduler
 ///   downbeat bench scheduler --models 1024 --devices 4096 --policy eager --drop head --json result.json
 ///   downbeat bench scheduler --devices 8192 --rate 5000000
+///   downbeat bench scheduler --posting-threads 2 --shards 4 --devices 16384
 ///   downbeat bench scheduler --sweep
 #[derive(clap::Args, Debug, Clone)]
 #[command(verbatim_doc_comment)]
@@ -34,6 +35,16 @@ pub struct SchedulerArgs {
     /// Have the matchmaker on a thread of its own also beside one thread.
     #[arg(long)]
     pub matchmaker_thread: bool,
+
+    /// Have so many threads post requests as fast as they are worked off, in real time: whoever posts works, as in a server. Each looks after the
+    /// devices that it sends batches to. There have to be --devices enough for what comes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
+        conflicts_with_all = ["rate", "load", "threads", "matchmaker_thread", "sweep"])]
+    pub posting_threads: Option<u32>,
+
+    /// Shards of the models' queues under --posting-threads; 0: one a core, as a server.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64), requires = "posting_threads")]
+    pub shards: u32,
 
     /// Offered load as a share of what the devices can serve in staggered batches.
     #[arg(long, default_value_t = 0.9, value_name = "SHARE", conflicts_with = "rate")]

@@ -2,12 +2,14 @@
 
 mod args;
 mod multi_thread;
+mod posting;
 mod report;
 mod single_thread;
 mod workload;
 
 use anyhow::{Result, ensure};
 use downbeat_core::Duration;
+use downbeat_driver::MAX_SHARDS;
 use downbeat_report::note;
 
 pub use args::{Drop, Policy, SchedulerArgs};
@@ -56,6 +58,11 @@ pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
         "--rate: {} devices serve at most {capacity:.0} requests a second; offer less, or have more --devices",
         args.devices
     );
+    if let Some(threads) = args.posting_threads {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_SHARDS) as u32;
+        let shards = if args.shards == 0 { cores.min(args.models) } else { args.shards };
+        return posting::run(&workload, threads, shards, length);
+    }
     match args.threads {
         1 if !args.matchmaker_thread && args.rate.is_some() => single_thread::run_paced(&workload, length),
         1 if !args.matchmaker_thread => single_thread::run(&workload, length),

@@ -11,7 +11,7 @@ use crate::seed::Stream;
 /// Fixed and growing part of `l(b)`: ResNet50 as in Symphony's table 2.
 const PROFILE: (Duration, Duration) = (Duration::from_nanos(1_053_000), Duration::from_nanos(5_072_000));
 /// As in Symphony's figure 13.
-const SLO: Duration = Duration::from_millis(100);
+pub(super) const SLO: Duration = Duration::from_millis(100);
 
 /// Equally popular models of one profile, and the devices that serve them.
 #[derive(Clone, Debug)]

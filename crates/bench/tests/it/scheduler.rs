@@ -84,3 +84,17 @@ fn what_cannot_be_measured_is_refused_by_flag() {
         assert!(error.contains(expected), "{words:?}: {error}");
     }
 }
+
+/// As in a server: nothing is lost however many threads post, in one shard or several, and what comes is served in batches.
+#[test]
+fn whoever_posts_works() {
+    for (threads, shards) in [("1", "2"), ("3", "1")] {
+        let words = ["--posting-threads", threads, "--shards", shards, "--models", "6", "--devices", "4096"];
+        let words: Vec<&str> = words.into_iter().chain(["--policy", "eager", "--drop", "head"]).collect();
+        let run =
+            ["0.1", "2", "20"].iter().find_map(|seconds| run(seconds, &words).ok()).expect("batches leave within 20 s");
+        assert!(run.requests > 0 && run.batches > 0 && run.threads.to_string() == threads, "{run}");
+    }
+    let error = run("0.1", &["--posting-threads", "2", "--shards", "7", "--models", "6"]).unwrap_err();
+    assert!(error.to_string().contains("--shards: at most one a model"), "{error}");
+}

@@ -210,13 +210,13 @@ struct Load {
     wait: Wait,
 }
 
-/// Waiting for another thread in virtual time: at first for one that runs beside this one, then for one that needs this core. What it
+/// Waiting for another thread: at first for one that runs beside this one, then for one that needs this core. What it
 /// costs is charged, but less than if it spun.
 #[derive(Clone, Copy, Default)]
-struct Wait(u32);
+pub(super) struct Wait(u32);
 
 impl Wait {
-    fn once(&mut self) {
+    pub fn once(&mut self) {
         self.0 += 1;
         match self.0 {
             ..200 => std::hint::spin_loop(),

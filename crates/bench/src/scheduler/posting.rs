@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::binary_heap::PeekMut;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
 use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Request, Shard};
-use downbeat_core::{BatchId, DeviceId, Duration, Time};
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, MAX_SHARDS, Moment, QueueHandle, Setup};
 
+use super::multi_thread::Wait;
 use super::report::Measurement;
 use super::single_thread::{Counts, WARM_UP, measurement};
 use super::workload::{SLO, Workload};
@@ -41,6 +43,8 @@ struct Posting {
 struct Table {
     index: usize,
     counts: Counts,
+    /// What was counted in the warm-up.
+    before: Option<Counts>,
 }
 
 impl Handler for Posting {
@@ -52,7 +56,11 @@ impl Handler for Posting {
     }
 
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut Table, request: Request) {
+        if table.before.is_none() && moment.now >= Time::ZERO + WARM_UP {
+            table.before = Some(table.counts);
+        }
         table.counts.requests += 1;
+        table.counts.events += 1;
         table.counts.rejected += u64::from(shard.handle_request(moment.now, &request).is_err());
         self.handled[table.index].store(table.counts.requests, Ordering::Relaxed);
     }
@@ -62,12 +70,20 @@ impl Handler for Posting {
             Output::Dispatch { batch, device, members, expected, .. } => {
                 let end = moment.now + expected;
                 table.counts.batch(&members, end);
+                table.counts.events += 1;
                 shard.recycle(members);
                 RUNNING.with_borrow_mut(|running| running.push(Reverse((end, device, batch))));
             }
             Output::Drop { .. } => table.counts.dropped += 1,
         }
     }
+}
+
+/// What a thread took after the warm-up.
+struct Took {
+    wall: Duration,
+    cpu: Duration,
+    allocations: Option<u64>,
 }
 
 /// Has `threads` threads post requests of all models for `length` of real time, after a warm-up, as fast as they are worked off, with the devices
@@ -83,81 +99,80 @@ pub fn run(workload: &Workload, threads: u32, shards: u32, length: Duration) -> 
     let tables = (0..shards as usize).map(|index| Table { index, ..Table::default() }).collect();
     let cluster = Cluster::new(posting, tables, Setup::new(workload.devices));
     let places: Vec<QueueHandle> = (0..workload.models).map(|_| cluster.add_model(workload.options.clone())).collect();
-    let (measuring, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
-    let measured = std::thread::scope(|scope| {
+    let took = std::thread::scope(|scope| {
         scope.spawn(|| cluster.ring_alarms());
-        let posting: Vec<_> = (0..threads as usize)
-            .map(|index| {
-                let (cluster, places, measuring, stopped) = (&cluster, &places, &measuring, &stopped);
-                scope.spawn(move || post(cluster, workload, places, index, measuring, stopped))
-            })
-            .collect();
-        let clock = cluster.handler().clock;
-        let counts = || (0..shards as usize).fold(Counts::default(), |sum, at| sum.plus(cluster.own_shard(at).counts));
-        clock.sleep_until(Time::ZERO + WARM_UP);
-        let (before, began, counter) = (counts(), clock.now(), Counter::start());
-        measuring.store(true, Ordering::Relaxed);
-        clock.sleep_until(began + length);
-        stopped.store(true, Ordering::Relaxed);
-        let (after, wall) = (counts(), clock.now().since(began));
-        let allocations = counter.map(Counter::stop);
-        let cpu = posting.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>();
+        let post = |index| Poster { cluster: &cluster, places: &places, index }.post(workload, length);
+        let posting: Vec<_> = (0..threads as usize).map(|index| scope.spawn(move || post(index))).collect();
+        let took: Vec<_> = posting.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         cluster.stop_alarm();
-        let cpu: Option<Vec<Duration>> = cpu.into_iter().map(Result::ok).collect();
-        cpu.map(|cpu| {
-            (after.since(before), wall, cpu.into_iter().fold(Duration::ZERO, |sum, cpu| sum + cpu), allocations)
-        })
+        took
     });
-    let (counts, wall, cpu, allocations) = measured.ok_or_else(|| anyhow!("a thread that posts panicked: a defect"))?;
-    for shard in 0..shards as usize {
-        let shard_now = cluster.own_shard(shard);
-        let own = places.iter().filter(|place| place.shard() == shard);
-        shard_now.counts.check(own.map(|place| u64::from(shard_now.queued(place.model))).sum())?;
+    let (mut wall, mut cpu, mut allocations) = (Duration::ZERO, Duration::ZERO, None);
+    for took in took {
+        let took = took.map_err(|_| anyhow!("a thread that posts panicked: a defect"))?;
+        (wall, cpu, allocations) = (wall.max(took.wall), cpu + took.cpu, allocations.or(took.allocations));
+    }
+    let mut counts = Counts::default();
+    for index in 0..shards as usize {
+        let shard = cluster.own_shard(index);
+        let own = places.iter().filter(|place| place.shard() == index);
+        shard.counts.check(own.map(|place| u64::from(shard.queued(place.model))).sum())?;
+        counts = counts.plus(shard.counts.since(shard.before.unwrap_or(shard.counts)));
     }
     let offered = Workload { rate: counts.requests as f64 / wall.as_secs_f64(), ..workload.clone() };
     measurement(&offered, threads, counts, wall, cpu, allocations)
 }
 
-/// The life of a thread that posts; the CPU time that it took after the warm-up.
-fn post(
-    cluster: &Cluster<Posting>,
-    workload: &Workload,
-    places: &[QueueHandle],
+/// A thread that posts.
+struct Poster<'a> {
+    cluster: &'a Cluster<Posting>,
+    places: &'a [QueueHandle],
     index: usize,
-    measuring: &AtomicBool,
-    stopped: &AtomicBool,
-) -> Duration {
-    let bench = cluster.handler();
-    let own = Workload { rate: 1.0, seed: workload.seed + index as u64, ..workload.clone() };
-    let mut requests = own.requests();
-    let mut before = None;
-    let sum = |counters: &[AtomicU64]| counters.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
-    while !stopped.load(Ordering::Relaxed) {
-        let now = bench.clock.now();
-        if before.is_none() && measuring.load(Ordering::Relaxed) {
-            before = Some(thread_cpu());
+}
+
+impl Poster<'_> {
+    /// Its life. It watches the clock itself, so that it needs no other thread to end.
+    fn post(self, workload: &Workload, length: Duration) -> Took {
+        let Posting { clock, handled, posted } = self.cluster.handler();
+        let own = Workload { rate: 1.0, seed: workload.seed + self.index as u64, ..workload.clone() };
+        let mut requests = own.requests();
+        let mut began: Option<(Time, Duration, Option<Counter>)> = None;
+        let mut wait = Wait::default();
+        let sum = |counters: &[AtomicU64]| counters.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+        loop {
+            let now = clock.now();
+            self.complete(now);
+            match &began {
+                None if now >= Time::ZERO + WARM_UP => {
+                    began = Some((now, thread_cpu(), (self.index == 0).then(Counter::start).flatten()));
+                }
+                Some((at, ..)) if now >= *at + length => break,
+                _ => {}
+            }
+            if sum(posted).saturating_sub(sum(handled)) > MOST_AHEAD {
+                wait.once();
+                continue;
+            }
+            wait = Wait::default();
+            for _ in 0..BURST {
+                let (_, request) = requests.draw();
+                let (place, deadline) = (self.places[request.model.0 as usize], now + SLO);
+                let id = RequestId(deadline.as_nanos());
+                self.cluster.post(place, Request { id, model: place.model, deadline, ..request });
+            }
+            posted[self.index].fetch_add(BURST, Ordering::Relaxed);
         }
-        // What completes may dispatch to another device, so that the heap is not held meanwhile.
-        let next = || {
-            RUNNING.with_borrow_mut(|running| {
-                running.peek_mut().filter(|top| top.0.0 <= now).map(std::collections::binary_heap::PeekMut::pop)
-            })
-        };
-        while let Some(Reverse((_, device, batch))) = next() {
-            cluster.complete(device, batch);
-        }
-        if sum(&bench.posted).saturating_sub(sum(&bench.handled)) > MOST_AHEAD {
-            std::hint::spin_loop();
-            continue;
-        }
-        for _ in 0..BURST {
-            let (_, request) = requests.draw();
-            let deadline = now + SLO;
-            let request = Request { deadline, id: downbeat_core::RequestId(deadline.as_nanos()), ..request };
-            let place = places[request.model.0 as usize];
-            cluster.post(place, Request { model: place.model, ..request });
-        }
-        bench.posted[index].fetch_add(BURST, Ordering::Relaxed);
+        let (at, cpu, counter) = began.unwrap_or_else(|| (clock.now(), thread_cpu(), None));
+        let allocations = counter.map(Counter::stop);
+        Took { wall: clock.now().since(at), cpu: thread_cpu().saturating_sub(cpu), allocations }
     }
-    thread_cpu().saturating_sub(before.unwrap_or_else(thread_cpu))
+
+    /// Ends what runs on this thread's devices until `now`. Each may leave with another batch, so that the heap is not held meanwhile.
+    fn complete(&self, now: Time) {
+        let due = |top: &PeekMut<'_, Reverse<(Time, DeviceId, BatchId)>>| top.0.0 <= now;
+        let next = || RUNNING.with_borrow_mut(|running| running.peek_mut().filter(due).map(PeekMut::pop));
+        while let Some(Reverse((_, device, batch))) = next() {
+            self.cluster.complete(device, batch);
+        }
+    }
 }

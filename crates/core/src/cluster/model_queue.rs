@@ -86,6 +86,10 @@ impl ModelQueue {
     }
 
     /// The profile on the fastest kind of device.
+    #[expect(
+        clippy::misnamed_getters,
+        reason = "that which is planned with, a margin above it, is nobody else's business"
+    )]
     pub fn profile(&self) -> &LatencyProfile {
         &self.batcher.kinds.fastest().measured
     }

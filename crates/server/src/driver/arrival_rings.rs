@@ -94,6 +94,11 @@ impl ArrivalFeed {
         self.lost
     }
 
+    /// The time that was left out, all together.
+    pub fn skipped(&self) -> Duration {
+        self.skipped
+    }
+
     /// Has the rings take what comes, or not.
     pub fn set_open(&mut self, rings: &ArrivalRings, open: bool, now: impl Fn() -> Time) {
         if rings.open.swap(open, Ordering::Relaxed) != open {
@@ -187,6 +192,7 @@ mod tests {
         assert_eq!(feed.lost(), 8, "four in the ring, two beyond, two of the other shard");
         push(&rings, 0, [21]);
         push(&rings, 1, [22]);
+        assert_eq!(feed.skipped(), Duration::from_millis(10));
         assert_eq!(take(&mut feed, &rings, 30), [11, 12], "the window of 10 ms that was left out took no time");
         assert_eq!(feed.lost(), 8);
     }

@@ -235,17 +235,19 @@ impl Rehearser {
         metrics: &RehearsalMetrics,
     ) {
         let adaptive = self.told.lock().queues.values().any(|queue| queue.adaptive);
+        let (lost, skipped) = (feed.lost(), feed.skipped());
         feed.set_open(&self.arrivals, adaptive, &now);
-        let before = feed.lost();
         for event in feed.take(&self.arrivals, &now) {
             match event {
                 Event::Came(arrival) => rehearsal.arrival(arrival),
                 Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
             }
         }
-        let lost = feed.lost() - before;
-        if lost > 0 {
+        if feed.skipped() > skipped {
             rehearsal.missed_answers();
+        }
+        let lost = feed.lost() - lost;
+        if lost > 0 {
             metrics.arrivals_lost.inc_by(lost);
             self.told.lock().lost += lost;
         }

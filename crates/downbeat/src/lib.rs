@@ -29,6 +29,7 @@ mod run_output;
 mod serve_flags;
 mod share_report;
 mod simulate;
+mod simulate_auto;
 mod simulate_device;
 mod simulate_random;
 mod slice_command;

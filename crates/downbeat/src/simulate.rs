@@ -13,6 +13,7 @@ use downbeat_sim::world::WorldFile;
 use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, profiles};
 
 use crate::run_output::RunOutput;
+use crate::simulate_auto::{self, AutoArgs};
 use crate::simulate_device::{self, DeviceArgs, FigureArgs};
 use crate::simulate_random::{self, RandomArgs};
 
@@ -64,6 +65,7 @@ enum SimulateCommand {
     Figure(FigureArgs),
     World(WorldArgs),
     Random(RandomArgs),
+    Auto(AutoArgs),
 }
 
 /// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
@@ -208,6 +210,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
         (Some(SimulateCommand::World(args)), _) => world(&args),
         (Some(SimulateCommand::Random(args)), _) => simulate_random::run(&args),
+        (Some(SimulateCommand::Auto(args)), _) => simulate_auto::run(&args),
         (None, Some(file)) => {
             let overrides = Overrides {
                 seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
@@ -220,7 +223,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
             show(&Experiment::read(&file, &overrides)?, &run)
         }
         (None, None) => {
-            bail!("give an experiment file, or one of the subcommands capacity, device, figure, world and random")
+            bail!("give an experiment file, or one of the subcommands capacity, device, figure, world, random and auto")
         }
     }
 }

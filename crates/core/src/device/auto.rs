@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::segment_profile::SegmentProfile;
-use super::table::{PolicyName, PolicyOptions};
-use super::windowed::WindowedOptions;
+use super::table::PolicyName;
 use crate::time::Duration;
 
 /// A policy has to be predicted to answer more than this part more than `exclusive` to be chosen, and to be worse by more than this part to have lost.
@@ -57,6 +56,21 @@ impl Overlap {
         let below = after.checked_sub(1).and_then(|index| self.0.get(index));
         let below = below.filter(|_| above.is_none_or(|point| point.batch > rows));
         above.into_iter().chain(below).map(OverlapPoint::factor).reduce(f64::min).unwrap_or(1.0)
+    }
+
+    /// The share of the device that a launch of `rows` keeps busy: so much that two of them do [`Self::factor`] of what one does. Between two sizes that
+    /// were measured, on the line through them.
+    pub fn demand(&self, rows: u32) -> f64 {
+        let demand = |point: &OverlapPoint| 1.0 / point.factor().max(f64::MIN_POSITIVE);
+        let after = self.0.partition_point(|point| point.batch < rows);
+        match (after.checked_sub(1).and_then(|below| self.0.get(below)), self.0.get(after)) {
+            (Some(below), Some(above)) => {
+                let share = f64::from(rows - below.batch) / f64::from(above.batch - below.batch);
+                demand(below) + (demand(above) - demand(below)) * share
+            }
+            (None, Some(point)) | (Some(point), None) => demand(point),
+            (None, None) => 1.0,
+        }
     }
 
     /// What was measured, by batch size.
@@ -227,7 +241,7 @@ impl AutoInputs {
             let together = if self.stages_at_once > 1 { overlap.factor(max_batch) } else { 1.0 };
             (PolicyName::STAGED, self.staged(max_batch).rate(self, together))
         });
-        let all = [(PolicyName::EXCLUSIVE, exclusive), (PolicyName(WindowedOptions::ENTRY), windowed)];
+        let all = [(PolicyName::EXCLUSIVE, exclusive), (PolicyName::WINDOWED, windowed)];
         let all = all.into_iter().chain(elastic).chain(staged);
         let gain = |rate: f64| if exclusive > 0.0 { rate / exclusive } else { 1.0 };
         all.map(|(policy, rate)| Prediction { policy, items_per_second: rate, gain: gain(rate) }).collect()

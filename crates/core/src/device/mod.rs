@@ -19,7 +19,7 @@
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
 //!
-//! [`AutoInputs`] chooses between them for a model by what is measured, and an [`AutoGuard`] watches what was chosen.
+//! [`AutoInputs`] chooses between them for a model by what is measured, a [`DeviceRehearsal`] by what came since, and an [`AutoGuard`] watches what was chosen.
 //!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
@@ -34,6 +34,7 @@ mod launch;
 mod mix;
 mod note;
 mod policy;
+mod rehearsal;
 mod request;
 mod request_pool;
 mod resident;
@@ -55,6 +56,7 @@ pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, Segm
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
 pub use policy::DevicePolicy;
+pub use rehearsal::{Candidate, DeviceDecision, DeviceRehearsal, RehearsedModel, Replayable, TriedPolicy};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
 pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};

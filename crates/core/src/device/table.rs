@@ -83,6 +83,9 @@ impl PolicyName {
     /// The policy that every model can have: the scheduler makes its batches.
     pub const EXCLUSIVE: PolicyName = PolicyName(GrantedOptions::ENTRY);
 
+    /// One batch after another.
+    pub const WINDOWED: PolicyName = PolicyName(WindowedOptions::ENTRY);
+
     /// E²bird's.
     pub const ELASTIC: PolicyName = PolicyName(ElasticOptions::ENTRY);
 

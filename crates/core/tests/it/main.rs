@@ -6,6 +6,7 @@ mod auto;
 mod device_journal;
 mod device_models;
 mod device_random;
+mod device_rehearsal;
 mod device_scenario;
 mod device_scheduler;
 mod device_world;

@@ -189,6 +189,17 @@ fn where_there_is_no_capacity_it_is_said_why() {
 }
 
 #[test]
+fn auto_on_random_workloads() {
+    let output = run(&["simulate", "auto", "--seed=1", "--only=4", "--span=6", "--warm-up=1", "--quiet"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.starts_with("workload 4: 1 models on 1 devices of 32 units"), "{text}");
+    assert!(text.contains("| exclusive ") && text.contains("| auto, rehearsed "), "{text}");
+    let output = run(&["simulate", "auto", "--span=6", "--warm-up=6"]);
+    assert!(!output.status.success() && stderr(&output).contains("--warm-up is 6"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_policy_on_random_workloads() {
     let quick = [
         "simulate",

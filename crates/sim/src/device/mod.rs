@@ -36,6 +36,8 @@
 //! The column of DVABatch has no published latency of a model to be fitted to; only figure 5's shape.
 
 mod architecture;
+mod auto_measured;
+mod auto_run;
 mod bert;
 mod calibration;
 mod contended;
@@ -49,12 +51,15 @@ mod model;
 mod operator;
 mod platform;
 mod policy;
+mod random;
 mod report;
 mod search;
 mod simulation;
 mod workload;
 
 pub use architecture::Architecture;
+pub use auto_measured::MeasuredForAuto;
+pub use auto_run::{AutoOutcome, AutoRun, Played};
 pub use calibration::{CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
 pub use failure::DeviceFailure;
@@ -66,6 +71,7 @@ pub use model::EmulatedModel;
 pub use operator::Operator;
 pub use platform::Platform;
 pub use policy::{DevicePolicyName, Diversity, Tuning};
+pub use random::{RandomDeviceWorkload, RandomModel};
 pub use report::{DeviceReport, Span};
 pub use search::{
     MeasuredMix, Peak, TOLERATED_LATE, TRIED_STAGES, Tried, best_mixes, measure_mix, measure_mixes, peak, tune_stages,

@@ -95,6 +95,11 @@ pub(crate) trait Outside {
 
     fn noted(&mut self, _device: usize, _: &Note) {}
 
+    /// Something that is to happen now, beside what was said before the run.
+    fn change(&mut self, _now: Time) -> Option<Fault> {
+        None
+    }
+
     /// Whether to end the run, whatever is left.
     fn is_over(&mut self, _now: Time) -> bool {
         false
@@ -280,6 +285,10 @@ impl<'c> World<'c> {
                 }
             }
             self.decide(outside);
+            while let Some(fault) = outside.change(now) {
+                self.go_wrong(fault, outside);
+                self.decide(outside);
+            }
             if outside.is_over(now) {
                 return false;
             }

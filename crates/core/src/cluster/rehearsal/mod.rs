@@ -8,12 +8,12 @@ mod score;
 mod trial;
 
 use closed_loop::ClosedLoop;
-use noise::ExecutionNoise;
+pub(crate) use noise::{ExecutionNoise, Random};
 pub use past::Arrival;
-use past::Past;
+pub(crate) use past::Past;
 use replay::Stage;
 pub use score::Ground;
-pub(in crate::cluster) use score::RATES;
+pub(crate) use score::{RATES, Score, Tally};
 use trial::Trial;
 pub use trial::{Decision, Tried};
 

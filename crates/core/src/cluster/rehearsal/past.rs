@@ -22,7 +22,7 @@ pub struct Arrival {
 
 /// The arrivals of the last seconds, in order of time.
 #[derive(Debug)]
-pub(super) struct Past {
+pub(crate) struct Past {
     arrivals: VecDeque<Arrival>,
     /// At most so many are kept.
     most: usize,

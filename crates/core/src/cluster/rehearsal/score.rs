@@ -6,11 +6,11 @@ use crate::ids::ModelId;
 use crate::time::Duration;
 
 /// Rates that all is tried at, percent of what it was.
-pub(in crate::cluster) const RATES: [u64; 3] = [100, 110, 125];
+pub(crate) const RATES: [u64; 3] = [100, 110, 125];
 
 /// What came of a replay.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     /// By model.
     models: Vec<Count>,
     /// Device time that batches took.
@@ -115,7 +115,7 @@ impl Tally {
 
 /// What came of some behaviours, by the rate that they were tried at: as it was, and higher.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Score(pub Vec<Tally>);
+pub(crate) struct Score(pub Vec<Tally>);
 
 /// What tells two behaviours apart, the first thing that does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

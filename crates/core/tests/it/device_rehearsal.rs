@@ -1,0 +1,179 @@
+//! The rehearsal of device policies: what it may try, what it finds, and that nothing but its inputs decides.
+
+use downbeat_core::cluster::{Arrival, DispatchPolicy, DropPolicy, ModelOptions};
+use downbeat_core::device::{
+    Candidate, DeviceDecision, DeviceRehearsal, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName,
+    RehearsedModel, SegmentProfile, WrittenSettings,
+};
+use downbeat_core::{Duration, LatencyProfile, ModelId, Time};
+
+const MODEL: ModelId = ModelId(0);
+
+fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+/// Two lanes that together do so many percent of what one does, whatever their batches.
+fn overlap(percent: u64) -> Overlap {
+    let point = |batch| OverlapPoint { batch, alone: us(percent), together: us(200) };
+    Overlap::new(vec![point(1), point(8)])
+}
+
+/// A model that takes 1 ms an item and 4 ms a batch, of at most 8.
+fn model(overlap: Option<Overlap>) -> RehearsedModel {
+    let profile = LatencyProfile::linear(us(1_000), us(4_000), 8).unwrap();
+    let adaptive = DispatchPolicy::Adaptive { consolidate: false };
+    RehearsedModel {
+        options: ModelOptions::new(profile.clone(), adaptive, DropPolicy::Adaptive),
+        model: PolicyModel {
+            partition: PartitionId::default(),
+            profile: SegmentProfile::whole(&profile),
+            max_batch: 8,
+            padded: false,
+            queue_delay: Duration::ZERO,
+            drop: true,
+            queue_bound: 1 << 20,
+            ring_slots: 0,
+            cores: None,
+        },
+        overlap,
+        cuts: Vec::new(),
+        launch: us(10),
+        written: WrittenSettings::new(),
+    }
+}
+
+fn names(model: &RehearsedModel) -> Vec<String> {
+    model.candidates().iter().map(|one| one.candidate.to_string()).collect()
+}
+
+/// A rehearsal of a model, of which `count` requests came, `gap_us` apart.
+fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
+    let mut rehearsal = DeviceRehearsal::new(1);
+    rehearsal.set_model(MODEL, Some(model));
+    for number in 0..count {
+        // Of four one comes early.
+        let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
+        let at = Time::ZERO + us(number * gap_us - early);
+        rehearsal.arrival(Arrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
+    }
+    rehearsal
+}
+
+/// A thousand requests ended, of which such a share was bad, after so many seconds.
+fn end(rehearsal: &mut DeviceRehearsal, bad: f64, delay: f64) {
+    for number in 0..1_000 {
+        rehearsal.ended(Some(Duration::from_secs_f64(delay)), f64::from(number) >= bad * 1_000.0);
+    }
+}
+
+fn trial(rehearsal: &mut DeviceRehearsal) -> DeviceDecision {
+    rehearsal.step(u64::MAX);
+    rehearsal.poll_decision().expect("enough has come for a trial")
+}
+
+/// What a trial finds where requests fare as the replay of what the model has says, and that it changes nothing where they do not.
+fn decision(make: impl Fn() -> DeviceRehearsal) -> DeviceDecision {
+    let mut other = make();
+    end(&mut other, 0.5, 3.0);
+    let other = trial(&mut other);
+    assert!(!other.faithful && !other.changed && other.best == other.tried[0].candidate, "{other:?}");
+    let mut same = make();
+    end(&mut same, other.tried[0].bad[0].1, other.tried[0].delay);
+    let found = trial(&mut same);
+    assert!(found.faithful && found.tried == other.tried, "{found:?}");
+    found
+}
+
+#[test]
+fn only_what_was_measured_is_a_candidate() {
+    let mut model = model(None);
+    let known = |names: &[String], policy: &str| names.iter().any(|name| name.starts_with(policy));
+    let plain = names(&model);
+    assert_eq!(plain[0], "exclusive");
+    assert!(known(&plain, "windowed") && !known(&plain, "elastic") && !known(&plain, "staged"), "{plain:?}");
+    let profile = LatencyProfile::linear(us(1_000), us(4_000), 8).unwrap();
+    model.cuts = vec![SegmentProfile::even(&profile, 2)];
+    assert_eq!(names(&model), plain, "stages run side by side, too, which was not measured");
+    model.overlap = Some(overlap(90));
+    let slower = names(&model);
+    assert!(known(&slower, "staged (stages = 2)") && !known(&slower, "elastic"), "{slower:?}");
+    model.overlap = Some(overlap(140));
+    let all = names(&model);
+    assert!(known(&all, "elastic") && !known(&all, "staged (stages = 4)"), "{all:?}");
+    // Nobody knows what lanes take that hold less than a request may have.
+    model.model.max_batch = 7;
+    assert!(!known(&names(&model), "elastic"));
+}
+
+#[test]
+fn what_was_said_about_a_policy_holds() {
+    let mut model = model(Some(overlap(140)));
+    model.written = WrittenSettings::from([("window_ms".to_owned(), 2.into()), ("mixes".to_owned(), "naive".into())]);
+    let found = names(&model);
+    assert_eq!(found, ["exclusive", "windowed", "elastic"], "{found:?}");
+}
+
+/// 900 requests a second are more than one batch after another answers (8 of 12 ms: 667), and less than two lanes that do not disturb each other.
+#[test]
+fn lanes_side_by_side_are_found_where_they_gain_and_only_there() {
+    let found = decision(|| fed(model(Some(overlap(200))), 1_100, 8_000));
+    assert!(found.changed && found.best.policy == PolicyName::ELASTIC, "{found:?}");
+    let of = |found: &DeviceDecision, best: &Candidate| {
+        found.tried.iter().find(|tried| tried.candidate == *best).unwrap().bad[0].1
+    };
+    assert!(of(&found, &found.best) < 0.01 && of(&found, &Candidate::exclusive()) > 0.2, "{found:?}");
+    let taking_turns = decision(|| fed(model(Some(overlap(100))), 1_100, 8_000));
+    assert!(taking_turns.best.policy != PolicyName::ELASTIC, "{taking_turns:?}");
+}
+
+/// Where there is next to nothing to do all policies are one, but for those that wait.
+#[test]
+fn sparse_requests_change_nothing() {
+    let found = decision(|| fed(model(Some(overlap(200))), 40_000, 600));
+    assert!(!found.changed && found.best == Candidate::exclusive(), "{found:?}");
+    let waits = |tried: &&downbeat_core::device::TriedPolicy| tried.delay > found.tried[0].delay * 1.1;
+    assert!(found.tried.iter().filter(waits).count() < found.tried.len() - 1, "{found:?}");
+}
+
+#[test]
+fn from_where_it_stands_it_goes_back() {
+    let model = model(Some(overlap(200)));
+    let mut all = model.candidates().into_iter().map(|one| one.candidate);
+    let slowest = all.rfind(|one| one.policy == PolicyName::WINDOWED).unwrap();
+    let found = decision(|| {
+        let mut rehearsal = fed(model.clone(), 20_000, 1_000);
+        rehearsal.set_current(MODEL, &slowest);
+        rehearsal
+    });
+    assert!(found.tried[0].candidate == slowest && found.changed, "{found:?}");
+}
+
+#[test]
+fn nothing_is_tried_before_anything_has_come_and_again_only_after_more_has() {
+    let mut rehearsal = fed(model(None), 10_000, 500);
+    assert_eq!(rehearsal.step(u64::MAX), 0);
+    let mut rehearsal = fed(model(None), 2_500, 2_000);
+    assert_eq!(rehearsal.step(u64::MAX), 0, "nobody knows yet how they fare");
+    end(&mut rehearsal, 0.0, 0.006);
+    assert!(rehearsal.step(u64::MAX) > 2_000);
+    assert!(rehearsal.poll_decision().is_some() && rehearsal.poll_decision().is_none());
+    assert_eq!(rehearsal.step(u64::MAX), 0);
+}
+
+/// What it is lent, in which parts, changes nothing.
+#[test]
+fn a_trial_follows_from_what_came_alone() {
+    let mut whole = fed(model(Some(overlap(150))), 1_500, 3_000);
+    let mut parts = fed(model(Some(overlap(150))), 1_500, 3_000);
+    for rehearsal in [&mut whole, &mut parts] {
+        [0.95, 1.0, 1.02, 1.1].into_iter().for_each(|share| rehearsal.ran(MODEL, share));
+        end(rehearsal, 0.0, 0.01);
+    }
+    let expected = trial(&mut whole);
+    let found = std::iter::repeat_with(|| {
+        parts.step(37);
+        parts.poll_decision()
+    });
+    assert_eq!(found.take(1 << 20).flatten().next(), Some(expected));
+}

@@ -1,7 +1,7 @@
 //! The production scheduler with its rehearsal.
 
 use downbeat_core::cluster::{
-    Arrival, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, Reject, Request, Scheduler,
+    DispatchPolicy, ModelOptions, NetworkBudget, PastArrival, Rehearsal, Reject, Request, Scheduler,
 };
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
@@ -98,7 +98,7 @@ impl Cluster for Rehearsed {
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {
         let Request { model, deadline, size, level, .. } = request;
         let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
-        self.rehearsal.arrival(Arrival { at: now, budget, model, size, level });
+        self.rehearsal.arrival(PastArrival { at: now, budget, model, size, level });
         self.rehearse(now);
         Cluster::handle_request(&mut self.scheduler, now, request)
     }

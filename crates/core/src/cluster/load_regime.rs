@@ -19,7 +19,7 @@ const PATIENT_BURSTS: f64 = 0.06;
 /// Above this share the devices cannot do the work in batches of any size.
 const FLOODED: f64 = 1.1;
 /// The share of the staggered batch that drops aim at in an impatient pool, at most, percent.
-const IMPATIENT_SIZE: u8 = 75;
+pub(super) const IMPATIENT_SIZE: u8 = 75;
 
 /// How the models under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`] behave at the load of the moment: all of
 /// them alike.

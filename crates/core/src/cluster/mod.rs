@@ -59,7 +59,7 @@ pub use network::NetworkBudget;
 pub use output::{Departure, DropReason, Dropped, Output, Reject};
 pub use rate_meter::RateMeter;
 pub use reason::{DispatchReason, DropDetail, StartBound};
-pub use rehearsal::{Arrival, Decision as RehearsalDecision, Ground, Rehearsal, Tried};
+pub use rehearsal::{Decision as RehearsalDecision, Ground, PastArrival, Rehearsal, Tried};
 pub(crate) use rehearsal::{ExecutionNoise, Past, RATES, Random, Score, Tally};
 pub use request::{PriorityLevel, Request, TimeoutAction};
 pub use request_queue::Ticket;

@@ -1,6 +1,6 @@
 //! The rehearsal of device policies: what it may try, what it finds, and that nothing but its inputs decides.
 
-use downbeat_core::cluster::{Arrival, DispatchPolicy, DropPolicy, ModelOptions};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PastArrival};
 use downbeat_core::device::{
     Candidate, DeviceDecision, DeviceRehearsal, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName,
     RehearsedModel, SegmentProfile, WrittenSettings,
@@ -55,7 +55,7 @@ fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
         // Of four one comes early.
         let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
         let at = Time::ZERO + us(number * gap_us - early);
-        rehearsal.arrival(Arrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
+        rehearsal.arrival(PastArrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
     }
     rehearsal
 }

@@ -31,7 +31,7 @@ fn feed(rehearsal: &mut Rehearsal, models: u32, slo: Duration, gap_us: u64, coun
         let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
         let at = Time::ZERO + Duration::from_micros(number * gap_us - early);
         let model = ModelId((number % u64::from(models)) as u32);
-        rehearsal.arrival(Arrival { at, budget: slo, model, size: 1, level: 0 });
+        rehearsal.arrival(PastArrival { at, budget: slo, model, size: 1, level: 0 });
     }
 }
 
@@ -57,7 +57,36 @@ fn a_model_that_fills_its_devices_waits_for_its_window() {
     assert!(of_eager.is_some_and(|(_, more)| more > 0.5), "who has left is told, too: {decision:?}");
     assert!(matches!(decision.why, Some(Ground::WorstModel { .. })), "{decision:?}");
     let parts: Vec<u32> = decision.tried.iter().map(|tried| tried.parts).collect();
-    assert!(parts.is_sorted_by(|a, b| a >= b) && parts[0] == 4 && parts.last() == Some(&1), "{parts:?}");
+    assert!(
+        parts.is_sorted_by(|a, b| a >= b) && parts[0] == 4 && parts.last().is_some_and(|least| *least <= 1),
+        "{parts:?}"
+    );
+}
+
+/// Bursts of 20 on 12 devices, of a model that gains nothing by batching and takes 5% more or less: of the 8 that do not find a device at once, two would
+/// just fit in a batch that is late every other time. Devices are there for each alone, or for a batch with a margin.
+#[test]
+fn what_varies_is_planned_with_a_margin_or_in_small_batches() {
+    let mut rehearsal = rehearsal(false, 1, &options(7_000, 280), 12);
+    for number in 0..200 {
+        rehearsal.execution(ModelId(0), if number % 2 == 0 { 1.05 } else { 0.95 });
+    }
+    for number in 0..3_000 {
+        let at = Time::ZERO + ms(40 * (number / 20));
+        rehearsal.arrival(PastArrival {
+            at,
+            budget: Duration::from_micros(21_600),
+            model: ModelId(0),
+            size: 1,
+            level: 0,
+        });
+    }
+    let decision = decision(&mut rehearsal);
+    let found = decision.behaviours[0].expect("something better than the rule");
+    assert!(found.limit > 0 || found.margin > 0, "{found:?}");
+    let bad = |tried: Option<&Tried>| tried.expect("both stay to the end").bad[0].1;
+    let of_found = bad(decision.tried.iter().find(|tried| tried.behaviours == decision.behaviours));
+    assert!(of_found == 0.0 && bad(decision.tried.first()) > 0.05, "{decision:?}");
 }
 
 /// Devices are idle: nobody waits, unless few of them should be busy.
@@ -111,7 +140,7 @@ proptest! {
             for (gap_us, model, budget_us, size) in &arrivals {
                 at += Duration::from_micros(*gap_us);
                 let budget = budget_us.map_or(Duration::MAX, Duration::from_micros);
-                rehearsal.arrival(Arrival { at, budget, model: ModelId(*model), size: *size, level: 0 });
+                rehearsal.arrival(PastArrival { at, budget, model: ModelId(*model), size: *size, level: 0 });
             }
             let mut all = 0;
             loop {
@@ -173,7 +202,7 @@ fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
             let request =
                 Request { id: RequestId(id), model, deadline: now + slo, queue_expiry: Time::MAX, level: 0, size: 1 };
             scheduler.handle_request(now, request).unwrap();
-            rehearsal.arrival(Arrival { at: now, budget: slo, model, size: 1, level: 0 });
+            rehearsal.arrival(PastArrival { at: now, budget: slo, model, size: 1, level: 0 });
         } else {
             scheduler.handle_timeout(now);
         }

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
-use downbeat_core::cluster::Arrival;
+use downbeat_core::cluster::PastArrival;
 use downbeat_core::{Duration, ModelId, Time};
 
 /// Something that the rehearsal hears of.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    Came(Arrival),
+    Came(PastArrival),
     /// Requests of a queue were answered, or lost: rejected or dropped.
     Answered {
         at: Time,
@@ -22,7 +22,7 @@ pub enum Event {
 impl Event {
     fn at(&mut self) -> &mut Time {
         match self {
-            Event::Came(Arrival { at, .. }) | Event::Answered { at, .. } => at,
+            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } => at,
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
 
     fn push(rings: &ArrivalRings, shard: usize, times: impl IntoIterator<Item = u64>) {
         for at in times {
-            let arrival = Arrival { at: ms(at), budget: Duration::MAX, model: ModelId(0), size: 1, level: 0 };
+            let arrival = PastArrival { at: ms(at), budget: Duration::MAX, model: ModelId(0), size: 1, level: 0 };
             rings.push(shard, Event::Came(arrival));
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::journal::TrialRecord;
 use downbeat_core::cluster::{
-    Arrival, Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Rehearsal, RehearsalDecision,
+    Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, PastArrival, Rehearsal, RehearsalDecision,
 };
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, QueueHandle};
@@ -96,7 +96,7 @@ impl Rehearser {
     }
 
     /// A request came to a shard.
-    pub fn arrived(&self, shard: usize, arrival: Arrival) {
+    pub fn arrived(&self, shard: usize, arrival: PastArrival) {
         self.arrivals.push(shard, Event::Came(arrival));
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use downbeat_core::cluster::journal::Journal;
-use downbeat_core::cluster::{Arrival, Output, Reject, Request, Shard, Ticket};
+use downbeat_core::cluster::{Output, PastArrival, Reject, Request, Shard, Ticket};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment, QueueHandle};
 
@@ -101,11 +101,11 @@ impl DevicePool {
 }
 
 /// A request as the rehearsal knows it.
-fn arrival(now: Time, queued: &QueuedCall) -> Arrival {
+fn arrival(now: Time, queued: &QueuedCall) -> PastArrival {
     let deadline = queued.call.deadline;
     let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
     let (model, size) = (queued.queue.place.model, queued.call.admitted.rows);
-    Arrival { at: now, budget, model, size, level: queued.level }
+    PastArrival { at: now, budget, model, size, level: queued.level }
 }
 
 impl WaitingTable {

@@ -713,7 +713,7 @@ async fn what_adaptive_models_do_is_rehearsed() {
     let candidates = said["last_trial"]["candidates"].as_array().unwrap();
     assert_eq!(candidates.iter().filter(|candidate| candidate["taken"] == true).count(), 1, "{said}");
     for candidate in candidates {
-        assert_eq!(candidate["bad"].as_array().unwrap().len(), 3, "{said}");
+        assert!((1..=3).contains(&candidate["bad"].as_array().unwrap().len()), "{said}");
         assert_eq!(candidate["behaviours"][0]["queues"], json!([queue]), "those that are adaptive: {said}");
     }
     let source = if said["changes"] == 0 { "start_rule" } else { "trial" };

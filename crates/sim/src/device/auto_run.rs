@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use downbeat_core::cluster::{Arrival, NetworkBudget};
+use downbeat_core::cluster::{NetworkBudget, PastArrival};
 use downbeat_core::device::{AutoGuard, Candidate, DeviceDecision, DeviceRehearsal, GuardEnd, GuardOptions, Layout};
 use downbeat_core::{DeviceKind, Duration, ModelId, RequestId, Time};
 
@@ -312,7 +312,7 @@ impl Outside for Watch<'_> {
         let ask = Ask { model: served.first + served.current, size: 1, length: 0, level: 0, deadline };
         if let Some(rehearsal) = &mut self.rehearsal {
             let (model, budget) = (ModelId(model as u32), served.slo);
-            rehearsal.arrival(Arrival { at: now, budget, model, size: 1, level: 0 });
+            rehearsal.arrival(PastArrival { at: now, budget, model, size: 1, level: 0 });
         }
         self.rehearse(now);
         ask

@@ -1,5 +1,6 @@
 //! The rehearsal: the scheduler tries behaviours on the last seconds.
 
+mod candidates;
 mod closed_loop;
 mod noise;
 mod past;
@@ -9,8 +10,8 @@ mod trial;
 
 use closed_loop::ClosedLoop;
 pub(crate) use noise::{ExecutionNoise, Random};
-pub use past::Arrival;
 pub(crate) use past::Past;
+pub use past::PastArrival;
 use replay::Stage;
 pub use score::Ground;
 pub(crate) use score::{RATES, Score, Tally};
@@ -40,8 +41,7 @@ const SHORTEST: Duration = Duration::from_millis(300);
 /// arrivals of the last seconds, under each of the behaviours that a model can have. The driver tells it what comes and what changes, lends it time
 /// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`]).
 ///
-/// **A trial** takes all that is remembered, in parts that double in length, the newest first. After each, the worse half of the
-/// candidates leaves. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
+/// **A trial** takes all that is remembered, in parts, the newest first. After each, all but the best of the candidates leave. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
 /// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise.
 #[derive(Debug)]
 pub struct Rehearsal {
@@ -127,7 +127,7 @@ impl Rehearsal {
     }
 
     /// A request came, accepted or not.
-    pub fn arrival(&mut self, arrival: Arrival) {
+    pub fn arrival(&mut self, arrival: PastArrival) {
         if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
             closed.arrived(arrival.at);
         }
@@ -156,7 +156,7 @@ impl Rehearsal {
             }
             let Some(trial) = &mut self.trial else { break };
             used += trial.step(events - used);
-            if let Some(decision) = trial.poll_decision(self.consolidate) {
+            if let Some(decision) = trial.poll_decision() {
                 self.trial = None;
                 self.decide(decision);
             }
@@ -194,13 +194,12 @@ impl Rehearsal {
         if all < FEWEST || self.past.span() < SHORTEST || unseen < FEWEST.max(all / share) {
             return false;
         }
-        let mut past = Vec::new();
-        self.past.copy(&mut past);
+        let past = self.past.seen();
         // Without a deadline there is nothing to wait for, and nothing is given up: all behaviours are one.
         if past.iter().all(|arrival| arrival.budget == Duration::MAX) {
             return false;
         }
-        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), &self.current)));
+        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), &self.current, self.consolidate)));
         true
     }
 }

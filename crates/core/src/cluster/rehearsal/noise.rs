@@ -4,6 +4,8 @@ use crate::time::Duration;
 
 /// Numbers that are remembered, at most.
 const MOST: usize = 128;
+/// A machine that stalls now and then cannot be planned with: more than this, in percent, is never kept free.
+const MOST_MARGIN: f64 = 50.0;
 
 /// The last numbers of some kind.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +52,15 @@ impl ExecutionNoise {
         }
     }
 
+    /// By how many percent executions have to be planned longer than the profile says so that this share of them (percent) takes no longer.
+    pub fn margin(&self, kept: u8) -> u8 {
+        let mut shares = self.0.numbers.clone();
+        shares.sort_unstable_by(f32::total_cmp);
+        let index = (shares.len() * usize::from(kept) / 100).min(shares.len().saturating_sub(1));
+        let above = shares.get(index).map_or(0.0, |share| f64::from(*share) - 1.0);
+        (100.0 * above).round().clamp(0.0, MOST_MARGIN) as u8
+    }
+
     /// What another takes, as one of them that is chosen by chance; what the profile says before there was any.
     pub fn took(&self, random: &mut Random, expected: Duration) -> Duration {
         match self.0.draw(random) {
@@ -88,6 +99,18 @@ mod tests {
         let drawn: Vec<u64> = (0..5_000).map(|_| noise.took(&mut random, second).as_nanos() / 1_000_000_000).collect();
         assert!(drawn.iter().all(|share| (872..1_000).contains(share)), "{drawn:?}");
         assert!((872..1_000).all(|share| drawn.contains(&share)), "each is as likely as another: {drawn:?}");
+    }
+
+    #[test]
+    fn margins_keep_so_many_of_the_executions() {
+        let mut noise = ExecutionNoise::default();
+        assert_eq!(noise.margin(98), 0, "nothing was measured");
+        (1..=100).for_each(|percent| noise.add(1.0 + f64::from(percent) / 1_000.0));
+        assert_eq!([0, 50, 84, 98, 100].map(|kept| noise.margin(kept)), [0, 5, 9, 10, 10]);
+        (0..MOST).for_each(|_| noise.add(0.9));
+        assert_eq!(noise.margin(98), 0, "they take less than the profile says");
+        (0..MOST).for_each(|_| noise.add(30.0));
+        assert_eq!(noise.margin(84), 50);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::time::{Duration, Time};
 
 /// A request that came, as far as a replay needs it. 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct PastArrival {
     /// When.
     pub at: Time,
     /// From then to its deadline; [`Duration::MAX`]: it has none.
@@ -23,13 +23,13 @@ pub struct Arrival {
 /// The arrivals of the last seconds, in order of time.
 #[derive(Debug)]
 pub(crate) struct Past {
-    arrivals: VecDeque<Arrival>,
+    arrivals: VecDeque<PastArrival>,
     /// At most so many are kept.
     most: usize,
     /// And so many at least, but for a span of more than that.
     fewest: usize,
     span: Duration,
-    /// Arrivals since the last [`Past::copy`].
+    /// Arrivals since the last [`Past::seen`].
     unseen: usize,
 }
 
@@ -39,9 +39,9 @@ impl Past {
     }
 
     /// One that comes earlier than the last is taken to have come with it.
-    pub fn push(&mut self, arrival: Arrival) {
+    pub fn push(&mut self, arrival: PastArrival) {
         let last = self.arrivals.back().map_or(Time::ZERO, |last| last.at);
-        let arrival = Arrival { at: arrival.at.max(last), ..arrival };
+        let arrival = PastArrival { at: arrival.at.max(last), ..arrival };
         while let Some(first) = self.arrivals.front()
             && (self.arrivals.len() >= self.most
                 || self.arrivals.len() >= self.fewest && arrival.at.since(first.at) > self.span)
@@ -57,18 +57,17 @@ impl Past {
         self.arrivals.retain(|arrival| arrival.model != model);
     }
 
-    /// Copies all of it to `into`; from now on [`Past::unseen`] counts from zero.
-    pub fn copy(&mut self, into: &mut Vec<Arrival>) {
-        into.clear();
-        into.extend(&self.arrivals);
+    /// All of it; from now on [`Past::unseen`] counts from zero.
+    pub fn seen(&mut self) -> Vec<PastArrival> {
         self.unseen = 0;
+        self.arrivals.iter().copied().collect()
     }
 
     pub fn len(&self) -> usize {
         self.arrivals.len()
     }
 
-    /// Arrivals since the last [`Past::copy`].
+    /// Arrivals since the last [`Past::seen`].
     pub fn unseen(&self) -> usize {
         self.unseen
     }

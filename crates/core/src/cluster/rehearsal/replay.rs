@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::closed_loop::ClosedLoop;
 use super::noise::{ExecutionNoise, Random};
-use super::past::Arrival;
+use super::past::PastArrival;
 use super::score::Tally;
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::indexed_heap::IndexedHeap;
@@ -92,7 +92,13 @@ struct Sent {
 
 impl Replay {
     /// Of the arrivals of `part` of the past, at `percent` of the rate they came at.
-    pub fn new(stage: &Stage, behaviours: &[Option<Behaviour>], past: &[Arrival], part: Part, percent: u64) -> Self {
+    pub fn new(
+        stage: &Stage,
+        behaviours: &[Option<Behaviour>],
+        past: &[PastArrival],
+        part: Part,
+        percent: u64,
+    ) -> Self {
         let Part { lead, counted, end } = part;
         let mut scheduler = Scheduler::new();
         scheduler.set_network(Time::ZERO, stage.network);
@@ -141,7 +147,7 @@ impl Replay {
     }
 
     /// Where clients wait for answers, as many requests as there are clients come as they did, and the others after those.
-    fn close_loops(&mut self, stage: &Stage, past: &[Arrival]) {
+    fn close_loops(&mut self, stage: &Stage, past: &[PastArrival]) {
         if stage.loops.iter().all(|closed| closed.clients().is_none()) {
             return;
         }
@@ -163,7 +169,7 @@ impl Replay {
     }
 
     /// On to the next arrival of clients that wait for nobody.
-    fn skip_closed(&mut self, past: &[Arrival]) {
+    fn skip_closed(&mut self, past: &[PastArrival]) {
         while self.next < self.end && self.is_closed(past[self.next].model) {
             self.next += 1;
         }
@@ -185,7 +191,7 @@ impl Replay {
     }
 
     /// Goes on for at most so many events; how many there were, and whether it is through.
-    pub fn step(&mut self, stage: &Stage, past: &[Arrival], events: u64) -> (u64, bool) {
+    pub fn step(&mut self, stage: &Stage, past: &[PastArrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
             let open = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
@@ -218,7 +224,7 @@ impl Replay {
     }
 
     /// The next arrival: of clients that wait for nobody, or (not `open`) of those that do.
-    fn take_arrival(&mut self, past: &[Arrival], open: bool) -> usize {
+    fn take_arrival(&mut self, past: &[PastArrival], open: bool) -> usize {
         if !open && let Some(Reverse((_, index))) = self.coming.pop() {
             self.came[index - self.lead] = self.now;
             return index;
@@ -230,17 +236,17 @@ impl Replay {
     }
 
     /// When a request came here.
-    fn came(&self, past: &[Arrival], index: usize) -> Time {
+    fn came(&self, past: &[PastArrival], index: usize) -> Time {
         if self.is_closed(past[index].model) { self.came[index - self.lead] } else { self.time_of(past, index) }
     }
 
     /// When an arrival comes here, if its client waits for nobody.
-    fn time_of(&self, past: &[Arrival], index: usize) -> Time {
+    fn time_of(&self, past: &[PastArrival], index: usize) -> Time {
         Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
     }
 
-    fn arrive(&mut self, stage: &Stage, past: &[Arrival], index: usize) {
-        let Arrival { budget, model, size, level, .. } = past[index];
+    fn arrive(&mut self, stage: &Stage, past: &[PastArrival], index: usize) {
+        let PastArrival { budget, model, size, level, .. } = past[index];
         let Some(id) = self.ids.get(model.0 as usize).copied().flatten() else { return };
         let deadline = if budget == Duration::MAX { Time::MAX } else { self.now + budget };
         let request =
@@ -256,7 +262,7 @@ impl Replay {
         }
     }
 
-    fn complete(&mut self, stage: &Stage, past: &[Arrival]) {
+    fn complete(&mut self, stage: &Stage, past: &[PastArrival]) {
         let Some((_, device)) = self.ends.pop() else { return };
         let emulated = &mut self.devices[device as usize];
         let Some(Sent { batch, members, start, .. }) = emulated.running.take() else { return };
@@ -266,7 +272,7 @@ impl Replay {
         self.tally.busy += self.now.since(start);
         for member in &members {
             let index = member.0 as usize;
-            let Arrival { budget, model, .. } = past[index];
+            let PastArrival { budget, model, .. } = past[index];
             if index >= self.counted {
                 let took = self.now.since(self.came(past, index)) + self.network.reply;
                 self.tally.done(model, took, budget);
@@ -277,7 +283,7 @@ impl Replay {
         self.scheduler.handle_completion(self.now, DeviceId(device), batch);
     }
 
-    fn decide(&mut self, stage: &Stage, past: &[Arrival]) {
+    fn decide(&mut self, stage: &Stage, past: &[PastArrival]) {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
                 Output::Drop { request, .. } => {

@@ -108,6 +108,16 @@ impl Tally {
         worst.unwrap_or(Estimate { share: 0.0, variance: 0.0 })
     }
 
+    /// The number of the model that fared worst; `None`: all went well.
+    fn worst_model(&self) -> Option<usize> {
+        let of = |count: &Count| {
+            let of = count.estimate();
+            of.share - of.variance.sqrt()
+        };
+        let lost = self.models.iter().enumerate().filter(|(_, count)| count.bad > 0);
+        lost.max_by(|(_, a), (_, b)| of(a).total_cmp(&of(b))).map(|(model, _)| model)
+    }
+
     fn all(&self) -> Estimate {
         self.models.iter().fold(Count::default(), |all, count| all.plus(*count)).estimate()
     }
@@ -175,11 +185,22 @@ impl Score {
         (gain.abs() > ALIKE).then_some((Ground::Delay, gain))
     }
 
+    /// The number of the model that fared worst at the lowest rate at which any was lost; `None`: all went well, or there is but one model.
+    pub fn worst_model(&self) -> Option<usize> {
+        let several = self.0.first().is_some_and(|tally| tally.models.len() > 1);
+        self.0.iter().find_map(Tally::worst_model).filter(|_| several)
+    }
+
     /// One number that says roughly how bad it was, for who goes on to the next round.
     pub fn badness(&self) -> f64 {
         let weights = [1.0, 0.3, 0.1];
         let level = |(tally, weight): (&Tally, f64)| weight * (tally.worst() + tally.bad_share());
         self.0.iter().zip(weights).map(level).sum()
+    }
+
+    /// What it cost where it was no worse: devices if few should be busy, or else the time to the answer.
+    pub fn cost(&self, consolidate: bool) -> f64 {
+        self.0.iter().map(|tally| if consolidate { tally.devices() } else { tally.delay() }).sum()
     }
 }
 

@@ -1,19 +1,20 @@
 //! Candidates on the same part of the past, of which the best stays.
 
-use super::closed_loop::ClosedLoop;
-use super::past::Arrival;
+use std::cmp::Reverse;
+
+use super::candidates::{self, Behaviours};
+use super::past::PastArrival;
 use super::replay::{Part, Replay, Stage};
 use super::score::{Ground, RATES, Score, Tally};
 use crate::cluster::behaviour::Behaviour;
-use crate::cluster::model_options::ModelOptions;
 use crate::time::Duration;
 
-/// How far a candidate waits, and what its drops aim at, in throughput and size (percent): what a pool of models may do. Of what fares alike the first
-/// stays: head drop, which tips over just above its capacity, is the last.
-const WAITS: [u8; 3] = [0, 50, 100];
-const AIMS: [(u8, u8); 5] = [(94, 100), (94, 75), (100, 100), (80, 100), (0, 100)];
-/// Parts that the past is tried in, at most: 1/8, 1/8, 1/4, and 1/2 of it.
-const PARTS: u32 = 4;
+/// The past is tried in parts, the newest first: 1/8, 1/8, 1/4, and 1/2 of it; and each at the rates of these numbers.
+const PARTS: [(usize, &[usize]); 4] = [(8, &[0, 1]), (8, &[0, 1, 2]), (4, &[0, 1, 2]), (2, &[0, 1, 2])];
+/// How many candidates, beside what is done now, go on after each of them.
+const KEPT: [usize; 4] = [9, 4, 3, 3];
+/// After so many parts what is near to the best is tried, too.
+const REFINED: usize = 2;
 /// What comes before a part and is replayed without being counted: the rates of the arrivals have to be known.
 const LEAD: Duration = Duration::from_millis(150);
 /// And so many budgets of a request.
@@ -32,7 +33,7 @@ pub struct Decision {
     pub changed: bool,
     /// What told it from what was done before; nothing, if that goes on.
     pub why: Option<Ground>,
-    /// What was tried: what was done before, then the others, those that left first last.
+    /// What was tried: what was done before, then the others, those that were tried on most first.
     pub tried: Vec<Tried>,
 }
 
@@ -51,79 +52,55 @@ pub struct Tried {
     pub delay: f64,
 }
 
-/// Where clients wait for answers: a batch waits until all of them are in it.
-fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Vec<Option<Behaviour>> {
-    let behaviour = |((options, closed), current): ((&Option<ModelOptions>, &ClosedLoop), &Option<Behaviour>)| {
-        let (Some(options), Some(clients)) = (options, closed.clients()) else { return *current };
-        let (profile, most) = (options.profiles.first(), options.max_batch);
-        let shares = (1..=100).map(|share| Behaviour {
-            wait: 100,
-            throughput: share,
-            size: 100,
-            limit: share,
-            ..Behaviour::default()
-        });
-        let mut fitting = shares.filter(|all| all.limit(profile, most, most) == clients.min(most));
-        fitting.next().or(*current)
-    };
-    stage.models.iter().zip(&stage.loops).zip(current).map(behaviour).collect()
-}
-
 #[derive(Debug)]
 struct Candidate {
-    behaviours: Vec<Option<Behaviour>>,
-    /// Parts that it was tried on.
-    parts: u32,
+    behaviours: Behaviours,
     score: Score,
+    /// Parts that it was tried on.
+    parts: usize,
 }
 
-/// Candidates on the same part of the past, of which the best stays.
+impl Candidate {
+    fn new(behaviours: Behaviours) -> Self {
+        Candidate { behaviours, score: Score(vec![Tally::default(); RATES.len()]), parts: 0 }
+    }
+}
+
+/// Candidates on the same parts of the past, of which the best stays.
 #[derive(Debug)]
 pub(super) struct Trial {
-    past: Vec<Arrival>,
+    past: Vec<PastArrival>,
     stage: Stage,
+    consolidate: bool,
     /// The first is what is done now, and stays to the end.
     candidates: Vec<Candidate>,
-    /// The others, those that left first last.
+    /// Those that left.
     left: Vec<Candidate>,
-    /// Parts that were tried.
-    parts: u32,
-    part: Part,
-    /// Which candidate, at which rate.
-    at: (usize, usize),
+    /// Those that are tried by now.
+    parts: Vec<Part>,
+    /// Which of the rates the candidate that is being tried is at.
+    rate: usize,
     replay: Option<Box<Replay>>,
+    refined: bool,
     done: bool,
 }
 
 impl Trial {
-    pub fn new(past: Vec<Arrival>, stage: Stage, current: &[Option<Behaviour>]) -> Self {
-        let mut candidates = vec![current.to_vec()];
-        for wait in WAITS {
-            for (throughput, size) in AIMS {
-                let all = Behaviour { wait, throughput, size, ..Behaviour::default() };
-                let alike: Vec<_> = stage.models.iter().map(|model| model.as_ref().map(|_| all)).collect();
-                if !candidates.contains(&alike) {
-                    candidates.push(alike);
-                }
-            }
-        }
-        if stage.loops.iter().any(|closed| closed.clients().is_some()) {
-            // Of what fares alike the first stays.
-            candidates.insert(1, together(&stage, current));
-        }
-        let candidate =
-            |behaviours| Candidate { behaviours, parts: 0, score: Score(vec![Tally::default(); RATES.len()]) };
+    pub fn new(past: Vec<PastArrival>, stage: Stage, current: &[Option<Behaviour>], consolidate: bool) -> Self {
         let mut trial = Trial {
-            candidates: candidates.into_iter().map(candidate).collect(),
-            left: Vec::new(),
-            parts: 0,
-            part: Part { lead: 0, counted: 0, end: past.len() },
             past,
-            stage,
-            at: (0, 0),
+            consolidate,
+            candidates: vec![Candidate::new(current.to_vec())],
+            left: Vec::new(),
+            parts: Vec::new(),
+            rate: 0,
             replay: None,
+            refined: false,
             done: false,
+            stage,
         };
+        trial.add(candidates::together(&trial.stage, current).into_iter().collect());
+        trial.add(candidates::of_pool(&trial.stage));
         trial.next_part(trial.past.len());
         trial
     }
@@ -132,31 +109,52 @@ impl Trial {
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
         while used < events && !self.done {
-            let (candidate, rate) = self.at;
+            let next = self.candidates.iter().position(|candidate| candidate.parts < self.parts.len());
+            let Some(next) = next else {
+                self.next_round();
+                continue;
+            };
+            let candidate = &mut self.candidates[next];
+            let rates = PARTS[candidate.parts].1;
+            let rate = rates[self.rate];
             let replay = self.replay.get_or_insert_with(|| {
-                let behaviours = &self.candidates[candidate].behaviours;
-                Box::new(Replay::new(&self.stage, behaviours, &self.past, self.part, RATES[rate]))
+                let part = self.parts[candidate.parts];
+                Box::new(Replay::new(&self.stage, &candidate.behaviours, &self.past, part, RATES[rate]))
             });
             let (events, through) = replay.step(&self.stage, &self.past, events - used);
             used += events;
             if through && let Some(replay) = self.replay.take() {
-                self.candidates[candidate].score.0[rate].add(&replay.into_tally());
-                self.advance();
+                candidate.score.0[rate].add(&replay.into_tally());
+                self.rate += 1;
+                if self.rate == rates.len() {
+                    (self.rate, candidate.parts) = (0, candidate.parts + 1);
+                } else if self.is_out(next) {
+                    self.rate = 0;
+                    let out = self.candidates.remove(next);
+                    self.left.push(out);
+                }
             }
         }
         used
     }
 
     /// What it came to, once it is through.
-    pub fn poll_decision(&mut self, consolidate: bool) -> Option<Decision> {
+    pub fn poll_decision(&mut self) -> Option<Decision> {
         if !self.done {
             return None;
         }
-        let (best, why) = self.best(consolidate);
+        let (best, why) = self.best();
+        self.left.sort_by_key(|left| Reverse(left.parts));
         let tried = |candidate: &Candidate| Tried {
             behaviours: candidate.behaviours.clone(),
-            parts: candidate.parts,
-            bad: candidate.score.0.iter().map(|tally| (tally.worst(), tally.bad_share())).collect(),
+            parts: candidate.parts as u32,
+            bad: candidate
+                .score
+                .0
+                .iter()
+                .take_while(|tally| tally.span > Duration::ZERO)
+                .map(|tally| (tally.worst(), tally.bad_share()))
+                .collect(),
             devices: candidate.score.0[0].devices(),
             delay: candidate.score.0[0].delay(),
         };
@@ -168,66 +166,85 @@ impl Trial {
         })
     }
 
+    /// Adds those that are not there yet.
+    fn add(&mut self, behaviours: Vec<Behaviours>) {
+        for behaviours in behaviours {
+            if self.candidates.iter().all(|candidate| candidate.behaviours != behaviours) {
+                self.candidates.push(Candidate::new(behaviours));
+            }
+        }
+    }
+
     /// The best of the candidates that are left, and why; if it is not much better than what is done now, that.
-    fn best(&self, consolidate: bool) -> (usize, Option<Ground>) {
+    fn best(&self) -> (usize, Option<Ground>) {
         let mut best = 0;
         for _ in 0..2 {
             for (index, candidate) in self.candidates.iter().enumerate() {
-                let difference = candidate.score.difference(&self.candidates[best].score, consolidate, LIKELY);
+                let difference = candidate.score.difference(&self.candidates[best].score, self.consolidate, LIKELY);
                 if difference.is_some_and(|(_, gain)| gain > 0.0) {
                     best = index;
                 }
             }
         }
-        match self.candidates[best].score.difference(&self.candidates[0].score, consolidate, SURE) {
+        match self.candidates[best].score.difference(&self.candidates[0].score, self.consolidate, SURE) {
             Some((why, gain)) if gain > 0.0 => (best, Some(why)),
             _ => (0, None),
         }
     }
 
-    /// The next rate, candidate, or part.
-    fn advance(&mut self) {
-        let (candidate, rate) = self.at;
-        self.at = if rate + 1 < RATES.len() { (candidate, rate + 1) } else { (candidate + 1, 0) };
-        if self.at.0 < self.candidates.len() {
-            return;
-        }
-        self.at = (0, 0);
-        self.parts += 1;
-        self.candidates.iter_mut().for_each(|candidate| candidate.parts += 1);
-        if self.parts == PARTS || self.part.counted == 0 {
-            self.done = true;
-            return;
-        }
-        // The worse half leaves, and before it those that came to the same as another.
+    /// Whether a candidate fares so badly at the first rates of this part that it would not go on whatever comes of the others.
+    fn is_out(&self, candidate: usize) -> bool {
+        let kept = KEPT[self.parts.len() - 1];
+        let badness = self.candidates[candidate].score.badness();
+        let level = |other: &&Candidate| other.parts == self.parts.len() && other.score.badness() < badness;
+        candidate > 0 && self.candidates[1..].iter().filter(level).count() >= kept
+    }
+
+    /// All candidates have been tried on all parts: the best of them go on.
+    fn next_round(&mut self) {
+        let Some(part) = self.parts.last().copied() else { return };
+        // The worse leave, and before them those that came to the same as another.
         let mut others = self.candidates.split_off(1);
-        others.sort_by(|a, b| a.score.badness().total_cmp(&b.score.badness()));
-        let left = others.len().div_ceil(2);
+        others.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|other| (other.score.badness(), other.score.cost(self.consolidate)));
+            a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+        });
         let (mut unlike, mut alike): (Vec<Candidate>, Vec<Candidate>) = Default::default();
         for other in others {
             let known = self.candidates.iter().chain(&unlike).any(|known| known.score == other.score);
             if known { alike.push(other) } else { unlike.push(other) }
         }
+        let last = self.parts.len() == PARTS.len() || part.counted == 0;
         let mut others = unlike.into_iter().chain(alike);
-        self.candidates.extend(others.by_ref().take(left));
-        self.left.splice(0..0, others);
-        self.next_part(self.part.counted);
+        self.candidates.extend(others.by_ref().take(KEPT[self.parts.len() - 1]));
+        self.left.extend(others);
+        if !self.refined && (last || self.parts.len() == REFINED) {
+            self.refined = true;
+            let best = &self.candidates[self.best().0];
+            // Once nothing is better for all, the model that fares worst goes on alone.
+            let model = (best.behaviours == self.candidates[0].behaviours).then(|| best.score.worst_model()).flatten();
+            let behaviours = best.behaviours.clone();
+            self.add(candidates::near(&self.stage, &behaviours, model));
+        } else if last {
+            self.done = true;
+        } else {
+            self.next_part(part.counted);
+        }
     }
 
     /// The part that ends before `end`.
     fn next_part(&mut self, end: usize) {
         let all = self.past.len();
-        let share = match self.parts {
-            0 | 1 => 8,
-            2 => 4,
-            _ => 1,
-        };
-        let counted = if share == 1 { 0 } else { end.saturating_sub(all / share) };
+        let (share, _) = PARTS[self.parts.len()];
+        let counted = if self.parts.len() + 1 == PARTS.len() { 0 } else { end.saturating_sub(all / share) };
         let budgets =
             self.past[counted..end].iter().map(|arrival| arrival.budget).filter(|budget| *budget != Duration::MAX);
-        let lead = LEAD + budgets.max().unwrap_or(Duration::ZERO).saturating_mul(LEAD_BUDGETS);
         let first = self.past[counted].at;
-        let lead = self.past.partition_point(|arrival| arrival.at + lead < first);
-        self.part = Part { lead, counted, end };
+        let since = |lead: Duration| self.past.partition_point(|arrival| arrival.at + lead < first);
+        let budgets = LEAD + budgets.max().unwrap_or(Duration::ZERO).saturating_mul(LEAD_BUDGETS);
+        // Queues fill sooner, mostly.
+        let most = (end - counted) / 2;
+        let lead = since(LEAD).min(since(budgets).max(counted.saturating_sub(most)));
+        self.parts.push(Part { lead, counted, end });
     }
 }

@@ -12,7 +12,7 @@ pub use trial::{DeviceDecision, TriedPolicy};
 
 use std::collections::VecDeque;
 
-use crate::cluster::{Arrival, ExecutionNoise, Past};
+use crate::cluster::{ExecutionNoise, Past, PastArrival};
 use crate::ids::ModelId;
 use crate::time::Duration;
 
@@ -127,7 +127,7 @@ impl DeviceRehearsal {
     }
 
     /// A request came, accepted or not.
-    pub fn arrival(&mut self, arrival: Arrival) {
+    pub fn arrival(&mut self, arrival: PastArrival) {
         self.past.push(arrival);
     }
 
@@ -186,8 +186,7 @@ impl DeviceRehearsal {
             return false;
         }
         let Some(model) = self.next_model() else { return false };
-        let mut past = Vec::new();
-        self.past.copy(&mut past);
+        let past = self.past.seen();
         self.last = model;
         self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), model)));
         true

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::candidate::{RehearsedModel, Replayable};
 use super::emulated::EmulatedDevice;
-use crate::cluster::{Arrival, ExecutionNoise, Output, Random, Request, Scheduler, Tally};
+use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
 use crate::device::auto::Overlap;
 use crate::device::granted::GrantedOptions;
 use crate::device::launch::{DeviceOutput, GrantedBatch, Launch, Span};
@@ -88,7 +88,7 @@ struct Device {
 
 impl Replay {
     /// Of the arrivals of `part`, at `percent` of the rate they came at, with the candidate of that number for each model.
-    pub fn new(stage: &Stage, chosen: &[usize], past: &[Arrival], part: Part, percent: u64) -> Self {
+    pub fn new(stage: &Stage, chosen: &[usize], past: &[PastArrival], part: Part, percent: u64) -> Self {
         let Part { lead, counted, end } = part;
         let mut replay = Replay {
             models: Vec::new(),
@@ -149,7 +149,7 @@ impl Replay {
     }
 
     /// Goes on for at most so many events; how many there were, and whether it is through.
-    pub fn step(&mut self, past: &[Arrival], events: u64) -> (u64, bool) {
+    pub fn step(&mut self, past: &[PastArrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
             let arrival = if self.next < self.end { self.time_of(past, self.next) } else { Time::MAX };
@@ -186,14 +186,14 @@ impl Replay {
     }
 
     /// When an arrival comes here.
-    fn time_of(&self, past: &[Arrival], index: usize) -> Time {
+    fn time_of(&self, past: &[PastArrival], index: usize) -> Time {
         Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
     }
 
-    fn arrive(&mut self, past: &[Arrival]) {
+    fn arrive(&mut self, past: &[PastArrival]) {
         let index = self.next;
         self.next += 1;
-        let Arrival { budget, model, size, level, .. } = past[index];
+        let PastArrival { budget, model, size, level, .. } = past[index];
         let Some(played) = self.models.get(model.0 as usize).and_then(Option::as_ref) else { return };
         let (id, now) = (RequestId(index as u64), self.now);
         let deadline = if budget == Duration::MAX { Time::MAX } else { now + budget };
@@ -235,7 +235,7 @@ impl Replay {
         }
     }
 
-    fn decide(&mut self, past: &[Arrival]) {
+    fn decide(&mut self, past: &[PastArrival]) {
         loop {
             let mut more = false;
             self.tell_loads();
@@ -266,7 +266,7 @@ impl Replay {
         }
     }
 
-    fn dispatch(&mut self, past: &[Arrival], output: Output) {
+    fn dispatch(&mut self, past: &[PastArrival], output: Output) {
         match output {
             Output::Drop { request, .. } => self.bad(past, request),
             Output::Dispatch { batch, device: slot, model, members, size, .. } => {
@@ -286,7 +286,7 @@ impl Replay {
         }
     }
 
-    fn carry_out(&mut self, past: &[Arrival], number: usize, output: DeviceOutput) {
+    fn carry_out(&mut self, past: &[PastArrival], number: usize, output: DeviceOutput) {
         match output {
             DeviceOutput::Admit { model, request, .. } => {
                 self.devices[number].scheduler.handle_input(self.now, model, request);
@@ -297,7 +297,7 @@ impl Replay {
                 let index = request.0 as usize;
                 if index >= self.counted {
                     let took = self.now.since(self.time_of(past, index));
-                    let Arrival { model, budget, .. } = past[index];
+                    let PastArrival { model, budget, .. } = past[index];
                     self.tally.done(model, took, budget);
                 }
             }
@@ -321,7 +321,7 @@ impl Replay {
         self.devices[number].emulated.launch(self.now, launch, alone, demand);
     }
 
-    fn bad(&mut self, past: &[Arrival], request: RequestId) {
+    fn bad(&mut self, past: &[PastArrival], request: RequestId) {
         let index = request.0 as usize;
         if index >= self.counted {
             self.tally.bad(past[index].model);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
 use super::replay::{Part, Replay, Stage};
-use crate::cluster::{Arrival, Ground, RATES, Score, Tally};
+use crate::cluster::{Ground, PastArrival, RATES, Score, Tally};
 use crate::device::auto::MARGIN;
 use crate::ids::ModelId;
 use crate::time::Duration;
@@ -71,7 +71,7 @@ pub struct TriedPolicy {
 /// Candidates for one model, on parts of the past that double in length, the newest first. After each, the worse half leaves.
 #[derive(Debug)]
 pub(super) struct Trial {
-    past: Vec<Arrival>,
+    past: Vec<PastArrival>,
     stage: Stage,
     model: ModelId,
     /// By number, with its score. The first is what the model has, and stays to the end.
@@ -86,7 +86,7 @@ pub(super) struct Trial {
 
 impl Trial {
     /// Of the candidates for a model that is there.
-    pub fn new(past: Vec<Arrival>, stage: Stage, model: ModelId) -> Self {
+    pub fn new(past: Vec<PastArrival>, stage: Stage, model: ModelId) -> Self {
         let staged = stage.models.get(model.0 as usize).and_then(Option::as_ref);
         let (count, current) = staged.map_or((0, 0), |staged| (staged.candidates.len(), staged.current));
         let score = || Score(vec![Tally::default(); RATES.len()]);

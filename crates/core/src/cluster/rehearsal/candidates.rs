@@ -1,0 +1,144 @@
+//! What a trial tries.
+
+use super::closed_loop::ClosedLoop;
+use super::replay::Stage;
+use crate::cluster::behaviour::Behaviour;
+use crate::cluster::demand::ENOUGH;
+use crate::cluster::load_regime::IMPATIENT_SIZE;
+use crate::cluster::model_options::ModelOptions;
+
+/// By model: what it does; `None`: as follows from the load of the moment, or it is gone.
+pub(super) type Behaviours = Vec<Option<Behaviour>>;
+
+/// How far a candidate waits.
+const WAITS: [u8; 3] = [0, 50, 100];
+/// What drops aim at, in throughput and size (percent). Of what fares alike the first stays: head drop, which tips over just above its capacity, is the
+/// last of those that all are tried with.
+const AIMS: [(u8, u8); 5] = [(ENOUGH, IMPATIENT_SIZE), (100, 100), (0, 100), (ENOUGH, 100), (80, 100)];
+/// So many of them are tried with all waits and limits.
+const FIRST_AIMS: usize = 3;
+/// The largest batch, in throughput.
+const LIMITS: [u8; 4] = [0, ENOUGH, 100, 80];
+const FIRST_LIMITS: usize = 3;
+/// Percent of the executions that keep what was planned for them.
+const KEPT: [Option<u8>; 3] = [Some(84), None, Some(98)];
+
+/// One thing that a model may do otherwise.
+#[derive(Clone, Copy)]
+enum Change {
+    Wait(u8),
+    Aim((u8, u8)),
+    Limit(u8),
+    Kept(Option<u8>),
+}
+
+/// Where clients wait for answers (`None`: nowhere): a batch waits until all of them are in it.
+pub(super) fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Option<Behaviours> {
+    if stage.loops.iter().all(|closed| closed.clients().is_none()) {
+        return None;
+    }
+    let behaviour = |((options, closed), current): ((&Option<ModelOptions>, &ClosedLoop), &Option<Behaviour>)| {
+        let (Some(options), Some(clients)) = (options, closed.clients()) else { return *current };
+        let (profile, most) = (options.profiles.first(), options.max_batch);
+        let shares = (1..=100).map(|share| Behaviour {
+            wait: 100,
+            throughput: share,
+            size: 100,
+            limit: share,
+            ..Behaviour::default()
+        });
+        let mut fitting = shares.filter(|all| all.limit(profile, most, most) == clients.min(most));
+        fitting.next().or(*current)
+    };
+    Some(stage.models.iter().zip(&stage.loops).zip(current).map(behaviour).collect())
+}
+
+/// What all models may do alike; margins are each model's own.
+pub(super) fn of_pool(stage: &Stage) -> Vec<Behaviours> {
+    let first = WAITS.into_iter().flat_map(|wait| {
+        AIMS[..FIRST_AIMS].iter().flat_map(move |aim| {
+            LIMITS[..FIRST_LIMITS]
+                .iter()
+                .map(move |limit| [Change::Wait(wait), Change::Aim(*aim), Change::Limit(*limit), Change::Kept(KEPT[0])])
+        })
+    });
+    let none: Behaviours = stage.models.iter().map(|model| model.as_ref().map(|_| Behaviour::default())).collect();
+    first
+        .map(|changes| changes.into_iter().fold(none.clone(), |all, change| changed(stage, &all, None, change)))
+        .collect()
+}
+
+/// What differs from this in one thing, for all models or for one.
+pub(super) fn near(stage: &Stage, behaviours: &Behaviours, model: Option<usize>) -> Vec<Behaviours> {
+    let waits = WAITS.into_iter().map(Change::Wait);
+    let others = AIMS.into_iter().map(Change::Aim).chain(LIMITS.into_iter().map(Change::Limit));
+    let all = waits.chain(others).chain(KEPT.into_iter().map(Change::Kept));
+    all.map(|change| changed(stage, behaviours, model, change)).collect()
+}
+
+fn changed(stage: &Stage, behaviours: &Behaviours, model: Option<usize>, change: Change) -> Behaviours {
+    let mut behaviours = behaviours.clone();
+    for (index, behaviour) in behaviours.iter_mut().enumerate() {
+        let Some(behaviour) = behaviour.as_mut().filter(|_| model.is_none_or(|model| model == index)) else { continue };
+        match change {
+            Change::Wait(wait) => behaviour.wait = wait,
+            Change::Aim((throughput, size)) => (behaviour.throughput, behaviour.size) = (throughput, size),
+            Change::Limit(limit) => behaviour.limit = limit,
+            Change::Kept(kept) => {
+                let noise = stage.noise.get(index);
+                behaviour.margin = kept.and_then(|kept| Some(noise?.margin(kept))).unwrap_or(0);
+            }
+        }
+    }
+    behaviours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::batch_policy::DropPolicy;
+    use crate::cluster::dispatch_policy::DispatchPolicy;
+    use crate::cluster::model_options::ModelOptions;
+    use crate::cluster::rehearsal::noise::ExecutionNoise;
+    use crate::profile::LatencyProfile;
+    use crate::time::Duration;
+
+    /// Of three models, of which the second is gone; executions of the last take 10% more than its profile says.
+    fn stage() -> Stage {
+        let profile = LatencyProfile::from_table(vec![Duration::from_millis(1)]).unwrap();
+        let options = ModelOptions::new(profile, DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
+        let mut slow = ExecutionNoise::default();
+        slow.add(1.1);
+        let noise = vec![ExecutionNoise::default(), ExecutionNoise::default(), slow];
+        Stage { models: vec![Some(options.clone()), None, Some(options)], noise, ..Stage::default() }
+    }
+
+    #[test]
+    fn all_do_the_same_each_with_its_own_margin() {
+        let candidates = of_pool(&stage());
+        assert_eq!(candidates.len(), 27);
+        for candidate in candidates {
+            let [Some(first), None, Some(last)] = candidate[..] else { panic!("{candidate:?}") };
+            assert_eq!((first.margin, last), (0, Behaviour { margin: 10, ..first }));
+        }
+    }
+
+    #[test]
+    fn one_model_alone_differs_in_one_thing() {
+        let all = of_pool(&stage()).remove(0);
+        for other in near(&stage(), &all, Some(2)) {
+            let (Some(own), Some(others)) = (all[2], other[2]) else { panic!("{other:?}") };
+            assert_eq!(all[..2], other[..2]);
+            let aim = |behaviour: Behaviour| (behaviour.throughput, behaviour.size);
+            let same = [
+                own.wait == others.wait,
+                aim(own) == aim(others),
+                own.limit == others.limit,
+                own.margin == others.margin,
+            ];
+            assert!(same.iter().filter(|same| !**same).count() <= 1, "{others:?}");
+        }
+        let unset: Behaviours = vec![None; 3];
+        assert!(near(&stage(), &unset, None).iter().all(|other| *other == unset), "the rule has nothing to be varied");
+    }
+}

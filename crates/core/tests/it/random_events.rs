@@ -662,6 +662,14 @@ proptest! {
             !matches!(e, Event::SetDispatch(..) | Event::SetBehaviour(..) | Event::SetNetwork(_) | Event::AddModel(_))
         };
         let mut events: Vec<Event> = events.into_iter().filter(kept).collect();
+        if aims {
+            // What window drop aims at follows from the mean of the SLOs, which the one takes before the first second is over and the other when it drops.
+            let slos = events.iter_mut().filter_map(|event| match event {
+                Event::Request { slo_us: Some(slo), .. } => Some(slo),
+                _ => None,
+            });
+            slos.for_each(|slo| *slo = 1_500);
+        }
         let with = |dispatch, drop| ModelOptions { dispatch, drop, ..model.clone() };
         let (wait, dispatch) = if waits { (100, DispatchPolicy::Deferred) } else { (0, DispatchPolicy::Eager) };
         let (throughput, drop) = if aims { (100, DropPolicy::WindowDrop) } else { (0, DropPolicy::HeadDrop) };

@@ -168,8 +168,8 @@ fn without_a_deadline_nothing_is_tried() {
     assert!(rehearsal.step(u64::MAX) > 0);
 }
 
-/// `clients` of a model, of whom each asks again 0.3 ms after its answer, on one device: requests a second over the last second of five. With a rehearsal, or by the start rule.
-fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
+/// `clients` of a model, of whom each asks again 0.3 ms after its answer (`slowed`: or up to 4 ms after it, while the device computes), on one device: requests a second over the last second of five. With a rehearsal, or by the start rule.
+fn closed_loop(clients: u64, max_batch: u32, slowed: bool, rehearse: bool) -> f64 {
     let (alpha, beta, slo, pause) = (Duration::from_micros(110), ms(3), ms(50), Duration::from_micros(300));
     let options =
         ModelOptions::new(LatencyProfile::linear(alpha, beta, max_batch).unwrap(), ADAPTIVE, DropPolicy::Adaptive);
@@ -180,7 +180,7 @@ fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
     let mut coming: std::collections::VecDeque<Time> =
         (0..clients).map(|client| Time::from_nanos(client * 20_000)).collect();
     let mut running: Option<(Time, DeviceId, BatchId, Vec<RequestId>)> = None;
-    let (mut id, mut served, mut told) = (0, 0, Time::ZERO);
+    let (mut id, mut served, mut told, mut answered) = (0, 0, Time::ZERO, None);
     loop {
         let arrival = coming.front().copied().unwrap_or(Time::MAX);
         let end = running.as_ref().map_or(Time::MAX, |(end, ..)| *end);
@@ -195,7 +195,7 @@ fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
             scheduler.handle_completion(now, device, batch);
             rehearsal.answered(now, model, members.len() as u32, false);
             served += if now > Time::ZERO + ms(4_000) { members.len() } else { 0 };
-            coming.extend((0..members.len()).map(|at| now + pause + Duration::from_micros(10 * at as u64)));
+            answered = Some((now, members.len() as u64));
         } else if arrival == now {
             coming.pop_front();
             id += 1;
@@ -210,6 +210,11 @@ fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
             let Output::Dispatch { batch, device, members, expected, .. } = output else { panic!("{output:?}") };
             running = Some((now + expected, device, batch, members));
         }
+        if let Some((at, members)) = answered.take() {
+            let apart = Duration::from_micros(if slowed && running.is_some() { 3_700 / members } else { 10 });
+            coming.extend((0..members).map(|member| at + pause + apart.saturating_mul(member)));
+            coming.make_contiguous().sort_unstable();
+        }
         if rehearse && now.since(told) > ms(20) {
             told = now;
             rehearsal.step(20_000);
@@ -223,8 +228,29 @@ fn closed_loop(clients: u64, max_batch: u32, rehearse: bool) -> f64 {
 /// Half of the clients would wait while the others' batch runs, for ever: batches of half the size.
 #[test]
 fn clients_that_wait_for_answers_are_served_together() {
-    for (clients, max_batch) in [(32, 32), (24, 32)] {
-        let [rule, rehearsed] = [false, true].map(|rehearse| closed_loop(clients, max_batch, rehearse));
+    for (clients, max_batch, slowed) in [(32, 32, false), (24, 32, false), (32, 32, true)] {
+        let [rule, rehearsed] = [false, true].map(|rehearse| closed_loop(clients, max_batch, slowed, rehearse));
         assert!(rehearsed > 1.15 * rule, "{clients} clients: {rehearsed}/s with a rehearsal, {rule}/s without");
     }
+}
+
+/// Where all wait alike, the large model for its batches, a quick one waits as long for nothing.
+#[test]
+fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
+    let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
+    rehearsal.set_model(ModelId(1), Some(options(20, 60)));
+    let mut found = None;
+    for number in 0..60_000 {
+        // 5,400 requests a second of the first, as above; of the second one in twenty of them.
+        let (model, slo) = if number % 21 == 20 { (1, 250) } else { (0, 25) };
+        let at = Time::ZERO + Duration::from_micros(number * 176 - if number % 4 == 3 { 88 } else { 0 });
+        rehearsal.arrival(PastArrival { at, budget: ms(slo), model: ModelId(model), size: 1, level: 0 });
+        if number % 100 == 99 {
+            rehearsal.step(100_000);
+            found = rehearsal.poll_decision().or(found);
+        }
+    }
+    let found = found.expect("there were trials").behaviours;
+    assert!(found[0].is_some_and(|large| large.wait > 0), "{found:?}");
+    assert!(found[1].is_none_or(|quick| quick.wait == 0), "{found:?}");
 }

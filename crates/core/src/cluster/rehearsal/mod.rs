@@ -31,6 +31,11 @@ const MOST: usize = 20 << 10;
 const SPAN: Duration = Duration::from_millis(10_000);
 /// But so many are, however long ago they came: fewer say little.
 const LEAST: usize = 4 << 10;
+/// Where clients wait for answers, how long they take to ask again depends on what is done: on machines that they share with the device they are slow while it
+/// computes, and it never waits for them because they are slow. So a trial takes them for quick; if they are not once they are waited for, the
+/// next trial takes that back, and none is hopeful for so many trials, twice as many each time.
+const FIRST_SOBER: u32 = 4;
+const MOST_SOBER: u32 = 256;
 /// Before so many requests have come, and for so long, nothing is tried.
 const FEWEST: usize = 64;
 const SHORTEST: Duration = Duration::from_millis(300);
@@ -55,6 +60,10 @@ pub struct Rehearsal {
     confirmed: u32,
     decision: Option<Decision>,
     trials: u64,
+    /// Trials until it may be hopeful again.
+    sober: u32,
+    /// And after the next time.
+    soberer: u32,
 }
 
 impl Rehearsal {
@@ -69,6 +78,8 @@ impl Rehearsal {
             confirmed: 0,
             decision: None,
             trials: 0,
+            sober: 0,
+            soberer: FIRST_SOBER,
         }
     }
 
@@ -176,6 +187,11 @@ impl Rehearsal {
 
     fn decide(&mut self, decision: Decision) {
         self.trials += 1;
+        self.sober = self.sober.saturating_sub(1);
+        if self.stage.hopeful && decision.changed {
+            // The next trial sees what came of it.
+            (self.sober, self.soberer) = (self.soberer, self.soberer.saturating_mul(2).min(MOST_SOBER));
+        }
         self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };
         self.current.clone_from(&decision.behaviours);
         self.decision = Some(decision);
@@ -199,7 +215,10 @@ impl Rehearsal {
         if past.iter().all(|arrival| arrival.budget == Duration::MAX) {
             return false;
         }
-        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), &self.current, self.consolidate)));
+        let together = candidates::together(&self.stage, &self.current);
+        self.stage.hopeful = self.sober == 0 && together.is_some_and(|together| together != self.current);
+        let stage = self.stage.clone();
+        self.trial = Some(Box::new(Trial::new(past, stage, &self.current, self.consolidate, self.trials)));
         true
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct Stage {
     pub noise: Vec<ExecutionNoise>,
     /// By model.
     pub loops: Vec<ClosedLoop>,
+    /// Whether clients that wait for answers are taken to ask again as soon as the quick ones among them did.
+    pub hopeful: bool,
     pub seed: u64,
 }
 
@@ -185,7 +187,8 @@ impl Replay {
         if let Some(Some(queue)) = self.queues.get_mut(index)
             && let Some(next) = queue.pop_front()
         {
-            let pause = stage.loops[index].pause(&mut self.random).as_nanos().saturating_mul(100) / self.percent;
+            let pause =
+                stage.loops[index].pause(&mut self.random, stage.hopeful).as_nanos().saturating_mul(100) / self.percent;
             self.coming.push(Reverse((self.now + Duration::from_nanos(pause), next)));
         }
     }

@@ -17,9 +17,6 @@ pub(crate) struct Tally {
     pub busy: Duration,
     /// From its begin to its end.
     pub span: Duration,
-    /// Sum over the requests that were served of the time from arrival to answer, nanoseconds.
-    delay: u128,
-    served: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -27,6 +24,9 @@ struct Count {
     offered: u32,
     /// Dropped, rejected or late.
     bad: u32,
+    served: u32,
+    /// Sum over those that were served of the time from arrival to answer.
+    delay: Duration,
 }
 
 /// A share that was counted, with the variance of that.
@@ -43,7 +43,16 @@ impl Count {
     }
 
     fn plus(self, other: Count) -> Count {
-        Count { offered: self.offered.saturating_add(other.offered), bad: self.bad.saturating_add(other.bad) }
+        Count {
+            offered: self.offered.saturating_add(other.offered),
+            bad: self.bad.saturating_add(other.bad),
+            served: self.served.saturating_add(other.served),
+            delay: self.delay + other.delay,
+        }
+    }
+
+    fn mean_delay(self) -> f64 {
+        self.delay.as_secs_f64() / f64::from(self.served.max(1))
     }
 }
 
@@ -62,8 +71,9 @@ impl Tally {
 
     /// A request was answered `took` after it had come.
     pub fn done(&mut self, model: ModelId, took: Duration, budget: Duration) {
-        self.delay += u128::from(took.as_nanos());
-        self.served += 1;
+        let count = &mut self.models[model.0 as usize];
+        count.delay += took;
+        count.served += 1;
         if took > budget {
             self.bad(model);
         }
@@ -77,8 +87,6 @@ impl Tally {
         }
         self.busy += other.busy;
         self.span += other.span;
-        self.delay += other.delay;
-        self.served += other.served;
     }
 
     /// Devices that were busy, in the mean.
@@ -88,7 +96,12 @@ impl Tally {
 
     /// Mean time from arrival to answer, seconds.
     pub fn delay(&self) -> f64 {
-        self.delay as f64 / 1e9 / (self.served as f64).max(1.0)
+        self.sum().mean_delay()
+    }
+
+    /// By model: mean time from arrival to answer, seconds.
+    pub fn delays(&self) -> impl Iterator<Item = f64> {
+        self.models.iter().map(|count| count.mean_delay())
     }
 
     /// The share of the requests of the model that fared worst that were dropped or late.
@@ -119,7 +132,11 @@ impl Tally {
     }
 
     fn all(&self) -> Estimate {
-        self.models.iter().fold(Count::default(), |all, count| all.plus(*count)).estimate()
+        self.sum().estimate()
+    }
+
+    fn sum(&self) -> Count {
+        self.models.iter().fold(Count::default(), |all, count| all.plus(*count))
     }
 }
 
@@ -178,7 +195,7 @@ impl Score {
         }
         let (own, others) = (self.0.first()?, other.0.first()?);
         // Where nothing was answered there is no time to the answer.
-        if own.served == 0 || others.served == 0 {
+        if own.sum().served == 0 || others.sum().served == 0 {
             return None;
         }
         let gain = 1.0 - own.delay() / others.delay().max(1e-9);

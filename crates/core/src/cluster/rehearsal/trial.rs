@@ -82,11 +82,20 @@ pub(super) struct Trial {
     rate: usize,
     replay: Option<Box<Replay>>,
     refined: bool,
+    /// Whether the model that waits longest goes on alone, or (every other trial) the one that fares worst.
+    quickens: bool,
     done: bool,
 }
 
 impl Trial {
-    pub fn new(past: Vec<PastArrival>, stage: Stage, current: &[Option<Behaviour>], consolidate: bool) -> Self {
+    /// The `number`th.
+    pub fn new(
+        past: Vec<PastArrival>,
+        stage: Stage,
+        current: &[Option<Behaviour>],
+        consolidate: bool,
+        number: u64,
+    ) -> Self {
         let mut trial = Trial {
             past,
             consolidate,
@@ -96,6 +105,7 @@ impl Trial {
             rate: 0,
             replay: None,
             refined: false,
+            quickens: number % 2 == 1 && !consolidate,
             done: false,
             stage,
         };
@@ -221,8 +231,9 @@ impl Trial {
         if !self.refined && (last || self.parts.len() == REFINED) {
             self.refined = true;
             let best = &self.candidates[self.best().0];
-            // Once nothing is better for all, the model that fares worst goes on alone.
-            let model = (best.behaviours == self.candidates[0].behaviours).then(|| best.score.worst_model()).flatten();
+            // Once nothing is better for all, one model goes on alone.
+            let one = || if self.quickens { self.longest(&best.score) } else { best.score.worst_model() };
+            let model = (best.behaviours == self.candidates[0].behaviours).then(one).flatten();
             let behaviours = best.behaviours.clone();
             self.add(candidates::near(&self.stage, &behaviours, model));
         } else if last {
@@ -230,6 +241,16 @@ impl Trial {
         } else {
             self.next_part(part.counted);
         }
+    }
+
+    /// The model whose requests take longest, of what a batch of one takes: where all wait alike, the quickest waits for nothing.
+    fn longest(&self, score: &Score) -> Option<usize> {
+        let delays = score.0[0].delays().enumerate();
+        let shares = delays.filter_map(|(index, delay)| {
+            let options = self.stage.models.get(index)?.as_ref().filter(|options| options.is_adaptive())?;
+            Some((index, delay / options.profiles.first().latency(1).as_secs_f64().max(1e-9)))
+        });
+        shares.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
     }
 
     /// The part that ends before `end`.

@@ -106,6 +106,25 @@ def isolation(binary, bench, folder):
     return found
 
 
+def turns(wide):
+    """`mlp` at 200/s (SLO 250 ms) beside `widemlp` at `wide`/s (SLO 50 ms) on one device."""
+    def figure(binary, bench, folder):
+        both = folder / "both"
+        if not both.exists():
+            shutil.copytree(EXAMPLES / "models" / "mlp", both / "mlp")
+            shutil.copytree(ZOO / "widemlp", both / "widemlp")
+        (folder / "both.toml").write_text("[models.mlp]\nslo_ms = 250\n[models.widemlp]\nslo_ms = 50\n")
+        with running(binary, both, "--config", str(folder / "both.toml")) as server:
+            offered = ["-m", "mlp:200", "-m", f"widemlp:{wide}", "--rate", str(wide + 200), "--slo-ms", "50"]
+            small, large = bench.run(server, *offered, "-w", "3", "-d", "8", protocol="grpc")["models"]
+            return {
+                "mlp p50 ms": small["latency_ms"]["p50"], "mlp p99 ms": small["latency_ms"]["p99"],
+                "mlp not answered": sum(failure["count"] for failure in small["failures"].values()),
+                "widemlp p99 ms": large["latency_ms"]["p99"], "widemlp bad %": large["bad_percent"],
+            }
+    return figure
+
+
 def rate(report):
     return report["total"]["answered_per_second"]
 
@@ -314,6 +333,7 @@ MANY, LONE, DIGITS = ("--closed", "-c", "32"), ("--closed", "-c", "1"), ("--clos
 RTE = ("--closed", "-c", "32", "--shape-lognormal", "*:4.11,0.52,256", "--range", "input_ids:0,999", "--range", "attention_mask:1,1")
 TAILS = ("requests/s", "p50 us", "p99 ms")
 SLO = ("requests/s", "p99 ms", "bad %")
+WIDE_SLO = "[models.widemlp]\nslo_ms = 50\n"
 
 FIGURES = {
     "mlp, 32 connections, HTTP": (load("mlp", *MANY), 5),
@@ -326,10 +346,15 @@ FIGURES = {
     "encoder, 32 connections, exclusive": (load("encoder", *RTE, shown=TAILS), 5),
     "encoder, 32 connections, staged": (load("encoder", *RTE, config=policy("staged", "stages = 2\npad = true\n"), shown=TAILS), 5),
     "widemlp, 32 connections, gRPC": (load("widemlp", *MANY, protocol="grpc", repository=ZOO, shown=TAILS), 5),
+    "widemlp, 32 connections, SLO 50 ms": (load("widemlp", *MANY, "-w", "3", protocol="grpc", repository=ZOO, config=WIDE_SLO, shown=TAILS), 5),
+    "widemlp, 32 connections, SLO 50 ms, deferred": (
+        load("widemlp", *MANY, "-w", "3", protocol="grpc", repository=ZOO, config='scheduler = "deferred"\n' + WIDE_SLO, shown=TAILS), 5),
     "widemlp, Poisson 3,400/s, SLO 50 ms": (
-        load("widemlp", "--rate", "3400", "--slo-ms", "50", protocol="grpc", repository=ZOO, config="[models.widemlp]\nslo_ms = 50\n", shown=SLO), 5),
+        load("widemlp", "--rate", "3400", "--slo-ms", "50", protocol="grpc", repository=ZOO, config=WIDE_SLO, shown=SLO), 5),
     "widemlp, Poisson 3,800/s, SLO 50 ms": (
-        load("widemlp", "--rate", "3800", "--slo-ms", "50", protocol="grpc", repository=ZOO, config="[models.widemlp]\nslo_ms = 50\n", shown=SLO), 5),
+        load("widemlp", "--rate", "3800", "--slo-ms", "50", protocol="grpc", repository=ZOO, config=WIDE_SLO, shown=SLO), 5),
+    "mlp beside widemlp at 1,000/s": (turns(1000), 5),
+    "mlp beside widemlp at 1,800/s": (turns(1800), 5),
     "resnet50, Poisson 34/s, SLO 500 ms": (
         load("resnet50", "--rate", "34", "--slo-ms", "500", seconds=15, repository=ZOO, config="[models.resnet50]\nslo_ms = 500\n", shown=SLO), 3),
     "isolation": (isolation, 3),

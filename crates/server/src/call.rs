@@ -20,14 +20,17 @@ pub struct Call {
     pub deadline: Time,
     /// Whether the deadline is the model's SLO, not a limit that the client set.
     pub deadline_is_slo: bool,
+    /// Whether it was let through without a deadline, to see what the model takes.
+    pub is_probe: bool,
     /// Where the answer goes. Closed: the client is gone.
     pub reply: Reply,
 }
 
 impl Call {
     /// Whether a request whose deadline is impossible by the model's profile is let through without one.
-    pub(crate) fn may_probe(&self, now: Time) -> bool {
-        self.deadline_is_slo && self.loaded.may_probe(now)
+    pub(crate) fn may_probe(&mut self, now: Time) -> bool {
+        self.is_probe = self.deadline_is_slo && self.loaded.may_probe(now);
+        self.is_probe
     }
 
     /// Answers a request that was not admitted. `profile` is that of its batches.

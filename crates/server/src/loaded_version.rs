@@ -123,6 +123,11 @@ impl LoadedVersion {
         self.probed_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
     }
 
+    /// A request that was let through has met its deadline: the profile says more than the model takes. The next may follow at once, until it does not.
+    pub fn probe_again(&self) {
+        self.probed_ns.store(0, Ordering::Relaxed);
+    }
+
     /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests
     /// of another shape have begun to come.
     pub fn gathers_in(&self, queue: QueueHandle) -> Option<QueueHandle> {

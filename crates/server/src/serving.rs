@@ -168,6 +168,7 @@ impl Serving {
             arrival,
             deadline: limits.deadline,
             deadline_is_slo: limits.deadline_is_slo,
+            is_probe: false,
             reply,
         };
         let hosts = &loaded.hosts;

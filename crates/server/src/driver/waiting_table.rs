@@ -110,7 +110,7 @@ fn arrival(now: Time, queued: &QueuedCall) -> PastArrival {
 
 impl WaitingTable {
     /// Whether it waits now; otherwise it was answered.
-    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) -> bool {
+    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, mut queued: QueuedCall) -> bool {
         let Moment { now, expected_free } = moment;
         let model = queued.queue.place.model;
         let mut request = Request {

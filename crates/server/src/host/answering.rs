@@ -40,6 +40,9 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
     executable.record_batch(rows, phases, replies.iter().map(times));
     for entry in replies {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
+        if entry.call.is_probe && now <= entry.call.deadline {
+            executable.probe_again();
+        }
         let Some(outputs) = entry.outputs else {
             let model = &executable.name;
             tracing::error!(%model, "a request was to be answered without outputs: this is a defect");

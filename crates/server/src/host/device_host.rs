@@ -249,6 +249,7 @@ impl DeviceHost {
         let size = call.admitted.rows;
         let padded = model.tensors.padded_length(length);
         let (rejected, actions) = self.decide(model, |inner, now| {
+            let mut call = call;
             let mut request = DeviceRequest { id, model: model.id, deadline: call.deadline, size, length: padded };
             let mut result = inner.take(now, DeviceInput::Request(request));
             if let Err(DeviceReject::DeadlineImpossible { .. }) = result

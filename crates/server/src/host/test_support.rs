@@ -99,14 +99,20 @@ impl Served {
 
     /// Sends a request of one item, which is its answer too.
     pub fn send(&self, item: u8) -> (RequestId, Answer) {
+        self.send_with(item, Time::MAX, false)
+    }
+
+    /// Sends one that would have had to be done by `deadline`, if it was let through to see what the model takes.
+    pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool) -> (RequestId, Answer) {
         let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
         let call = Call {
             admitted,
             loaded: self.loaded.clone(),
             arrival: self.host.clock.now(),
-            deadline: Time::MAX,
+            deadline,
             deadline_is_slo: false,
+            is_probe,
             reply,
         };
         let request = RequestId(self.sent.fetch_add(1, Ordering::Relaxed));

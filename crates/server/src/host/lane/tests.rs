@@ -257,6 +257,21 @@ fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_o
     );
 }
 
+/// A profile that a stall of the machine has spoilt says that nothing can be done in time: what is let through shows whether that is so, and if it is not, the
+/// next follows at once, or a model would be refused for as long as it takes to observe enough at one a second.
+#[test]
+fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
+    let served = OneLane::new(RunLimits::default());
+    let now = served.served.host.clock.now();
+    assert!(served.served.loaded.may_probe(now) && !served.served.loaded.may_probe(now), "one a second");
+    for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
+        let (_, answer) = served.served.send_with(1, deadline, is_probe);
+        served.device.end(1);
+        assert_eq!(item(answer), 1);
+        assert_eq!(served.served.loaded.may_probe(now), may, "{deadline:?}, {is_probe}");
+    }
+}
+
 #[test]
 fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_worse() {
     for (refused, failing, expected) in [

@@ -51,9 +51,10 @@ def test_perf_analyzer(examples, tmp_path, protocol, model, more):
     if "--collect-metrics" in more:
         more = [*more, "--metrics-url", f"127.0.0.1:{examples.metrics_port}/metrics"]
     address = examples.http if protocol == "http" else examples.grpc
-    # Stability of the latency is the machine's affair: two windows of 50 requests are taken as they are.
+    # Stability of the latency is the machine's affair: windows of 50 requests are taken as they are. But one of 2 ms in which the machine stops for 20 is ten times as slow as
+    # those beside it, and three in a row without such a one are wanted.
     output = perf_analyzer("-m", model, "-u", address, "-i", protocol, "--measurement-mode", "count_windows", "--measurement-request-count", "50",
-                           "--stability-percentage", "999", "--max-trials", "3", "-f", tmp_path / "report.csv", *more)
+                           "--stability-percentage", "999", "--max-trials", "20", "-f", tmp_path / "report.csv", *more)
     assert "Failed" not in output, output
     row = next(csv.DictReader(open(tmp_path / "report.csv")))
     assert float(row["Inferences/Second"]) > 0 and int(row["p99 latency"]) > 0

@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use downbeat_core::Time;
 use parking_lot::{Condvar, Mutex};
 
+use crate::sync::Line;
+
 /// When each mailbox wants to be woken, for the one thread that does it.
 ///
 /// Setting an alarm takes no lock unless it becomes the earliest of all.
 pub struct Alarm {
     /// By mailbox.
-    due_ns: Box<[AtomicU64]>,
+    due_ns: Box<[Line<AtomicU64>]>,
     /// The thread wakes up by then on its own.
-    armed_ns: AtomicU64,
+    armed_ns: Line<AtomicU64>,
     stopped: Mutex<bool>,
     changed: Condvar,
 }
@@ -20,8 +22,8 @@ pub struct Alarm {
 impl Alarm {
     pub fn new(mailboxes: usize) -> Self {
         Alarm {
-            due_ns: (0..mailboxes).map(|_| AtomicU64::new(u64::MAX)).collect(),
-            armed_ns: AtomicU64::new(u64::MAX),
+            due_ns: (0..mailboxes).map(|_| Line(AtomicU64::new(u64::MAX))).collect(),
+            armed_ns: Line(AtomicU64::new(u64::MAX)),
             stopped: Mutex::new(false),
             changed: Condvar::new(),
         }
@@ -30,16 +32,16 @@ impl Alarm {
     /// Sets a mailbox's alarm, in place of its former one; [`Time::MAX`]: none. Called by whoever is in the mailbox.
     pub fn set(&self, mailbox: usize, due: Time) {
         let due = due.as_nanos();
-        let own = &self.due_ns[mailbox];
+        let Line(own) = &self.due_ns[mailbox];
         if own.load(Ordering::Relaxed) == due {
             return;
         }
         // In one order with what the thread does: either it sees this, or this sees that it did not.
         own.store(due, Ordering::SeqCst);
-        if due < self.armed_ns.load(Ordering::SeqCst) {
+        if due < self.armed_ns.0.load(Ordering::SeqCst) {
             let _waiting = self.stopped.lock();
-            if due < self.armed_ns.load(Ordering::Relaxed) {
-                self.armed_ns.store(due, Ordering::SeqCst);
+            if due < self.armed_ns.0.load(Ordering::Relaxed) {
+                self.armed_ns.0.store(due, Ordering::SeqCst);
                 self.changed.notify_one();
             }
         }
@@ -56,9 +58,9 @@ impl Alarm {
         let mut stopped = self.stopped.lock();
         while !*stopped {
             // Armed anew before the alarms are looked at, so that none that is set meanwhile is passed over.
-            self.armed_ns.store(u64::MAX, Ordering::SeqCst);
+            self.armed_ns.0.store(u64::MAX, Ordering::SeqCst);
             let first =
-                self.due_ns.iter().map(|due| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
+                self.due_ns.iter().map(|Line(due)| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
             let Some((mailbox, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
                 self.changed.wait(&mut stopped);
                 continue;
@@ -66,12 +68,12 @@ impl Alarm {
             let time = now();
             if due <= time.as_nanos() {
                 // Unless it was set anew this moment.
-                if self.due_ns[mailbox].compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                if self.due_ns[mailbox].0.compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                     return Some(mailbox);
                 }
                 continue;
             }
-            self.armed_ns.store(due, Ordering::SeqCst);
+            self.armed_ns.0.store(due, Ordering::SeqCst);
             self.changed.wait_for(&mut stopped, Time::from_nanos(due).since(time).into());
         }
         None

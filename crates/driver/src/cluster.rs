@@ -10,20 +10,21 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::alarm::Alarm;
 use crate::candidate_slot::CandidateSlot;
-use crate::handler::{Handler, LogSink, Moment};
+use crate::handler::{Handler, LogSink};
 use crate::mailbox::Mailbox;
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
 use crate::published_demand::PublishedDemand;
 use crate::round::{MAX_SHARDS, Round};
 use crate::setup::{Setup, planned_as};
 use crate::shard_state::{ShardState, ToShard};
+use crate::sync::Line;
 
 /// Messages that a thread works off in one mailbox before it looks after the others: a busy shard may not keep the
 /// matchmaker from its grants.
 pub const TURN: usize = 32;
 
 /// Bytes of a log that are written before the sink gets them.
-const LOG_BUFFER: usize = 64 << 10;
+pub(crate) const LOG_BUFFER: usize = 64 << 10;
 
 /// A model, and where its queue is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,16 +47,16 @@ pub struct Cluster<H: Handler> {
     pub(crate) shards: Box<[ShardMailbox<H>]>,
     pub(crate) matchmaker: Mailbox<MatchmakerState, ToMatchmaker>,
     /// By mailbox; the matchmaker's is the last.
-    alarm: Alarm,
-    expected_free_ns: AtomicU64,
+    pub(crate) alarm: Alarm,
+    pub(crate) expected_free_ns: Line<AtomicU64>,
     /// By shard: what its models ask of the devices.
-    demands: Box<[PublishedDemand]>,
+    pub(crate) demands: Box<[PublishedDemand]>,
     /// How often any of them has changed.
-    demand_changes: AtomicU64,
+    pub(crate) demand_changes: AtomicU64,
     /// By device: when it will be done with what others run there, in nanoseconds.
-    loads: RwLock<Vec<AtomicU64>>,
+    pub(crate) loads: RwLock<Vec<AtomicU64>>,
     /// How often any of them has changed.
-    load_changes: AtomicU64,
+    pub(crate) load_changes: AtomicU64,
     kinds: u32,
     planned: Option<u32>,
     members: Mutex<Members>,
@@ -110,9 +111,10 @@ impl<H: Handler> Cluster<H> {
                 models: Vec::new(),
                 gone: Arc::new(CandidateSlot::new(kinds as usize)),
                 load_changes: 0,
+                along: Vec::new(),
             }),
             alarm: Alarm::new(shards + 1),
-            expected_free_ns: AtomicU64::new(expected_free.as_nanos()),
+            expected_free_ns: Line(AtomicU64::new(expected_free.as_nanos())),
             demands: (0..shards).map(|_| PublishedDemand::default()).collect(),
             demand_changes: AtomicU64::new(0),
             loads: RwLock::new(devices.iter().map(|_| AtomicU64::new(0)).collect()),
@@ -300,162 +302,9 @@ impl<H: Handler> Cluster<H> {
         self.alarm.stop();
     }
 
-    /// Looks after mailboxes until there is nothing left in them, or somebody else is there.
-    fn work(&self, mut round: Round) {
-        loop {
-            // The matchmaker first, for devices that wait are what costs most; but a shard after each of its turns, and the shards in turn.
-            if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
-                (round.matchmaker, round.matched) = (false, true);
-                let Some(mut state) = self.matchmaker.try_enter() else { continue };
-                self.matchmaker_turn(&mut state, TURN, &mut round);
-                drop(state);
-                round.matchmaker |= !self.matchmaker.is_done();
-            } else if let Some(index) = round.next_shard() {
-                let shard = &self.shards[index];
-                let Some(mut state) = shard.try_enter() else { continue };
-                self.shard_turn(index, &mut state, TURN, &mut round);
-                drop(state);
-                if !shard.is_done() {
-                    round = round.shard(index);
-                }
-            } else {
-                return;
-            }
-        }
-    }
-
-    pub(crate) fn moment(&self) -> Moment {
-        self.moment_at(self.handler.now())
-    }
-
-    pub(crate) fn moment_at(&self, now: Time) -> Moment {
-        Moment { now, expected_free: Time::from_nanos(self.expected_free_ns.load(Ordering::Relaxed)) }
-    }
-
-    /// Works off up to `most` messages of a shard, and sets its alarm; how many there were.
-    pub(crate) fn shard_turn(&self, index: usize, state: &mut ShardState<H>, most: usize, round: &mut Round) -> usize {
-        let mut messages = 0;
-        while messages < most
-            && let Some(message) = self.shards[index].pop()
-        {
-            self.handle_in_shard(index, state, self.moment(), message, round);
-            messages += 1;
-        }
-        self.alarm.set(index, state.shard.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at));
-        self.hand_over(&mut state.shard, LOG_BUFFER);
-        messages
-    }
-
-    pub(crate) fn handle_in_shard(
-        &self,
-        index: usize,
-        state: &mut ShardState<H>,
-        moment: Moment,
-        message: ToShard<H::Event>,
-        round: &mut Round,
-    ) {
-        let now = moment.now;
-        let changes = self.demand_changes.load(Ordering::Acquire);
-        if changes != state.demand_changes {
-            state.demand_changes = changes;
-            state.shard.apply(now, Input::SetOtherDemand(self.demand_beside(index)));
-        }
-        let shard = &mut state.shard;
-        match message {
-            ToShard::Event(event) => self.handler.handle(moment, shard, &mut state.requests, event),
-            ToShard::Grant(grant) => shard.handle_grant(now, grant),
-            ToShard::AddModel { model, options, slot } => {
-                let index = model.0 as usize;
-                if state.slots.len() <= index {
-                    state.slots.resize_with(index + 1, || None);
-                }
-                state.slots[index] = Some(slot);
-                shard.apply(now, Input::AddModel(model, options));
-            }
-            ToShard::RemoveModel(model) => {
-                if shard.machine().queue(model).is_some() {
-                    shard.apply(now, Input::RemoveModel(model));
-                    state.slots[model.0 as usize] = None;
-                    self.members.lock().models[index] -= 1;
-                    self.matchmaker.put(ToMatchmaker::RemoveModel(model));
-                    round.matchmaker = true;
-                }
-            }
-            ToShard::Command(input) => {
-                shard.apply(now, *input);
-            }
-            ToShard::Alarm => {
-                shard.apply(now, Input::Timeout);
-            }
-        }
-        self.flush(index, moment, state, round);
-    }
-
-    /// What the models of all other shards ask of the devices.
-    fn demand_beside(&self, index: usize) -> Demand {
-        let others = self.demands.iter().enumerate().filter(|(shard, _)| *shard != index);
-        others.fold(Demand::default(), |sum, (_, demand)| sum.plus(demand.get()))
-    }
-
-    /// Sends what came of an event: candidates, then answers, then decisions, for the reasons that [`Shard`] gives.
-    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round) {
-        let ShardState { shard, requests, slots, demand, .. } = state;
-        while let Some((model, kind, candidate)) = shard.poll_candidate() {
-            if let Some(slot) = &slots[model.0 as usize]
-                && slot.put(kind, candidate)
-            {
-                self.matchmaker.put(ToMatchmaker::Changed(model));
-                round.matchmaker = true;
-            }
-        }
-        while let Some(answer) = shard.poll_answer() {
-            self.matchmaker.put(ToMatchmaker::Answer(answer));
-            round.matchmaker = true;
-        }
-        while let Some(output) = shard.poll_output() {
-            self.handler.carry_out(moment, shard, requests, output);
-        }
-        if self.shards.len() > 1 && shard.machine().demand() != *demand {
-            *demand = shard.machine().demand();
-            self.demands[index].put(*demand);
-            self.demand_changes.fetch_add(1, Ordering::Release);
-        }
-    }
-
-    /// Works off up to `most` messages of the matchmaker's, grants what it can, and sets its alarm; how many messages there were.
-    pub(crate) fn matchmaker_turn(&self, state: &mut MatchmakerState, most: usize, round: &mut Round) -> usize {
-        let mut messages = 0;
-        while messages < most
-            && let Some(message) = self.matchmaker.pop()
-        {
-            state.handle(message, || self.handler.now());
-            messages += 1;
-        }
-        let now = self.handler.now();
-        let changes = self.load_changes.load(Ordering::Acquire);
-        let matchmaker = &mut state.matchmaker;
-        if changes != std::mem::replace(&mut state.load_changes, changes) {
-            for (device, load) in (0..).map(DeviceId).zip(self.loads.read().iter()) {
-                let until = Time::from_nanos(load.load(Ordering::Relaxed));
-                if matchmaker.machine().load(device) != until {
-                    matchmaker.apply(now, Input::SetLoad(device, until));
-                }
-            }
-        }
-        matchmaker.handle_timeout(now);
-        while let Some(grant) = matchmaker.poll_grant() {
-            let shard = state.models[grant.model.0 as usize].0 as usize;
-            self.shards[shard].put(ToShard::Grant(grant));
-            *round = round.shard(shard);
-        }
-        let expected_free = matchmaker.machine().expected_free().as_nanos();
-        if self.expected_free_ns.load(Ordering::Relaxed) != expected_free {
-            self.expected_free_ns.store(expected_free, Ordering::Relaxed);
-        }
-        let due = matchmaker.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at);
-        self.alarm.set(self.shards.len(), due);
-        self.hand_over(matchmaker, LOG_BUFFER);
-        messages
+    /// A model of the shard is gone.
+    pub(crate) fn forget_model(&self, shard: usize) {
+        self.members.lock().models[shard] -= 1;
     }
 
     /// Gives the sink what it has not got of the decision logs. Waits for whoever is in a mailbox, so it is not for a thread that has an
@@ -473,7 +322,7 @@ impl<H: Handler> Cluster<H> {
     }
 
     /// Gives the sink a machine's log if there are at least so many bytes of it.
-    fn hand_over<M: Machine>(&self, journal: &mut Journal<M>, at_least: usize) {
+    pub(crate) fn hand_over<M: Machine>(&self, journal: &mut Journal<M>, at_least: usize) {
         if let Some(log) = &self.log
             && journal.pending() >= at_least
         {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::cluster::journal::{Input, Journal, Reply};
-use downbeat_core::cluster::{Answer, Matchmaker};
+use downbeat_core::cluster::{Answer, Grant, Matchmaker};
 use downbeat_core::{BatchId, DeviceId, ModelId, Time};
 
 use crate::candidate_slot::CandidateSlot;
@@ -16,6 +16,8 @@ pub struct MatchmakerState {
     pub gone: Arc<CandidateSlot>,
     /// The changes of loads that it has heard of.
     pub load_changes: u64,
+    /// Grants that a thread takes along. Empty between two turns.
+    pub along: Vec<Grant>,
 }
 
 pub enum ToMatchmaker {
@@ -37,7 +39,7 @@ pub enum ToMatchmaker {
 
 impl MatchmakerState {
     /// Works a message off. What has no time of its own is as of the event before.
-    pub fn handle(&mut self, message: ToMatchmaker, now: impl Fn() -> Time) {
+    pub fn handle(&mut self, message: ToMatchmaker, now: impl FnOnce() -> Time) {
         let matchmaker = &mut self.matchmaker;
         match message {
             ToMatchmaker::Changed(model) => self.models[model.0 as usize].1.take(|kind, newest| {

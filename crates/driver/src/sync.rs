@@ -1,5 +1,10 @@
 //! What threads share things by: the real primitives, or in tests under `--cfg loom` those of loom, which tries every order.
 
+/// A cache line, with the next one, which processors fetch along: what is in it moves between cores for nobody else's sake.
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Line<T>(pub T);
+
 #[cfg(not(all(loom, test)))]
 mod real {
     pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

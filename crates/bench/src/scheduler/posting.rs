@@ -33,10 +33,15 @@ thread_local! {
 struct Posting {
     clock: Clock,
     /// By shard: requests that it has worked off.
-    handled: Vec<AtomicU64>,
+    handled: Vec<Count>,
     /// By thread: requests that it has posted.
-    posted: Vec<AtomicU64>,
+    posted: Vec<Count>,
 }
+
+/// A counter on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Count(AtomicU64);
 
 /// What a shard has beside its queues.
 #[derive(Default)]
@@ -62,7 +67,7 @@ impl Handler for Posting {
         table.counts.requests += 1;
         table.counts.events += 1;
         table.counts.rejected += u64::from(shard.handle_request(moment.now, &request).is_err());
-        self.handled[table.index].store(table.counts.requests, Ordering::Relaxed);
+        self.handled[table.index].0.store(table.counts.requests, Ordering::Relaxed);
     }
 
     fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut Table, output: Output) {
@@ -94,7 +99,7 @@ struct Took {
 pub fn run(workload: &Workload, threads: u32, shards: u32, length: Duration) -> Result<Measurement> {
     let most = workload.models.min(MAX_SHARDS as u32);
     ensure!((1..=most).contains(&shards), "--shards: at most one a model, and {MAX_SHARDS}");
-    let zeros = |n: u32| (0..n).map(|_| AtomicU64::new(0)).collect();
+    let zeros = |n: u32| (0..n).map(|_| Count::default()).collect();
     let posting = Posting { clock: Clock::start(), handled: zeros(shards), posted: zeros(threads) };
     let tables = (0..shards as usize).map(|index| Table { index, ..Table::default() }).collect();
     let cluster = Cluster::new(posting, tables, Setup::new(workload.devices));
@@ -138,7 +143,7 @@ impl Poster<'_> {
         let mut requests = own.requests();
         let mut began: Option<(Time, Duration, Option<Counter>)> = None;
         let mut wait = Wait::default();
-        let sum = |counters: &[AtomicU64]| counters.iter().map(|n| n.load(Ordering::Relaxed)).sum::<u64>();
+        let sum = |counters: &[Count]| counters.iter().map(|Count(n)| n.load(Ordering::Relaxed)).sum::<u64>();
         loop {
             let now = clock.now();
             self.complete(now);
@@ -160,7 +165,7 @@ impl Poster<'_> {
                 let id = RequestId(deadline.as_nanos());
                 self.cluster.post(place, Request { id, model: place.model, deadline, ..request });
             }
-            posted[self.index].fetch_add(BURST, Ordering::Relaxed);
+            posted[self.index].0.fetch_add(BURST, Ordering::Relaxed);
         }
         let (at, cpu, counter) = began.unwrap_or_else(|| (clock.now(), thread_cpu(), None));
         let allocations = counter.map(Counter::stop);

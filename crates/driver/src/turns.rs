@@ -1,0 +1,240 @@
+//! Whoever has put something into a mailbox works it off.
+
+use std::sync::atomic::Ordering;
+
+use downbeat_core::cluster::journal::Input;
+use downbeat_core::cluster::{Demand, Grant};
+use downbeat_core::{DeviceId, Time};
+
+use crate::cluster::{Cluster, LOG_BUFFER, TURN};
+use crate::handler::{Handler, Moment};
+use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
+use crate::round::Round;
+use crate::shard_state::{ShardState, ToShard};
+
+/// The shard that a thread is in while it is at the matchmaker: its index, and its state.
+type Here<'a, H> = Option<(usize, &'a mut ShardState<H>)>;
+
+impl<H: Handler> Cluster<H> {
+    /// Looks after mailboxes until there is nothing left in them, or somebody else is there.
+    pub(crate) fn work(&self, mut round: Round) {
+        loop {
+            // The matchmaker first, for devices that wait are what costs most; but a shard after each of its turns, and the shards in turn.
+            if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
+                self.meet_matchmaker(None, &mut round);
+            } else if let Some(index) = round.next_shard() {
+                let shard = &self.shards[index];
+                let Some(mut state) = shard.try_enter() else { continue };
+                self.shard_turn(index, &mut state, TURN, &mut round);
+                if round.matchmaker
+                    && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), &mut round)
+                {
+                    // What came of its grants.
+                    self.flush(index, self.moment_at(now), &mut state, &mut round);
+                    self.end_turn(index, &mut state);
+                }
+                drop(state);
+                if !shard.is_done() {
+                    round = round.shard(index);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// A turn of the matchmaker, unless somebody else is there; the time that it was as of. Who comes from a shard, and is in it still, takes the grants for
+    /// that shard along: they need no message, nor their answers. It only ever tries to enter, so nobody waits for it in there.
+    fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round) -> Option<Time> {
+        (round.matchmaker, round.matched) = (false, true);
+        let mut state = self.matchmaker.try_enter()?;
+        let (_, now) = self.matchmaker_turn(&mut state, TURN, here, round);
+        drop(state);
+        round.matchmaker |= !self.matchmaker.is_done();
+        Some(now)
+    }
+
+    pub(crate) fn moment(&self) -> Moment {
+        self.moment_at(self.handler.now())
+    }
+
+    pub(crate) fn moment_at(&self, now: Time) -> Moment {
+        Moment { now, expected_free: Time::from_nanos(self.expected_free_ns.0.load(Ordering::Relaxed)) }
+    }
+
+    /// Works off up to `most` messages of a shard, and sets its alarm; how many there were.
+    pub(crate) fn shard_turn(&self, index: usize, state: &mut ShardState<H>, most: usize, round: &mut Round) -> usize {
+        let mut messages = 0;
+        while messages < most
+            && let Some(message) = self.shards[index].pop()
+        {
+            self.handle_in_shard(index, state, self.moment(), message, round);
+            messages += 1;
+        }
+        self.end_turn(index, state);
+        messages
+    }
+
+    fn end_turn(&self, index: usize, state: &mut ShardState<H>) {
+        self.alarm.set(index, state.shard.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at));
+        self.hand_over(&mut state.shard, LOG_BUFFER);
+    }
+
+    pub(crate) fn handle_in_shard(
+        &self,
+        index: usize,
+        state: &mut ShardState<H>,
+        moment: Moment,
+        message: ToShard<H::Event>,
+        round: &mut Round,
+    ) {
+        let now = moment.now;
+        self.hear_demands(index, state, now);
+        let shard = &mut state.shard;
+        match message {
+            ToShard::Event(event) => self.handler.handle(moment, shard, &mut state.requests, event),
+            ToShard::Grant(grant) => shard.handle_grant(now, grant),
+            ToShard::AddModel { model, options, slot } => {
+                let index = model.0 as usize;
+                if state.slots.len() <= index {
+                    state.slots.resize_with(index + 1, || None);
+                }
+                state.slots[index] = Some(slot);
+                shard.apply(now, Input::AddModel(model, options));
+            }
+            ToShard::RemoveModel(model) => {
+                if shard.machine().queue(model).is_some() {
+                    shard.apply(now, Input::RemoveModel(model));
+                    state.slots[model.0 as usize] = None;
+                    self.forget_model(index);
+                    self.matchmaker.put(ToMatchmaker::RemoveModel(model));
+                    round.matchmaker = true;
+                }
+            }
+            ToShard::Command(input) => {
+                shard.apply(now, *input);
+            }
+            ToShard::Alarm => {
+                shard.apply(now, Input::Timeout);
+            }
+        }
+        self.flush(index, moment, state, round);
+    }
+
+    fn hear_demands(&self, index: usize, state: &mut ShardState<H>, now: Time) {
+        let changes = self.demand_changes.load(Ordering::Acquire);
+        if changes != state.demand_changes {
+            state.demand_changes = changes;
+            state.shard.apply(now, Input::SetOtherDemand(self.demand_beside(index)));
+        }
+    }
+
+    /// What the models of all other shards ask of the devices.
+    fn demand_beside(&self, index: usize) -> Demand {
+        let others = self.demands.iter().enumerate().filter(|(shard, _)| *shard != index);
+        others.fold(Demand::default(), |sum, (_, demand)| sum.plus(demand.get()))
+    }
+
+    /// Sends what came of an event: candidates, then answers, then decisions, for the reasons that [`downbeat_core::cluster::Shard`] gives.
+    fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round) {
+        tell(state, |message| {
+            self.matchmaker.put(message);
+            round.matchmaker = true;
+        });
+        let ShardState { shard, requests, demand, .. } = state;
+        while let Some(output) = shard.poll_output() {
+            self.handler.carry_out(moment, shard, requests, output);
+        }
+        if self.shards.len() > 1 && shard.machine().demand() != *demand {
+            *demand = shard.machine().demand();
+            self.demands[index].put(*demand);
+            self.demand_changes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Works off up to `most` messages of the matchmaker's, grants what it can, and sets its alarm; how many messages there were,
+    /// and the time that it was as of.
+    pub(crate) fn matchmaker_turn(
+        &self,
+        state: &mut MatchmakerState,
+        most: usize,
+        mut here: Here<'_, H>,
+        round: &mut Round,
+    ) -> (usize, Time) {
+        let mut messages = 0;
+        let mut now = None;
+        while messages < most
+            && let Some(message) = self.matchmaker.pop()
+        {
+            state.handle(message, || *now.insert(self.handler.now()));
+            messages += 1;
+        }
+        // A look at the clock costs as much as an update of a queue.
+        let now = now.unwrap_or_else(|| self.handler.now());
+        self.hear_loads(state, now);
+        loop {
+            state.matchmaker.handle_timeout(now);
+            while let Some(grant) = state.matchmaker.poll_grant() {
+                let shard = state.models[grant.model.0 as usize].0 as usize;
+                if here.as_ref().is_some_and(|(index, _)| *index == shard) {
+                    state.along.push(grant);
+                } else {
+                    self.shards[shard].put(ToShard::Grant(grant));
+                    *round = round.shard(shard);
+                }
+            }
+            // All are polled before one is answered: so the log is played.
+            let Some((index, own)) = here.as_mut().filter(|_| !state.along.is_empty()) else { break };
+            let mut along = std::mem::take(&mut state.along);
+            for grant in along.drain(..) {
+                self.take_along(*index, own, state, now, grant);
+            }
+            state.along = along;
+        }
+        let matchmaker = &mut state.matchmaker;
+        let expected_free = matchmaker.machine().expected_free().as_nanos();
+        if self.expected_free_ns.0.load(Ordering::Relaxed) != expected_free {
+            self.expected_free_ns.0.store(expected_free, Ordering::Relaxed);
+        }
+        let due = matchmaker.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        self.alarm.set(self.shards.len(), due);
+        self.hand_over(matchmaker, LOG_BUFFER);
+        (messages, now)
+    }
+
+    /// A grant for the shard that the thread is in. The decisions are left to [`Cluster::flush`]: nobody is kept from the matchmaker by them.
+    fn take_along(&self, index: usize, own: &mut ShardState<H>, state: &mut MatchmakerState, now: Time, grant: Grant) {
+        self.hear_demands(index, own, now);
+        own.shard.handle_grant(now, grant);
+        tell(own, |message| state.handle(message, || now));
+    }
+
+    fn hear_loads(&self, state: &mut MatchmakerState, now: Time) {
+        let changes = self.load_changes.load(Ordering::Acquire);
+        if changes == std::mem::replace(&mut state.load_changes, changes) {
+            return;
+        }
+        let matchmaker = &mut state.matchmaker;
+        for (device, load) in (0..).map(DeviceId).zip(self.loads.read().iter()) {
+            let until = Time::from_nanos(load.load(Ordering::Relaxed));
+            if matchmaker.machine().load(device) != until {
+                matchmaker.apply(now, Input::SetLoad(device, until));
+            }
+        }
+    }
+}
+
+/// What a shard has for the matchmaker, in the order in which it has to hear of it.
+fn tell<H: Handler>(state: &mut ShardState<H>, mut tell: impl FnMut(ToMatchmaker)) {
+    let ShardState { shard, slots, .. } = state;
+    while let Some((model, kind, candidate)) = shard.poll_candidate() {
+        if let Some(slot) = &slots[model.0 as usize]
+            && slot.put(kind, candidate)
+        {
+            tell(ToMatchmaker::Changed(model));
+        }
+    }
+    while let Some(answer) = shard.poll_answer() {
+        tell(ToMatchmaker::Answer(answer));
+    }
+}

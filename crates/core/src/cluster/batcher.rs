@@ -66,6 +66,7 @@ impl Batcher {
     /// `exec = max(now, d - l(|B| + 1))` on, when nobody else could join in time ([`DispatchPolicy`] has other rules), until `latest = d - l(|B|)`.
     /// With several kinds of devices it passes over the requests that this one cannot serve in time, and over all that are due before `from`.
     /// `free_at`: when the device will be free, if it is known which.
+    #[inline(always)]
     pub fn update_candidate(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Formed> {
         let prefix = self.get_batch(now, free_at, plan, from)?;
         Some(self.window(now, free_at, plan, prefix))
@@ -73,6 +74,9 @@ impl Batcher {
 
     /// *GetBatch*. `O(n)` in the number passed over, for each time that a request of several items is.
     pub fn get_batch(&self, now: Time, free_at: Time, plan: usize, mut from: Time) -> Option<Prefix> {
+        if self.queue.weight() == 0 {
+            return None;
+        }
         // Nobody asks how many more than are there, and one, would fit: that would have to be searched for.
         let most = self.kinds.max_batch.min(u32::try_from(self.queue.weight() + 1).unwrap_or(u32::MAX));
         'from: loop {
@@ -118,13 +122,18 @@ impl Batcher {
                     let full = size > cap || cap == limit;
                     return Some(Prefix { from, size: cap as u32, deadline, since, full, last_tier });
                 }
+                if size == self.queue.weight() {
+                    // Nobody waits further down.
+                    break;
+                }
             }
             let size = size as u32;
             return (size > 0).then_some(Prefix { from, size, deadline, since, full: false, last_tier });
         }
     }
 
-    /// The schedulable window of a batch.
+    /// The schedulable window of a batch. Inlined, as its callers are: what they make would be copied from place to place right after it was written.
+    #[inline(always)]
     pub fn window(&mut self, now: Time, free_at: Time, plan: usize, prefix: Prefix) -> Formed {
         let Prefix { mut size, deadline, since, mut full, .. } = prefix;
         // If the first arrival of the queue is not in the candidate, then the candidate is full, its level blocked, or the first
@@ -154,15 +163,24 @@ impl Batcher {
 
     /// The batch whose window is open when it gets to a device that is free at `free_at`, if it is sent now.
     pub fn starting(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Formed> {
-        let formed = self.update_candidate(now, free_at, plan, from)?;
+        let prefix = self.get_batch(now, free_at, plan, from)?;
+        self.starting_with(now, free_at, plan, prefix)
+    }
+
+    /// [`Batcher::starting`], of this prefix.
+    #[inline(always)]
+    pub fn starting_with(&mut self, now: Time, free_at: Time, plan: usize, prefix: Prefix) -> Option<Formed> {
+        let formed = self.window(now, free_at, plan, prefix);
         (formed.opens <= (now + formed.candidate.delay).max(free_at)).then_some(formed)
     }
 
     /// Moves a batch to `members`; its size: requests of several items may leave some of the room.
     pub fn pop(&mut self, formed: &Formed, members: &mut Vec<RequestId>) -> u32 {
         let Prefix { from, last_tier, .. } = formed.prefix;
-        for tier in 0..=last_tier {
-            self.pass_over(tier, from);
+        if from > Time::ZERO {
+            for tier in 0..=last_tier {
+                self.pass_over(tier, from);
+            }
         }
         let limit = formed.candidate.size;
         let mut room = limit;
@@ -226,13 +244,33 @@ impl Batcher {
         if free_at <= now { fit } else { fit.min(profile.largest_up_to(most, deadline.since(free_at))) }
     }
 
-    /// What [`Batcher::get_batch`] makes of the whole queue for the only plan, if `former` was all of it and less than the largest batch, could
-    /// leave by now, and since then nothing happened but that others joined at the end of its last tier.
-    pub fn grow(&self, now: Time, former: Prefix) -> Prefix {
-        let KindPlan { limit, .. } = self.kinds.plans[0];
+    /// What [`Batcher::get_batch`] makes of the whole queue for the only plan, if its candidate was made of `former`, all of it, and since then nothing
+    /// happened but that others joined at the end of its last tier. `None` if it has to be asked: `former` was the largest batch or cannot leave any more.
+    #[inline(always)]
+    pub fn grow(&self, now: Time, former: Prefix) -> Option<Prefix> {
+        let KindPlan { limit, candidate, .. } = &self.kinds.plans[0];
+        candidate.as_ref().filter(|c| former.size < *limit && now + c.delay <= c.latest)?;
+        let limit = *limit;
         let size = u32::try_from(self.queue.weight()).unwrap_or(u32::MAX);
         let cap = self.fit(now, Time::ZERO, 0, former.deadline, limit.min(size.saturating_add(1)));
-        Prefix { size: size.min(cap), full: size > cap || size == limit, ..former }
+        Some(Prefix { size: size.min(cap), full: size > cap || size == limit, ..former })
+    }
+
+    /// When something is due though nothing comes: a candidate expires, or a request does or becomes hopeless. [`Time::MAX`]: nothing.
+    pub fn next_due(&self) -> Time {
+        let Batcher { queue, kinds, drop, .. } = self;
+        let mut due = queue.next_due().unwrap_or(Time::MAX);
+        for candidate in kinds.plans.iter().filter_map(|plan| plan.candidate.as_ref()) {
+            due = due.min(candidate.latest - candidate.delay + TICK);
+        }
+        // With one plan, none of the first tier is hopeless before the candidate expires.
+        if *drop != DropPolicy::None && (kinds.plans.len() > 1 || queue.tier_weight(0) < queue.weight()) {
+            let alone = kinds.needed(1);
+            for head in queue.tiers().filter_map(|tier| queue.head(tier)) {
+                due = due.min(head.deadline - alone + TICK);
+            }
+        }
+        due
     }
 
     /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target. If that gains something, the
@@ -309,6 +347,12 @@ impl Batcher {
         self.queue.put_back(&self.aside);
         self.aside.clear();
     }
+}
+
+/// When a request needs its own timer to be found hopeless: if it has more than one item, others that are due later may be
+/// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
+pub(super) fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
+    if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
 }
 
 #[cfg(test)]

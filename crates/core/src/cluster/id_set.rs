@@ -6,6 +6,8 @@
 pub(super) struct IdSet {
     /// The ids, then by 64 of the level below: whether it has any. The last level is one word.
     levels: Vec<Vec<u64>>,
+    /// There are any.
+    any: bool,
 }
 
 impl IdSet {
@@ -15,6 +17,7 @@ impl IdSet {
         if self.levels.first().is_none_or(|ids| ids.len() <= at / 64) {
             self.grow(at / 64 + 1);
         }
+        self.any = true;
         for level in &mut self.levels {
             let word = &mut level[at / 64];
             let had = *word;
@@ -28,15 +31,20 @@ impl IdSet {
 
     /// Removes `id`, which may be absent.
     pub fn remove(&mut self, id: u32) {
+        if !self.any {
+            return;
+        }
         let mut at = id as usize;
         for level in &mut self.levels {
-            let Some(word) = level.get_mut(at / 64) else { break };
+            let Some(word) = level.get_mut(at / 64) else { return };
             *word &= !(1 << (at % 64));
             if *word != 0 {
-                break;
+                return;
             }
             at /= 64;
         }
+        // The last level has nothing.
+        self.any = false;
     }
 
     /// Whether it holds `id`.
@@ -56,7 +64,7 @@ impl IdSet {
 
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
-        self.levels.last().is_none_or(|top| top[0] == 0)
+        !self.any
     }
 
     #[cold]

@@ -281,14 +281,11 @@ impl Matchmaker {
     /// What came of a grant. The model's new candidates have to be known by now.
     pub fn handle_answer(&mut self, answer: Answer) {
         let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
-        let model = &mut self.models[grant.model.0 as usize];
-        assert!(model.granted, "a grant is answered once");
-        model.granted = false;
+        assert!(std::mem::take(&mut self.models[grant.model.0 as usize].granted), "a grant is answered once");
         let device = &mut self.devices[grant.device.0 as usize];
         // If it was removed meanwhile, then the model's batch was with it.
         if device.present {
-            let granted = device.granted.take();
-            assert!(granted == Some(grant.model), "a device that was granted stays so until the answer");
+            assert!(device.granted.take() == Some(grant.model), "a device that was granted stays so until the answer");
             match answer {
                 Answer::Started { batch, arrives, expected, .. } => {
                     let sent = Sent { model: grant.model, batch, arrives, expected };
@@ -302,7 +299,10 @@ impl Matchmaker {
                     self.landed(grant.model);
                 }
             }
-            self.refresh_device(grant.device);
+            // One that got a batch was taken when it was granted.
+            if self.sends_ahead || matches!(answer, Answer::Declined { .. }) {
+                self.refresh_device(grant.device);
+            }
         }
         self.place_all(grant.model);
     }

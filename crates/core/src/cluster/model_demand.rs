@@ -15,6 +15,8 @@ pub(super) struct ModelDemand {
     meter: RateMeter,
     /// Nothing but of a model that behaves by the regime.
     pub demand: Demand,
+    /// It was set since somebody looked.
+    pub changed: bool,
     pub regime: LoadRegime,
     /// What it is told to do, whatever the regime.
     pub set: Option<Behaviour>,
@@ -25,7 +27,13 @@ pub(super) struct ModelDemand {
 impl ModelDemand {
     pub fn new(now: Time) -> Self {
         let (demand, regime) = (Demand::default(), LoadRegime::default());
-        ModelDemand { meter: RateMeter::new(now), demand, regime, set: None, stale: true }
+        ModelDemand { meter: RateMeter::new(now), demand, changed: false, regime, set: None, stale: true }
+    }
+
+    /// Takes a demand over.
+    pub fn set_demand(&mut self, demand: Demand) {
+        self.changed |= demand != self.demand;
+        self.demand = demand;
     }
 
     /// What the model does, if it is adaptive.
@@ -55,7 +63,7 @@ impl ModelDemand {
         let (max_batch, rate, network) = (kinds.max_batch, self.meter.rate(), kinds.network);
         if is_adaptive {
             // Before the first rates are known nothing can be said, and without deadlines nothing is late.
-            self.demand = match rate {
+            let demand = match rate {
                 Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
                     let (variance, even_variance) = (self.meter.variance(), self.meter.even_variance());
                     let arrivals = Arrivals { rate, variance, even_variance };
@@ -63,6 +71,7 @@ impl ModelDemand {
                 }
                 _ => Demand::default(),
             };
+            self.set_demand(demand);
         }
         // Whether it consolidates makes no difference to what drops aim at.
         let behaviour = self.behaviour(false);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::batch_policy::DropPolicy;
-use super::batcher::{Batcher, TICK};
+use super::batcher::{Batcher, Formed, Prefix, hopeless_at};
 use super::behaviour::Behaviour;
 use super::demand::Demand;
 use super::dispatch_policy::DispatchPolicy;
@@ -53,6 +53,8 @@ pub struct ModelQueue {
     batcher: Batcher,
     demand: ModelDemand,
     elision: UpdateElision,
+    /// [`ModelQueue::wake`], as of the last update: before it nothing is due but what came since. [`Time::ZERO`]: there was none.
+    wake: Time,
     max_in_flight: u32,
     max_wait: Duration,
     /// In order of arrival: those that `max_wait` is for. The first waits, as of the last [`ModelQueue::update`]; of the others some may
@@ -71,6 +73,7 @@ impl ModelQueue {
             batcher: Batcher::new(RequestQueue::new(levels), kinds, drop, DispatchPolicy::Eager),
             demand: ModelDemand::new(now),
             elision: UpdateElision::default(),
+            wake: Time::ZERO,
             max_in_flight: max_in_flight.max(1),
             max_wait,
             waiters: VecDeque::new(),
@@ -131,14 +134,14 @@ impl ModelQueue {
         }
         let waits = self.max_wait != Duration::MAX && deadline == Time::MAX && request.queue_expiry == Time::MAX;
         if waits {
-            let wait = self.wait_before(level);
-            let bound = self.patience();
+            let (wait, bound) = (self.wait_before(level), self.patience());
             if wait > bound {
                 return Err(Reject::WaitTooLong { wait, bound });
             }
         }
         let hopeless_at = hopeless_at(needed, *drop, deadline, size);
-        let is_due = self.demand.stale && self.is_adaptive();
+        // The first of those that may not wait for long has to be looked for.
+        let is_due = self.demand.stale && self.is_adaptive() || waits && self.waiters.is_empty();
         self.elision.join(now, level as usize * 2, size, || {
             hopeless_at == Time::MAX && !is_due && self.batcher.queue.joins_end(&request)
         });
@@ -212,6 +215,7 @@ impl ModelQueue {
         let Batcher { queue, kinds, drop, .. } = &mut self.batcher;
         let changed = change(kinds);
         self.demand.stale = true;
+        self.wake = Time::ZERO;
         if !queue.unsized_only() {
             queue
                 .set_hopeless(|waiting| hopeless_at(kinds.needed(waiting.size), *drop, waiting.deadline, waiting.size));
@@ -226,7 +230,7 @@ impl ModelQueue {
         self.batcher.dispatch = dispatch;
         self.behave();
         if !self.is_adaptive() {
-            self.demand.demand = Demand::default();
+            self.demand.set_demand(Demand::default());
         }
     }
 
@@ -273,6 +277,11 @@ impl ModelQueue {
         self.demand.demand
     }
 
+    /// Whether the demand may be another than it was when this was asked last.
+    pub fn take_demand_change(&mut self) -> bool {
+        std::mem::take(&mut self.demand.changed)
+    }
+
     /// Works the demand out anew if time has made it stale. [`ModelQueue::update`] does it too.
     pub fn refresh_demand(&mut self, now: Time) {
         if self.is_adaptive() {
@@ -310,37 +319,34 @@ impl ModelQueue {
     /// When the queue needs [`ModelQueue::update`] though nothing came: its candidate expires, a request becomes hopeless or
     /// has waited for too long, or requests for which no update was needed would let the candidate start.
     pub fn wake(&self) -> Option<Time> {
-        let Batcher { queue, kinds, drop, .. } = &self.batcher;
-        let mut wake = queue.next_due().unwrap_or(Time::MAX).min(self.elision.until.unwrap_or(Time::MAX));
-        for candidate in kinds.plans.iter().filter_map(|plan| plan.candidate) {
-            wake = wake.min(candidate.latest - candidate.delay + TICK);
-        }
-        if *drop != DropPolicy::None {
-            let alone = kinds.needed(1);
-            for head in queue.tiers().filter_map(|tier| queue.head(tier)) {
-                wake = wake.min(head.deadline - alone + TICK);
-            }
-        }
-        if let Some((arrival, _)) = self.waiters.front() {
-            wake = wake.min(*arrival + self.patience());
-        }
+        let wake = if self.wake == Time::ZERO { self.next_wake() } else { self.wake };
         (wake != Time::MAX).then_some(wake)
+    }
+
+    fn next_wake(&self) -> Time {
+        let waited = self.waiters.front().map_or(Time::MAX, |(arrival, _)| *arrival + self.patience());
+        self.batcher.next_due().min(self.elision.until.unwrap_or(Time::MAX)).min(waited)
     }
 
     /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
     /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
+        self.update_candidates(now);
+        self.wake = self.next_wake();
+        self.batcher.kinds.fastest().candidate
+    }
+
+    #[inline(always)]
+    fn update_candidates(&mut self, now: Time) {
         if let Some(former) = self.elision.grows(now)
-            && self.batcher.kinds.plans[0].candidate.is_some_and(|c| now + c.delay <= c.latest)
-            && former.size < self.batcher.kinds.plans[0].limit
             && !(self.demand.stale && self.is_adaptive())
+            && let Some(grown) = self.batcher.grow(now, former)
         {
             // What is due by now was done when it was, before they came.
-            let grown = self.batcher.grow(now, former);
             let formed = self.batcher.window(now, Time::ZERO, 0, grown);
             self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
-            self.elision = self.elision.foresee(now, &mut self.batcher, &formed);
-            return Some(formed.candidate);
+            self.elision.foresee(now, &mut self.batcher, &formed);
+            return;
         }
         self.expire(now);
         self.refresh_demand(now);
@@ -359,16 +365,16 @@ impl ModelQueue {
             formed = if in_use { self.batcher.update_candidate(now, Time::ZERO, plan, Time::ZERO) } else { None };
             self.batcher.kinds.plans[plan].candidate = formed.map(|formed| formed.candidate);
         }
-        self.elision = match (formed, self.batcher.kinds.plans.len()) {
+        match (formed, self.batcher.kinds.plans.len()) {
             (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed),
-            _ => UpdateElision::default(),
-        };
-        self.batcher.kinds.fastest().candidate
+            _ => self.elision = UpdateElision::default(),
+        }
     }
 
     /// Takes the batch that is sent now to a device of this kind, which is expected to be free at `free_at`: appends its members. `None` if none may
     /// be sent, which is so when giving up what held it below the target has moved its window, or when a grant crossed
     /// a change of the queue.
+    #[inline(always)]
     pub fn take(
         &mut self,
         now: Time,
@@ -385,17 +391,10 @@ impl ModelQueue {
             1 => Time::ZERO,
             _ => self.batcher.get_batch(now, free_at, plan, Time::ZERO)?.from,
         };
-        // What a slower kind cannot make good use of is left to the faster ones.
-        let gives_up = plan == kinds.fastest && passed == Time::ZERO;
-        let mut starting = None;
-        if let Some(from) = self.slide(now, free_at, plan, passed) {
-            if gives_up {
-                self.sacrifice(from);
-            } else {
-                starting = self.batcher.starting(now, free_at, plan, from);
-            }
-        }
-        let starting = starting.or_else(|| self.batcher.starting(now, free_at, plan, Time::ZERO));
+        let starting = match self.whole(now, free_at) {
+            Some(whole) => self.batcher.starting_with(now, free_at, plan, whole),
+            None => self.starting(now, free_at, plan, passed),
+        };
         self.batcher.kinds.clear_candidates();
         self.elision = UpdateElision::default();
         let formed = starting?;
@@ -410,6 +409,29 @@ impl ModelQueue {
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })
+    }
+
+    /// The batch that starts now, with what it costs to give up: what a slower kind cannot make good use of is left to the faster ones.
+    fn starting(&mut self, now: Time, free_at: Time, plan: usize, passed: Time) -> Option<Formed> {
+        let gives_up = plan == self.batcher.kinds.fastest && passed == Time::ZERO;
+        if let Some(from) = self.slide(now, free_at, plan, passed) {
+            if gives_up {
+                self.sacrifice(from);
+            } else if let Some(starting) = self.batcher.starting(now, free_at, plan, from) {
+                return Some(starting);
+            }
+        }
+        self.batcher.starting(now, free_at, plan, Time::ZERO)
+    }
+
+    /// All that waits, if it was the candidate and may leave together now, on a free device of the only kind. Then nothing has to be given up.
+    fn whole(&mut self, now: Time, free_at: Time) -> Option<Prefix> {
+        let former = self.elision.whole()?;
+        if self.has_target() {
+            self.refresh_target(now);
+        }
+        let whole = self.batcher.grow(now, former)?;
+        (free_at <= now && u64::from(whole.size) == self.batcher.queue.weight()).then_some(whole)
     }
 
     fn has_target(&self) -> bool {
@@ -438,6 +460,9 @@ impl ModelQueue {
 
     /// Drops the hopeless and those whose time in the queue is up.
     fn expire(&mut self, now: Time) {
+        if now < self.wake && self.waiters.is_empty() && self.batcher.queue.next_due().is_none_or(|due| due > now) {
+            return;
+        }
         while let Some(due) = self.batcher.queue.pop_due(now) {
             match due {
                 Due::Hopeless(ticket) => self.give_up(ticket, DropReason::Hopeless),
@@ -472,10 +497,4 @@ impl ModelQueue {
         let detail = DropDetail { size, deadline, needed: self.batcher.kinds.needed(size), target };
         self.dropped.push_back(Dropped { request: id, reason, detail });
     }
-}
-
-/// When a request needs its own timer to be found hopeless: if it has more than one item, others that are due later may be
-/// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
-fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
-    if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
 }

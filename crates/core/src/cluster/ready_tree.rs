@@ -40,13 +40,13 @@ impl ReadyTree {
         if std::mem::replace(&mut self.minima[node], at) == at {
             return;
         }
+        let mut least = at;
         while node > 1 {
+            least = least.min(self.minima[node ^ 1]);
             node /= 2;
-            let least = self.minima[2 * node].min(self.minima[2 * node + 1]);
-            if self.minima[node] == least {
+            if std::mem::replace(&mut self.minima[node], least) == least {
                 break;
             }
-            self.minima[node] = least;
         }
     }
 

@@ -70,6 +70,8 @@ pub struct Shard {
     other_demand: Demand,
     /// For the demand of all models.
     regime: LoadRegime,
+    /// How often it has changed.
+    regimes: u64,
     /// The models are being told of a new regime: should it change once more meanwhile, those told already learn it at their next event.
     changing_regime: bool,
     /// By model with a demand: when it is to be worked out again though nothing came.
@@ -88,6 +90,8 @@ struct Member {
     queue: ModelQueue,
     /// By kind: what the matchmaker was told last.
     sent: Vec<Option<Candidate>>,
+    /// The regime that it was told of last: [`Shard::regimes`] by then.
+    regimes: u64,
     /// The demand that is in the shard's sum.
     counted: Demand,
     /// It is in [`Shard::changed`].
@@ -114,6 +118,7 @@ impl Shard {
             demand: Demand::default(),
             other_demand: Demand::default(),
             regime: LoadRegime::default(),
+            regimes: 0,
             changing_regime: false,
             quiet: IndexedHeap::new(),
             wake_margin: Duration::ZERO,
@@ -225,6 +230,7 @@ impl Shard {
         self.members[index] = Some(Box::new(Member {
             queue,
             sent: vec![None; self.devices.len()],
+            regimes: 0,
             counted: Demand::default(),
             changed: false,
         }));
@@ -406,9 +412,11 @@ impl Shard {
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
         self.updates += 1;
-        member.queue.set_regime(self.regime);
+        if std::mem::replace(&mut member.regimes, self.regimes) != self.regimes {
+            member.queue.set_regime(self.regime);
+        }
         member.queue.update(now);
-        let counted = member.queue.demand() == member.counted;
+        let demands = member.queue.take_demand_change() && member.queue.demand() != member.counted;
         let sends =
             || (0..).map(DeviceKind).zip(&member.sent).any(|(kind, sent)| member.queue.candidate(kind) != *sent);
         match (member.changed, sends()) {
@@ -430,7 +438,7 @@ impl Shard {
                 self.wakes.remove(model.0);
             }
         }
-        if !counted {
+        if demands {
             self.demand_changed(now, model);
         }
     }
@@ -460,7 +468,11 @@ impl Shard {
     fn refresh_regime(&mut self, now: Time) {
         let devices = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
         let regime = self.regime.next(self.demand.plus(self.other_demand), devices);
-        if regime == std::mem::replace(&mut self.regime, regime) || std::mem::replace(&mut self.changing_regime, true) {
+        if regime == std::mem::replace(&mut self.regime, regime) {
+            return;
+        }
+        self.regimes += 1;
+        if std::mem::replace(&mut self.changing_regime, true) {
             return;
         }
         for index in 0..self.members.len() {

@@ -56,35 +56,41 @@ impl UpdateElision {
         self.whole.filter(|_| self.joined == Some(now))
     }
 
+    /// What the candidate of the only plan was made of, if nothing has happened since but that others joined at its end.
+    pub fn whole(&self) -> Option<Prefix> {
+        self.whole
+    }
+
     /// How much the candidate of the only plan may grow without an update.
-    pub fn foresee(&self, now: Time, batcher: &mut Batcher, formed: &Formed) -> Self {
+    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed) {
         let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
-        let none = UpdateElision { tier: last_tier, ..UpdateElision::default() };
-        if matches!(&batcher.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
-            // Which preferred size is filled changes with every request.
-            return none;
-        }
-        if full {
-            return UpdateElision { items: u32::MAX, full, ..none };
-        }
         // Had the update been due for the growth, it would have come with a request.
         let exhausted = self.exhausted || self.until.is_some_and(|until| until <= now);
-        let whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
-        let none = UpdateElision { exhausted, whole, ..none };
+        *self = UpdateElision { tier: last_tier, ..UpdateElision::default() };
+        if matches!(&batcher.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
+            // Which preferred size is filled changes with every request.
+            return;
+        }
+        if full {
+            (self.items, self.full) = (u32::MAX, full);
+            return;
+        }
+        self.exhausted = exhausted;
+        self.whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
         // What may start already does not start later when it grows.
-        if exhausted || size < LEAST_FORESEEN || whole.is_none() || candidate.exec - candidate.delay <= now {
-            return none;
+        if exhausted || size < LEAST_FORESEEN || self.whole.is_none() || candidate.exec - candidate.delay <= now {
+            return;
         }
         let mut items = size.max(SMALL.saturating_sub(size)).min(batcher.kinds.plans[0].limit - size - 1);
         while items > 0 {
             let grown = Prefix { size: size + items, ..prefix };
             let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;
             if exec - delay > now {
-                return UpdateElision { items, until: Some(exec - delay), ..none };
+                (self.items, self.until) = (items, Some(exec - delay));
+                return;
             }
             items /= 2;
         }
-        none
     }
 }

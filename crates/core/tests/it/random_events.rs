@@ -717,3 +717,26 @@ fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     let batch = decided.iter().position(|(device, members)| device.is_some() && *members == sent(&[2, 0])).unwrap();
     assert_eq!(decided[batch + 1], (None, sent(&[3])));
 }
+
+/// Who may not wait for long joins one whose time in the queue is its own: it leaves when its own is up. Found by a test above, once in thousands of runs.
+#[test]
+fn the_first_who_may_not_wait_for_long_is_looked_for() {
+    let level = || PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };
+    let model = |dispatch, drop| ModelOptions {
+        profiles: LatencyProfile::from_table(vec![Duration::from_micros(1)]).unwrap().into(),
+        max_batch: 1,
+        drop,
+        dispatch,
+        max_in_flight: 1,
+        shares_limit: None,
+        max_wait: Duration::ZERO,
+        levels: vec![level(), level()],
+    };
+    let request = |expiry_us| Event::Request { model: 0, level: 0, size: 1, slo_us: None, expiry_us };
+    let requests = [request(None), request(Some(104)), request(None), Event::Wait { us: 10, punctual: false }];
+    run(&[model(DispatchPolicy::Eager, DropPolicy::HeadDrop)], &[DeviceKind(0)], &requests);
+    let adaptive = model(DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
+    let behaviour = Behaviour { wait: 0, throughput: 0, size: 100, ..Behaviour::default() };
+    let events: Vec<Event> = std::iter::once(Event::SetBehaviour(0, Some(behaviour))).chain(requests).collect();
+    run(&[adaptive], &[DeviceKind(0)], &events);
+}

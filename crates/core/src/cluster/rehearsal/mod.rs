@@ -2,6 +2,7 @@
 
 mod candidates;
 mod closed_loop;
+mod contender;
 mod noise;
 mod past;
 mod replay;
@@ -9,6 +10,7 @@ mod score;
 mod trial;
 
 use closed_loop::ClosedLoop;
+use contender::Contender;
 pub(crate) use noise::{ExecutionNoise, Random};
 pub(crate) use past::Past;
 pub use past::PastArrival;
@@ -25,12 +27,6 @@ use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// Arrivals that are remembered, at most: 640 KiB.
-const MOST: usize = 20 << 10;
-/// For how long one is.
-const SPAN: Duration = Duration::from_millis(10_000);
-/// But so many are, however long ago they came: fewer say little.
-const LEAST: usize = 4 << 10;
 /// Where clients wait for answers, how long they take to ask again depends on what is done: on machines that they share with the device they are slow while it
 /// computes, and it never waits for them because they are slow. So a trial takes them for quick; if they are not once they are waited for, the
 /// next trial takes that back, and none is hopeful for so many trials, twice as many each time.
@@ -39,6 +35,9 @@ const MOST_SOBER: u32 = 256;
 /// Before so many requests have come, and for so long, nothing is tried.
 const FEWEST: usize = 64;
 const SHORTEST: Duration = Duration::from_millis(300);
+/// Nor before so many of the longest budgets have passed, unless they are very long: queues have to fill.
+const SHORTEST_BUDGETS: u64 = 8;
+const LONGEST: Duration = Duration::from_millis(1_000);
 
 /// The scheduler tries behaviours on the last seconds, and says which is best.
 ///
@@ -46,8 +45,8 @@ const SHORTEST: Duration = Duration::from_millis(300);
 /// arrivals of the last seconds, under each of the behaviours that a model can have. The driver tells it what comes and what changes, lends it time
 /// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`]).
 ///
-/// **A trial** takes all that is remembered, in parts, the newest first. After each, all but the best of the candidates leave. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
-/// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise.
+/// **A trial** takes all that is remembered, in parts, the newest first, and then a rush of the minute before. After each, all but the best of the candidates leave. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
+/// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise, or if it is better in a second trial as well.
 #[derive(Debug)]
 pub struct Rehearsal {
     past: Past,
@@ -56,6 +55,7 @@ pub struct Rehearsal {
     /// By model: what it was decided to do.
     current: Vec<Option<Behaviour>>,
     trial: Option<Box<Trial>>,
+    contender: Option<Contender>,
     /// Trials in a row after which nothing changed.
     confirmed: u32,
     decision: Option<Decision>,
@@ -70,11 +70,12 @@ impl Rehearsal {
     /// Without models and devices. `consolidate`: few busy devices are better than short answers, where no request is lost by it. `seed` chooses the noise of executions.
     pub fn new(consolidate: bool, seed: u64) -> Self {
         Rehearsal {
-            past: Past::new(LEAST, MOST, SPAN),
+            past: Past::default(),
             stage: Stage { seed, ..Stage::default() },
             consolidate,
             current: Vec::new(),
             trial: None,
+            contender: None,
             confirmed: 0,
             decision: None,
             trials: 0,
@@ -167,8 +168,8 @@ impl Rehearsal {
             }
             let Some(trial) = &mut self.trial else { break };
             used += trial.step(events - used);
-            if let Some(decision) = trial.poll_decision() {
-                self.trial = None;
+            if let Some((decision, contender)) = trial.poll_decision() {
+                (self.trial, self.contender) = (None, contender);
                 self.decide(decision);
             }
         }
@@ -198,7 +199,7 @@ impl Rehearsal {
     }
 
     fn changed(&mut self) {
-        self.trial = None;
+        (self.trial, self.contender) = (None, None);
         self.confirmed = 0;
     }
 
@@ -210,15 +211,22 @@ impl Rehearsal {
         if all < FEWEST || self.past.span() < SHORTEST || unseen < FEWEST.max(all / share) {
             return false;
         }
-        let past = self.past.seen();
         // Without a deadline there is nothing to wait for, and nothing is given up: all behaviours are one.
-        if past.iter().all(|arrival| arrival.budget == Duration::MAX) {
+        let budget = self.past.longest_budget();
+        if budget == Duration::ZERO || self.past.span() < budget.saturating_mul(SHORTEST_BUDGETS).min(LONGEST) {
             return false;
         }
         let together = candidates::together(&self.stage, &self.current);
         self.stage.hopeful = self.sober == 0 && together.is_some_and(|together| together != self.current);
         let stage = self.stage.clone();
-        self.trial = Some(Box::new(Trial::new(past, stage, &self.current, self.consolidate, self.trials)));
+        self.trial = Some(Box::new(Trial::new(
+            self.past.seen(),
+            stage,
+            &self.current,
+            self.contender.take(),
+            self.consolidate,
+            self.trials,
+        )));
         true
     }
 }

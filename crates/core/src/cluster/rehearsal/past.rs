@@ -5,6 +5,20 @@ use std::collections::VecDeque;
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
+/// Arrivals that are remembered, at most: 640 KiB.
+const MOST: usize = 20 << 10;
+/// For how long one is.
+const SPAN: Duration = Duration::from_millis(10_000);
+/// But so many are, however long ago they came: fewer say little.
+const LEAST: usize = 4 << 10;
+/// Arrivals of a rush, and how many rushes are remembered, one of each [`SPAN`]: 480 KiB.
+const RUSH: usize = MOST / 8;
+const RUSHES: usize = 6;
+/// After so many arrivals it is looked whether the last were a rush.
+const STEP: u64 = RUSH as u64 / 8;
+/// A rush counts if it is so much denser than what came lately.
+const DENSER: f64 = 1.2;
+
 /// A request that came, as far as a replay needs it. 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PastArrival {
@@ -20,47 +34,89 @@ pub struct PastArrival {
     pub level: u32,
 }
 
-/// The arrivals of the last seconds, in order of time.
-#[derive(Debug)]
+/// The arrivals of the last seconds, in order of time, and the densest of the last minute: loads come and go, and who knows but the
+/// quiet seconds unlearns what has to be done in the others.
+#[derive(Debug, Default)]
 pub(crate) struct Past {
     arrivals: VecDeque<PastArrival>,
-    /// At most so many are kept.
-    most: usize,
-    /// And so many at least, but for a span of more than that.
-    fewest: usize,
-    span: Duration,
+    /// The densest arrivals of each [`SPAN`], the newest last.
+    rushes: VecDeque<Vec<PastArrival>>,
+    /// When the span of the newest began.
+    rushing: Time,
     /// Arrivals since the last [`Past::seen`].
     unseen: usize,
+    /// And of all times.
+    came: u64,
+}
+
+/// What is replayed.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// A rush, if there was one that is not among the last arrivals; then those.
+    pub arrivals: Vec<PastArrival>,
+    /// How many of them are the rush.
+    pub rush: usize,
+    /// Arrivals of all times.
+    pub came: u64,
 }
 
 impl Past {
-    pub fn new(fewest: usize, most: usize, span: Duration) -> Self {
-        Past { arrivals: VecDeque::new(), most, fewest, span, unseen: 0 }
-    }
-
     /// One that comes earlier than the last is taken to have come with it.
     pub fn push(&mut self, arrival: PastArrival) {
         let last = self.arrivals.back().map_or(Time::ZERO, |last| last.at);
         let arrival = PastArrival { at: arrival.at.max(last), ..arrival };
         while let Some(first) = self.arrivals.front()
-            && (self.arrivals.len() >= self.most
-                || self.arrivals.len() >= self.fewest && arrival.at.since(first.at) > self.span)
+            && (self.arrivals.len() >= MOST || self.arrivals.len() >= LEAST && arrival.at.since(first.at) > SPAN)
         {
             self.arrivals.pop_front();
         }
         self.arrivals.push_back(arrival);
         self.unseen += 1;
+        self.came += 1;
+        if self.came.is_multiple_of(STEP) {
+            self.rush(arrival.at);
+        }
+    }
+
+    /// Remembers the last arrivals if there were no denser ones in this span.
+    fn rush(&mut self, now: Time) {
+        let Some(begin) = self.arrivals.len().checked_sub(RUSH) else { return };
+        let took = now.since(self.arrivals[begin].at);
+        let last = self.arrivals.range(begin..).copied();
+        if self.rushes.is_empty() || now.since(self.rushing) > SPAN {
+            self.rushing = now;
+            self.rushes.push_back(last.collect());
+            if self.rushes.len() > RUSHES {
+                self.rushes.pop_front();
+            }
+        } else if let Some(rush) = self.rushes.back_mut().filter(|rush| took < length(rush)) {
+            *rush = last.collect();
+        }
     }
 
     /// Forgets what a model was asked for: it is gone.
     pub fn forget(&mut self, model: ModelId) {
         self.arrivals.retain(|arrival| arrival.model != model);
+        self.rushes.clear();
     }
 
     /// All of it; from now on [`Past::unseen`] counts from zero.
-    pub fn seen(&mut self) -> Vec<PastArrival> {
+    pub fn seen(&mut self) -> Seen {
         self.unseen = 0;
-        self.arrivals.iter().copied().collect()
+        let first = self.arrivals.front().map_or(Time::ZERO, |first| first.at);
+        let lately = self.span().as_secs_f64() / self.arrivals.len().max(1) as f64;
+        let denser = |rush: &&Vec<PastArrival>| length(rush).as_secs_f64() * DENSER < lately * rush.len() as f64;
+        let before = self.rushes.iter().filter(|rush| rush.last().is_some_and(|last| last.at <= first));
+        let mut arrivals = before.filter(denser).min_by_key(|rush| length(rush)).cloned().unwrap_or_default();
+        let rush = arrivals.len();
+        arrivals.extend(&self.arrivals);
+        Seen { arrivals, rush, came: self.came }
+    }
+
+    /// The longest time from an arrival to its deadline; zero: none has one.
+    pub fn longest_budget(&self) -> Duration {
+        let budgets = self.arrivals.iter().map(|arrival| arrival.budget).filter(|budget| *budget != Duration::MAX);
+        budgets.max().unwrap_or(Duration::ZERO)
     }
 
     pub fn len(&self) -> usize {
@@ -78,5 +134,44 @@ impl Past {
             (Some(first), Some(last)) => last.at.since(first.at),
             _ => Duration::ZERO,
         }
+    }
+}
+
+/// From the first of some arrivals to the last.
+fn length(arrivals: &[PastArrival]) -> Duration {
+    match arrivals {
+        [first, .., last] => last.at.since(first.at),
+        _ => Duration::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many arrivals, so far apart, after the last.
+    fn push(past: &mut Past, at: &mut Time, count: usize, gap: Duration) {
+        for _ in 0..count {
+            *at += gap;
+            let arrival = PastArrival { at: *at, budget: gap, model: ModelId(0), size: 1, level: 0 };
+            past.push(arrival);
+        }
+    }
+
+    #[test]
+    fn a_rush_is_remembered_for_a_minute_once_it_is_not_among_the_last() {
+        let (mut past, mut at) = (Past::default(), Time::ZERO);
+        let (slow, quick) = (Duration::from_millis(2), Duration::from_micros(200));
+        push(&mut past, &mut at, 5_000, slow);
+        push(&mut past, &mut at, 4_000, quick);
+        let seen = past.seen();
+        assert_eq!((seen.rush, seen.arrivals.len(), past.unseen()), (0, past.len(), 0), "it is among the last");
+        push(&mut past, &mut at, 10_000, slow);
+        let seen = past.seen();
+        assert_eq!(seen.rush, RUSH);
+        assert_eq!(length(&seen.arrivals[..RUSH]), Duration::from_micros(200 * (RUSH as u64 - 1)));
+        assert!(seen.arrivals.is_sorted_by_key(|arrival| arrival.at));
+        push(&mut past, &mut at, 40_000, slow);
+        assert_eq!(past.seen().rush, 0, "it was long ago");
     }
 }

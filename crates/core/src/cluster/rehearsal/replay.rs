@@ -63,8 +63,6 @@ pub(super) struct Replay {
     lead: usize,
     /// The next arrival of clients that wait for nobody.
     next: usize,
-    /// Arrivals from this one on count.
-    counted: usize,
     end: usize,
     /// Rate of the arrivals, percent of what it was.
     percent: u64,
@@ -137,12 +135,11 @@ impl Replay {
             came: Vec::new(),
             lead,
             next: lead,
-            counted,
             end,
             percent,
             origin: past.get(lead).map_or(Time::ZERO, |first| first.at),
             now: Time::ZERO,
-            tally: Tally::new(stage.models.len()),
+            tally: Tally::new(stage.models.len(), counted..end),
         };
         replay.close_loops(stage, past);
         replay
@@ -254,13 +251,9 @@ impl Replay {
         let deadline = if budget == Duration::MAX { Time::MAX } else { self.now + budget };
         let request =
             Request { id: RequestId(index as u64), model: id, deadline, queue_expiry: Time::MAX, level, size };
-        if index >= self.counted {
-            self.tally.offered(model);
-        }
+        self.tally.offered(index, model);
         if self.scheduler.handle_request(self.now, request).is_err() {
-            if index >= self.counted {
-                self.tally.bad(model);
-            }
+            self.tally.bad(index, model);
             self.answered(stage, model);
         }
     }
@@ -276,10 +269,8 @@ impl Replay {
         for member in &members {
             let index = member.0 as usize;
             let PastArrival { budget, model, .. } = past[index];
-            if index >= self.counted {
-                let took = self.now.since(self.came(past, index)) + self.network.reply;
-                self.tally.done(model, took, budget);
-            }
+            let took = self.now.since(self.came(past, index)) + self.network.reply;
+            self.tally.done(index, model, took, budget);
             self.answered(stage, model);
         }
         self.scheduler.recycle(members);
@@ -292,9 +283,7 @@ impl Replay {
                 Output::Drop { request, .. } => {
                     let index = request.0 as usize;
                     let model = past[index].model;
-                    if index >= self.counted {
-                        self.tally.bad(model);
-                    }
+                    self.tally.bad(index, model);
                     self.answered(stage, model);
                 }
                 Output::Dispatch { batch, device, members, size, expected, .. } => {

@@ -1,5 +1,7 @@
 //! What came of a replay, and which of two is better.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ModelId;
@@ -8,11 +10,19 @@ use crate::time::Duration;
 /// Rates that all is tried at, percent of what it was.
 pub(crate) const RATES: [u64; 3] = [100, 110, 125];
 
+/// Stretches that a replay's arrivals are counted in, each with as many: requests are lost together, where many come at once, so that how sure a
+/// difference is follows from how it differs between stretches, not from how many requests it is of.
+const STRETCHES: usize = 8;
+
 /// What came of a replay.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Tally {
     /// By model.
     models: Vec<Count>,
+    /// By stretch, and in it by model: requests that were dropped, rejected or late.
+    stretches: Vec<Vec<u32>>,
+    /// The arrivals of the replay that count.
+    arrivals: Range<usize>,
     /// Device time that batches took.
     pub busy: Duration,
     /// From its begin to its end.
@@ -29,17 +39,14 @@ struct Count {
     delay: Duration,
 }
 
-/// A share that was counted, with the variance of that.
-#[derive(Clone, Copy, Debug)]
-struct Estimate {
-    share: f64,
-    variance: f64,
-}
-
 impl Count {
-    fn estimate(self) -> Estimate {
-        let offered = f64::from(self.offered.max(1));
-        Estimate { share: f64::from(self.bad) / offered, variance: (f64::from(self.bad) + 1.0) / (offered * offered) }
+    fn bad_share(self) -> f64 {
+        f64::from(self.bad) / f64::from(self.offered.max(1))
+    }
+
+    /// That, less a standard deviation.
+    fn surely_bad(self) -> f64 {
+        (f64::from(self.bad) - (f64::from(self.bad) + 1.0).sqrt()) / f64::from(self.offered.max(1))
     }
 
     fn plus(self, other: Count) -> Count {
@@ -57,25 +64,37 @@ impl Count {
 }
 
 impl Tally {
-    pub fn new(models: usize) -> Self {
-        Tally { models: vec![Count::default(); models], ..Tally::default() }
+    /// Of so many models and of these arrivals: others are not counted.
+    pub fn new(models: usize, arrivals: Range<usize>) -> Self {
+        let stretches = vec![vec![0; models]; STRETCHES];
+        Tally { models: vec![Count::default(); models], stretches, arrivals, ..Tally::default() }
     }
 
-    pub fn offered(&mut self, model: ModelId) {
-        self.models[model.0 as usize].offered += 1;
+    /// A request came, the `index`th of all.
+    pub fn offered(&mut self, index: usize, model: ModelId) {
+        if self.arrivals.contains(&index) {
+            self.models[model.0 as usize].offered += 1;
+        }
     }
 
-    pub fn bad(&mut self, model: ModelId) {
-        self.models[model.0 as usize].bad += 1;
+    /// It was dropped or rejected.
+    pub fn bad(&mut self, index: usize, model: ModelId) {
+        if self.arrivals.contains(&index) {
+            let (stretch, model) = ((index - self.arrivals.start) * STRETCHES / self.arrivals.len(), model.0 as usize);
+            self.models[model].bad += 1;
+            self.stretches[stretch][model] += 1;
+        }
     }
 
-    /// A request was answered `took` after it had come.
-    pub fn done(&mut self, model: ModelId, took: Duration, budget: Duration) {
-        let count = &mut self.models[model.0 as usize];
-        count.delay += took;
-        count.served += 1;
-        if took > budget {
-            self.bad(model);
+    /// It was answered `took` after it had come.
+    pub fn done(&mut self, index: usize, model: ModelId, took: Duration, budget: Duration) {
+        if self.arrivals.contains(&index) {
+            let count = &mut self.models[model.0 as usize];
+            count.delay += took;
+            count.served += 1;
+            if took > budget {
+                self.bad(index, model);
+            }
         }
     }
 
@@ -85,8 +104,27 @@ impl Tally {
         for (own, other) in self.models.iter_mut().zip(&other.models) {
             *own = own.plus(*other);
         }
+        self.stretches.extend_from_slice(&other.stretches);
         self.busy += other.busy;
         self.span += other.span;
+    }
+
+    /// By how much the share of bad requests of this is below `other`'s, and the standard deviation of that: of the model that fared worst in each, or of all.
+    /// Both are of the same arrivals.
+    fn gain(&self, other: &Tally, worst: bool) -> (f64, f64) {
+        let [own, others] = [self, other].map(|tally| if worst { tally.worst_index() } else { None });
+        let [a, b] = [(self, own), (other, others)].map(|(tally, model)| {
+            let count = model.map_or_else(|| tally.sum(), |model| tally.models[model]);
+            let share = 1.0 / f64::from(count.offered.max(1));
+            tally.stretches.iter().map(move |stretch| {
+                let bad = model.map_or_else(|| stretch.iter().sum(), |model| stretch.get(model).copied().unwrap_or(0));
+                f64::from(bad) * share
+            })
+        });
+        let gains: Vec<f64> = a.zip(b).map(|(own, other)| other - own).collect();
+        let (sum, count) = (gains.iter().sum::<f64>(), gains.len() as f64);
+        let squares: f64 = gains.iter().map(|gain| (gain - sum / count.max(1.0)).powi(2)).sum();
+        (sum, (squares * count / (count - 1.0).max(1.0)).sqrt())
     }
 
     /// Devices that were busy, in the mean.
@@ -106,33 +144,23 @@ impl Tally {
 
     /// The share of the requests of the model that fared worst that were dropped or late.
     pub fn worst(&self) -> f64 {
-        self.worst_of().share
+        self.worst_index().map_or(0.0, |model| self.models[model].bad_share())
     }
 
     /// The share of all requests that were dropped or late.
     pub fn bad_share(&self) -> f64 {
-        self.all().share
+        self.sum().bad_share()
     }
 
-    fn worst_of(&self) -> Estimate {
-        let estimates = self.models.iter().map(|count| count.estimate());
-        // Few requests say little: of two models that fare about as badly the one that is known better.
-        let worst = estimates.max_by(|a, b| (a.share - a.variance.sqrt()).total_cmp(&(b.share - b.variance.sqrt())));
-        worst.unwrap_or(Estimate { share: 0.0, variance: 0.0 })
+    /// The model that fared worst. Few requests say little: of two models that fare about as badly the one that is known better.
+    fn worst_index(&self) -> Option<usize> {
+        let models = self.models.iter().enumerate().map(|(index, count)| (index, count.surely_bad()));
+        models.max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index)
     }
 
-    /// The number of the model that fared worst; `None`: all went well.
+    /// The model that fared worst; `None`: all went well.
     fn worst_model(&self) -> Option<usize> {
-        let of = |count: &Count| {
-            let of = count.estimate();
-            of.share - of.variance.sqrt()
-        };
-        let lost = self.models.iter().enumerate().filter(|(_, count)| count.bad > 0);
-        lost.max_by(|(_, a), (_, b)| of(a).total_cmp(&of(b))).map(|(model, _)| model)
-    }
-
-    fn all(&self) -> Estimate {
-        self.sum().estimate()
+        self.worst_index().filter(|_| self.sum().bad > 0)
     }
 
     fn sum(&self) -> Count {
@@ -176,20 +204,26 @@ impl Score {
     /// The share of bad requests, of the worst model and then of all, at the rate as it was and then at higher ones; the devices that were busy, before the highest
     /// rate if few should be (`consolidate`), or not at all; and the mean time to the answer.
     pub fn difference(&self, other: &Score, consolidate: bool, sure: f64) -> Option<(Ground, f64)> {
+        let mut seen: Vec<f64> = Vec::new();
+        // What looks better at one rate and worse at a lower one is neither.
+        let decided = |ground: Ground, gain: f64, seen: &[f64]| {
+            seen.iter().all(|lower| lower * gain >= 0.0 || lower.abs() <= LEAST).then_some((ground, gain))
+        };
         for (level, (own, others)) in self.0.iter().zip(&other.0).enumerate() {
             let rate = RATES[level] as u8;
-            let (worst, all) = (Ground::WorstModel { rate }, Ground::AllModels { rate });
-            for (ground, own, others) in [(worst, own.worst_of(), others.worst_of()), (all, own.all(), others.all())] {
-                let gain = others.share - own.share;
-                let noise = sure * (own.variance + others.variance).sqrt();
-                if gain.abs() > noise.max(LEAST) {
-                    return Some((ground, gain));
+            for (ground, worst) in [(Ground::WorstModel { rate }, true), (Ground::AllModels { rate }, false)] {
+                let (gain, deviation) = own.gain(others, worst);
+                if gain.abs() > (sure * deviation).max(LEAST) {
+                    return decided(ground, gain, &seen);
+                }
+                if level + 1 < self.0.len() {
+                    seen.push(gain);
                 }
             }
             if consolidate && level + 2 == self.0.len() && other.0[0].busy > Duration::ZERO {
                 let gain = 1.0 - self.0[0].devices() / other.0[0].devices().max(1e-9);
                 if gain.abs() > ALIKE {
-                    return Some((Ground::Devices, gain));
+                    return decided(Ground::Devices, gain, &seen);
                 }
             }
         }
@@ -199,7 +233,14 @@ impl Score {
             return None;
         }
         let gain = 1.0 - own.delay() / others.delay().max(1e-9);
-        (gain.abs() > ALIKE).then_some((Ground::Delay, gain))
+        if gain.abs() > ALIKE { decided(Ground::Delay, gain, &seen) } else { None }
+    }
+
+    /// With what came of the same on other arrivals.
+    pub fn plus(mut self, other: &Score) -> Score {
+        self.0.resize(self.0.len().max(other.0.len()), Tally::default());
+        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| own.add(other));
+        self
     }
 
     /// The number of the model that fared worst at the lowest rate at which any was lost; `None`: all went well, or there is but one model.
@@ -225,27 +266,59 @@ impl Score {
 mod tests {
     use super::*;
 
-    /// `count` requests at each rate, of which so many were answered after 10 ms.
-    fn score(count: u32, answered: u32) -> Score {
+    /// `count` requests, of which some were answered after 10 ms.
+    fn tally(count: usize, answered: impl Fn(usize) -> bool) -> Tally {
         let model = ModelId(0);
-        let mut tally = Tally::new(1);
-        for number in 0..count {
-            tally.offered(model);
-            match number < answered {
-                true => tally.done(model, Duration::from_millis(10), Duration::from_millis(20)),
-                false => tally.bad(model),
+        let mut tally = Tally::new(1, 0..count);
+        for index in 0..count {
+            tally.offered(index, model);
+            match answered(index) {
+                true => tally.done(index, model, Duration::from_millis(10), Duration::from_millis(20)),
+                false => tally.bad(index, model),
             }
         }
         tally.span = Duration::from_millis(1_000);
-        Score(vec![tally; RATES.len()])
+        tally
+    }
+
+    /// At each rate every other request was answered, or none.
+    fn score(every_other: bool) -> Score {
+        Score(vec![tally(100, |index| every_other && index % 2 == 0); RATES.len()])
     }
 
     #[test]
     fn where_nothing_is_answered_nothing_is_better() {
         let difference = |a: &Score, b: &Score, consolidate| a.difference(b, consolidate, 1.0);
-        let (none, some) = (score(100, 0), score(100, 50));
+        let (none, some) = (score(false), score(true));
         assert_eq!([true, false].map(|consolidate| difference(&none, &none, consolidate)), [None, None]);
         let expected = Some((Ground::WorstModel { rate: 100 }, 0.5));
         assert_eq!(difference(&some, &none, false), expected);
+    }
+
+    /// 800 requests at each rate, of which so many of each hundred were dropped.
+    fn stretched(bad: [[usize; STRETCHES]; RATES.len()]) -> Score {
+        Score(bad.map(|bad| tally(800, |index| index % 100 >= bad[index / 100])).to_vec())
+    }
+
+    /// Requests are lost together: twenty in one rush say no more than one does.
+    #[test]
+    fn what_differs_in_one_stretch_is_not_sure_and_what_differs_in_most_is() {
+        let none = stretched([[0; STRETCHES]; 3]);
+        let once = stretched([[20, 0, 0, 0, 0, 0, 0, 0], [0; STRETCHES], [0; STRETCHES]]);
+        let often = stretched([[2, 3, 2, 3, 0, 4, 3, 3], [0; STRETCHES], [0; STRETCHES]]);
+        let lost = |score: &Score| none.difference(score, false, 2.0).map(|(why, _)| why);
+        assert_eq!(none.difference(&once, false, 0.7).map(|(why, _)| why), Some(Ground::WorstModel { rate: 100 }));
+        assert_eq!([lost(&once), lost(&often)], [None, Some(Ground::WorstModel { rate: 100 })]);
+    }
+
+    /// At 1.25 times the rate more is asked for than can be done: who loses less of that may be who loses more as it is.
+    #[test]
+    fn what_is_better_at_a_higher_rate_counts_only_if_it_is_not_worse_at_a_lower_one() {
+        let (few, many) = ([0; STRETCHES], [9; STRETCHES]);
+        let some = [5, 0, 0, 0, 0, 0, 0, 0];
+        let why = |bad| stretched([few, few, few]).difference(&stretched(bad), false, 2.0).map(|(why, _)| why);
+        assert_eq!(why([few, few, many]), Some(Ground::WorstModel { rate: 125 }));
+        let worse = stretched([some, few, few]).difference(&stretched([few, few, many]), false, 2.0);
+        assert_eq!(worse, None);
     }
 }

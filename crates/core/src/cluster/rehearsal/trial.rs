@@ -3,26 +3,30 @@
 use std::cmp::Reverse;
 
 use super::candidates::{self, Behaviours};
-use super::past::PastArrival;
+use super::contender::Contender;
+use super::past::{PastArrival, Seen};
 use super::replay::{Part, Replay, Stage};
 use super::score::{Ground, RATES, Score, Tally};
 use crate::cluster::behaviour::Behaviour;
 use crate::time::Duration;
 
-/// The past is tried in parts, the newest first: 1/8, 1/8, 1/4, and 1/2 of it; and each at the rates of these numbers.
-const PARTS: [(usize, &[usize]); 4] = [(8, &[0, 1]), (8, &[0, 1, 2]), (4, &[0, 1, 2]), (2, &[0, 1, 2])];
-/// How many candidates, beside what is done now, go on after each of them.
-const KEPT: [usize; 4] = [9, 4, 3, 3];
+/// The past is tried in parts, the newest first: 1/4, 1/4, and 1/2 of it, and the rush, if there was one before; and each at the rates of these numbers.
+/// Long ones, since at high rates queues take as long to fill as they did.
+const PARTS: [(usize, &[usize]); 4] = [(4, &[0, 1]), (4, &[0, 1]), (2, &[0, 1, 2]), (1, &[0, 1, 2])];
+/// How many candidates, beside what is done now and what is tried again, go on after each of them.
+const KEPT: [usize; 4] = [8, 3, 3, 3];
 /// After so many parts what is near to the best is tried, too.
 const REFINED: usize = 2;
 /// What comes before a part and is replayed without being counted: the rates of the arrivals have to be known.
 const LEAD: Duration = Duration::from_millis(150);
 /// And so many budgets of a request.
 const LEAD_BUDGETS: u64 = 3;
-/// Standard deviations by which a candidate has to be better than what is done now.
-const SURE: f64 = 1.5;
-/// And than another candidate.
+/// Standard deviations by which the best of all candidates has to be better than what is done now: one of forty is, by chance.
+const SURE: f64 = 2.0;
+/// And what looked better before, or one candidate than another.
 const LIKELY: f64 = 0.7;
+/// Where as much is lost, so many arrivals have to have shown that before something else is done for sooner answers or fewer devices.
+const ENOUGH: usize = 1024;
 
 /// What came of a trial.
 #[derive(Clone, PartialEq, Debug)]
@@ -70,10 +74,15 @@ impl Candidate {
 #[derive(Debug)]
 pub(super) struct Trial {
     past: Vec<PastArrival>,
+    /// So many of them are a rush of before.
+    rush: usize,
     stage: Stage,
     consolidate: bool,
-    /// The first is what is done now, and stays to the end.
+    /// The first is what is done now, the next the contender: they stay to the end.
     candidates: Vec<Candidate>,
+    contender: Option<Contender>,
+    /// Arrivals that had come before.
+    came: u64,
     /// Those that left.
     left: Vec<Candidate>,
     /// Those that are tried by now.
@@ -88,18 +97,23 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// The `number`th.
+    /// The `number`th, on these arrivals.
     pub fn new(
-        past: Vec<PastArrival>,
+        Seen { arrivals: past, rush, came }: Seen,
         stage: Stage,
         current: &[Option<Behaviour>],
+        contender: Option<Contender>,
         consolidate: bool,
         number: u64,
     ) -> Self {
+        let first = [Some(current.to_vec()), contender.as_ref().map(|contender| contender.behaviours.clone())];
         let mut trial = Trial {
             past,
+            rush,
+            came,
             consolidate,
-            candidates: vec![Candidate::new(current.to_vec())],
+            candidates: first.into_iter().flatten().map(Candidate::new).collect(),
+            contender,
             left: Vec::new(),
             parts: Vec::new(),
             rate: 0,
@@ -113,6 +127,11 @@ impl Trial {
         trial.add(candidates::of_pool(&trial.stage));
         trial.next_part(trial.past.len());
         trial
+    }
+
+    /// Candidates that stay to the end.
+    fn staying(&self) -> usize {
+        1 + usize::from(self.contender.is_some())
     }
 
     /// Goes on for at most so many events; how many there were.
@@ -148,12 +167,12 @@ impl Trial {
         used
     }
 
-    /// What it came to, once it is through.
-    pub fn poll_decision(&mut self) -> Option<Decision> {
+    /// What it came to, once it is through, and what may be better still.
+    pub fn poll_decision(&mut self) -> Option<(Decision, Option<Contender>)> {
         if !self.done {
             return None;
         }
-        let (best, why) = self.best();
+        let (best, why, contender) = self.decided();
         self.left.sort_by_key(|left| Reverse(left.parts));
         let tried = |candidate: &Candidate| Tried {
             behaviours: candidate.behaviours.clone(),
@@ -168,12 +187,13 @@ impl Trial {
             devices: candidate.score.0[0].devices(),
             delay: candidate.score.0[0].delay(),
         };
-        Some(Decision {
+        let decision = Decision {
             behaviours: self.candidates[best].behaviours.clone(),
             changed: why.is_some(),
             why,
             tried: self.candidates.iter().chain(&self.left).map(tried).collect(),
-        })
+        };
+        Some((decision, contender))
     }
 
     /// Adds those that are not there yet.
@@ -185,8 +205,8 @@ impl Trial {
         }
     }
 
-    /// The best of the candidates that are left, and why; if it is not much better than what is done now, that.
-    fn best(&self) -> (usize, Option<Ground>) {
+    /// The best of the candidates that are left.
+    fn best(&self) -> usize {
         let mut best = 0;
         for _ in 0..2 {
             for (index, candidate) in self.candidates.iter().enumerate() {
@@ -196,9 +216,36 @@ impl Trial {
                 }
             }
         }
-        match self.candidates[best].score.difference(&self.candidates[0].score, self.consolidate, SURE) {
-            Some((why, gain)) if gain > 0.0 => (best, Some(why)),
-            _ => (0, None),
+        best
+    }
+
+    /// What is to be done, why, if that is not what is done now, and what is to be tried again.
+    fn decided(&mut self) -> (usize, Option<Ground>, Option<Contender>) {
+        let (best, consolidate) = (self.best(), self.consolidate);
+        let enough = self.past.len() - self.rush >= ENOUGH;
+        let better = |difference: Option<(Ground, f64)>| {
+            let (why, gain) = difference?;
+            (gain > 0.0 && (enough || !matches!(why, Ground::Delay | Ground::Devices))).then_some(why)
+        };
+        let now = &self.candidates[0];
+        let known = |index: usize| {
+            let tried = &self.candidates[index];
+            let mut contender = Contender::new(tried.behaviours.clone());
+            contender.add(&tried.score, &now.score, self.came, self.past.len() - self.rush);
+            contender
+        };
+        let mut contender = self.contender.take();
+        if let Some(contender) = &mut contender {
+            contender.add(&self.candidates[1].score, &now.score, self.came, self.past.len() - self.rush);
+        }
+        if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, SURE)) {
+            return (best, Some(why), Some(known(best).taken(now.behaviours.clone())));
+        }
+        match contender {
+            Some(contender) if let Some(why) = better(contender.difference(consolidate, LIKELY)) => {
+                (1, Some(why), Some(contender.taken(now.behaviours.clone())))
+            }
+            _ => (0, None, (best != 0).then(|| known(best))),
         }
     }
 
@@ -207,14 +254,15 @@ impl Trial {
         let kept = KEPT[self.parts.len() - 1];
         let badness = self.candidates[candidate].score.badness();
         let level = |other: &&Candidate| other.parts == self.parts.len() && other.score.badness() < badness;
-        candidate > 0 && self.candidates[1..].iter().filter(level).count() >= kept
+        let staying = self.staying();
+        candidate >= staying && self.candidates[staying..].iter().filter(level).count() >= kept
     }
 
     /// All candidates have been tried on all parts: the best of them go on.
     fn next_round(&mut self) {
         let Some(part) = self.parts.last().copied() else { return };
         // The worse leave, and before them those that came to the same as another.
-        let mut others = self.candidates.split_off(1);
+        let mut others = self.candidates.split_off(self.staying());
         others.sort_by(|a, b| {
             let [a, b] = [a, b].map(|other| (other.score.badness(), other.score.cost(self.consolidate)));
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
@@ -224,13 +272,13 @@ impl Trial {
             let known = self.candidates.iter().chain(&unlike).any(|known| known.score == other.score);
             if known { alike.push(other) } else { unlike.push(other) }
         }
-        let last = self.parts.len() == PARTS.len() || part.counted == 0;
+        let last = self.parts.len() == PARTS.len() || part.counted == self.rush && self.rush == 0;
         let mut others = unlike.into_iter().chain(alike);
         self.candidates.extend(others.by_ref().take(KEPT[self.parts.len() - 1]));
         self.left.extend(others);
         if !self.refined && (last || self.parts.len() == REFINED) {
             self.refined = true;
-            let best = &self.candidates[self.best().0];
+            let best = &self.candidates[self.best()];
             // Once nothing is better for all, one model goes on alone.
             let one = || if self.quickens { self.longest(&best.score) } else { best.score.worst_model() };
             let model = (best.behaviours == self.candidates[0].behaviours).then(one).flatten();
@@ -255,9 +303,13 @@ impl Trial {
 
     /// The part that ends before `end`.
     fn next_part(&mut self, end: usize) {
-        let all = self.past.len();
+        if end == self.rush {
+            self.parts.push(Part { lead: 0, counted: end / 4, end });
+            return;
+        }
         let (share, _) = PARTS[self.parts.len()];
-        let counted = if self.parts.len() + 1 == PARTS.len() { 0 } else { end.saturating_sub(all / share) };
+        let part = end.saturating_sub((self.past.len() - self.rush) / share);
+        let counted = if self.parts.len() + 2 == PARTS.len() { self.rush } else { part.max(self.rush) };
         let budgets =
             self.past[counted..end].iter().map(|arrival| arrival.budget).filter(|budget| *budget != Duration::MAX);
         let first = self.past[counted].at;
@@ -265,7 +317,7 @@ impl Trial {
         let budgets = LEAD + budgets.max().unwrap_or(Duration::ZERO).saturating_mul(LEAD_BUDGETS);
         // Queues fill sooner, mostly.
         let most = (end - counted) / 2;
-        let lead = since(LEAD).min(since(budgets).max(counted.saturating_sub(most)));
+        let lead = since(LEAD).min(since(budgets).max(counted.saturating_sub(most))).max(self.rush);
         self.parts.push(Part { lead, counted, end });
     }
 }

@@ -386,15 +386,16 @@ impl<'a> Loading<'a> {
         let cores = u32::try_from(most).unwrap_or(u32::MAX);
         let dispatch = context.options.dispatch_policy(&definition.name, definition.dispatch);
         let drop = context.options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None;
+        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
+        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
+        let (id, partition) = (context.driver.next_model(), self.placed.partition);
         let guard = chosen.map(|chosen| {
             let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs;
             let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
-            Arc::new(PolicyGuard::new(options, context.clock))
+            Arc::new(PolicyGuard::new(options, context.clock, id, partition, &hosts))
         });
-        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
-        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
         let setup = LaneSetup {
-            id: context.driver.next_model(),
+            id,
             name: &definition.name,
             version: &self.version,
             model: &model,
@@ -410,7 +411,7 @@ impl<'a> Loading<'a> {
             metrics: &context.metrics.lanes,
             memory: self.held.as_ref(),
             hosts: &hosts,
-            partition: self.placed.partition,
+            partition,
             warm_up: warm_up::later(
                 self.source.engine.clone(),
                 definition.name.clone(),

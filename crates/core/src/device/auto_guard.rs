@@ -13,6 +13,12 @@ use crate::time::{Duration, Time};
 const WINDOW: usize = 256;
 /// So many losses in a row end it.
 const LOSSES: u32 = 2;
+/// The first requests of a policy are not compared: what the one before it has left is still in its way, and its lanes are cold.
+const SETTLING: u64 = 64;
+/// Requests after a window's last that are remembered until that has ended.
+const BEHIND: usize = 4 * WINDOW;
+/// The most of its devices that others may have had: beyond it what is left for a model cannot be told.
+const MOST_OTHERS: f64 = 0.98;
 
 /// What `exclusive` would do with the requests.
 #[derive(Clone, Debug)]
@@ -41,7 +47,7 @@ pub enum GuardEnd {
 }
 
 /// The requests of a window, under the policy and as they would have been under `exclusive`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct GuardWindow {
     /// Requests that are compared.
     pub requests: u32,
@@ -55,6 +61,9 @@ pub struct GuardWindow {
     /// The same under `exclusive`.
     #[serde(rename = "exclusive_latency_ns")]
     pub exclusive_latency: Duration,
+    /// The share of its devices that other models had meanwhile.
+    #[serde(default)]
+    pub others: f64,
 }
 
 impl GuardWindow {
@@ -76,7 +85,11 @@ impl std::fmt::Display for GuardWindow {
             self.latency.as_millis_f64(),
             self.exclusive_in_time,
             self.exclusive_latency.as_millis_f64()
-        )
+        )?;
+        if self.others > 0.0 {
+            write!(f, ", in what other models leave of the devices ({:.0}%)", (1.0 - self.others) * 100.0)?;
+        }
+        Ok(())
     }
 }
 
@@ -91,7 +104,7 @@ pub enum GuardState {
 }
 
 /// What a guard has seen.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GuardReport {
     /// Where it stands.
     pub state: GuardState,
@@ -110,10 +123,16 @@ pub struct GuardReport {
 /// faster, they send more than the shadow can answer, whose queue grows. What was there when a window began is there for the shadow, too. Contention for the cores slows real runs down and the shadow not, so
 /// that in doubt the policy loses.
 ///
-/// After two windows in a row that were lost it says [`GuardState::Back`], and nothing else ever again.
+/// **Other models.** What they had of its devices during a window the shadow has not: each of its batches takes as much longer as if it got the rest of the device all the time.
+/// What they had is told by [`DeviceUse`](super::DeviceUse), which shares the time in which launches of several models ran out among them. So a policy cannot be saved by
+/// keeping others' launches from their end: the more of its own run, the less of the time is theirs. Nor is it blamed for what the others' policies do with their part.
+///
+/// After two windows in a row that were lost it says [`GuardState::Back`], and nothing else: whatever takes its place gets a guard of its own.
 #[derive(Debug)]
 pub struct AutoGuard {
     options: GuardOptions,
+    /// Requests that came before there was a window.
+    settling: u64,
     /// Requests that have not ended.
     open: BTreeMap<RequestId, Open>,
     window: Option<OpenWindow>,
@@ -131,6 +150,9 @@ struct Open {
 
 #[derive(Debug)]
 struct OpenWindow {
+    begin: Time,
+    /// How long its devices had been busy for others then, on average.
+    others: Duration,
     shadow: Shadow,
     /// Requests that came.
     came: usize,
@@ -163,7 +185,7 @@ impl AutoGuard {
     /// Has seen nothing.
     pub fn new(options: GuardOptions) -> Self {
         let report = GuardReport { state: GuardState::Watching, windows: 0, losses: 0, last: None };
-        AutoGuard { options, open: BTreeMap::new(), window: None, report }
+        AutoGuard { options, settling: 0, open: BTreeMap::new(), window: None, report }
     }
 
     /// What it has seen.
@@ -171,28 +193,49 @@ impl AutoGuard {
         &self.report
     }
 
-    /// A request comes, of so many items.
-    pub fn handle_request(&mut self, now: Time, request: RequestId, rows: u32, deadline: Time) {
+    /// A request comes, of so many items. `others` is asked for where a window begins: how long the model's devices have been busy for other models by now,
+    /// on average, since whatever time.
+    pub fn handle_request(
+        &mut self,
+        now: Time,
+        request: RequestId,
+        rows: u32,
+        deadline: Time,
+        others: impl FnOnce() -> Duration,
+    ) {
         if self.report.state == GuardState::Back {
+            return;
+        }
+        if self.settling < SETTLING {
+            self.settling += 1;
+            self.open.insert(request, Open { arrival: now, deadline, rows, counts: false });
             return;
         }
         let window = self.window.get_or_insert_with(|| {
             let before = self.open.values().fold(0u32, |sum, open| sum.saturating_add(open.rows));
-            OpenWindow::new(now, before, &self.options)
+            OpenWindow::new(now, others(), before, &self.options)
         });
         let counts = window.came < WINDOW;
         if counts {
             (window.came, window.open) = (window.came + 1, window.open + 1);
         }
         // What comes after the last of the window is still in the way of those before it.
-        let its = counts.then_some(request);
-        window.shadow.waiting.push_back(ShadowRequest { request: its, arrival: now, deadline, rows });
-        window.shadow.run(now, &self.options);
+        if window.shadow.waiting.len() < WINDOW + BEHIND {
+            let its = counts.then_some(request);
+            window.shadow.waiting.push_back(ShadowRequest { request: its, arrival: now, deadline, rows });
+        }
         self.open.insert(request, Open { arrival: now, deadline, rows, counts });
     }
 
-    /// A request has ended; says whether the policy has just lost for good. A request that is not known is nothing new.
-    pub fn handle_end(&mut self, now: Time, request: RequestId, end: GuardEnd) -> bool {
+    /// A request has ended; says whether the policy has just lost for good. A request that is not known is nothing new. `others` as of
+    /// [`Self::handle_request`], asked for where a window ends.
+    pub fn handle_end(
+        &mut self,
+        now: Time,
+        request: RequestId,
+        end: GuardEnd,
+        others: impl FnOnce() -> Duration,
+    ) -> bool {
         let Some(Open { arrival, deadline, counts, .. }) = self.open.remove(&request) else { return false };
         let Some(window) = self.window.as_mut().filter(|_| counts) else { return false };
         window.open -= 1;
@@ -208,9 +251,9 @@ impl AutoGuard {
         if window.came < WINDOW || window.open > 0 {
             return false;
         }
-        let Some(mut window) = self.window.take() else { return false };
-        window.shadow.run(Time::MAX, &self.options);
-        self.judge(window.compare())
+        let Some(window) = self.window.take() else { return false };
+        let compared = window.compare(now, others(), &self.options);
+        self.judge(compared)
     }
 
     fn judge(&mut self, window: GuardWindow) -> bool {
@@ -232,18 +275,22 @@ impl AutoGuard {
 }
 
 impl OpenWindow {
-    fn new(now: Time, before: u32, options: &GuardOptions) -> Self {
+    fn new(now: Time, others: Duration, before: u32, options: &GuardOptions) -> Self {
         let max_batch = options.max_batch.max(1);
         let there = |rows| ShadowRequest { request: None, arrival: now, deadline: Time::MAX, rows };
         let full = (0..before / max_batch).map(|_| there(max_batch));
         let waiting = full.chain((!before.is_multiple_of(max_batch)).then(|| there(before % max_batch))).collect();
         let free_at = vec![now; options.at_once.max(1) as usize];
         let shadow = Shadow { waiting, free_at, ended: BTreeMap::new() };
-        OpenWindow { shadow, came: 0, open: 0, ended: BTreeMap::new() }
+        OpenWindow { begin: now, others, shadow, came: 0, open: 0, ended: BTreeMap::new() }
     }
 
-    fn compare(&self) -> GuardWindow {
-        let mut found = GuardWindow::default();
+    /// The window ends, and its devices have been busy for others so long by now.
+    fn compare(mut self, now: Time, others: Duration, options: &GuardOptions) -> GuardWindow {
+        let others = others.saturating_sub(self.others).as_secs_f64() / now.since(self.begin).as_secs_f64().max(1e-9);
+        let others = others.min(MOST_OTHERS);
+        self.shadow.run(1.0 - others, options);
+        let mut found = GuardWindow { others, ..GuardWindow::default() };
         let (mut sum, mut exclusive_sum, mut both) = (0u128, 0u128, 0u128);
         for (request, latency) in &self.ended {
             let shadow = self.shadow.ended.get(request).copied().flatten();
@@ -263,16 +310,13 @@ impl OpenWindow {
 }
 
 impl Shadow {
-    /// Begins all batches that begin before `now`.
-    fn run(&mut self, now: Time, options: &GuardOptions) {
-        let takes = |rows| options.profile.total(rows, 0) + options.launch;
+    /// Runs all that waits, with so much of its devices.
+    fn run(&mut self, left: f64, options: &GuardOptions) {
+        let takes =
+            |rows| Duration::from_secs_f64(options.profile.total(rows, 0).as_secs_f64() / left) + options.launch;
         while let Some(first) = self.waiting.front() {
             let Some(free) = self.free_at.iter_mut().min() else { return };
             let begin = (*free).max(first.arrival);
-            // Those that come at the same time share it.
-            if begin >= now {
-                return;
-            }
             let (mut rows, mut members) = (0u32, Vec::new());
             while let Some(next) = self.waiting.front() {
                 let is_hopeless = options.drop && begin + takes(next.rows) > next.deadline;

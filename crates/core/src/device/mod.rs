@@ -25,6 +25,7 @@
 
 mod auto;
 mod auto_guard;
+mod device_use;
 mod elastic;
 mod granted;
 mod input_ring;
@@ -49,6 +50,7 @@ mod windowed;
 pub use crate::ids::{LaneId, LaunchId, PartitionId};
 pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction};
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
+pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
 pub use granted::{Granted, GrantedOptions};
 pub use input_ring::{InputRing, SlotRun};

@@ -1,10 +1,10 @@
 //! What `auto` chooses, and when it goes back.
 
 use downbeat_core::device::{
-    AutoGuard, AutoInputs, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint, PolicyName,
-    SegmentProfile,
+    AutoGuard, AutoInputs, DeviceUse, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint,
+    PolicyName, SegmentProfile,
 };
-use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
+use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 
 fn us(us: u64) -> Duration {
@@ -176,23 +176,33 @@ fn between_two_sizes_the_overlap_is_the_lesser_one() {
 struct Requests {
     guard: AutoGuard,
     sent: u64,
+    /// The share of its devices that others have all the time.
+    others: f64,
 }
 
 impl Requests {
     fn new(drop: bool) -> Self {
         let profile = linear(100, 900, 8);
         let options = GuardOptions { profile, max_batch: 8, launch: us(0), at_once: 1, drop };
-        Requests { guard: AutoGuard::new(options), sent: 0 }
+        let mut requests = Requests { guard: AutoGuard::new(options), sent: 0, others: 0.0 };
+        // What is not compared.
+        requests.send(64, 1, 0, LONG, GuardEnd::Answered);
+        requests
     }
 
     /// A window of them, each `allowed` microseconds long, that end so; says whether the policy lost for good.
     fn window(&mut self, every: u64, took: u64, allowed: u64, end: GuardEnd) -> bool {
-        (0..256).any(|_| {
+        self.send(256, every, took, allowed, end)
+    }
+
+    fn send(&mut self, count: u32, every: u64, took: u64, allowed: u64, end: GuardEnd) -> bool {
+        (0..count).any(|_| {
             self.sent += 1;
             let (id, arrival) = (RequestId(self.sent), Time::from_nanos(self.sent * every * 1000));
-            let deadline = arrival + us(allowed);
-            self.guard.handle_request(arrival, id, 1, deadline);
-            self.guard.handle_end(arrival + us(took), id, end)
+            let (deadline, done) = (arrival + us(allowed), arrival + us(took));
+            let others = |now: Time| Duration::from_secs_f64(now.since(Time::ZERO).as_secs_f64() * self.others);
+            self.guard.handle_request(arrival, id, 1, deadline, || others(arrival));
+            self.guard.handle_end(done, id, end, || others(done))
         })
     }
 
@@ -263,21 +273,72 @@ fn requests_whose_clients_left_say_nothing() {
     assert_eq!(requests.report(), (GuardState::Watching, 0, 0));
     let arrival = Time::from_nanos(1);
     let nobody = RequestId(u64::MAX);
-    assert!(!requests.guard.handle_end(arrival, nobody, GuardEnd::Answered));
+    assert!(!requests.guard.handle_end(arrival, nobody, GuardEnd::Answered, || us(0)));
 }
 
 #[test]
 fn what_waits_when_a_window_begins_is_in_the_way_of_exclusive_too() {
     let mut requests = Requests::new(false);
     let mut at_once = |ids: std::ops::Range<u64>| {
-        ids.for_each(|id| requests.guard.handle_request(Time::ZERO, RequestId(1_000_000 + id), 1, Time::MAX));
+        ids.for_each(|id| requests.guard.handle_request(Time::ZERO, RequestId(1_000_000 + id), 1, Time::MAX, || us(0)));
     };
     // 80 that come after the last of the first window, and stay.
     at_once(0..256 + 80);
     for id in 0..256 {
-        requests.guard.handle_end(Time::ZERO, RequestId(1_000_000 + id), GuardEnd::Answered);
+        requests.guard.handle_end(Time::ZERO, RequestId(1_000_000 + id), GuardEnd::Answered, || us(0));
     }
     requests.window(5000, 1000, LONG, GuardEnd::Answered);
     let last = requests.guard.report().last.unwrap();
     assert!(requests.guard.report().windows == 2 && last.exclusive_latency > us(1000), "{last}");
+}
+
+/// Of a device that others have half of, `exclusive` would have the other half.
+#[test]
+fn what_others_had_of_the_devices_exclusive_would_not_have() {
+    let lost = |took| {
+        let mut requests = Requests::new(false);
+        requests.others = 0.5;
+        let lost = (0..2).any(|_| requests.window(5000, took, LONG, GuardEnd::Answered));
+        let last = requests.guard.report().last.unwrap();
+        let exclusive = last.exclusive_latency.as_nanos();
+        assert!(exclusive.abs_diff(2_000_000) < 10_000 && (last.others - 0.5).abs() < 0.01, "{last}");
+        lost
+    };
+    assert!(!lost(2100), "within the margin of 2 ms");
+    assert!(lost(2400), "a bad policy is no better for it");
+}
+
+#[test]
+fn the_first_requests_of_a_policy_are_not_compared() {
+    let mut requests = Requests { sent: 0, others: 0.0, ..Requests::new(false) };
+    requests.guard = {
+        let options =
+            GuardOptions { profile: linear(100, 900, 8), max_batch: 8, launch: us(0), at_once: 1, drop: false };
+        AutoGuard::new(options)
+    };
+    requests.send(64, 5000, 100_000, LONG, GuardEnd::Answered);
+    requests.send(255, 5000, 1000, LONG, GuardEnd::Answered);
+    assert_eq!(requests.report(), (GuardState::Watching, 0, 0));
+    requests.send(1, 5000, 1000, LONG, GuardEnd::Answered);
+    assert_eq!(requests.report(), (GuardState::Watching, 1, 0));
+}
+
+#[test]
+fn launches_that_run_at_a_time_share_their_device() {
+    let mut used = DeviceUse::default();
+    let at = |us: u64| Time::from_nanos(us * 1000);
+    let (one, two) = (ModelId(1), ModelId(2));
+    used.begin(at(100), one);
+    used.begin(at(200), two);
+    used.begin(at(200), two);
+    assert_eq!((used.others(at(200), one), used.others(at(200), two)), (us(0), us(100)));
+    // A third each for 300 us.
+    used.end(at(500), two);
+    assert_eq!((used.others(at(500), one), used.others(at(500), two)), (us(200), us(200)));
+    used.end(at(600), one);
+    used.end(at(700), two);
+    assert_eq!((used.others(at(900), one), used.others(at(900), two)), (us(350), us(250)));
+    used.end(at(900), two);
+    used.forget(one);
+    assert_eq!((used.others(at(900), two), used.others(at(900), ModelId(3))), (us(250), us(600)), "nothing ran");
 }

@@ -177,3 +177,33 @@ fn a_trial_follows_from_what_came_alone() {
     });
     assert_eq!(found.take(1 << 20).flatten().next(), Some(expected));
 }
+
+/// After a loss nothing is tried for 8 s, then what has not lost; after the next it is 16 s.
+#[test]
+fn what_has_lost_in_reality_is_held_off_ever_longer() {
+    const GAP_US: u64 = 2_500;
+    // So many requests, until this is due.
+    fn more(rehearsal: &mut DeviceRehearsal, sent: &mut u64, seconds: u64) {
+        for number in *sent..*sent + seconds * 1_000_000 / GAP_US {
+            let at = Time::ZERO + us(number * GAP_US);
+            rehearsal.arrival(PastArrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
+        }
+        *sent += seconds * 1_000_000 / GAP_US;
+        end(rehearsal, 0.0, 0.01);
+    }
+    let mut rehearsal = DeviceRehearsal::new(1);
+    rehearsal.set_model(MODEL, Some(model(Some(overlap(200)))));
+    let loser = model(Some(overlap(200))).candidates().remove(4).candidate;
+    assert_eq!(loser.policy, PolicyName::ELASTIC);
+    let mut sent = 0;
+    more(&mut rehearsal, &mut sent, 8);
+    for held in [8, 16] {
+        rehearsal.set_current(MODEL, &loser);
+        rehearsal.set_lost(Time::ZERO + us(sent * GAP_US), MODEL);
+        more(&mut rehearsal, &mut sent, held - 1);
+        assert_eq!(rehearsal.step(u64::MAX), 0, "{held}");
+        more(&mut rehearsal, &mut sent, 2);
+        let tried = trial(&mut rehearsal).tried;
+        assert!(tried.len() > 1 && tried.iter().all(|tried| tried.candidate != loser), "{held} {tried:?}");
+    }
+}

@@ -42,7 +42,7 @@ pub struct DeviceHost {
     crews: Box<[Arc<Crew>]>,
     pub(crate) clock: Clock,
     pub(super) watchdog: Arc<Watchdog>,
-    occupancy: Occupancy,
+    pub(super) occupancy: Arc<Occupancy>,
     inner: Mutex<DeviceState>,
     alarm: Condvar,
     history: Mutex<History>,
@@ -79,7 +79,7 @@ impl DeviceHost {
             shares,
             clock,
             watchdog,
-            occupancy: Occupancy::new(metrics, parts),
+            occupancy: Arc::new(Occupancy::new(metrics, parts)),
             inner: Mutex::new(DeviceState::new(journal)),
             alarm: Condvar::new(),
             history: Mutex::default(),
@@ -198,6 +198,7 @@ impl DeviceHost {
             self.tell_loads(inner, now);
             gone
         });
+        self.occupancy.forget(model.id);
         self.carry_out(actions, None);
     }
 
@@ -283,17 +284,17 @@ impl DeviceHost {
         self.carry_out(actions, None);
     }
 
-    /// A lane in a partition begins a launch.
-    pub(super) fn begin(&self, partition: PartitionId) -> Time {
+    /// A lane begins a launch.
+    pub(super) fn begin(&self, head: &Head) -> Time {
         let now = self.clock.now();
-        self.occupancy.begin(now, partition);
+        self.occupancy.begin(now, head.partition, head.model.id);
         now
     }
 
     /// A lane has ended a launch, which it had from `begin` to `end`.
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
         let Head { launch, lane, partition, model, grant } = head;
-        self.occupancy.end(end, partition);
+        self.occupancy.end(end, partition, model.id);
         let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         self.history.lock().push(&launch, lane, begin, end);

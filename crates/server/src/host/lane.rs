@@ -210,7 +210,7 @@ impl Worker {
         let (is_granted, lane) = (head.grant.is_some(), head.lane);
         let seat = seat.clone();
         let run = Run { model, watch, host, seat, lane, is_granted, segments, rows, computed_rows, length };
-        let begin = host.begin(head.partition);
+        let begin = host.begin(&head);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
             drop(flights);

@@ -1,7 +1,7 @@
-//! How long a device has been busy, whatever number of launches of whatever models ran on it.
+//! How long a device has been busy, and for which models.
 
-use downbeat_core::Time;
-use downbeat_core::device::PartitionId;
+use downbeat_core::device::{DeviceUse, PartitionId};
+use downbeat_core::{Duration, ModelId, Time};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
 
@@ -18,6 +18,8 @@ pub struct Occupancy {
 struct Running {
     /// By partition: launches that run.
     launches: Box<[u32]>,
+    /// By partition: what models have had of it.
+    uses: Box<[DeviceUse]>,
     /// Until when the busy time is counted.
     counted: Time,
 }
@@ -31,20 +33,40 @@ impl Occupancy {
             parts => parts.iter().map(|part| f64::from(part.units) / all.max(1.0)).collect(),
         };
         let launches = vec![0; weights.len()].into();
-        Occupancy { metrics, weights, running: Mutex::new(Running { launches, counted: Time::ZERO }) }
+        let uses = weights.iter().map(|_| DeviceUse::default()).collect();
+        Occupancy { metrics, weights, running: Mutex::new(Running { launches, uses, counted: Time::ZERO }) }
     }
 
-    pub fn begin(&self, now: Time, partition: PartitionId) {
-        self.change(now, partition, |running| running + 1);
+    /// A launch of a model begins.
+    pub fn begin(&self, now: Time, partition: PartitionId, model: ModelId) {
+        self.change(now, partition, |running, used| {
+            *running += 1;
+            used.begin(now, model);
+        });
     }
 
-    pub fn end(&self, now: Time, partition: PartitionId) {
-        self.change(now, partition, |running| running.saturating_sub(1));
+    /// It has ended.
+    pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) {
+        self.change(now, partition, |running, used| {
+            *running = running.saturating_sub(1);
+            used.end(now, model);
+        });
     }
 
-    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(u32) -> u32) {
+    /// How long a partition has been busy for other models by now.
+    pub fn others(&self, now: Time, partition: PartitionId, model: ModelId) -> Duration {
         let mut running = self.running.lock();
-        let Running { launches, counted } = &mut *running;
+        running.uses.get_mut(partition.0 as usize).map_or(Duration::ZERO, |used| used.others(now, model))
+    }
+
+    /// A model has gone.
+    pub fn forget(&self, model: ModelId) {
+        self.running.lock().uses.iter_mut().for_each(|used| used.forget(model));
+    }
+
+    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(&mut u32, &mut DeviceUse)) {
+        let mut running = self.running.lock();
+        let Running { launches, uses, counted } = &mut *running;
         let at_work = self.weights.iter().zip(launches.iter()).filter(|(_, launches)| **launches > 0);
         let share: f64 = at_work.map(|(weight, _)| weight).sum();
         if share > 0.0 {
@@ -52,8 +74,9 @@ impl Occupancy {
             self.metrics.busy.inc_by(now.since(*counted).as_secs_f64() * share);
         }
         *counted = now.max(*counted);
-        if let Some(launches) = launches.get_mut(partition.0 as usize) {
-            *launches = change(*launches);
+        let index = partition.0 as usize;
+        if let (Some(launches), Some(used)) = (launches.get_mut(index), uses.get_mut(index)) {
+            change(launches, used);
         }
         self.metrics.running.set(launches.iter().map(|launches| i64::from(*launches)).sum());
     }
@@ -74,16 +97,16 @@ mod tests {
         let (small, large) = (PartitionId(0), PartitionId(1));
         let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
         let busy_ms = || (metrics.totals().busy.as_secs_f64() * 1e3).round();
-        occupancy.begin(at(100), small);
-        occupancy.begin(at(200), large);
+        occupancy.begin(at(100), small, ModelId(0));
+        occupancy.begin(at(200), large, ModelId(0));
         assert_eq!(busy_ms(), 25.0);
-        occupancy.begin(at(300), large);
-        occupancy.end(at(400), small);
+        occupancy.begin(at(300), large, ModelId(0));
+        occupancy.end(at(400), small, ModelId(0));
         assert_eq!(busy_ms(), 225.0, "all of it for as long as both are at work");
-        occupancy.end(at(500), large);
-        occupancy.end(at(600), large);
+        occupancy.end(at(500), large, ModelId(0));
+        occupancy.end(at(600), large, ModelId(0));
         assert_eq!(busy_ms(), 375.0, "two launches in a partition are no more than one");
-        occupancy.begin(at(1_000), small);
+        occupancy.begin(at(1_000), small, ModelId(0));
         assert_eq!(busy_ms(), 375.0, "nothing ran");
     }
 }

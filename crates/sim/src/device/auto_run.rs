@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::cluster::{NetworkBudget, PastArrival};
-use downbeat_core::device::{AutoGuard, Candidate, DeviceDecision, DeviceRehearsal, GuardEnd, GuardOptions, Layout};
+use downbeat_core::device::{
+    AutoGuard, Candidate, DeviceDecision, DeviceRehearsal, DeviceUse, GuardEnd, GuardOptions, Launch, Layout,
+    SegmentRange,
+};
 use downbeat_core::{DeviceKind, Duration, ModelId, RequestId, Time};
 
 use super::auto_measured::{MeasuredForAuto, noise};
@@ -126,6 +129,19 @@ struct ServedModel<'a> {
     guard: Option<AutoGuard>,
 }
 
+impl ServedModel<'_> {
+    /// What it is in the world now.
+    fn number(&self) -> ModelId {
+        ModelId((self.first + self.current) as u32)
+    }
+}
+
+/// How long devices have been busy for others by now, on average.
+fn others(uses: &mut [DeviceUse], now: Time, model: ModelId) -> Duration {
+    let sum = uses.iter_mut().fold(Duration::ZERO, |sum, device| sum + device.others(now, model));
+    Duration::from_nanos(sum.as_nanos() / (uses.len() as u64).max(1))
+}
+
 struct Open {
     model: usize,
     candidate: usize,
@@ -136,6 +152,8 @@ struct Open {
 struct Watch<'a> {
     run: &'a AutoRun<'a>,
     models: Vec<ServedModel<'a>>,
+    /// By device.
+    uses: Vec<DeviceUse>,
     rehearsal: Option<DeviceRehearsal>,
     ticked: Time,
     open: BTreeMap<RequestId, Open>,
@@ -179,6 +197,7 @@ impl<'a> Watch<'a> {
         let mut watch = Watch {
             run,
             models,
+            uses: (0..run.workload.devices).map(|_| DeviceUse::default()).collect(),
             rehearsal,
             ticked: Time::ZERO,
             open: BTreeMap::new(),
@@ -222,14 +241,17 @@ impl<'a> Watch<'a> {
     fn tell_end(&mut self, now: Time, request: RequestId, open: &Open, took: Option<Duration>) {
         let Open { model, candidate, deadline, .. } = *open;
         let good = took.is_some() && now <= deadline;
-        let served = &mut self.models[model];
+        let Watch { models, uses, .. } = self;
+        let served = &mut models[model];
         let end = if took.is_some() { GuardEnd::Answered } else { GuardEnd::Dropped };
-        if served.guard.as_mut().is_some_and(|guard| guard.handle_end(now, request, end)) {
+        let number = served.number();
+        let lost = |guard: &mut AutoGuard| guard.handle_end(now, request, end, || others(uses, now, number));
+        if served.guard.as_mut().is_some_and(lost) {
             served.guard = None;
             served.coming = Some((now + LOADING, 0));
             self.outcome.lost_policies += 1;
             if let Some(rehearsal) = &mut self.rehearsal {
-                rehearsal.set_lost(ModelId(model as u32));
+                rehearsal.set_lost(now, ModelId(model as u32));
             }
         }
         if let Some(rehearsal) = &mut self.rehearsal
@@ -305,8 +327,9 @@ impl Outside for Watch<'_> {
         served.open[served.current] += 1;
         let deadline = now + served.slo;
         self.outcome.models[model].0 += u64::from(counts);
+        let number = served.number();
         if let Some(guard) = &mut served.guard {
-            guard.handle_request(now, request, 1, deadline);
+            guard.handle_request(now, request, 1, deadline, || others(&mut self.uses, now, number));
         }
         self.open.insert(request, Open { model, candidate: served.current, arrival: now, deadline });
         let ask = Ask { model: served.first + served.current, size: 1, length: 0, level: 0, deadline };
@@ -340,6 +363,15 @@ impl Outside for Watch<'_> {
             Ending::Replied | Ending::Dropped => {}
             Ending::Cancelled | Ending::Failed(_) => self.outcome.lost += 1,
         }
+    }
+
+    fn began(&mut self, now: Time, device: usize, launch: &Launch) {
+        self.uses[device].begin(now, launch.model);
+    }
+
+    fn completed(&mut self, now: Time, _: Time, device: usize, launch: &Launch, _: SegmentRange) -> Vec<RequestId> {
+        self.uses[device].end(now, launch.model);
+        Vec::new()
     }
 
     fn change(&mut self, now: Time) -> Option<Fault> {

@@ -2,10 +2,12 @@
 
 mod candidate;
 mod emulated;
+mod hold_off;
 mod replay;
 mod trial;
 
 pub use candidate::{Candidate, RehearsedModel, Replayable};
+use hold_off::HoldOff;
 use replay::{Stage, StagedModel};
 use trial::Trial;
 pub use trial::{DeviceDecision, TriedPolicy};
@@ -14,14 +16,8 @@ use std::collections::VecDeque;
 
 use crate::cluster::{ExecutionNoise, Past, PastArrival};
 use crate::ids::ModelId;
-use crate::time::Duration;
+use crate::time::{Duration, Time};
 
-/// Arrivals that are remembered, at most: 640 KiB.
-const MOST: usize = 20 << 10;
-/// For how long one is.
-const SPAN: Duration = Duration::from_millis(10_000);
-/// But so many are, however long ago they came: fewer say little.
-const LEAST: usize = 4 << 10;
 /// Before so many requests have come, and for so long, nothing is tried.
 const FEWEST: usize = 512;
 const SHORTEST: Duration = Duration::from_millis(4_000);
@@ -44,6 +40,8 @@ const SHORTEST: Duration = Duration::from_millis(4_000);
 #[derive(Debug)]
 pub struct DeviceRehearsal {
     past: Past,
+    /// When the last request came.
+    now: Time,
     /// What became of as many requests as are remembered, under the policies that the models have.
     real: VecDeque<End>,
     stage: Stage,
@@ -67,7 +65,8 @@ impl DeviceRehearsal {
     /// Without models, on one device. `seed` chooses the noise of launches.
     pub fn new(seed: u64) -> Self {
         DeviceRehearsal {
-            past: Past::new(LEAST, MOST, SPAN),
+            past: Past::default(),
+            now: Time::ZERO,
             real: VecDeque::new(),
             stage: Stage { models: Vec::new(), devices: 1, at_once: 1, seed },
             trial: None,
@@ -91,6 +90,7 @@ impl DeviceRehearsal {
             model,
             noise: ExecutionNoise::default(),
             current: 0,
+            hold_off: HoldOff::default(),
         };
         self.stage.models[index] = comes.map(staged);
         self.changed();
@@ -104,10 +104,11 @@ impl DeviceRehearsal {
         self.changed();
     }
 
-    /// A policy of a model has lost against `exclusive` in reality ([`super::AutoGuard`]), to which it goes back: nothing else is tried any more.
-    pub fn set_lost(&mut self, model: ModelId) {
+    /// The policy of a model has lost against `exclusive` in reality ([`super::AutoGuard`]), to which it goes back. Nothing is tried for 8 seconds, twice as long after each
+    /// further loss, and for four times as long not what has lost: so policies come and go ever more rarely where what is predicted of them is wrong.
+    pub fn set_lost(&mut self, now: Time, model: ModelId) {
         if let Some(staged) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
-            staged.candidates.truncate(1);
+            staged.hold_off.lose(now, staged.current);
             staged.current = 0;
         }
         self.changed();
@@ -128,6 +129,7 @@ impl DeviceRehearsal {
 
     /// A request came, accepted or not.
     pub fn arrival(&mut self, arrival: PastArrival) {
+        self.now = self.now.max(arrival.at);
         self.past.push(arrival);
     }
 
@@ -186,19 +188,21 @@ impl DeviceRehearsal {
             return false;
         }
         let Some(model) = self.next_model() else { return false };
-        let past = self.past.seen();
+        let mut seen = self.past.seen();
+        // What is compared with what was real is what came lately.
+        let past = seen.arrivals.split_off(seen.rush);
         self.last = model;
-        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), model)));
+        self.trial = Some(Box::new(Trial::new(past, self.stage.clone(), model, self.now)));
         true
     }
 
-    /// The next model that may have several policies.
+    /// The next model that may have several policies by now.
     fn next_model(&self) -> Option<ModelId> {
         let count = self.stage.models.len() as u32;
         let after = (1..=count).map(|step| (self.last.0 + step) % count);
         let may = |number: &u32| {
             let staged = self.stage.models[*number as usize].as_ref();
-            staged.is_some_and(|staged| staged.candidates.len() > 1)
+            staged.is_some_and(|staged| staged.candidates.len() > 1 && staged.hold_off.is_over(self.now))
         };
         after.filter(may).map(ModelId).next()
     }

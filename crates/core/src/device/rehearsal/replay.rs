@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::candidate::{RehearsedModel, Replayable};
 use super::emulated::EmulatedDevice;
+use super::hold_off::HoldOff;
 use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
 use crate::device::auto::Overlap;
 use crate::device::granted::GrantedOptions;
@@ -24,6 +25,8 @@ pub(super) struct StagedModel {
     pub noise: ExecutionNoise,
     /// Which of these it is.
     pub current: usize,
+    /// Those that have lost in reality.
+    pub hold_off: HoldOff,
 }
 
 /// What the past is replayed on.
@@ -58,7 +61,6 @@ pub(super) struct Replay {
     slots: Vec<(usize, LaneId)>,
     random: Random,
     next: usize,
-    counted: usize,
     end: usize,
     /// Rate of the arrivals, percent of what it was.
     percent: u64,
@@ -98,12 +100,11 @@ impl Replay {
             slots: Vec::new(),
             random: Random(stage.seed),
             next: lead,
-            counted,
             end,
             percent,
             origin: past.get(lead).map_or(Time::ZERO, |first| first.at),
             now: Time::ZERO,
-            tally: Tally::new(stage.models.len()),
+            tally: Tally::new(stage.models.len(), counted..end),
         };
         for _ in 0..stage.devices.max(1) {
             replay.add_device(stage.at_once.max(1));
@@ -208,11 +209,9 @@ impl Replay {
                 soonest.is_some_and(|device| device.scheduler.handle_request(now, &request).is_ok())
             }
         };
-        if index >= self.counted {
-            self.tally.offered(model);
-            if !accepted {
-                self.tally.bad(model);
-            }
+        self.tally.offered(index, model);
+        if !accepted {
+            self.tally.bad(index, model);
         }
     }
 
@@ -295,11 +294,9 @@ impl Replay {
             DeviceOutput::Group(launches) => launches.into_iter().for_each(|launch| self.launch(number, launch)),
             DeviceOutput::Reply { request, .. } => {
                 let index = request.0 as usize;
-                if index >= self.counted {
-                    let took = self.now.since(self.time_of(past, index));
-                    let PastArrival { model, budget, .. } = past[index];
-                    self.tally.done(model, took, budget);
-                }
+                let took = self.now.since(self.time_of(past, index));
+                let PastArrival { model, budget, .. } = past[index];
+                self.tally.done(index, model, took, budget);
             }
             DeviceOutput::Drop { request, .. } => self.bad(past, request),
             DeviceOutput::Prepare { model, .. } => {
@@ -323,8 +320,6 @@ impl Replay {
 
     fn bad(&mut self, past: &[PastArrival], request: RequestId) {
         let index = request.0 as usize;
-        if index >= self.counted {
-            self.tally.bad(past[index].model);
-        }
+        self.tally.bad(index, past[index].model);
     }
 }

@@ -7,7 +7,7 @@ use super::replay::{Part, Replay, Stage};
 use crate::cluster::{Ground, PastArrival, RATES, Score, Tally};
 use crate::device::auto::MARGIN;
 use crate::ids::ModelId;
-use crate::time::Duration;
+use crate::time::{Duration, Time};
 
 /// Parts that the past is tried in, at most: 1/8, 1/8, 1/4, and 1/2 of it.
 const SHARES: [usize; 4] = [8, 8, 4, 1];
@@ -85,12 +85,13 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// Of the candidates for a model that is there.
-    pub fn new(past: Vec<PastArrival>, stage: Stage, model: ModelId) -> Self {
+    /// Of the candidates for a model that is there, as far as they may be tried by now.
+    pub fn new(past: Vec<PastArrival>, stage: Stage, model: ModelId, now: Time) -> Self {
         let staged = stage.models.get(model.0 as usize).and_then(Option::as_ref);
         let (count, current) = staged.map_or((0, 0), |staged| (staged.candidates.len(), staged.current));
         let score = || Score(vec![Tally::default(); RATES.len()]);
-        let others = (0..count).filter(|number| *number != current);
+        let may = |number: usize| staged.is_some_and(|staged| staged.hold_off.allows(now, number));
+        let others = (0..count).filter(|number| *number != current && may(*number));
         let candidates = std::iter::once(current).chain(others).map(|number| (number, score())).collect();
         let part = Part { lead: 0, counted: 0, end: past.len() };
         let mut trial = Trial { past, stage, model, candidates, parts: 0, part, at: (0, 0), replay: None, done: false };
@@ -197,7 +198,7 @@ impl Trial {
         let budgets = self.past[counted..end].iter().map(|arrival| arrival.budget);
         let budget = budgets.filter(|budget| *budget != Duration::MAX).max().unwrap_or(Duration::ZERO);
         let lead = LEAD + budget.saturating_mul(LEAD_BUDGETS);
-        let first = self.past.get(counted).map_or(crate::time::Time::ZERO, |first| first.at);
+        let first = self.past.get(counted).map_or(Time::ZERO, |first| first.at);
         let lead = self.past.partition_point(|arrival| arrival.at + lead < first);
         self.part = Part { lead, counted, end };
     }

@@ -265,8 +265,9 @@ fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let now = served.served.host.clock.now();
     assert!(served.served.loaded.may_probe(now) && !served.served.loaded.may_probe(now), "one a second");
     for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
-        let (_, answer) = served.served.send_with(1, deadline, is_probe);
+        // Before it is there: the lane would wait for another behind it first.
         served.device.end(1);
+        let (_, answer) = served.served.send_with(1, deadline, is_probe);
         assert_eq!(item(answer), 1);
         assert_eq!(served.served.loaded.may_probe(now), may, "{deadline:?}, {is_probe}");
     }

@@ -69,7 +69,7 @@ pub struct DeviceArgs {
     #[arg(long, default_value = "rte", value_name = "NAME")]
     lengths: Glue,
 
-    /// titan-cudnn, titan-tensorrt or v100-tensorrt [default: that of the policy's paper]
+    /// titan-cudnn, titan-tensorrt, v100-tensorrt or a100-cudnn [default: that of the policy's paper]
     #[arg(long, value_name = "NAME")]
     platform: Option<Platform>,
 

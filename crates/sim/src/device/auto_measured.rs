@@ -92,11 +92,11 @@ impl MeasuredForAuto {
 
 /// What a batch takes alone, and while another runs beside it throughout.
 fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
-    let all = SegmentRange::new(0, model.segment_count());
+    let (all, units) = (SegmentRange::new(0, model.segment_count()), model.limits().units);
     let mut device = ContendedDevice::new(model.limits(), 2);
     let mut begin = [Time::ZERO; 2];
     for lane in 0..2 {
-        device.launch(Time::ZERO, LaneId(lane), 0, model.work(all, rows, 0));
+        device.launch(Time::ZERO, LaneId(lane), 0, model.work(all, rows, 0, units));
     }
     let (mut sum, mut count) = (Duration::ZERO, 0);
     while count < TOGETHER
@@ -109,11 +109,11 @@ fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
                 (sum, count) = (sum + at.since(begin[index]), count + 1);
             }
             begin[index] = at;
-            device.launch(at, lane, token + 1, model.work(all, rows, 0));
+            device.launch(at, lane, token + 1, model.work(all, rows, 0, units));
         }
     }
     let together = Duration::from_nanos(sum.as_nanos() / count.max(1));
-    OverlapPoint { batch: rows, alone: model.work(all, rows, 0).alone(), together }
+    OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
 }
 
 /// What launches take of what they take in the mean, as a server measures it before anything runs beside them.

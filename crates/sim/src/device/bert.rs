@@ -16,13 +16,14 @@ pub fn bert(layers: u32, width: u64, length: u64, fused: bool) -> Vec<Operator> 
         operators.push(Operator::matrix("query_key_value", length, width, 3 * width));
         point(&mut operators, "bias", 3 * hidden, 3 * hidden);
         let scores = heads * length * length;
-        let attention = |name, inputs, outputs| Operator {
+        let attention = |name, inputs, outputs, columns| Operator {
             multiplications: length * length * width,
+            columns,
             ..Operator::moving(name, inputs, outputs)
         };
-        operators.push(attention("scores", 2 * hidden, scores));
+        operators.push(attention("scores", 2 * hidden, scores, length));
         point(&mut operators, "softmax", scores, scores);
-        operators.push(attention("context", scores + hidden, hidden));
+        operators.push(attention("context", scores + hidden, hidden, 64));
         operators.push(Operator::matrix("projection", length, width, width));
         operators.push(Operator::moving("normalise", 2 * hidden, hidden));
         operators.push(Operator::matrix("feed_forward_up", length, width, 4 * width));

@@ -29,9 +29,9 @@
 use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
 
-use super::contended::{DeviceLimits, Sharing};
 use super::failure::DeviceFailure;
 use super::fit::{PairSample, SegmentSample, fit_device, fit_segment};
+use super::limits::{DeviceLimits, Sharing};
 use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
 
@@ -254,12 +254,11 @@ impl Calibration {
     /// What the device offers.
     pub(crate) fn limits(&self) -> DeviceLimits {
         DeviceLimits {
-            units: self.device.units,
             sharing: self.device.sharing,
             crowding_permille: self.device.crowding_permille,
             // Copies are in the measured times.
             copy_bytes_per_second: f64::INFINITY,
-            copy_fixed: Duration::ZERO,
+            ..DeviceLimits::plain(self.device.units)
         }
     }
 

@@ -4,37 +4,13 @@ use std::collections::VecDeque;
 
 use downbeat_core::device::LaneId;
 use downbeat_core::{Duration, Time};
-use serde::{Deserialize, Serialize};
+
+use super::limits::{DeviceLimits, SLICE, Sharing};
+use super::sharing::{Sharer, share_bandwidth, share_units};
+use super::work::{WHOLE_BANDWIDTH, Work};
 
 /// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to rounding.
-const PARTS: u64 = 1 << 16;
-
-/// One operator of a launch as the device sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Kernel {
-    /// What issuing it takes when nobody else issues: nothing of the launch computes meanwhile.
-    pub issue: Duration,
-    /// What it takes alone once issued.
-    pub run: Duration,
-    /// The compute units that it can use, at least 1 and at most the device's.
-    pub units: u32,
-}
-
-/// What a launch has to do: some time that concerns nobody else, then its kernels one after another.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Work {
-    /// Before the first kernel, on the host.
-    pub overhead: Duration,
-    /// In order.
-    pub kernels: Vec<Kernel>,
-}
-
-impl Work {
-    /// What it takes alone.
-    pub fn alone(&self) -> Duration {
-        self.kernels.iter().fold(self.overhead, |sum, kernel| sum + kernel.issue + kernel.run)
-    }
-}
+pub(super) const PARTS: u64 = 1 << 20;
 
 /// Which way a copy goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -64,63 +40,32 @@ pub enum Completed {
     },
 }
 
-/// How kernels share units that do not suffice for all.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Sharing {
-    /// All slow down in the same proportion.
-    Proportional,
-    /// Each takes what those issued before it leave over (E²bird §8.4: kernels wait until there are idle SMs).
-    InOrder,
-}
-
-/// What a device offers to its launches and copies together.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct DeviceLimits {
-    /// Compute units.
-    pub units: u32,
-    /// Who gets units when they do not suffice.
-    pub sharing: Sharing,
-    /// By how many thousandths each launch more that is under way lengthens the issue of a kernel: the cost of many streams.
-    pub crowding_permille: u32,
-    /// Bytes a second of a copy; one copy each way at a time.
-    pub copy_bytes_per_second: f64,
-    /// What each copy costs beside its bytes.
-    pub copy_fixed: Duration,
-}
-
-impl DeviceLimits {
-    /// So many units that are shared in proportion, and nothing else that launches disturb each other by.
-    pub fn plain(units: u32) -> Self {
-        DeviceLimits {
-            units,
-            sharing: Sharing::Proportional,
-            crowding_permille: 0,
-            copy_bytes_per_second: 1e12,
-            copy_fixed: Duration::ZERO,
-        }
-    }
-}
-
-/// A device under virtual time.
+/// A device under virtual time, in partitions.
 ///
-/// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as the units that they can use fit; beyond
-/// that they share them as [`Sharing`] says. Issuing a kernel is one host's work (the driver's lock), so that launches
-/// which issue at the same time share it too, and each takes longer the more launches are under way: what makes many small batches slow
-/// (E²bird §6.3, figure 12). Copies take turns, one each way at a time, and disturb no kernel.
+/// The host issues the kernels of a launch in order, up to [`ahead`](DeviceLimits::ahead) before the device is there; the device runs them one
+/// after another with a [`gap`](DeviceLimits::gap). Issuing is one host's work (the driver's lock), so that launches which issue at the same time
+/// share it, and each takes longer the more launches are under way: what makes many small batches slow (E²bird §6.3, figure 12).
+///
+/// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as the units that they keep fit into their
+/// partition; beyond that they share them as [`Sharing`] says. Inside a partition kernels also
+/// [interfere](DeviceLimits::interference_permille). The memory's bandwidth is the whole device's: where kernels would draw more, those that draw least
+/// get what they draw and the others as much as each other. Copies take turns, one each way at a time, and disturb no kernel.
 ///
 /// Contract as a state machine's: time never goes back; [`advance`](Self::advance) at the latest when [`next_event`](Self::next_event) says.
 /// Arithmetic is in integers: the same calls give the same completions. A launch alone takes exactly [`Work::alone`].
 #[derive(Clone, Debug)]
 pub struct ContendedDevice {
     limits: DeviceLimits,
+    /// Units, by partition.
+    partitions: Vec<u32>,
     now: Time,
     /// By lane.
     lanes: Vec<Option<RunningLaunch>>,
-    /// By lane, how fast its launch is until a phase begins or ends; those of idle lanes mean nothing.
-    speeds: Vec<Speed>,
     copies: [VecDeque<Copying>; 2],
-    /// Units in use, summed over nanoseconds.
+    /// Who has the device until when, where lanes take turns.
+    slice: (usize, Time),
+    /// Units in use until something changes, and before it, summed over nanoseconds.
+    units_now: u32,
     used: u128,
     /// The next turn.
     turns: u64,
@@ -129,20 +74,58 @@ pub struct ContendedDevice {
 #[derive(Clone, Debug)]
 struct RunningLaunch {
     token: u64,
-    kernels: Vec<Kernel>,
+    partition: usize,
+    work: Work,
+    /// Kernels that the host has issued.
+    issued: usize,
+    host: Activity<HostStep>,
+    /// The kernel that the device is at.
     at: usize,
-    phase: Phase,
-    /// What the phase still takes alone, in parts.
-    left: u64,
-    /// When it entered the phase, in the order of all that did.
+    device: Activity<DeviceStep>,
+    /// When it began the kernel, in the order of all that did.
     turn: u64,
 }
 
+/// What a launch is at, on one of its two sides.
+#[derive(Clone, Copy, Debug)]
+struct Activity<S> {
+    step: S,
+    /// What the step still takes alone, in parts.
+    left: u64,
+    /// Parts a nanosecond, until a step begins or ends.
+    speed: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum HostStep {
     Overhead,
     Issue,
+    /// All that may be is issued.
+    Idle,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum DeviceStep {
+    /// The next kernel is not issued.
+    Idle,
+    Gap,
     Run,
+    After,
+}
+
+impl<S> Activity<S> {
+    fn of(step: S, takes: Duration) -> Self {
+        Activity { step, left: takes.as_nanos().saturating_mul(PARTS), speed: PARTS }
+    }
+
+    /// How long it still takes; who gets nothing waits for the end of another's step.
+    fn ends_in(&self) -> Option<u64> {
+        (self.speed > 0 || self.left == 0).then(|| self.left.div_ceil(self.speed.max(1)))
+    }
+
+    fn pass(&mut self, nanos: u64) {
+        self.left = self.left.saturating_sub(self.speed.saturating_mul(nanos));
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -151,55 +134,116 @@ struct Copying {
     ends: Time,
 }
 
-/// A speed: `progress / time`, at most 1.
-#[derive(Clone, Copy, Debug)]
-struct Speed {
-    progress: u64,
-    time: u64,
+impl RunningLaunch {
+    /// Goes on to what can be begun now: whether anything was, and whether all is done.
+    fn settle(&mut self, limits: &DeviceLimits, turns: &mut u64) -> (bool, bool) {
+        let mut changed = false;
+        loop {
+            let kernels = &self.work.kernels;
+            let may_issue = self.issued < kernels.len() && self.issued <= self.at + limits.ahead as usize;
+            match self.host.step {
+                HostStep::Overhead | HostStep::Issue if self.host.left == 0 => {
+                    self.issued += usize::from(self.host.step == HostStep::Issue);
+                    self.host = Activity::of(HostStep::Idle, Duration::ZERO);
+                    changed = true;
+                    continue;
+                }
+                HostStep::Idle if may_issue => {
+                    self.host = Activity::of(HostStep::Issue, kernels[self.issued].issue);
+                    changed = true;
+                    continue;
+                }
+                _ => {}
+            }
+            let next = match self.device.step {
+                DeviceStep::Idle if self.at < kernels.len() && self.issued > self.at => {
+                    (self.turn, *turns) = (*turns, *turns + 1);
+                    Activity::of(DeviceStep::Run, kernels[self.at].run)
+                }
+                DeviceStep::Idle if self.at == kernels.len() && self.host.step == HostStep::Idle => {
+                    Activity::of(DeviceStep::After, self.work.after)
+                }
+                DeviceStep::Gap if self.device.left == 0 => Activity::of(DeviceStep::Idle, Duration::ZERO),
+                DeviceStep::Run if self.device.left == 0 => {
+                    self.at += 1;
+                    let gap = if self.at < kernels.len() { limits.gap } else { Duration::ZERO };
+                    Activity::of(DeviceStep::Gap, gap)
+                }
+                DeviceStep::After if self.device.left == 0 => return (true, true),
+                _ => return (changed, false),
+            };
+            (self.device, changed) = (next, true);
+        }
+    }
+
+    fn ends_in(&self) -> Option<u64> {
+        let host = self.host.ends_in().filter(|_| self.host.step != HostStep::Idle);
+        let device = self.device.ends_in().filter(|_| self.device.step != DeviceStep::Idle);
+        host.into_iter().chain(device).min()
+    }
 }
 
 impl ContendedDevice {
-    /// A device on which nothing runs, at time zero. Asserts that it has a unit and copies at some speed.
+    /// A device of one partition on which nothing runs, at time zero. Asserts that it has a unit and copies at some speed.
     pub fn new(limits: DeviceLimits, lanes: usize) -> Self {
         assert!(limits.units > 0, "a device has at least one compute unit");
         assert!(limits.copy_bytes_per_second > 0.0, "a device copies at some speed");
         ContendedDevice {
             limits,
+            partitions: vec![limits.units],
             now: Time::ZERO,
             lanes: vec![None; lanes],
-            speeds: vec![Speed { progress: 1, time: 1 }; lanes],
             copies: [VecDeque::new(), VecDeque::new()],
+            slice: (0, Time::ZERO),
+            units_now: 0,
             used: 0,
             turns: 0,
         }
     }
 
-    /// Starts a launch. Asserts that the lane is free and that no kernel claims units that there are not.
+    /// Starts a launch in the first partition. Asserts as [`Self::launch_in`].
     pub fn launch(&mut self, now: Time, lane: LaneId, token: u64, work: Work) {
+        self.launch_in(now, 0, lane, token, work);
+    }
+
+    /// Starts a launch in a partition. Asserts that the lane is free and that no kernel claims units that the partition has not.
+    pub fn launch_in(&mut self, now: Time, partition: usize, lane: LaneId, token: u64, work: Work) {
         self.reach(now);
-        let units = 1..=self.limits.units;
-        assert!(work.kernels.iter().all(|kernel| units.contains(&kernel.units)), "a kernel uses units of the device");
+        let units = 1..=self.units(partition);
+        assert!(
+            work.kernels.iter().all(|kernel| units.contains(&kernel.units)),
+            "a kernel uses units of its partition"
+        );
         let index = lane.0 as usize;
         if index >= self.lanes.len() {
             self.lanes.resize_with(index + 1, || None);
         }
         let place = &mut self.lanes[index];
         assert!(place.is_none(), "{lane} runs one launch at a time");
-        let left = work.overhead.as_nanos().saturating_mul(PARTS);
-        *place = Some(RunningLaunch { token, kernels: work.kernels, at: 0, phase: Phase::Overhead, left, turn: 0 });
-        self.speeds = self.shared();
+        let (host, device) =
+            (Activity::of(HostStep::Overhead, work.overhead), Activity::of(DeviceStep::Idle, Duration::ZERO));
+        *place = Some(RunningLaunch { token, partition, work, issued: 0, host, at: 0, device, turn: 0 });
+        self.share();
     }
 
-    /// Compute units.
-    pub fn units(&self) -> u32 {
-        self.limits.units
+    /// Compute units of a partition.
+    pub fn units(&self, partition: usize) -> u32 {
+        self.partitions.get(partition).copied().unwrap_or(self.limits.units)
     }
 
-    /// Changes how many compute units there are, at least one. What runs goes on with what it gets of them.
-    pub fn set_units(&mut self, now: Time, units: u32) {
+    /// Changes how many compute units a partition has, at least one; one that is not there yet comes. What runs goes on with what it gets of them.
+    pub fn set_units(&mut self, now: Time, partition: usize, units: u32) {
         self.reach(now);
-        self.limits.units = units.max(1);
-        self.speeds = self.shared();
+        if partition >= self.partitions.len() {
+            self.partitions.resize(partition + 1, self.limits.units);
+        }
+        self.partitions[partition] = units.max(1);
+        self.share();
+    }
+
+    /// How many partitions there are, or were.
+    pub fn partitions(&self) -> usize {
+        self.partitions.len()
     }
 
     /// Begins a copy, or puts it behind those that go the same way.
@@ -214,7 +258,9 @@ impl ContendedDevice {
     /// When something changes next if nothing is added; `None` if nothing is under way.
     pub fn next_event(&self) -> Option<Time> {
         let copies = self.copies.iter().filter_map(|queue| Some(queue.front()?.ends));
-        copies.chain(self.next_phase_end()).min()
+        let steps = self.lanes.iter().flatten().filter_map(RunningLaunch::ends_in);
+        let turns_end = self.takes_turns().then_some(self.slice.1);
+        copies.chain(steps.min().map(|span| self.now + Duration::from_nanos(span))).chain(turns_end).min()
     }
 
     /// Lets time pass, and says what is done, in the order of time; at one instant copies in, copies out, then lanes by number.
@@ -232,14 +278,23 @@ impl ContendedDevice {
         done
     }
 
-    /// Units in use now: never above the device's.
+    /// Units in use now: never above the partitions'.
     pub fn used_units(&self) -> u32 {
-        self.wanted_units().min(u64::from(self.limits.units)) as u32
+        self.units_now
     }
 
     /// Units in use, summed over the nanoseconds until now.
     pub fn used_unit_nanos(&self) -> u128 {
         self.used
+    }
+
+    /// What is drawn of the memory's bandwidth now, as a share of it: never above 1.
+    pub fn drawn_bandwidth(&self) -> f64 {
+        let running = self.lanes.iter().flatten().filter(|running| running.device.step == DeviceStep::Run);
+        let drawn = running.map(|running| {
+            f64::from(running.work.kernels[running.at].draw) * running.device.speed as f64 / PARTS as f64
+        });
+        drawn.sum::<f64>() / f64::from(WHOLE_BANDWIDTH)
     }
 
     /// Whether nothing is under way.
@@ -253,58 +308,71 @@ impl ContendedDevice {
         self.pass(now);
     }
 
-    fn wanted_units(&self) -> u64 {
-        let running = self.lanes.iter().flatten().filter(|running| running.phase == Phase::Run);
-        running.map(|running| u64::from(running.kernels[running.at].units)).sum()
+    /// Whether somebody waits for the end of another's slice.
+    fn takes_turns(&self) -> bool {
+        let waits = |running: &RunningLaunch| running.device.step == DeviceStep::Run && running.device.speed == 0;
+        self.limits.sharing == Sharing::TimeSliced && self.lanes.iter().flatten().any(waits)
     }
 
-    /// [`Self::speeds`] by what is on the lanes now.
-    fn shared(&self) -> Vec<Speed> {
-        let active = self.lanes.iter().flatten().count() as u64;
-        let issuing = self.lanes.iter().flatten().filter(|running| running.phase == Phase::Issue).count() as u64;
-        let crowding = 1000 + u64::from(self.limits.crowding_permille) * active.saturating_sub(1);
-        let units = u64::from(self.limits.units);
-        let wanted = self.wanted_units().max(units);
-        let whole = Speed { progress: 1, time: 1 };
-        let speed = |lane: &Option<RunningLaunch>| match lane.as_ref().map(|running| running.phase) {
-            None | Some(Phase::Overhead) => whole,
-            Some(Phase::Issue) => Speed { progress: 1000, time: issuing * crowding },
-            Some(Phase::Run) => Speed { progress: units, time: wanted },
+    /// Who has the device, where lanes take turns: the next that has a kernel to run once a slice is over or its lane has left the device.
+    fn turn(&mut self) -> usize {
+        let on_device = |lane: &Option<RunningLaunch>| {
+            lane.as_ref().is_some_and(|running| matches!(running.device.step, DeviceStep::Gap | DeviceStep::Run))
         };
-        let mut speeds: Vec<Speed> = self.lanes.iter().map(speed).collect();
-        if self.limits.sharing == Sharing::InOrder && wanted > units {
-            let running = self.lanes.iter().enumerate().filter_map(|(index, lane)| Some((index, lane.as_ref()?)));
-            let mut queue: Vec<_> = running.filter(|(_, running)| running.phase == Phase::Run).collect();
-            queue.sort_unstable_by_key(|(_, running)| running.turn);
-            let mut left = units;
-            for (index, running) in queue {
-                let time = u64::from(running.kernels[running.at].units);
-                speeds[index] = Speed { progress: left.min(time), time };
-                left -= left.min(time);
+        let (lane, until) = self.slice;
+        if self.now < until && self.lanes.get(lane).is_some_and(on_device) {
+            return lane;
+        }
+        let count = self.lanes.len();
+        let next = (1..=count).map(|step| (lane + step) % count).find(|lane| on_device(&self.lanes[*lane]));
+        self.slice = (next.unwrap_or(lane), self.now + SLICE);
+        self.slice.0
+    }
+
+    /// Everybody's speed by what is under way now.
+    fn share(&mut self) {
+        let sliced = (self.limits.sharing == Sharing::TimeSliced).then(|| self.turn());
+        let active = self.lanes.iter().flatten().count() as u64;
+        let issuing = self.lanes.iter().flatten().filter(|running| running.host.step == HostStep::Issue).count() as u64;
+        let crowding = 1000 + u64::from(self.limits.crowding_permille) * active.saturating_sub(1);
+        let mut sharers = Vec::with_capacity(self.lanes.len());
+        for (index, running) in self.lanes.iter_mut().enumerate() {
+            let Some(running) = running else { continue };
+            if running.host.step == HostStep::Issue {
+                running.host.speed = PARTS * 1000 / (issuing * crowding);
+            }
+            if running.device.step == DeviceStep::Run {
+                let kernel = running.work.kernels[running.at];
+                let has_turn = sliced.is_none_or(|lane| lane == index);
+                let (partition, turn) = (running.partition, running.turn);
+                sharers.push(Sharer {
+                    lane: index,
+                    partition,
+                    turn,
+                    kernel,
+                    units: 0,
+                    speed: if has_turn { PARTS } else { 0 },
+                });
             }
         }
-        speeds
-    }
-
-    fn next_phase_end(&self) -> Option<Time> {
-        let lanes = self.lanes.iter().zip(&self.speeds).filter_map(|(lane, speed)| Some((lane.as_ref()?, speed)));
-        // Who gets no unit waits for the end of another's phase.
-        let spans = lanes.filter(|(running, speed)| speed.progress > 0 || running.left == 0).map(|(running, speed)| {
-            let whole = u128::from(running.left) * u128::from(speed.time);
-            whole.div_ceil(u128::from(speed.progress.max(1)) * u128::from(PARTS)) as u64
-        });
-        spans.min().map(|span| self.now + Duration::from_nanos(span))
+        share_units(&self.limits, &self.partitions, &mut sharers);
+        share_bandwidth(&mut sharers);
+        self.units_now = sharers.iter().map(|sharer| sharer.units).sum();
+        for sharer in sharers {
+            if let Some(running) = &mut self.lanes[sharer.lane] {
+                running.device.speed = sharer.speed;
+            }
+        }
     }
 
     /// Everything goes on at the speeds of now.
     fn pass(&mut self, to: Time) {
-        let span = u128::from(to.since(self.now).as_nanos());
+        let span = to.since(self.now).as_nanos();
         if span > 0 {
-            self.used += u128::from(self.used_units()) * span;
-            let lanes = self.lanes.iter_mut().zip(&self.speeds);
-            for (running, speed) in lanes.filter_map(|(lane, speed)| Some((lane.as_mut()?, speed))) {
-                let passed = span * u128::from(PARTS) * u128::from(speed.progress) / u128::from(speed.time);
-                running.left = running.left.saturating_sub(u64::try_from(passed).unwrap_or(u64::MAX));
+            self.used += u128::from(self.units_now) * u128::from(span);
+            for running in self.lanes.iter_mut().flatten() {
+                running.host.pass(span);
+                running.device.pass(span);
             }
         }
         self.now = to;
@@ -318,32 +386,18 @@ impl ContendedDevice {
                 done.push(Completed::Copy { direction, token: copy.token });
             }
         }
-        let mut changed = false;
+        let mut any = self.takes_turns() && self.now >= self.slice.1;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            while let Some(running) = lane.as_mut().filter(|running| running.left == 0) {
-                changed = true;
-                let (at, phase) = match running.phase {
-                    Phase::Overhead => (running.at, Phase::Issue),
-                    Phase::Issue => (running.at, Phase::Run),
-                    Phase::Run => (running.at + 1, Phase::Issue),
-                };
-                match running.kernels.get(at) {
-                    Some(kernel) => {
-                        let next = if phase == Phase::Run { kernel.run } else { kernel.issue };
-                        (running.at, running.phase, running.left) = (at, phase, next.as_nanos().saturating_mul(PARTS));
-                        running.turn = self.turns;
-                        self.turns += 1;
-                    }
-                    None => {
-                        let lane_id = LaneId(index as u32);
-                        done.push(Completed::Launch { lane: lane_id, token: running.token });
-                        *lane = None;
-                    }
-                }
+            let Some(running) = lane else { continue };
+            let (changed, is_done) = running.settle(&self.limits, &mut self.turns);
+            any |= changed;
+            if is_done {
+                done.push(Completed::Launch { lane: LaneId(index as u32), token: running.token });
+                *lane = None;
             }
         }
-        if changed {
-            self.speeds = self.shared();
+        if any {
+            self.share();
         }
     }
 }

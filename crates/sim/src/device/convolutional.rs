@@ -44,6 +44,7 @@ impl Builder {
             winograd: (height, width, stride) == (3, 3, 1),
             inputs: inputs + if self.fused { shortcut } else { 0 },
             outputs,
+            columns: channels,
             weights,
         });
         if self.fused {
@@ -81,6 +82,7 @@ impl Builder {
             winograd: false,
             inputs,
             outputs,
+            columns: channels,
             weights,
         };
         self.operators.push(operator);

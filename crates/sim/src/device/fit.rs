@@ -1,10 +1,12 @@
 //! From measured times to the constants of a [`SegmentLaw`] and of a device.
 
+use downbeat_core::Time;
 use downbeat_core::device::LaneId;
-use downbeat_core::{Duration, Time};
 
-use super::contended::{Completed, ContendedDevice, DeviceLimits, Kernel, Sharing, Work};
+use super::contended::{Completed, ContendedDevice};
+use super::limits::{DeviceLimits, Sharing};
 use super::measured::SegmentLaw;
+use super::work::{Kernel, Work};
 
 /// What a batch took on a share of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -183,8 +185,8 @@ const MOST_RUNS: usize = 400;
 
 /// How many times as long as alone each takes while the other runs one batch after another.
 pub fn slowdowns(limits: DeviceLimits, kernels: &[Vec<Kernel>; 2]) -> [f64; 2] {
-    let works = kernels.each_ref().map(|kernels| Work { overhead: Duration::ZERO, kernels: kernels.clone() });
-    let alone = works.each_ref().map(|work| work.alone().as_secs_f64().max(1e-9));
+    let works = kernels.each_ref().map(|kernels| Work { kernels: kernels.clone(), ..Work::default() });
+    let alone = works.each_ref().map(|work| work.alone(&limits).as_secs_f64().max(1e-9));
     let mut device = ContendedDevice::new(limits, 2);
     let mut began = [Time::ZERO; 2];
     let mut times: [Vec<f64>; 2] = [Vec::new(), Vec::new()];

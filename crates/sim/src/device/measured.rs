@@ -3,7 +3,8 @@
 use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
 
-use super::contended::{DeviceLimits, Kernel};
+use super::limits::DeviceLimits;
+use super::work::Kernel;
 
 /// What a segment takes alone on `units` compute units, in microseconds:
 ///
@@ -54,8 +55,8 @@ impl SegmentLaw {
         };
         let units = (used.ceil() as u32).clamp(1, units);
         (0..KERNELS).flat_map(move |index| {
-            let fixed = Kernel { issue: part(issue, index), run: part(rest, index), units: 1 };
-            [fixed, Kernel { issue: Duration::ZERO, run: part(run, index), units }]
+            let fixed = Kernel { issue: part(issue, index), run: part(rest, index), units: 1, draw: 0 };
+            [fixed, Kernel { run: part(run, index), units, ..Kernel::default() }]
         })
     }
 
@@ -89,11 +90,8 @@ pub struct MeasuredModel {
 }
 
 impl MeasuredModel {
-    /// All kernels of a batch.
-    pub fn kernels(&self, batch: u32) -> Vec<Kernel> {
-        self.segments
-            .iter()
-            .flat_map(|segment| segment.kernels(batch.max(1), self.limits.units, self.issue_share))
-            .collect()
+    /// All kernels of a batch on a partition of so many units.
+    pub fn kernels(&self, batch: u32, units: u32) -> Vec<Kernel> {
+        self.segments.iter().flat_map(|segment| segment.kernels(batch.max(1), units, self.issue_share)).collect()
     }
 }

@@ -1,51 +1,54 @@
 //! The emulated device, and policies of one device under virtual time.
 //!
 //! [`ContendedDevice`] is a device that launches share; [`EmulatedModel`] says what a launch of a network has to do on a [`Platform`].
-//! Neither knows a measured latency of a whole model: a network is the list of its operators, and an operator takes
+//! Neither knows a measured latency of a whole model: a network is the list of its operators, and an operator on a partition of so many units takes
 //!
 //! ```text
-//! issue + max(multiplications / (peak * efficiency * units used / units), bytes / bandwidth) + weights / weight bandwidth
-//! units used = outputs of the batch / outputs a unit needs, at least 1, at most all
+//! max(waves * 64 * 64 * inner / gain / (peak * efficiency / units of the device), bytes / bandwidth)
+//! waves = blocks / units of the partition, rounded up;   blocks = tiles of 64 rows by 64 columns of its output
 //! ```
 //!
-//! The constants are fitted to the published latencies, a few for each device with its library and none for a single model:
+//! A few constants for each device with its library are fitted to published latencies, none to a single model:
 //!
-//! | | Titan RTX, cuDNN | Titan RTX, TensorRT | V100, TensorRT | from |
-//! |---|---|---|---|---|
-//! | units | 72 | 72 | 80 | data sheet |
-//! | peak, 10^12 multiplications with additions a second | 8.15 | 8.15 | 7.066 | data sheet |
-//! | memory, GB/s | 672 | 672 | 900 | data sheet |
-//! | outputs a unit needs | 2,787 | 2,787 | 2,787 | DVABatch figure 5: both products fill the device at 200,704 outputs |
-//! | efficiency | 0.752 | 0.752 | 0.664 | E²bird table 1; GSLICE table 5 |
-//! | Winograd's gain | 2.25 | 2.25 | 3 | F(2x2, 3x3); between F(2x2) and F(4x4) |
-//! | traffic | 1.87 | 1 | 0.5 | E²bird table 1; assumed (all fused); GSLICE table 5 |
-//! | issue, us a kernel | 10.15 | 5 | 20.7 | E²bird table 1; assumed; GSLICE table 5 |
-//! | weights, GB/s | 672 | 672 | **34.1** | as the memory; GSLICE table 5 |
-//! | crowding, each launch more | 3.8% | 3.8% | 3.8% | E²bird figure 12: 32 batches of one take about four times the best |
-//! | units when they do not suffice | in order | in order | in order | E²bird §8.4; shared in proportion, small batches would be the best mixes, against table 4 |
-//! | copies, GB/s | 3 | 11 | 11 | assumed: pageable and pinned memory on PCIe 3 |
-//! | joining inputs, ns a byte | 0.2 | 0 | 0 | assumed: 5 GB/s; Triton joins the next batch while one runs |
-//! | a batch of the serving system | 1 ms | 0.2 ms | 0.2 ms | assumed |
+//! | | Titan RTX, cuDNN | Titan RTX, TensorRT | V100, TensorRT | A100, cuDNN | from |
+//! |---|---|---|---|---|---|
+//! | units | 72 | 72 | 80 | 108 | data sheet |
+//! | peak, 10^12 multiplications with additions a second | 8.15 | 8.15 | 7.066 | 78 (TF32) | data sheet |
+//! | memory, GB/s | 672 | 672 | 900 | 1,555 | data sheet; half of the units saturate it (assumed) |
+//! | efficiency | **0.456** | as V100 | **0.595** | **0.271** | fitted: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3 |
+//! | traffic | **0.861** | 1 | 1 | as Titan | fitted: E²bird table 1; assumed where all is fused |
+//! | Winograd's gain | 2.25 | as V100 | **2.73** | 2.25 | F(2x2, 3x3); fitted: GSLICE table 5 |
+//! | blocks of fully connected layers take | 1 | as V100 | **4.45** | 1 | fitted: GSLICE table 5 |
+//! | crowding, each launch more | **10%** | 10% | 10% | 10% | fitted: E²bird figure 12, 32 batches of one take about four times the best |
+//! | interference in a partition | 0 | 0 | **100%** | 100% | fitted: GSLICE figure 1; lanes of one model share its weights: none (E²bird figure 7) |
+//! | tiles | 64x64 | 64x64 | 64x64 | 64x64 | of 32 to 128 the one that meets E²bird table 1 best |
+//! | issue on the host / gap on the device, us a kernel | 5 / 2 | 5 / 2 | 5 / 2 | 5 / 2 | assumed |
+//! | host after a launch, ms | 0 | 0 | 0.7 | 0 | GSLICE figure 5b |
+//! | run to run | 4.1% | 4.1% | 4.1% | 4.1% | Abacus §5.2: 0.65 ms at 15.9 ms |
+//! | units when they do not suffice | in order | in order | in order | in order | E²bird §8.4 |
+//! | copies, GB/s | 3 | 11 | 11 | 11 | assumed: pageable and pinned memory on PCIe 3 |
+//! | joining inputs, ns a byte | 0.2 | 0 | 0 | 0.2 | assumed: 5 GB/s; Triton joins the next batch while one runs |
+//! | a batch of the serving system | 1 ms | 0.2 ms | 0.2 ms | 1 ms | assumed |
 //!
-//! GSLICE's latencies are not explained by compute and memory: VGG-19 takes 20 ms and ResNet-50 4 ms more than a line through zero. That is in
-//! proportion to their weights, so it stands in the table as a slow reading of weights; what it really is the paper does not say.
+//! `downbeat simulate figure device-model` prints what was fitted beside what was not, `docs/results/device_model.md` says what cannot be met.
+//! DVABatch gives no latency of a model: its column has the device of E²bird and the library of GSLICE.
 //!
 //! A device at hand is described by a [`Calibration`], which `downbeat profile --save` writes: a few constants for each segment of each model that was measured
 //! there ([`SegmentLaw`]), found by least squares, and three for the device, found from pairs of models.
-//!
-//! The column of DVABatch has no published latency of a model to be fitted to; only figure 5's shape.
 
 mod architecture;
 mod auto_measured;
 mod auto_run;
 mod bert;
 mod calibration;
+mod closed_loop;
 mod contended;
 mod convolutional;
 mod failure;
 mod figures;
 mod fit;
 mod launch_checker;
+mod limits;
 mod measured;
 mod model;
 mod operator;
@@ -54,22 +57,26 @@ mod policy;
 mod random;
 mod report;
 mod search;
+mod sharing;
 mod simulation;
+mod work;
 mod workload;
 
 pub use architecture::Architecture;
 pub use auto_measured::MeasuredForAuto;
 pub use auto_run::{AutoOutcome, AutoRun, Played};
 pub use calibration::{CalibratedDevice, CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
-pub use contended::{Completed, ContendedDevice, DeviceLimits, Direction, Kernel, Sharing, Work};
+pub use closed_loop::{Client, Served, closed_loop};
+pub use contended::{Completed, ContendedDevice, Direction};
 pub use failure::DeviceFailure;
 pub use figures::{Figure, FigureOptions};
 pub use fit::{DeviceFit, PairSample, SegmentSample, fit_device, fit_segment, slowdowns};
 pub use launch_checker::LaunchChecker;
+pub use limits::{DeviceLimits, SLICE, Sharing};
 pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::EmulatedModel;
 pub use operator::Operator;
-pub use platform::Platform;
+pub use platform::{Platform, TILE};
 pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use random::{RandomDeviceWorkload, RandomModel};
 pub use report::{DeviceReport, Span};
@@ -78,4 +85,5 @@ pub use search::{
     tune_window,
 };
 pub use simulation::DeviceSimulation;
+pub use work::{Kernel, WHOLE_BANDWIDTH, Work};
 pub use workload::{DeviceLoad, Glue};

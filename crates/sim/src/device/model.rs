@@ -4,10 +4,11 @@ use downbeat_core::device::{SegmentProfile, SegmentRange};
 use downbeat_core::{Duration, LatencyProfile};
 
 use super::architecture::Architecture;
-use super::contended::{DeviceLimits, Kernel, Work};
 use super::failure::DeviceFailure;
+use super::limits::DeviceLimits;
 use super::measured::MeasuredModel;
 use super::platform::Platform;
+use super::work::{Kernel, Work};
 
 /// A network on a platform, or a measured model on its device, in stages of equal time.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ impl EmulatedModel {
 
     /// A measured model in one piece, on its device.
     pub fn measured(model: MeasuredModel) -> Self {
-        let kernels = model.kernels(1).len();
+        let kernels = model.kernels(1, model.limits.units).len();
         EmulatedModel { source: Source::Measured(model), boundaries: vec![0, kernels] }
     }
 
@@ -128,6 +129,22 @@ impl EmulatedModel {
         }
     }
 
+    /// What the host does after a launch before its lane is free.
+    fn after(&self) -> Duration {
+        match &self.source {
+            Source::Network(_, platform) => platform.after,
+            Source::Measured(_) | Source::Plain(..) => Duration::ZERO,
+        }
+    }
+
+    /// The standard deviation of what a launch takes from run to run, as a share of it; 0 where nothing is known.
+    pub fn noise(&self) -> f64 {
+        match &self.source {
+            Source::Network(_, platform) => platform.noise,
+            Source::Measured(_) | Source::Plain(..) => 0.0,
+        }
+    }
+
     /// How many segments it is cut into.
     pub fn segment_count(&self) -> u16 {
         (self.boundaries.len() - 1) as u16
@@ -138,9 +155,9 @@ impl EmulatedModel {
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
     pub fn segments(&self, stages: usize) -> Result<Vec<usize>, DeviceFailure> {
-        let (rows, length) = REFERENCE;
+        let ((rows, length), units) = (REFERENCE, self.limits().units);
         let times: Vec<u64> =
-            self.all_kernels(rows, length).iter().map(|kernel| (kernel.issue + kernel.run).as_nanos()).collect();
+            self.all_kernels(rows, length, units).iter().map(|kernel| (kernel.issue + kernel.run).as_nanos()).collect();
         let operators = times.len();
         if stages == 0 || stages > operators {
             return Err(DeviceFailure(format!(
@@ -165,16 +182,21 @@ impl EmulatedModel {
         Ok(boundaries)
     }
 
-    /// What `rows` items padded to `length` take in all segments, alone, once launched.
+    /// What `rows` items padded to `length` take in all segments, alone on the whole device, once launched.
     pub fn time(&self, rows: u32, length: u32) -> Duration {
-        self.work(SegmentRange::new(0, self.segment_count()), rows, length).alone()
+        self.time_on(rows, length, self.limits().units)
     }
 
-    /// What a launch of `segments` has to do.
-    pub fn work(&self, segments: SegmentRange, rows: u32, length: u32) -> Work {
+    /// As that, on a partition of so many units.
+    pub fn time_on(&self, rows: u32, length: u32, units: u32) -> Duration {
+        self.work(SegmentRange::new(0, self.segment_count()), rows, length, units).alone(&self.limits())
+    }
+
+    /// What a launch of `segments` has to do on a partition of so many units.
+    pub fn work(&self, segments: SegmentRange, rows: u32, length: u32, units: u32) -> Work {
         let range = self.boundaries[usize::from(segments.first)]..self.boundaries[usize::from(segments.end)];
-        let kernels = self.all_kernels(rows, length)[range].to_vec();
-        Work { overhead: self.launch_overhead(), kernels }
+        let kernels = self.all_kernels(rows, length, units)[range].to_vec();
+        Work { overhead: self.launch_overhead(), kernels, after: self.after() }
     }
 
     /// What each segment takes alone, for up to `max_batch` items padded to each of `lengths`; an offline measurement's result.
@@ -182,14 +204,15 @@ impl EmulatedModel {
     /// # Errors
     /// If there is no batch size or no length, or lengths do not ascend.
     pub fn profile(&self, lengths: &[u32], max_batch: u32) -> Result<SegmentProfile, DeviceFailure> {
+        let limits = self.limits();
         let mut points = vec![vec![Vec::new(); lengths.len()]; usize::from(self.segment_count())];
         for (index, length) in lengths.iter().enumerate() {
             for rows in 1..=max_batch {
-                let kernels = self.all_kernels(rows, *length);
+                let kernels = self.all_kernels(rows, *length, limits.units);
                 for (segment, range) in self.boundaries.windows(2).enumerate() {
-                    let alone = kernels[range[0]..range[1]].iter();
-                    let alone = alone.fold(self.launch_overhead(), |sum, kernel| sum + kernel.issue + kernel.run);
-                    points[segment][index].push((rows, alone));
+                    let kernels = kernels[range[0]..range[1]].to_vec();
+                    let work = Work { overhead: self.launch_overhead(), kernels, after: self.after() };
+                    points[segment][index].push((rows, work.alone(&limits)));
                 }
             }
         }
@@ -199,16 +222,22 @@ impl EmulatedModel {
         Ok(SegmentProfile::new(lengths.to_vec(), &profiles.collect::<Result<Vec<_>, _>>()?)?)
     }
 
-    fn all_kernels(&self, rows: u32, length: u32) -> Vec<Kernel> {
+    fn all_kernels(&self, rows: u32, length: u32, units: u32) -> Vec<Kernel> {
         match &self.source {
             Source::Network(architecture, platform) => {
                 let operators = architecture.operators(platform.fused, length);
-                operators.iter().map(|operator| platform.kernel(operator, rows)).collect()
+                operators.iter().map(|operator| platform.kernel(operator, rows, units)).collect()
             }
-            Source::Measured(model) => model.kernels(rows),
-            Source::Plain(profile, units) => {
-                let kernel =
-                    |segment| Kernel { issue: Duration::ZERO, run: profile.time(segment, rows, length), units: *units };
+            Source::Measured(model) => model.kernels(rows, units),
+            Source::Plain(profile, all) => {
+                let kernel = |segment| {
+                    let run = profile.time(segment, rows, length).as_nanos();
+                    let used = units.min(*all);
+                    // On fewer units it takes longer in proportion.
+                    let run = u128::from(run) * u128::from(*all) / u128::from(used.max(1));
+                    let run = Duration::from_nanos(u64::try_from(run).unwrap_or(u64::MAX));
+                    Kernel { run, units: used, ..Kernel::default() }
+                };
                 (0..profile.segments()).map(kernel).collect()
             }
         }

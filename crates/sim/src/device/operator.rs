@@ -11,8 +11,10 @@ pub struct Operator {
     pub winograd: bool,
     /// Elements that it reads, weights apart.
     pub inputs: u64,
-    /// Elements that it writes. They are what can be computed side by side.
+    /// Elements that it writes, in rows of [`Self::columns`].
     pub outputs: u64,
+    /// Channels that it writes: rows of all items make one matrix, columns of weights another.
+    pub columns: u64,
     /// Elements of weights, which all items share.
     pub weights: u64,
 }
@@ -26,12 +28,18 @@ impl Operator {
             winograd: false,
             inputs: rows * inner,
             outputs: rows * columns,
+            columns,
             weights: inner * columns,
         }
     }
 
+    /// Whether it multiplies one row an item: a fully connected layer.
+    pub fn is_dense(&self) -> bool {
+        self.multiplications > 0 && self.outputs == self.columns
+    }
+
     /// One that only moves: reads `inputs`, writes `outputs`.
     pub fn moving(name: &'static str, inputs: u64, outputs: u64) -> Self {
-        Operator { name, multiplications: 0, winograd: false, inputs, outputs, weights: 0 }
+        Operator { name, multiplications: 0, winograd: false, inputs, outputs, columns: outputs, weights: 0 }
     }
 }

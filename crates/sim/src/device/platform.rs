@@ -4,9 +4,10 @@ use std::str::FromStr;
 
 use downbeat_core::Duration;
 
-use super::contended::{DeviceLimits, Kernel, Sharing};
 use super::failure::{DeviceFailure, named};
+use super::limits::{DeviceLimits, Sharing};
 use super::operator::Operator;
+use super::work::{Kernel, WHOLE_BANDWIDTH};
 
 /// A device with the library that computes on it. The table in [`super`] says where the numbers come from.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,18 +24,20 @@ pub struct Platform {
     pub efficiency: f64,
     /// By how much Winograd's algorithm speeds 3x3 convolutions of stride 1 up.
     pub winograd_gain: f64,
+    /// How many times as long as other blocks those of fully connected layers take for their multiplications.
+    pub dense_factor: f64,
     /// How often an element goes through the memory for each time that an operator reads or writes it.
     pub traffic: f64,
-    /// Bytes of weights that are read in a second; they are read once a launch.
-    pub weight_bandwidth: f64,
-    /// Outputs of an operator that keep one unit busy: with fewer items, some units idle.
-    pub outputs_per_unit: f64,
-    /// What issuing a kernel adds to the launch.
+    /// What issuing a kernel costs the host.
     pub issue: Duration,
+    /// What the device takes from one kernel of a launch to the next.
+    pub gap: Duration,
     /// Whether normalisations, activations and additions run inside the convolution before them.
     pub fused: bool,
     /// What a launch costs the host before its first kernel, whoever launches.
     pub launch_overhead: Duration,
+    /// What the host does after a launch before its lane is free.
+    pub after: Duration,
     /// What joining inputs of the host into a batch costs a byte, in nanoseconds; before the copy of [`InputSource::Host`](downbeat_core::device::InputSource).
     pub gather_nanos_per_byte: f64,
     /// What the serving system spends on a batch that it brings from the host.
@@ -47,7 +50,19 @@ pub struct Platform {
     pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
+    /// See [`DeviceLimits::interference_permille`].
+    pub interference_permille: u32,
+    /// The standard deviation of what a launch takes from run to run, as a share of it.
+    pub noise: f64,
 }
+
+/// Blocks of a kernel are tiles of so many rows by so many columns, one on a unit at a time.
+pub const TILE: u64 = 64;
+/// Kernels that the host may have issued before the device is there: the depth of a stream's queue.
+const AHEAD: u32 = 1_024;
+
+/// 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
+const NOISE: f64 = 0.65 / 15.9;
 
 impl FromStr for Platform {
     type Err = DeviceFailure;
@@ -57,6 +72,7 @@ impl FromStr for Platform {
             ("titan-cudnn", Platform::TITAN_CUDNN),
             ("titan-tensorrt", Platform::TITAN_TENSORRT),
             ("v100-tensorrt", Platform::V100_TENSORRT),
+            ("a100-cudnn", Platform::A100_CUDNN),
         ];
         named("emulated platform", all, |(name, _)| name, text).map(|(_, platform)| platform)
     }
@@ -69,32 +85,32 @@ impl Platform {
         units: 72,
         peak: 8.15e12,
         bandwidth: 672e9,
-        efficiency: 0.752,
+        efficiency: 0.456,
         winograd_gain: 2.25,
-        traffic: 1.87,
-        weight_bandwidth: 672e9,
-        outputs_per_unit: 2_787.0,
-        issue: Duration::from_nanos(10_150),
+        dense_factor: 1.0,
+        traffic: 0.861,
+        issue: Duration::from_micros(5),
+        gap: Duration::from_micros(2),
         fused: false,
         launch_overhead: Duration::from_micros(20),
+        after: Duration::ZERO,
         gather_nanos_per_byte: 0.2,
         batch_overhead: Duration::from_millis(1),
         copy_bandwidth: 3e9,
         copy_fixed: Duration::from_micros(10),
         sharing: Sharing::InOrder,
-        crowding_permille: 38,
+        crowding_permille: 100,
+        interference_permille: 0,
+        noise: NOISE,
     };
 
     /// DVABatch's: Titan RTX, Triton, TensorRT 8 (§8.1).
     pub const TITAN_TENSORRT: Platform = Platform {
         name: "Titan RTX with TensorRT",
-        traffic: 1.0,
-        issue: Duration::from_micros(5),
-        fused: true,
         gather_nanos_per_byte: 0.0,
         batch_overhead: Duration::from_micros(200),
         copy_bandwidth: 11e9,
-        ..Platform::TITAN_CUDNN
+        ..Platform::TITAN_CUDNN.with_library_of(Platform::V100_TENSORRT)
     };
 
     /// GSLICE's: V100, TensorRT (§4).
@@ -103,27 +119,64 @@ impl Platform {
         units: 80,
         peak: 7.066e12,
         bandwidth: 900e9,
-        efficiency: 0.664,
-        winograd_gain: 3.0,
-        traffic: 0.5,
-        weight_bandwidth: 34.1e9,
-        issue: Duration::from_nanos(20_700),
-        ..Platform::TITAN_TENSORRT
+        efficiency: 0.595,
+        winograd_gain: 2.73,
+        dense_factor: 4.45,
+        traffic: 1.0,
+        fused: true,
+        after: Duration::from_micros(700),
+        gather_nanos_per_byte: 0.0,
+        batch_overhead: Duration::from_micros(200),
+        copy_bandwidth: 11e9,
+        interference_permille: 1_000,
+        ..Platform::TITAN_CUDNN
     };
 
-    /// What an operator takes for `rows` items, and the units that it can use.
-    pub fn kernel(&self, operator: &Operator, rows: u32) -> Kernel {
-        let (rows, all) = (f64::from(rows.max(1)), f64::from(self.units));
-        let units = (rows * operator.outputs as f64 / self.outputs_per_unit).clamp(1.0, all);
+    /// Abacus': A100, PyTorch, convolutions in TF32 (§7.1): 24 ms for 32 pictures of ResNet152 are beyond its single precision.
+    pub const A100_CUDNN: Platform = Platform {
+        name: "A100 with cuDNN",
+        units: 108,
+        peak: 78e12,
+        bandwidth: 1_555e9,
+        efficiency: 0.271,
+        copy_bandwidth: 11e9,
+        interference_permille: 1_000,
+        ..Platform::TITAN_CUDNN
+    };
+
+    /// This device with the kernels of another's library.
+    const fn with_library_of(self, other: Platform) -> Platform {
+        let Platform { efficiency, winograd_gain, dense_factor, traffic, fused, .. } = other;
+        Platform { efficiency, winograd_gain, dense_factor, traffic, fused, ..self }
+    }
+
+    /// An operator for `items` items on a partition of `units`: as many waves of its blocks as it takes, or as long as what it moves, whichever is longer.
+    pub fn kernel(&self, operator: &Operator, items: u32, units: u32) -> Kernel {
+        let (items, units, all) = (u64::from(items.max(1)), u64::from(units.max(1)), f64::from(self.units));
+        let Operator { outputs, columns, .. } = *operator;
+        let rows = outputs / columns.max(1) * items;
+        let blocks = match operator.multiplications {
+            0 => (outputs * items).div_ceil(TILE * TILE),
+            _ => rows.div_ceil(TILE) * columns.div_ceil(TILE),
+        };
+        let waves = blocks.max(1).div_ceil(units);
+        // No more than what the waves need: the last is no fuller than the others.
+        let used = blocks.max(1).div_ceil(waves);
+        let inner = operator.multiplications as f64 / outputs.max(1) as f64;
         let gain = if operator.winograd { self.winograd_gain } else { 1.0 };
-        let speed = self.peak * self.efficiency * units / all;
-        let compute = operator.multiplications as f64 * rows / gain / speed;
+        let slower = if operator.is_dense() { self.dense_factor } else { 1.0 };
+        let block = (TILE * TILE) as f64 * inner / gain * slower / (self.peak * self.efficiency / all);
+        let moved = (operator.inputs + outputs) as f64 * items as f64 * self.traffic + operator.weights as f64;
         // Half of the units saturate the memory.
-        let bandwidth = self.bandwidth * (2.0 * units / all).min(1.0);
-        let moving = (operator.inputs + operator.outputs) as f64 * rows * 4.0 * self.traffic / bandwidth;
-        let weights = operator.weights as f64 * 4.0 / self.weight_bandwidth;
-        let run = Duration::from_secs_f64(compute.max(moving) + weights);
-        Kernel { issue: self.issue, run, units: units.ceil() as u32 }
+        let moving = moved * 4.0 / (self.bandwidth * (2.0 * used as f64 / all).min(1.0));
+        let run = (waves as f64 * block).max(moving);
+        let draw = (moved * 4.0 / (run * self.bandwidth) * f64::from(WHOLE_BANDWIDTH)) as u32;
+        Kernel {
+            issue: self.issue,
+            run: Duration::from_secs_f64(run),
+            units: used as u32,
+            draw: draw.min(WHOLE_BANDWIDTH),
+        }
     }
 
     /// What the device offers to launches together.
@@ -131,7 +184,10 @@ impl Platform {
         DeviceLimits {
             units: self.units,
             sharing: self.sharing,
+            ahead: AHEAD,
+            gap: self.gap,
             crowding_permille: self.crowding_permille,
+            interference_permille: self.interference_permille,
             copy_bytes_per_second: self.copy_bandwidth,
             copy_fixed: self.copy_fixed,
         }

@@ -6,7 +6,7 @@ use downbeat_core::Duration;
 use rand_distr::{Distribution, StandardUniform};
 use rand_pcg::Pcg64;
 
-use super::contended::{DeviceLimits, Sharing};
+use super::limits::{DeviceLimits, Sharing};
 use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
 use crate::arrivals::{Arrivals, random};

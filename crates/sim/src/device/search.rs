@@ -27,7 +27,7 @@ pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
     let sizes: Vec<u32> = mix.sizes().collect();
     let mut device = ContendedDevice::new(model.limits(), sizes.len());
     for (lane, size) in sizes.iter().enumerate() {
-        let work = model.work(SegmentRange::new(0, model.segment_count()), *size, 64);
+        let work = model.work(SegmentRange::new(0, model.segment_count()), *size, 64, device.units(0));
         device.launch(Time::ZERO, LaneId(lane as u32), u64::from(*size), work);
     }
     let (mut sum, mut last) = (0, Duration::ZERO);

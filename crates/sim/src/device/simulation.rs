@@ -33,6 +33,8 @@ pub struct DeviceSimulation {
     pub seed: u64,
     /// Ends of segments after which a request's answer may be final (DVABatch §9.2): the segment, and how probable it is.
     pub exits: Vec<(u16, f64)>,
+    /// The standard deviation of what a launch takes, as a share of it.
+    pub noise: f64,
     /// How probable it is that a client goes away, at a random time up to the SLO.
     pub cancelled: f64,
     /// End the run once more than this share of all requests is certain to be late.
@@ -42,9 +44,10 @@ pub struct DeviceSimulation {
 }
 
 impl DeviceSimulation {
-    /// No deadline that the policy knows of, no early exit, nobody goes away, the first tenth of the requests does not count.
+    /// The platform's noise, no deadline that the policy knows of, no early exit, nobody goes away, the first tenth of the requests does not count.
     pub fn new(model: EmulatedModel, load: DeviceLoad, slo: Duration, seed: u64) -> Self {
         DeviceSimulation {
+            noise: model.noise(),
             model,
             slo,
             deadlines: false,
@@ -78,7 +81,7 @@ impl DeviceSimulation {
         };
         let cluster = world::cluster(1, 1, NetworkBudget::default());
         let mut world = World::new(self.seed, Network::default(), &cluster, Order::InTurn);
-        let device = world.add_device(self.model.limits(), DeviceKind(0), 0.0);
+        let device = world.add_device(self.model.limits(), DeviceKind(0), self.noise);
         let model = world.add_model(self.model.clone());
         world.place(model, device, policy);
         let lanes = world.hosts[device].lanes(model);

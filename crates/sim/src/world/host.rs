@@ -33,8 +33,8 @@ pub(crate) struct Host {
     pub checker: LaunchChecker,
     limits: DeviceLimits,
     count: u32,
-    /// By partition, and of those that have gone; copies are made by the first.
-    partitions: Vec<ContendedDevice>,
+    /// Its partitions, and those that have gone.
+    device: ContendedDevice,
     models: BTreeMap<ModelId, EmulatedModel>,
     /// Those that have not ended here.
     requests: BTreeMap<RequestId, Member>,
@@ -105,7 +105,7 @@ impl Host {
             checker: LaunchChecker::new(seed),
             limits,
             count: 1,
-            partitions: vec![ContendedDevice::new(limits, 0)],
+            device: ContendedDevice::new(limits, 0),
             models: BTreeMap::new(),
             requests: BTreeMap::new(),
             lanes: BTreeMap::new(),
@@ -124,7 +124,7 @@ impl Host {
 
     /// Units in use, summed over the nanoseconds until now.
     pub fn used_unit_nanos(&self) -> u128 {
-        self.partitions.iter().map(ContendedDevice::used_unit_nanos).sum()
+        self.device.used_unit_nanos()
     }
 
     /// The lanes of a model, and what they are for.
@@ -145,7 +145,7 @@ impl Host {
 
     /// When something is done if nothing is added.
     pub fn next_event(&self) -> Option<Time> {
-        self.partitions.iter().filter_map(ContendedDevice::next_event).min()
+        self.device.next_event()
     }
 
     /// Divides the device, its units evenly.
@@ -154,11 +154,8 @@ impl Host {
         let count = layout.shared_lanes.len();
         self.count = count as u32;
         // What runs in a partition that goes ends there.
-        while self.partitions.len() < count {
-            self.partitions.push(ContendedDevice::new(self.limits, 0));
-        }
-        for partition in &mut self.partitions {
-            partition.set_units(now, (self.limits.units / count as u32).max(1));
+        for partition in 0..self.device.partitions().max(count) {
+            self.device.set_units(now, partition, self.limits.units / count as u32);
         }
         Ok(())
     }
@@ -230,8 +227,7 @@ impl Host {
             self.busy += now.since(self.passed);
         }
         self.passed = now;
-        let done: Vec<Completed> = self.partitions.iter_mut().flat_map(|partition| partition.advance(now)).collect();
-        for completed in done {
+        for completed in self.device.advance(now) {
             self.complete(now, completed, outside);
         }
     }
@@ -285,7 +281,7 @@ impl Host {
 
     fn copy(&mut self, now: Time, direction: Direction, token: u64, bytes: u64) {
         self.copies.insert((direction, token), now);
-        self.partitions[0].copy(now, direction, token, bytes);
+        self.device.copy(now, direction, token, bytes);
     }
 
     fn launch(&mut self, now: Time, launch: Launch, outside: &mut dyn Outside) {
@@ -303,15 +299,16 @@ impl Host {
         let queue = self.lanes.entry(lane).or_default();
         queue.push_back(id);
         if queue.len() == 1 {
-            self.begin(now, id);
+            self.begin(now, id, outside);
         }
     }
 
     /// A launch has its lane.
-    fn begin(&mut self, now: Time, id: LaunchId) {
+    fn begin(&mut self, now: Time, id: LaunchId, outside: &mut dyn Outside) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         flight.start = now;
         let launch = flight.launch.clone();
+        outside.began(now, self.number, &launch);
         if self.lost {
             return;
         }
@@ -320,7 +317,7 @@ impl Host {
             flight.step = Step::Gather;
             let model = &self.models[&launch.model];
             let bytes = model.item_bytes(launch.length).0 * u64::from(launch.computed_rows);
-            let work = Work { overhead: model.gather(bytes) + late, kernels: Vec::new() };
+            let work = Work { overhead: model.gather(bytes) + late, ..Work::default() };
             self.compute(now, &launch, work);
         } else {
             flight.step = Step::Compute;
@@ -336,17 +333,13 @@ impl Host {
 
     fn compute(&mut self, now: Time, launch: &Launch, work: Work) {
         let partition = self.partition(launch);
-        self.partitions[partition].launch(now, launch.lane, launch.id.0, work);
+        self.device.launch_in(now, partition, launch.lane, launch.id.0, work);
     }
 
-    /// What a launch has to do in its partition: a kernel that wants more units than there are takes longer.
+    /// What a launch has to do in its partition.
     fn work(&mut self, launch: &Launch) -> Work {
-        let units = self.partitions[self.partition(launch)].units();
-        let mut work = self.models[&launch.model].work(launch.segments, launch.computed_rows, launch.length);
-        for kernel in work.kernels.iter_mut().filter(|kernel| kernel.units > units) {
-            let whole = u128::from(kernel.run.as_nanos()) * u128::from(kernel.units) / u128::from(units);
-            (kernel.run, kernel.units) = (Duration::from_nanos(whole as u64), units);
-        }
+        let units = self.device.units(self.partition(launch));
+        let mut work = self.models[&launch.model].work(launch.segments, launch.computed_rows, launch.length, units);
         if let Some((noise, rng)) = &mut self.noise {
             let factor = noise.sample(rng).max(0.01);
             for kernel in &mut work.kernels {
@@ -422,7 +415,7 @@ impl Host {
         let exits = if self.lost { Vec::new() } else { outside.completed(now, start, self.number, &launch, all) };
         self.checker.completion(now, &launch, &exits);
         if let Some(next) = next {
-            self.begin(now, next);
+            self.begin(now, next, outside);
         }
         self.scheduler.handle_completion(now, id, Span { start, end: now }, &exits);
         self.carry_out(now, outside);
@@ -443,10 +436,12 @@ impl Host {
             let _ = self.scheduler.handle_model(now, model, None);
             self.carry_out(now, outside);
         }
-        for partition in &mut self.partitions {
-            *partition = ContendedDevice::new(DeviceLimits { units: partition.units(), ..self.limits }, 0);
-            partition.advance(now);
+        let mut device = ContendedDevice::new(self.limits, 0);
+        device.advance(now);
+        for partition in 0..self.device.partitions() {
+            device.set_units(now, partition, self.device.units(partition));
         }
+        self.device = device;
         let copies = std::mem::take(&mut self.copies);
         for ((direction, token), _) in copies.into_iter().filter(|((_, token), _)| token % 2 == 0) {
             let request = RequestId(token / 2);

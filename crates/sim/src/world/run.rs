@@ -78,6 +78,9 @@ pub(crate) trait Outside {
 
     fn launched(&mut self, _device: usize, _: &Launch) {}
 
+    /// A launch has its lane.
+    fn began(&mut self, _now: Time, _device: usize, _: &Launch) {}
+
     /// A launch is done. Gives the members whose answers are final, though not all of the model's segments, `all`, have run.
     fn completed(
         &mut self,

@@ -32,6 +32,46 @@ fn workload(rate: f64) -> RandomDeviceWorkload {
     }
 }
 
+/// Two such models on a device that a launch of either keeps busy as a whole, each with the candidate that is chosen for it, guarded.
+fn side_by_side(choose: [fn(&MeasuredForAuto) -> usize; 2]) -> AutoOutcome {
+    let mut workload = workload(70.0);
+    workload.limits.units = 10;
+    workload.models.push(workload.models[0].clone());
+    let measured = |(model, choose): (&RandomModel, fn(&MeasuredForAuto) -> usize)| {
+        let mut measured = MeasuredForAuto::new(model).unwrap();
+        measured.start = choose(&measured);
+        measured
+    };
+    let measured: Vec<_> = workload.models.iter().zip(choose).map(measured).collect();
+    let span = Duration::from_millis(24_000);
+    AutoRun { workload: &workload, span, settled: Duration::ZERO, seed: 3 }.run(&measured, Played::Auto).unwrap()
+}
+
+/// The candidate of `windowed` that waits the least.
+fn at_once(measured: &MeasuredForAuto) -> usize {
+    measured.candidates.iter().position(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
+}
+
+/// The one that waits the longest, for as long as its largest batch takes.
+fn late(measured: &MeasuredForAuto) -> usize {
+    measured.candidates.iter().rposition(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
+}
+
+/// Without a window a model fares as under `exclusive`, on what the other leaves of the device; alone there it would do better, which is no reason to go back.
+#[test]
+fn the_guard_does_not_blame_a_policy_for_what_other_models_do() {
+    let outcome = side_by_side([at_once, at_once]);
+    assert_eq!((outcome.lost_policies, outcome.lost), (0, 0), "{outcome:?}");
+}
+
+#[test]
+fn a_policy_that_is_bad_on_a_shared_device_goes_back_and_the_other_stays() {
+    let outcome = side_by_side([late, at_once]);
+    let last: Vec<_> = outcome.last.iter().map(|candidate| candidate.policy).collect();
+    assert_eq!((outcome.lost_policies, outcome.lost), (1, 0), "{outcome:?}");
+    assert_eq!(last, [PolicyName::EXCLUSIVE, PolicyName::WINDOWED]);
+}
+
 fn play(rate: f64, seconds: u64, played: impl Fn(&MeasuredForAuto) -> (usize, Played)) -> AutoOutcome {
     let workload = workload(rate);
     let mut measured = vec![MeasuredForAuto::new(&workload.models[0]).unwrap()];

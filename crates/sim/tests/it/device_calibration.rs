@@ -1,68 +1,255 @@
-//! The emulated device against published latencies: one test for each row of each table, within 5%.
+//! The emulated devices against what the papers measured: one test for each claim. What constants were fitted to says so; nothing else is.
 
-use downbeat_sim::device::{Architecture, EmulatedModel, Operator, Platform};
+use downbeat_core::Duration;
+use downbeat_sim::device::{
+    Architecture, Client, DeviceLimits, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Operator,
+    Platform, Served, Sharing, Tuning, closed_loop, measure_mix,
+};
 
-fn within(found: f64, expected: f64, what: &str) {
-    let off = found / expected - 1.0;
-    assert!(off.abs() <= 0.05, "{what}: {found:.2} ms, published {expected} ms, {:+.1}%", off * 100.0);
+/// Fitted: E²bird table 1.
+const E2BIRD_TABLE_1: [(Architecture, u32, f64); 12] = [
+    (Architecture::ResNet50, 4, 6.8),
+    (Architecture::ResNet50, 8, 12.1),
+    (Architecture::ResNet50, 16, 21.5),
+    (Architecture::ResNet50, 32, 40.1),
+    (Architecture::ResNet101, 4, 11.8),
+    (Architecture::ResNet101, 8, 20.6),
+    (Architecture::ResNet101, 16, 36.2),
+    (Architecture::ResNet101, 32, 65.4),
+    (Architecture::ResNet152, 4, 17.3),
+    (Architecture::ResNet152, 8, 29.2),
+    (Architecture::ResNet152, 16, 49.5),
+    (Architecture::ResNet152, 32, 93.7),
+];
+
+/// Fitted: GSLICE table 5, and §4.5.
+const GSLICE_TABLE_5: [(Architecture, u32, f64); 7] = [
+    (Architecture::ResNet50, 8, 9.75),
+    (Architecture::ResNet50, 16, 14.5),
+    (Architecture::ResNet50, 32, 25.9),
+    (Architecture::Vgg19, 1, 14.0),
+    (Architecture::Vgg19, 8, 30.54),
+    (Architecture::Vgg19, 16, 40.95),
+    (Architecture::Vgg19, 32, 63.12),
+];
+
+/// The logarithms of what a platform is off by.
+fn errors(platform: Platform, published: &[(Architecture, u32, f64)]) -> Vec<f64> {
+    let off = |(architecture, batch, latency): &(Architecture, u32, f64)| {
+        (EmulatedModel::new(*architecture, platform).time(*batch, 0).as_millis_f64() / latency).ln()
+    };
+    published.iter().map(off).collect()
 }
 
-fn row(platform: Platform, architecture: Architecture, published: &[(u32, f64)]) {
-    let model = EmulatedModel::new(architecture, platform);
-    for (batch, latency) in published {
-        let found = model.time(*batch, 0).as_millis_f64();
-        within(found, *latency, &format!("{architecture}, batch {batch}"));
+fn within(platform: Platform, published: &[(Architecture, u32, f64)], most: f64) {
+    for (off, point) in errors(platform, published).into_iter().zip(published) {
+        assert!(off.abs() <= most, "{point:?}: off by {:+.1}%", (off.exp() - 1.0) * 100.0);
     }
 }
 
 #[test]
-fn e2bird_section_1_table_1_resnet50() {
-    row(Platform::TITAN_CUDNN, Architecture::ResNet50, &[(4, 6.8), (8, 12.1), (16, 21.5), (32, 40.1)]);
+fn e2bird_section_1_table_1_two_constants_meet_twelve_latencies_within_7_percent() {
+    within(Platform::TITAN_CUDNN, &E2BIRD_TABLE_1, 0.07);
 }
 
+/// Worse than it looks: no line through 16 and 32 pictures of VGG-19 comes near one picture's 14 ms (docs/results/device_model.md).
 #[test]
-fn e2bird_section_1_table_1_resnet101() {
-    row(Platform::TITAN_CUDNN, Architecture::ResNet101, &[(4, 11.8), (8, 20.6), (16, 36.2), (32, 65.4)]);
+fn gslice_section_4_4_table_5_three_constants_meet_seven_latencies_within_14_percent() {
+    within(Platform::V100_TENSORRT, &GSLICE_TABLE_5, 0.14);
 }
 
+/// The fit, not a choice: no fitted constant can be moved by 3% without a larger sum of squares.
 #[test]
-fn e2bird_section_1_table_1_resnet152() {
-    row(Platform::TITAN_CUDNN, Architecture::ResNet152, &[(4, 17.3), (8, 29.2), (16, 49.5), (32, 93.7)]);
+fn constants_are_where_the_error_is_least() {
+    let squares = |platform: Platform, published: &[(Architecture, u32, f64)]| {
+        errors(platform, published).iter().map(|off| off * off).sum::<f64>()
+    };
+    let is_least =
+        |platform: Platform, published: &[(Architecture, u32, f64)], moved: &[fn(Platform, f64) -> Platform]| {
+            for moved in moved {
+                for factor in [0.97, 1.03] {
+                    assert!(
+                        squares(moved(platform, factor), published) > squares(platform, published),
+                        "{}",
+                        platform.name
+                    );
+                }
+            }
+        };
+    let efficiency: fn(Platform, f64) -> Platform = |p, by| Platform { efficiency: p.efficiency * by, ..p };
+    let traffic: fn(Platform, f64) -> Platform = |p, by| Platform { traffic: p.traffic * by, ..p };
+    let gain: fn(Platform, f64) -> Platform = |p, by| Platform { winograd_gain: p.winograd_gain * by, ..p };
+    let dense: fn(Platform, f64) -> Platform = |p, by| Platform { dense_factor: p.dense_factor * by, ..p };
+    is_least(Platform::TITAN_CUDNN, &E2BIRD_TABLE_1, &[efficiency, traffic]);
+    is_least(Platform::V100_TENSORRT, &GSLICE_TABLE_5, &[efficiency, gain, dense]);
+    is_least(Platform::A100_CUDNN, &[(Architecture::ResNet152, 32, 24.0)], &[efficiency]);
 }
 
-#[test]
-fn gslice_section_4_4_table_5_resnet50() {
-    row(Platform::V100_TENSORRT, Architecture::ResNet50, &[(8, 9.75), (16, 14.5), (32, 25.9)]);
-}
-
-#[test]
-fn gslice_section_4_4_table_5_vgg19() {
-    row(Platform::V100_TENSORRT, Architecture::Vgg19, &[(8, 30.54), (16, 40.95), (32, 63.12)]);
-}
-
-/// What a product takes without its issue, in milliseconds.
+/// What a product takes on a whole device.
 fn product(rows: u64, columns: u64, batch: u32) -> f64 {
     let operator = Operator { weights: 0, ..Operator::matrix("product", rows, 576, columns) };
-    Platform::TITAN_TENSORRT.kernel(&operator, batch).run.as_millis_f64()
+    Platform::TITAN_TENSORRT.kernel(&operator, batch, 72).run.as_secs_f64()
 }
 
-/// `[bs*3136,576] x [576,64]`: 115.6 million multiplications an item at 75.2% of 8.15 * 10^12 a second.
+/// `[bs*3136,576] x [576,64]`: a batch only makes it longer, so that there is something to split (policy II).
 #[test]
 fn dvabatch_section_3_2_figure_5_gemm_a_prefers_a_batch_of_1() {
-    for batch in [1, 2, 4, 8, 16, 32, 64] {
-        within(product(3136, 64, batch), f64::from(batch) * 0.01886, &format!("GEMM-A, batch {batch}"));
+    for batch in [2, 4, 8, 16, 32, 64] {
+        let gain = f64::from(batch) * product(3136, 64, 1) / product(3136, 64, batch);
+        assert!(gain <= 1.5, "batch {batch}: {gain:.2} times the throughput");
+    }
+    assert!(product(3136, 64, 2) >= 2.0 * product(3136, 64, 1), "two take at least twice as long");
+}
+
+/// `[bs*49,576] x [576,512]`: the time does not increase until the batch is larger than 8; then batching gains little.
+#[test]
+fn dvabatch_section_3_2_figure_5_gemm_b_prefers_a_batch_of_8() {
+    for batch in [2, 4, 8] {
+        assert_eq!(product(49, 512, batch), product(49, 512, 1), "batch {batch}");
+    }
+    assert!(product(49, 512, 16) > 1.9 * product(49, 512, 8));
+    let gain = 8.0 * product(49, 512, 8) / product(49, 512, 64);
+    assert!(gain < 1.5, "64 items have {gain:.2} times the throughput of 8");
+}
+
+/// E²bird §7.1, figure 9: a Winograd convolution's time grows as a ladder, on the whole in a line.
+#[test]
+fn e2bird_section_7_1_figure_9_a_convolution_grows_as_a_ladder() {
+    let operators = Architecture::ResNet152.operators(false, 0);
+    let operator = operators.iter().find(|operator| operator.winograd && operator.outputs == 14 * 14 * 256).unwrap();
+    let times: Vec<u64> =
+        (1..=64).map(|batch| Platform::TITAN_CUDNN.kernel(operator, batch, 72).run.as_nanos()).collect();
+    let flat = times.windows(2).filter(|pair| pair[0] == pair[1]).count();
+    assert!(times.is_sorted() && (32..63).contains(&flat), "{flat} of 63 steps are flat: {times:?}");
+    let line = times[63] as f64 / times[15] as f64;
+    assert!((3.5..=4.5).contains(&line), "64 items take {line:.2} times as long as 16");
+}
+
+/// E²bird §3.2, figure 3: gaps are between batches, so that within one the device always has a kernel.
+#[test]
+fn e2bird_section_3_2_figure_3_one_stream_keeps_the_device_busy_within_a_batch() {
+    let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
+    let clients = [Client::new(&model, 32, 0, 72)];
+    let (_, busy) = closed_loop(model.limits(), &[72], &clients, Duration::from_millis(1_000));
+    assert!(busy > 0.95, "{busy:.3}");
+}
+
+/// E²bird figure 12 and table 4: a few large batches are better than one, in rank; 32 of one about four times as slow (fitted: crowding).
+#[test]
+fn e2bird_section_7_3_1_figure_12_a_few_large_batches_are_best_and_many_small_ones_are_four_times_as_slow() {
+    let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
+    let mean = |mix: &str| measure_mix(&model, &mix.parse().unwrap()).mean.as_millis_f64();
+    let (few, one, many) = (mean("8,8,16"), mean("32"), mean(&["1"; 32].join(",")));
+    assert!(few < one * 0.97, "8,8,16 take {few:.1}, one of 32 {one:.1} ms (published: 85.3 and 93.7)");
+    assert!((3.5..4.5).contains(&(many / few)), "32 of one take {many:.1} ms (published: four times the best)");
+    assert!(mean("4,4,8") < mean("16"), "table 4's mix for 16 items is better than one batch");
+}
+
+const V100: Platform = Platform::V100_TENSORRT;
+
+fn on_v100(architecture: Architecture) -> EmulatedModel {
+    EmulatedModel::new(architecture, V100)
+}
+
+/// Clients with batches of one, each in a partition.
+fn play(limits: DeviceLimits, partitions: &[u32], models: &[(&EmulatedModel, usize)]) -> Vec<Served> {
+    let client =
+        |(model, partition): &(&EmulatedModel, usize)| Client::new(model, 1, *partition, partitions[*partition]);
+    let clients: Vec<Client> = models.iter().map(client).collect();
+    closed_loop(limits, partitions, &clients, Duration::from_millis(2_000)).0
+}
+
+fn throughput(served: &[Served]) -> f64 {
+    served.iter().map(|served| served.throughput).sum()
+}
+
+/// GSLICE figure 2: 60% for ResNet-50, 70% for VGG-19, each within 10 points, at 95% of the whole device's throughput; the paper names no share.
+#[test]
+fn gslice_section_2_1_3_figure_2_more_units_than_the_knee_are_of_little_use() {
+    for (architecture, knee) in [(Architecture::ResNet50, 60), (Architecture::Vgg19, 70)] {
+        let model = on_v100(architecture);
+        let share =
+            |percent: u32| model.time(1, 0).as_secs_f64() / model.time_on(1, 0, 80 * percent / 100).as_secs_f64();
+        assert!(
+            share(knee + 10) >= 0.95,
+            "{architecture}: {:.2} of the throughput with {}%",
+            share(knee + 10),
+            knee + 10
+        );
+        assert!(
+            share(knee - 10) < 0.95,
+            "{architecture}: {:.2} of the throughput with {}%",
+            share(knee - 10),
+            knee - 10
+        );
     }
 }
 
-/// `[bs*49,576] x [576,512]`: as GEMM-A's item until 8 items fill the device, then 14.45 million multiplications an item.
+/// GSLICE §2.1.2, figure 1: shares of 25, 25 and 50% serve almost 50% more than free sharing; ResNet-50 takes three times as long in that (fitted:
+/// interference, to within a seventh).
 #[test]
-fn dvabatch_section_3_2_figure_5_gemm_b_prefers_a_batch_of_8() {
-    for batch in [1, 2, 4, 8] {
-        within(product(49, 512, batch), 0.01886, &format!("GEMM-B, batch {batch}"));
-    }
-    for batch in [9, 16, 32, 64] {
-        within(product(49, 512, batch), f64::from(batch) / 8.0 * 0.01886, &format!("GEMM-B, batch {batch}"));
-    }
+fn gslice_section_2_1_2_figure_1_shares_beat_free_sharing() {
+    let (resnet, vgg) = (on_v100(Architecture::ResNet50), on_v100(Architecture::Vgg19));
+    let free = play(V100.limits(), &[80], &[(&resnet, 0), (&resnet, 0), (&vgg, 0)]);
+    let shares = play(V100.limits(), &[20, 20, 40], &[(&resnet, 0), (&resnet, 1), (&vgg, 2)]);
+    let gain = throughput(&shares) / throughput(&free);
+    assert!((1.3..1.7).contains(&gain), "shares serve {gain:.2} times as much");
+    let slower = free[0].mean_ms() / resnet.time(1, 0).as_millis_f64();
+    assert!((2.5..3.5).contains(&slower), "ResNet-50 takes {slower:.2} times as long");
+    // "Default MPS preferred the heavier models."
+    assert!(free[2].mean_ms() / vgg.time(1, 0).as_millis_f64() < slower);
+}
+
+/// GSLICE §2.1.2, figure 1: without MPS VGG-19 goes from 20 to 60 ms beside two others.
+#[test]
+fn gslice_section_2_1_2_figure_1_time_slices_make_a_large_model_three_times_as_slow() {
+    let (resnet, vgg) = (on_v100(Architecture::ResNet50), on_v100(Architecture::Vgg19));
+    let limits = DeviceLimits { sharing: Sharing::TimeSliced, ..V100.limits() };
+    let served = play(limits, &[80], &[(&resnet, 0), (&resnet, 0), (&vgg, 0)]);
+    let slower = served[2].mean_ms() / vgg.time(1, 0).as_millis_f64();
+    assert!((2.5..3.5).contains(&slower), "{slower:.2} times as long");
+}
+
+/// GSLICE §4.4: a second stream fills what the host leaves idle, +66% for ResNet-50. (That eight are no better than two is not met.)
+#[test]
+fn gslice_section_4_4_a_second_stream_fills_what_the_host_leaves_idle() {
+    let resnet = on_v100(Architecture::ResNet50);
+    let of = |streams: usize| throughput(&play(V100.limits(), &[80], &vec![(&resnet, 0); streams]));
+    let gain = of(2) / of(1);
+    assert!((1.39..1.70).contains(&gain), "{gain:.2} times");
+}
+
+/// Abacus §3.2, figure 3: VGG makes ResNet152 several times as slow, the others far less.
+#[test]
+fn abacus_section_3_2_figure_3_vgg_makes_others_wait_much_longer() {
+    let platform = Platform::A100_CUDNN;
+    let beside = |architecture| {
+        let models = [Architecture::ResNet152, architecture].map(|one| EmulatedModel::new(one, platform));
+        let clients = models.each_ref().map(|model| Client::new(model, 32, 0, platform.units));
+        closed_loop(platform.limits(), &[platform.units], &clients, Duration::from_millis(1_000)).0[0].mean_ms()
+    };
+    let vgg = beside(Architecture::Vgg16).min(beside(Architecture::Vgg19));
+    let others = beside(Architecture::ResNet50).max(beside(Architecture::ResNet101));
+    assert!(vgg > 5.0 * 24.0 && vgg < 241.0, "{vgg:.0} ms (published: up to 241)");
+    assert!(others < vgg / 2.0, "{others:.0} ms beside the others, {vgg:.0} beside VGG");
+}
+
+/// Abacus §5.2: 100 runs of what takes about 16 ms deviate by less than 1 ms, and not by nothing.
+#[test]
+fn abacus_section_5_2_runs_deviate_by_less_than_a_millisecond() {
+    let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
+    let policy = Tuning::new(&model, 1).unwrap().policy(DevicePolicyName::NoWait).unwrap();
+    let load = DeviceLoad::steady(2.0, 100, None);
+    let latencies = DeviceSimulation::new(model, load, Duration::from_millis(200), 1).run(policy).unwrap().latencies_ms;
+    let median = {
+        let mut sorted = latencies.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted[50]
+    };
+    let near: Vec<f64> = latencies.into_iter().map(|ms| ms - median).filter(|off| off.abs() < 5.0).collect();
+    let deviation = (near.iter().map(|off| off * off).sum::<f64>() / near.len() as f64).sqrt();
+    assert!(near.len() > 90, "some wait for another, few do");
+    assert!((0.3..1.0).contains(&deviation), "{deviation:.2} ms at {median:.1} ms");
 }
 
 /// Published counts, in 10^9: the lists of operators are the networks they claim to be.

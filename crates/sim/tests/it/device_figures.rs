@@ -32,7 +32,8 @@ fn dvabatch_figure_21_stages_cost_one_request_little() {
     let figure = make("dvabatch-21", 100);
     for row in 1..=6 {
         let more = number(&figure, row, 3);
-        assert!((0.0..0.5).contains(&more), "{figure}");
+        // Launches deviate from run to run.
+        assert!((-0.05..0.5).contains(&more), "{figure}");
     }
 }
 

@@ -78,7 +78,7 @@ fn with_pairs(calibration: &mut Calibration, sharing: Sharing, crowding_permille
         let of = |name: &str, batch: u32| {
             let model = calibration.model(name, None).unwrap();
             let limits = downbeat_sim::device::DeviceLimits { sharing, crowding_permille, ..model.limits() };
-            (model.work(downbeat_core::device::SegmentRange::new(0, 1), batch, 0).kernels, limits)
+            (model.work(downbeat_core::device::SegmentRange::new(0, 1), batch, 0, UNITS).kernels, limits)
         };
         let ((first, limits), (second, _)) = (of("a", batches[0]), of("b", batches[1]));
         let slow = slowdowns(limits, &[first, second]);
@@ -110,26 +110,22 @@ fn sharing_and_crowding_are_found_again_from_pairs() {
     }
 }
 
-/// A network of many operators on a GPU of a paper, described by one segment and by six: the more segments, the closer.
+/// A network of many operators on a GPU of a paper, described by one segment and by six. More segments are no closer: each has steps of whole waves,
+/// which the law has not and which the sum of many operators smooths.
 #[test]
-fn a_network_is_described_the_better_the_more_segments_are_measured() {
+fn a_network_is_described_within_15_percent_by_one_segment_and_by_six() {
     let error_with = |stages: usize| {
         let mut measured = Vec::new();
         for units in [10, 20, 30, 40, 50, 60, 70, 80] {
-            let platform = Platform { units, ..Platform::V100_TENSORRT };
-            let share = f64::from(units) / 80.0;
-            let platform = Platform {
-                peak: platform.peak * share,
-                bandwidth: platform.bandwidth * (2.0 * share).min(1.0),
-                ..platform
-            };
+            let platform = Platform::V100_TENSORRT;
             let whole = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
             let boundaries = whole.segments(stages).unwrap();
             let operators = Architecture::ResNet50.operators(true, 0);
             for batch in [1, 2, 4, 8, 16, 32] {
                 let time = |range: &[usize]| {
-                    let kernels = operators[range[0]..range[1]].iter().map(|operator| platform.kernel(operator, batch));
-                    kernels.map(|kernel| (kernel.issue + kernel.run).as_millis_f64() * 1e3).sum()
+                    let kernels =
+                        operators[range[0]..range[1]].iter().map(|operator| platform.kernel(operator, batch, units));
+                    kernels.map(|kernel| (platform.gap + kernel.run).as_millis_f64() * 1e3).sum()
                 };
                 measured.push(MeasuredPoint { batch, units, segments_us: boundaries.windows(2).map(time).collect() });
             }
@@ -140,8 +136,7 @@ fn a_network_is_described_the_better_the_more_segments_are_measured() {
         calibration.models[0].worst_error
     };
     let (one, six) = (error_with(1), error_with(6));
-    assert!(one < 0.25, "{one}");
-    assert!(six < 0.15 && six < one, "{six}, with one segment {one}");
+    assert!(one < 0.15 && six < 0.15, "{six}, with one segment {one}");
 }
 
 #[test]

@@ -107,6 +107,7 @@ proptest! {
         let (mut simulation, mut tuning) = simulation(architecture, rate, 120, seed);
         simulation.model = simulation.model.cut(stages).unwrap();
         tuning.profile = Tuning::new(&simulation.model, 16).unwrap().profile;
+        simulation.noise = 0.0;
         simulation.exits = vec![(1, exits)];
         simulation.cancelled = cancelled;
         simulation.warm_up = 0;

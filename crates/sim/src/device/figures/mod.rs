@@ -1,5 +1,6 @@
 //! The tables and figures of the papers on the emulated device.
 
+mod device_model;
 mod dvabatch;
 mod e2bird;
 
@@ -49,7 +50,12 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 13] = [
+const NAMES: [(&str, &str, Maker); 14] = [
+    (
+        "device-model",
+        "The emulated devices beside the papers: what was fitted, what was not",
+        device_model::device_model,
+    ),
     ("e2bird-table-1", "E²bird table 1: latency and throughput by batch size", e2bird::table_1),
     ("e2bird-2", "E²bird figure 2: latencies as the load rises, one batch at a time", e2bird::figure_2),
     ("e2bird-table-4", "E²bird table 4 and figure 12: the best mixes of lanes", e2bird::table_4),

@@ -1,0 +1,79 @@
+//! Clients that each have one launch under way on a device, and the next at once: how the papers measure what models do to each other.
+
+use downbeat_core::device::{LaneId, SegmentRange};
+use downbeat_core::{Duration, Time};
+
+use super::contended::{Completed, ContendedDevice};
+use super::limits::DeviceLimits;
+use super::model::EmulatedModel;
+use super::work::Work;
+
+/// One client.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// What it launches, over and over.
+    pub work: Work,
+    /// Items of it.
+    pub batch: u32,
+    /// Its partition.
+    pub partition: usize,
+}
+
+impl Client {
+    /// One of a network that has so many units for itself, or shares them.
+    pub fn new(model: &EmulatedModel, batch: u32, partition: usize, units: u32) -> Self {
+        let work = model.work(SegmentRange::new(0, model.segment_count()), batch, 64, units);
+        Client { work, batch, partition }
+    }
+}
+
+/// What came of a client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Served {
+    /// Items a second.
+    pub throughput: f64,
+    /// What each launch took, milliseconds, in order.
+    pub latencies_ms: Vec<f64>,
+}
+
+impl Served {
+    /// The mean of what launches took, milliseconds; NaN if none ended.
+    pub fn mean_ms(&self) -> f64 {
+        self.latencies_ms.iter().sum::<f64>() / self.latencies_ms.len() as f64
+    }
+}
+
+/// Clients on a device that is divided into `partitions`, one lane each, for so long; and the share of that time in which some kernel ran.
+pub fn closed_loop(limits: DeviceLimits, partitions: &[u32], clients: &[Client], span: Duration) -> (Vec<Served>, f64) {
+    let mut device = ContendedDevice::new(limits, clients.len());
+    for (partition, units) in partitions.iter().enumerate() {
+        device.set_units(Time::ZERO, partition, *units);
+    }
+    let mut served = vec![(Time::ZERO, Vec::new()); clients.len()];
+    let start = |device: &mut ContendedDevice, now, index: usize| {
+        let Client { work, partition, .. } = &clients[index];
+        device.launch_in(now, *partition, LaneId(index as u32), 0, work.clone());
+    };
+    (0..clients.len()).for_each(|index| start(&mut device, Time::ZERO, index));
+    let end = Time::ZERO + span;
+    let (mut busy, mut now) = (Duration::ZERO, Time::ZERO);
+    while let Some(next) = device.next_event().filter(|next| *next <= end) {
+        if device.used_units() > 0 {
+            busy += next.since(now);
+        }
+        now = next;
+        for completed in device.advance(now) {
+            let Completed::Launch { lane: LaneId(lane), .. } = completed else { continue };
+            let index = lane as usize;
+            let (began, latencies) = &mut served[index];
+            latencies.push(now.since(*began).as_millis_f64());
+            *began = now;
+            start(&mut device, now, index);
+        }
+    }
+    let of = |((_, latencies_ms), client): ((Time, Vec<f64>), &Client)| {
+        let items = f64::from(client.batch) * latencies_ms.len() as f64;
+        Served { throughput: items / span.as_secs_f64(), latencies_ms }
+    };
+    (served.into_iter().zip(clients).map(of).collect(), busy.as_secs_f64() / now.since(Time::ZERO).as_secs_f64())
+}

@@ -1,0 +1,177 @@
+//! What the emulated devices give beside what the papers measured: what constants were fitted to, and what they were not.
+
+use downbeat_core::Duration;
+
+use super::{DeviceFailure, Figure, FigureOptions, change, head};
+use crate::device::{
+    Architecture, Client, DeviceLimits, EmulatedModel, Operator, Platform, Served, Sharing, closed_loop, measure_mix,
+};
+
+/// Where they are published, for what, and batches with their milliseconds.
+type Latencies = (&'static str, Platform, Architecture, &'static [(u32, f64)]);
+
+/// Latencies that constants are fitted to: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3.
+const FITTED: [Latencies; 6] = [
+    (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet50, &[(4, 6.8), (8, 12.1), (16, 21.5), (32, 40.1)]),
+    (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet101, &[(4, 11.8), (8, 20.6), (16, 36.2), (32, 65.4)]),
+    (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet152, &[(4, 17.3), (8, 29.2), (16, 49.5), (32, 93.7)]),
+    (GSLICE, Platform::V100_TENSORRT, Architecture::ResNet50, &[(8, 9.75), (16, 14.5), (32, 25.9)]),
+    (GSLICE, Platform::V100_TENSORRT, Architecture::Vgg19, &[(1, 14.0), (8, 30.54), (16, 40.95), (32, 63.12)]),
+    ("Abacus figure 3", Platform::A100_CUDNN, Architecture::ResNet152, &[(32, 24.0)]),
+];
+const E2BIRD: &str = "E²bird table 1";
+const GSLICE: &str = "GSLICE table 5, §4.5";
+
+/// How long clients play.
+const SPAN: Duration = Duration::from_millis(5_000);
+
+struct Rows(Vec<Vec<String>>);
+
+impl Rows {
+    /// A number with what the paper has, if it is one number.
+    fn add(&mut self, used: &str, source: &str, what: &str, paper: &str, here: f64, digits: usize) {
+        let off = paper.parse().map_or(String::new(), |paper: f64| change(here, paper));
+        let cells = [used, source, what, paper, &format!("{here:.digits$}"), &off];
+        self.0.push(cells.map(str::to_owned).to_vec());
+    }
+
+    fn held_out(&mut self, source: &str, what: &str, paper: &str, here: f64) {
+        self.add("held out", source, what, paper, here, if here < 20.0 { 2 } else { 1 });
+    }
+}
+
+pub(super) fn device_model(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let mut rows = Rows(vec![head("used | source | what | paper | here | off")]);
+    for (source, platform, architecture, published) in FITTED {
+        for (batch, latency) in published {
+            let found = EmulatedModel::new(architecture, platform).time(*batch, 0).as_millis_f64();
+            let what = format!("{architecture}, batch {batch}, ms");
+            rows.add("fitted", source, &what, &latency.to_string(), found, 1);
+        }
+    }
+    mixes(&mut rows);
+    products(&mut rows);
+    knees(&mut rows);
+    spatial_sharing(&mut rows);
+    co_runners(&mut rows);
+    let note = "Emulated devices beside the papers' measurements. 'fitted': constants were chosen to come close to it; 'held out': they were not.";
+    Ok(Figure { note: note.to_owned(), table: rows.0, ..Figure::default() })
+}
+
+/// E²bird figures 3 and 12.
+fn mixes(rows: &mut Rows) {
+    let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
+    let mean = |mix: &str| mix.parse().map_or(f64::NAN, |mix| measure_mix(&model, &mix).mean.as_millis_f64());
+    let (few, one, many) = (mean("8,8,16"), mean("32"), mean(&["1"; 32].join(",")));
+    rows.add("fitted", "E²bird figure 12", "32 batches of 1 to 8,8,16, times", "4", many / few, 2);
+    rows.held_out("E²bird figure 12", "8,8,16 to one batch of 32, times", "0.91", few / one);
+    rows.held_out("E²bird table 4", "4,4,8 to one batch of 16, times", "below 1", mean("4,4,8") / mean("16"));
+    let (_, busy) = closed_loop(model.limits(), &[72], &[Client::new(&model, 32, 0, 72)], SPAN);
+    rows.held_out("E²bird figure 3", "device busy within a batch of 32, %", "no gaps", busy * 100.0);
+}
+
+/// DVABatch figure 5, its ladders.
+fn products(rows: &mut Rows) {
+    let platform = Platform::TITAN_TENSORRT;
+    let run = |rows, columns, batch| {
+        let operator = Operator { weights: 0, ..Operator::matrix("product", rows, 576, columns) };
+        platform.kernel(&operator, batch, platform.units).run.as_secs_f64()
+    };
+    let (a, b) = (|batch| run(3136, 64, batch), |batch| run(49, 512, batch));
+    rows.held_out("DVABatch figure 5", "GEMM-A, batch 2 to 1, times", "2", a(2) / a(1));
+    rows.held_out("DVABatch figure 5", "GEMM-B, batch 8 to 1, times", "1", b(8) / b(1));
+    rows.held_out("DVABatch figure 5", "GEMM-B, batch 16 to 8, times", "2", b(16) / b(8));
+}
+
+/// The smallest share of the units, in steps of 5%, with `share` of the throughput of the whole device.
+fn knee(model: &EmulatedModel, batch: u32, share: f64) -> f64 {
+    let units = model.limits().units;
+    let time = |percent: u32| model.time_on(batch, 0, units * percent / 100).as_secs_f64();
+    let enough = |percent: &u32| time(100) >= share * time(*percent);
+    f64::from((1..=20).map(|step| step * 5).find(enough).unwrap_or(100))
+}
+
+/// GSLICE figure 2.
+fn knees(rows: &mut Rows) {
+    for (architecture, paper) in [(Architecture::ResNet50, "60"), (Architecture::Vgg19, "70")] {
+        let model = EmulatedModel::new(architecture, Platform::V100_TENSORRT);
+        for share in [90, 95] {
+            let what = format!("{architecture}, batch 1: units with {share}% of the throughput, %");
+            rows.held_out("GSLICE figure 2", &what, paper, knee(&model, 1, f64::from(share) / 100.0));
+        }
+    }
+    let model = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
+    let alone = model.time(1, 0).as_millis_f64();
+    rows.held_out("GSLICE table 2", "resnet50, batch 1, ms (from its GUE of 29.08)", "5.86", alone);
+    let model = EmulatedModel::new(Architecture::Vgg19, Platform::V100_TENSORRT);
+    let share = model.time_on(1, 0, 24).as_millis_f64();
+    rows.held_out("GSLICE figure 16", "vgg19 on 30% of the units, images/s", "15", 1e3 / share);
+}
+
+fn throughput(served: &[Served]) -> f64 {
+    served.iter().map(|served| served.throughput).sum()
+}
+
+/// GSLICE figures 1 and 5a, batch 1.
+fn spatial_sharing(rows: &mut Rows) {
+    let resnet = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
+    let vgg = EmulatedModel::new(Architecture::Vgg19, Platform::V100_TENSORRT);
+    let limits = resnet.limits();
+    let play = |limits: DeviceLimits, partitions: &[u32], models: &[(&EmulatedModel, usize)]| {
+        let client =
+            |(model, partition): &(&EmulatedModel, usize)| Client::new(model, 1, *partition, partitions[*partition]);
+        closed_loop(limits, partitions, &models.iter().map(client).collect::<Vec<_>>(), SPAN).0
+    };
+    let alone = [&resnet, &vgg].map(|model| play(limits, &[80], &[(model, 0)])[0].mean_ms());
+    let free = play(limits, &[80], &[(&resnet, 0), (&resnet, 0), (&vgg, 0)]);
+    let shares = play(limits, &[20, 20, 40], &[(&resnet, 0), (&resnet, 1), (&vgg, 2)]);
+    let sliced = DeviceLimits { sharing: Sharing::TimeSliced, ..limits };
+    let turns = play(sliced, &[80], &[(&resnet, 0), (&resnet, 0), (&vgg, 0)]);
+    let source = "GSLICE figure 1";
+    rows.add(
+        "fitted",
+        source,
+        "resnet50 beside the others to alone, default MPS, times",
+        "3",
+        free[0].mean_ms() / alone[0],
+        2,
+    );
+    rows.held_out(
+        source,
+        "shares 25/25/50 to default MPS, throughput, times",
+        "1.5",
+        throughput(&shares) / throughput(&free),
+    );
+    rows.held_out(source, "vgg19 beside the others to alone, no MPS, times", "3", turns[2].mean_ms() / alone[1]);
+    rows.held_out(
+        source,
+        "default MPS to no MPS, throughput of vgg19, times",
+        "above 1",
+        free[2].throughput / turns[2].throughput,
+    );
+    let source = "GSLICE figure 5a, §4.4";
+    let streams = |count: usize| throughput(&play(limits, &[80], &vec![(&resnet, 0); count]));
+    rows.held_out(source, "resnet50, 2 streams to 1, throughput, times", "1.66", streams(2) / streams(1));
+    rows.held_out(source, "resnet50, 8 streams to 2, throughput, times", "1", streams(8) / streams(2));
+}
+
+/// Abacus figure 3: ResNet152 with 32 pictures beside another that is always busy.
+fn co_runners(rows: &mut Rows) {
+    let platform = Platform::A100_CUDNN;
+    let model = EmulatedModel::new(Architecture::ResNet152, platform);
+    let beside = |architecture: Architecture| {
+        let other = EmulatedModel::new(architecture, platform);
+        let clients = [&model, &other].map(|model| Client::new(model, 32, 0, platform.units));
+        closed_loop(platform.limits(), &[platform.units], &clients, SPAN).0[0].mean_ms()
+    };
+    let others = [Architecture::ResNet50, Architecture::ResNet101, Architecture::BertBase].map(beside);
+    let most = others.into_iter().fold(0.0, f64::max);
+    rows.held_out("Abacus figure 3", "resnet152 beside vgg19, ms", "241", beside(Architecture::Vgg19));
+    rows.held_out(
+        "Abacus figure 3",
+        "resnet152 beside vgg16, ms",
+        "much longer than the others",
+        beside(Architecture::Vgg16),
+    );
+    rows.held_out("Abacus figure 3", "resnet152 beside the worst of the others, ms", "", most);
+}

@@ -1,0 +1,46 @@
+//! What a launch has to do on a device, and what it takes alone.
+
+use downbeat_core::Duration;
+
+use super::limits::DeviceLimits;
+
+/// The whole bandwidth of a device, in the parts that kernels draw it in.
+pub const WHOLE_BANDWIDTH: u32 = 1 << 16;
+
+/// One operator of a launch as the device sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Kernel {
+    /// What issuing it takes the host when nobody else issues.
+    pub issue: Duration,
+    /// What it takes alone.
+    pub run: Duration,
+    /// The compute units that it keeps, at least 1 and at most its partition's.
+    pub units: u32,
+    /// What it draws of the memory's bandwidth when nothing slows it down, in parts of [`WHOLE_BANDWIDTH`].
+    pub draw: u32,
+}
+
+/// What a launch has to do: time on the host, its kernels one after another, time on the host.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Before the first kernel is issued, on the host.
+    pub overhead: Duration,
+    /// In order.
+    pub kernels: Vec<Kernel>,
+    /// After the last, on the host: the lane is free only then (GSLICE §3.3, figure 5b).
+    pub after: Duration,
+}
+
+impl Work {
+    /// What it takes alone on a device.
+    pub fn alone(&self, limits: &DeviceLimits) -> Duration {
+        let (mut issued, mut ends) = (self.overhead, Vec::with_capacity(self.kernels.len()));
+        for (index, kernel) in self.kernels.iter().enumerate() {
+            let end = |before: usize| ends.get(index.wrapping_sub(before)).copied();
+            issued = issued.max(end(limits.ahead as usize + 1).unwrap_or(Duration::ZERO)) + kernel.issue;
+            let ready = end(1).map_or(Duration::ZERO, |end| end + limits.gap);
+            ends.push(issued.max(ready) + kernel.run);
+        }
+        ends.last().copied().unwrap_or(self.overhead) + self.after
+    }
+}

@@ -43,6 +43,11 @@ impl CandidateSlot {
         !self.told.swap(true, Ordering::AcqRel)
     }
 
+    /// Leaves no candidates, and says nothing of it: whoever writes no more tells in another way that the model is gone.
+    pub fn clear(&self) {
+        self.slots.iter().for_each(|slot| slot.write(None));
+    }
+
     /// Shows the newest candidates. `Err`: a newer one is being written, and whoever writes it is going to tell.
     pub fn take(&self, mut show: impl FnMut(DeviceKind, Result<Option<Candidate>, BeingWritten>)) {
         self.told.swap(false, Ordering::AcqRel);

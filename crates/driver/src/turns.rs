@@ -105,7 +105,10 @@ impl<H: Handler> Cluster<H> {
             ToShard::RemoveModel(model) => {
                 if shard.machine().queue(model).is_some() {
                     shard.apply(now, Input::RemoveModel(model));
-                    state.slots[model.0 as usize] = None;
+                    // Its grants are declined from now on. With its candidate still there the matchmaker would grant again, and again.
+                    if let Some(slot) = state.slots[model.0 as usize].take() {
+                        slot.clear();
+                    }
                     self.forget_model(index);
                     self.matchmaker.put(ToMatchmaker::RemoveModel(model));
                     round.matchmaker = true;

@@ -1,0 +1,90 @@
+//! A model that is removed while the matchmaker has not heard of it.
+
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+
+use downbeat_core::cluster::journal::Journal;
+use downbeat_core::cluster::*;
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_driver::{Cluster, Handler, LogSink, Moment, QueueHandle, Setup, TURN};
+
+/// Notes what is dispatched. Its clock stands still.
+#[derive(Default)]
+struct Noted {
+    dispatched: Mutex<Vec<(ModelId, DeviceId, BatchId)>>,
+}
+
+impl Handler for Noted {
+    type Event = Request;
+    type RequestTable = ();
+
+    fn now(&self) -> Time {
+        Time::from_nanos(1_000)
+    }
+
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, (): &mut (), request: Request) {
+        shard.handle_request(moment.now, &request).unwrap();
+    }
+
+    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, (): &mut (), output: Output) {
+        if let Output::Dispatch { batch, device, model, .. } = output {
+            self.dispatched.lock().unwrap().push((model, device, batch));
+        }
+    }
+}
+
+fn cluster() -> Cluster<Noted> {
+    let (wake_margin, network) = (Duration::ZERO, NetworkBudget::default());
+    let log: Option<std::sync::Arc<dyn LogSink>> = None;
+    let setup = Setup { devices: vec![DeviceKind(0)], planned: None, kinds: 1, network, wake_margin, log };
+    Cluster::new(Noted::default(), vec![()], setup)
+}
+
+fn options() -> ModelOptions {
+    let profile = LatencyProfile::linear(Duration::from_micros(2), Duration::from_micros(20), 8).unwrap();
+    ModelOptions {
+        profiles: profile.into(),
+        max_batch: 8,
+        drop: DropPolicy::HeadDrop,
+        dispatch: DispatchPolicy::Eager,
+        max_in_flight: u32::MAX,
+        shares_limit: None,
+        max_wait: Duration::MAX,
+        levels: vec![PriorityLevel { max_queue: 8, timeout_action: TimeoutAction::Reject }],
+    }
+}
+
+fn post(cluster: &Cluster<Noted>, queue: QueueHandle, id: u64) {
+    let (deadline, queue_expiry) = (Time::MAX, Time::MAX);
+    let id = RequestId(id);
+    cluster.post(queue, Request { id, model: queue.model, deadline, queue_expiry, level: 0, size: 1 });
+}
+
+/// The device becomes free for a model whose removal is still far back in the matchmaker's mailbox. It is granted the device, declines, and nothing may
+/// make the matchmaker ask it again: who came along from the shard would never get to the message.
+#[test]
+fn a_removed_model_is_not_asked_again_and_again() {
+    let (done, is_done) = channel();
+    std::thread::spawn(move || {
+        let cluster = cluster();
+        let [first, removed, last] = [(); 3].map(|()| cluster.add_model(options()));
+        post(&cluster, first, 0);
+        let (_, device, batch) = cluster.handler().dispatched.lock().unwrap()[0];
+        // It waits for the device.
+        post(&cluster, removed, 1);
+        {
+            let _nobody_else_gets_in = cluster.own_matchmaker();
+            cluster.complete(device, batch);
+            for _ in 0..2 * TURN {
+                cluster.add_model(options());
+            }
+            cluster.remove_model(removed);
+        }
+        post(&cluster, last, 2);
+        let dispatched =
+            cluster.handler().dispatched.lock().unwrap().iter().map(|(model, ..)| *model).collect::<Vec<_>>();
+        done.send(dispatched == [first.model, last.model]).unwrap();
+    });
+    let answered = is_done.recv_timeout(std::time::Duration::from_secs(60));
+    assert_eq!(answered, Ok(true), "the device goes to the model that is there");
+}

@@ -1,6 +1,8 @@
 //! How long a batch takes: the latency profile `l(b)`.
 
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::time::Duration;
 
@@ -11,10 +13,15 @@ use crate::time::Duration;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedProfile")]
 pub struct LatencyProfile {
-    /// `table[b - 1]` is `l(b)`.
-    table: Vec<Duration>,
+    /// `table[b - 1]` is `l(b)`. Copies share it: of many models' plans little else would be in a processor's caches.
+    #[serde(serialize_with = "write_table")]
+    table: Arc<[Duration]>,
     /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
     slope: u64,
+}
+
+fn write_table<S: Serializer>(table: &[Duration], to: S) -> Result<S::Ok, S::Error> {
+    table.serialize(to)
 }
 
 /// The fields of a profile as they are read, before they are checked.
@@ -89,7 +96,7 @@ impl LatencyProfile {
         }
         let n = table.len() as u64;
         let slope = if n > 1 { (table[table.len() - 1].as_nanos() - table[0].as_nanos()) / (n - 1) } else { 0 };
-        Ok(LatencyProfile { table, slope })
+        Ok(LatencyProfile { table: table.into(), slope })
     }
 
     /// The linear profile `l(b) = alpha * b + beta` (Symphony §2), for batches up to `max_batch`.
@@ -118,6 +125,9 @@ impl LatencyProfile {
     /// The profile `l(b) + fixed + per_item * b`.
     #[must_use]
     pub fn with_overhead(&self, fixed: Duration, per_item: Duration) -> Self {
+        if fixed == Duration::ZERO && per_item == Duration::ZERO {
+            return self.clone();
+        }
         let slow = |(l, b): (&Duration, u64)| *l + fixed + per_item.saturating_mul(b);
         let slope = self.slope.saturating_add(per_item.as_nanos());
         LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope }
@@ -126,6 +136,9 @@ impl LatencyProfile {
     /// The profile that is so many percent slower.
     #[must_use]
     pub fn with_margin(&self, percent: u8) -> Self {
+        if percent == 0 {
+            return self.clone();
+        }
         let slower = |ns: u64| ns.saturating_add((u128::from(ns) * u128::from(percent) / 100) as u64);
         let table = self.table.iter().map(|l| Duration::from_nanos(slower(l.as_nanos()))).collect();
         LatencyProfile { table, slope: slower(self.slope) }

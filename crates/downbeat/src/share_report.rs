@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
 use downbeat_report::{Axis, Line, Page, Scale, Table, bars, lines};
-use downbeat_server::share_profiler::{KNEE_TOLERANCE, ShareMeasurement, knee};
+use downbeat_server::share_profiler::ShareMeasurement;
 use serde::{Deserialize, Serialize};
 
 use crate::units::in_millis;
@@ -45,8 +46,9 @@ impl ShareReport {
     pub fn complete(&mut self, measurements: Vec<ShareMeasurement>) {
         self.measurements = measurements;
         let knee_of = |batch: u32| {
-            let points: Vec<(u32, u64)> = self.of_batch(batch).filter_map(|m| Some((m.units?, m.median_ns))).collect();
-            Some((batch, knee(&points)?))
+            let points: Vec<(u32, f64)> =
+                self.of_batch(batch).filter_map(|m| Some((m.units?, throughput(m)))).collect();
+            Some((batch, knee(&points, KNEE_TOLERANCE)?))
         };
         self.knees = self.batches().into_iter().filter_map(knee_of).collect();
     }

@@ -81,55 +81,12 @@ fn summary(units: Option<u32>, batch: u32, runs: &[TimedRun]) -> ShareMeasuremen
     }
 }
 
-/// How much longer than the shortest latency of all shares is "hardly longer" ([`knee`]).
-pub const KNEE_TOLERANCE: f64 = 0.05;
-
-/// The knee: the smallest share of the device from which on more units shorten the latency by less than 5% in all. `points` are units and latencies in
-/// any order; `None` of fewer than two.
-///
-/// GSLICE §2.1.3 calls the knee the share beyond which there is "only a marginal improvement" and reads it off a plot; the 5% are our choice.
-pub fn knee(points: &[(u32, u64)]) -> Option<u32> {
-    let mut points = points.to_vec();
-    points.sort_unstable();
-    let mut best = u64::MAX;
-    let mut knee = None;
-    // From the largest share down, as long as what is given up is small; a smaller share behind a worse one is luck.
-    for (units, latency) in points.iter().rev() {
-        best = best.min(*latency);
-        if *latency as f64 > best as f64 * (1.0 + KNEE_TOLERANCE) {
-            break;
-        }
-        knee = Some(*units);
-    }
-    knee.filter(|_| points.len() > 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ms(values: &[u64]) -> Vec<Duration> {
         values.iter().map(|n| Duration::from_millis(*n)).collect()
-    }
-
-    #[test]
-    fn the_knee_is_the_smallest_share_that_is_hardly_slower_than_the_rest() {
-        // GSLICE figure 3: a batch of 1 gains next to nothing beyond 30%, a larger one goes on.
-        let small: Vec<(u32, u64)> = (1..=10).map(|n| (n * 10, 1000 / u64::from(n.min(3)))).collect();
-        assert_eq!(knee(&small), Some(30));
-        let large: Vec<(u32, u64)> = (1..=10).map(|n| (n * 10, 10_000 / u64::from(n))).collect();
-        assert_eq!(knee(&large), Some(100));
-        assert_eq!(knee(&[(8, 104), (132, 100)]), Some(8));
-        assert_eq!(knee(&[(132, 100), (8, 106)]), Some(132), "in any order");
-        assert_eq!(knee(&[(132, 100)]), None);
-        assert_eq!(knee(&[]), None);
-    }
-
-    #[test]
-    fn small_steps_that_add_up_are_no_flat_end() {
-        // Each step is within 5% of the next, all together are not.
-        let slope = [(8, 116), (16, 112), (24, 108), (32, 104), (40, 100)];
-        assert_eq!(knee(&slope), Some(32));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::launch::{DeviceOutput, GrantedBatch, Launch, Span};
 use super::note::Note;
 use super::request::{DeviceReject, DeviceRequest};
-use super::scheduler::{BadLayout, BadPolicy, DeviceScheduler, Layout};
+use super::scheduler::{BadLayout, BadMove, BadPolicy, DeviceScheduler, Layout};
 use super::table::ModelSpec;
-use crate::ids::{LaunchId, ModelId, RequestId};
+use crate::ids::{LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::Time;
 
 /// What happens to a [`DeviceScheduler`], as data: for each of its `handle_*` functions.
@@ -40,6 +40,12 @@ pub enum DeviceInput {
     },
     /// Lanes are made, or could not be.
     Prepared(ModelId, Result<(), String>),
+    /// A model is to move to another partition.
+    Move(ModelId, PartitionId),
+    /// A model changes over to the lanes that are ready where it is to move.
+    Switch(ModelId),
+    /// Batches of a model have at most so many items.
+    Limit(ModelId, u32),
     /// A time came that was asked for.
     Timeout,
 }
@@ -53,13 +59,16 @@ pub enum DeviceRefusal {
     /// A model.
     #[error(transparent)]
     Model(#[from] BadPolicy),
+    /// A move.
+    #[error(transparent)]
+    Move(#[from] BadMove),
     /// A request or a batch.
     #[error(transparent)]
     Request(#[from] DeviceReject),
 }
 
 impl DeviceScheduler {
-    /// Hands it an input. Gives whether a cancelled request was there, `true` for all else.
+    /// Hands it an input. Gives whether a cancelled request, or lanes to change over to, were there; `true` for all else.
     ///
     /// # Errors
     /// What the function for this input says.
@@ -76,6 +85,9 @@ impl DeviceScheduler {
             DeviceInput::Cancel(model, request) => return Ok(self.handle_cancel(now, model, request)),
             DeviceInput::Completion { launch, span, exits } => self.handle_completion(now, launch, span, &exits),
             DeviceInput::Prepared(model, made) => self.handle_prepared(now, model, made),
+            DeviceInput::Move(model, partition) => self.handle_move(now, model, partition)?,
+            DeviceInput::Switch(model) => return Ok(self.handle_switch(now, model)),
+            DeviceInput::Limit(model, rows) => self.handle_limit(now, model, rows),
             DeviceInput::Timeout => self.handle_timeout(now),
         }
         Ok(true)
@@ -302,6 +314,9 @@ fn told(f: &mut fmt::Formatter<'_>, input: &DeviceInput) -> fmt::Result {
         DeviceInput::Completion { launch, exits, .. } => write!(f, "{launch} is done, {exits:?} exit"),
         DeviceInput::Prepared(model, Ok(())) => write!(f, "lanes of {model} are made"),
         DeviceInput::Prepared(model, Err(reason)) => write!(f, "lanes of {model} cannot be made: {reason}"),
+        DeviceInput::Move(model, partition) => write!(f, "{model} is to move to {partition}"),
+        DeviceInput::Switch(model) => write!(f, "{model} is to change over to its new lanes"),
+        DeviceInput::Limit(model, rows) => write!(f, "batches of {model} have at most {rows} items"),
         DeviceInput::Timeout => f.write_str("timeout"),
     }
 }

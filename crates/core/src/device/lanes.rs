@@ -262,20 +262,21 @@ impl Device {
     }
 
     /// Lanes of a policy in another partition, to be made. `false` if there is no such partition.
-    pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec]) -> bool {
+    pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec], by_policy: bool) -> bool {
         if !self.has_partition(partition) || of.standby.is_some() || of.leaving {
             return false;
         }
         let specs: Vec<LaneSpec> = specs.iter().map(|spec| LaneSpec { partition, ..*spec }).collect();
         let lanes = self.add_lanes(of.key, &specs);
-        of.standby = Some(Standby { partition, lanes: lanes.clone(), ready: false });
+        of.standby = Some(Standby { partition, lanes: lanes.clone(), ready: false, by_policy });
         self.push(DeviceOutput::Prepare { model: of.key.model, lanes, partition });
         true
     }
 
     /// The lanes that stand by take the place of the policy's own.
-    pub fn switch(&mut self, of: &mut Resident) -> bool {
-        let Some(Standby { partition, lanes, .. }) = of.standby.take_if(|standby| standby.ready) else { return false };
+    pub fn switch(&mut self, of: &mut Resident, by_policy: bool) -> bool {
+        let is_meant = |standby: &mut Standby| standby.ready && standby.by_policy == by_policy;
+        let Some(Standby { partition, lanes, .. }) = of.standby.take_if(is_meant) else { return false };
         let from = std::mem::replace(&mut of.lanes, lanes.clone());
         of.partition = partition;
         self.push(DeviceOutput::Switch { model: of.key.model, from: from.clone(), to: lanes });

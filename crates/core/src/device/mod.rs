@@ -21,6 +21,8 @@
 //!
 //! [`AutoInputs`] chooses between them for a model by what is measured, a [`DeviceRehearsal`] by what came since, and an [`AutoGuard`] watches what was chosen.
 //!
+//! [`spatial`] says on how much of the device each model runs (GSLICE), whatever its policy.
+//!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
 mod auto;
@@ -42,6 +44,7 @@ mod resident;
 mod scheduler;
 mod segment_profile;
 mod settings;
+pub mod spatial;
 mod staged;
 mod table;
 mod turn;
@@ -61,7 +64,7 @@ pub use policy::DevicePolicy;
 pub use rehearsal::{Candidate, DeviceDecision, DeviceRehearsal, RehearsedModel, Replayable, TriedPolicy};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};
 pub use request_pool::{PoolStats, RequestPool};
-pub use scheduler::{BadLayout, BadPolicy, DeviceModel, DeviceScheduler, Layout};
+pub use scheduler::{BadLayout, BadMove, BadPolicy, DeviceModel, DeviceScheduler, Layout};
 pub use segment_profile::{BadSegmentProfile, SegmentProfile};
 pub use settings::{
     BadSettings, ChosenPolicy, Cores, Cut, ExitRule, PaddingSettings, PolicyModel, PolicySettings, RingNeed,

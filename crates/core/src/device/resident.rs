@@ -43,4 +43,6 @@ pub struct Standby {
     pub lanes: Vec<LaneId>,
     /// They have been made.
     pub ready: bool,
+    /// Its policy has asked for them; `false`: whoever divides the device has.
+    pub by_policy: bool,
 }

@@ -63,6 +63,23 @@ impl DeviceModel {
     }
 }
 
+/// Why a model cannot move to another partition.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BadMove {
+    /// There is no such model, or it is leaving.
+    #[error("the device does not have model {0}")]
+    NoModel(ModelId),
+    /// There is no such partition.
+    #[error("the device has no partition {0}")]
+    NoPartition(PartitionId),
+    /// It has no lanes of its own that could move.
+    #[error("{0} runs on shared lanes, which do not move with it: give it a policy that makes batches")]
+    SharedLanes(ModelId),
+    /// Other lanes are being made for it.
+    #[error("lanes are being made for {0}: wait until they are")]
+    Busy(ModelId),
+}
+
 /// Why a model cannot have a policy on a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadPolicy {
@@ -210,6 +227,7 @@ impl DeviceScheduler {
         // Who asked first is answered first.
         let Some(key) = self.of(model).find(|(_, (resident, _))| asked(resident)).map(|(key, _)| *key) else { return };
         let Some((resident, _)) = self.residents.get_mut(&key) else { return };
+        let by_policy = resident.standby.as_ref().is_some_and(|standby| standby.by_policy);
         if made.is_ok() && !resident.leaving {
             resident.standby.iter_mut().for_each(|standby| standby.ready = true);
         } else if let Some(Standby { partition, lanes, .. }) = resident.standby.take() {
@@ -218,7 +236,52 @@ impl DeviceScheduler {
                 self.device.push(DeviceOutput::Note { model, note: Note::PrepareFailed { partition, reason } });
             }
         }
-        self.tell(key, now, |policy, turn| policy.handle_prepared(turn, made.is_ok()));
+        self.tell(key, now, |policy, turn| {
+            if by_policy {
+                policy.handle_prepared(turn, made.is_ok());
+            }
+        });
+    }
+
+    /// A model is to move to another partition, whatever its policy: asks for the lanes that it needs there, beside those it has
+    /// ([`DeviceOutput::Prepare`]). Once they are ready, [`handle_switch`](Self::handle_switch) changes over to them. Lanes that are ready in another partition go; so if it is to stay where it is.
+    ///
+    /// # Errors
+    /// If it cannot; nothing is changed then.
+    pub fn handle_move(&mut self, _now: Time, model: ModelId, partition: PartitionId) -> Result<(), BadMove> {
+        let key = self.current(model).ok_or(BadMove::NoModel(model))?;
+        let (resident, policy) = self.residents.get_mut(&key).ok_or(BadMove::NoModel(model))?;
+        if !self.device.has_partition(partition) {
+            return Err(BadMove::NoPartition(partition));
+        }
+        let specs = policy.lanes(partition);
+        if specs.is_empty() {
+            return Err(BadMove::SharedLanes(model));
+        }
+        if resident.standby.as_ref().is_some_and(|standby| !standby.ready || standby.by_policy) {
+            return Err(BadMove::Busy(model));
+        }
+        if let Some(Standby { lanes, .. }) = resident.standby.take() {
+            self.device.release(&lanes, Some(key));
+        }
+        if partition != resident.partition {
+            self.device.prepare(resident, partition, &specs, false);
+        }
+        Ok(())
+    }
+
+    /// A model runs on the lanes that [`handle_move`](Self::handle_move) asked for from its next launch on (GSLICE §3.2.4). Says whether they were ready.
+    pub fn handle_switch(&mut self, _now: Time, model: ModelId) -> bool {
+        let Some((resident, _)) = self.current(model).and_then(|key| self.residents.get_mut(&key)) else {
+            return false;
+        };
+        self.device.switch(resident, false)
+    }
+
+    /// Batches of a model have at most so many items from now on, if its policy can be limited.
+    pub fn handle_limit(&mut self, now: Time, model: ModelId, rows: u32) {
+        let Some(key) = self.current(model) else { return };
+        self.tell(key, now, |policy, turn| policy.handle_limit(turn, rows));
     }
 
     /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.

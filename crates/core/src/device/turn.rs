@@ -76,12 +76,12 @@ impl Turn<'_> {
     /// Asks for lanes in another partition, beside those there are. [`super::DevicePolicy::handle_prepared`] says what came of it. `false`, and nothing
     /// changes, if the partition is none, others are being prepared already, or the model leaves.
     pub fn prepare(&mut self, partition: PartitionId, lanes: &[LaneSpec]) -> bool {
-        self.device.prepare(self.resident, partition, lanes)
+        self.device.prepare(self.resident, partition, lanes, true)
     }
 
     /// Takes the lanes that were prepared in place of those there are, for every launch from now on. `false` if there are none ready.
     pub fn switch(&mut self) -> bool {
-        self.device.switch(self.resident)
+        self.device.switch(self.resident, true)
     }
 
     /// Decides something.

@@ -39,6 +39,8 @@ pub struct WindowedOptions {
 #[derive(Debug)]
 pub struct Windowed {
     options: WindowedOptions,
+    /// The most items of a batch now: no more than its options say.
+    limit: u32,
     pool: RequestPool,
     /// The launch under way, with its members.
     running: Option<(LaunchId, Vec<RequestId>)>,
@@ -51,6 +53,7 @@ impl Windowed {
         Windowed {
             pool: RequestPool::new(options.queue_bound, 0, options.drop.then(|| options.profile.clone())),
             running: None,
+            limit: options.max_batch,
             options,
         }
     }
@@ -111,10 +114,11 @@ impl DevicePolicy for Windowed {
         self.pool.drop_hopeless(turn);
         let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
         let waited = turn.now() >= oldest.arrival + self.options.window;
-        if !waited && self.pool.rows() < self.options.max_batch {
+        if !waited && self.pool.rows() < self.limit {
             return;
         }
-        let (members, rows, _) = self.pool.neighbours(self.options.max_batch);
+        // A request that is larger than the limit runs alone.
+        let (members, rows, _) = self.pool.neighbours(self.limit.max(oldest.request.size));
         let (batch, length) = self.pool.begin_batch(turn, &members, rows);
         let id = turn.new_launch();
         turn.launch(Launch {
@@ -126,7 +130,7 @@ impl DevicePolicy for Windowed {
             segments: self.segments(),
             members: members.clone(),
             rows,
-            computed_rows: if self.options.fill { self.options.max_batch } else { rows },
+            computed_rows: if self.options.fill { self.limit.max(rows) } else { rows },
             length,
             inputs: InputSource::Host,
         });
@@ -147,6 +151,11 @@ impl DevicePolicy for Windowed {
         self.advance(turn);
     }
 
+    fn handle_limit(&mut self, turn: &mut Turn<'_>, rows: u32) {
+        self.limit = rows.clamp(1, self.options.max_batch);
+        self.advance(turn);
+    }
+
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         let window = self.pool.oldest().filter(|_| self.running.is_none());
         let window = window.map(|oldest| (oldest.arrival + self.options.window, DeviceTimeout::Window));
@@ -154,6 +163,6 @@ impl DevicePolicy for Windowed {
     }
 
     fn backlog(&self) -> Duration {
-        self.pool.backlog(&self.options.profile, self.options.max_batch)
+        self.pool.backlog(&self.options.profile, self.limit)
     }
 }

@@ -1,4 +1,4 @@
-//! Several models with different policies on one device, which come, change and go at random times: judged from outside, and played again.
+//! Several models with different policies on one device, which come, change, move and go at random times: judged from outside, and played again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -75,6 +75,12 @@ enum Step {
     Change(usize, Kind, bool),
     Go(usize),
     Share(u32),
+    /// To another partition, or back.
+    Move(usize, u32),
+    /// What was asked for is there, or cannot be made.
+    Prepared(usize, bool),
+    Switch(usize),
+    Limit(usize, u32),
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
@@ -95,6 +101,10 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         1 => (any::<usize>(), kind(), any::<bool>()).prop_map(|(model, kind, drop)| Step::Change(model, kind, drop)),
         1 => any::<usize>().prop_map(Step::Go),
         1 => (1..3u32).prop_map(Step::Share),
+        3 => (any::<usize>(), 0..3u32).prop_map(|(model, partition)| Step::Move(model, partition)),
+        4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(model, made)| Step::Prepared(model, made)),
+        4 => any::<usize>().prop_map(Step::Switch),
+        1 => (any::<usize>(), 1..10u32).prop_map(|(model, rows)| Step::Limit(model, rows)),
     ];
     prop::collection::vec((prop_oneof![Just(0), 1..200u64, 200..2_000u64], step), 1..120)
 }
@@ -123,6 +133,9 @@ struct World {
     inputs: BTreeSet<(Time, ModelId, RequestId)>,
     /// Lanes of models, until they are free.
     owners: BTreeMap<LaneId, ModelId>,
+    /// Models that wait for lanes.
+    preparing: Vec<ModelId>,
+    switches: u32,
     /// Whose batches were launched, and what they were granted as.
     batches: BTreeMap<BatchId, (ModelId, Option<BatchId>)>,
     state: u64,
@@ -147,6 +160,8 @@ impl World {
             ends: BTreeSet::new(),
             inputs: BTreeSet::new(),
             owners: BTreeMap::new(),
+            preparing: Vec::new(),
+            switches: 0,
             batches: BTreeMap::new(),
             state: 1,
             met: 0,
@@ -284,6 +299,18 @@ impl World {
                     assert_eq!(self.owners.remove(&lane), model, "{lane} was {model:?}'s");
                 }
             }
+            DeviceOutput::Prepare { model, lanes, partition } => {
+                // A model that has changed may have some under way for its former policy.
+                self.preparing.push(model);
+                for lane in lanes {
+                    assert_eq!(self.journal.scheduler().lane(lane).map(|spec| spec.partition), Some(partition));
+                    assert!(self.owners.insert(lane, model).is_none(), "{lane} is one model's");
+                }
+            }
+            DeviceOutput::Switch { model, from, to } => {
+                assert!(from.iter().chain(&to).all(|lane| self.owners.get(lane) == Some(&model)));
+                self.switches += 1;
+            }
             DeviceOutput::Note { .. } => {}
             other => panic!("no policy there is does this: {other:?}"),
         }
@@ -313,7 +340,28 @@ impl World {
                 assert!(self.tell(now, DeviceInput::Model(model, None)));
             }
             Step::Share(lanes) => {
-                assert!(self.tell(now, DeviceInput::Layout(Layout { shared_lanes: vec![lanes] })));
+                assert!(self.tell(now, DeviceInput::Layout(Layout { shared_lanes: vec![lanes, 0] })));
+            }
+            Step::Move(n, to) => {
+                let Some(model) = pick(&self.models, n) else { return };
+                let lanes = self.journal.scheduler().lanes(model).to_vec();
+                let told = self.tell(now, DeviceInput::Move(model, PartitionId(to)));
+                assert!(!told || to < 2 && !lanes.is_empty());
+            }
+            Step::Prepared(n, made) => {
+                // Of those that go, too.
+                let Some(model) = self.preparing.get(n % self.preparing.len().max(1)).copied() else { return };
+                self.prepared(now, model, made);
+            }
+            Step::Switch(n) => {
+                let Some(model) = pick(&self.models, n) else { return };
+                let before = self.switches;
+                let is_ready = self.tell(now, DeviceInput::Switch(model));
+                assert_eq!(self.switches - before, u32::from(is_ready));
+            }
+            Step::Limit(n, rows) => {
+                let Some(model) = pick(&self.models, n) else { return };
+                assert!(self.tell(now, DeviceInput::Limit(model, rows)));
             }
             Step::Cancel(n) => {
                 let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };
@@ -348,6 +396,14 @@ impl World {
         }
     }
 
+    fn prepared(&mut self, now: Time, model: ModelId, made: bool) {
+        self.preparing.retain({
+            let mut is_first = true;
+            move |other| *other != model || !std::mem::take(&mut is_first)
+        });
+        self.tell(now, DeviceInput::Prepared(model, if made { Ok(()) } else { Err("no memory".to_owned()) }));
+    }
+
     fn accept(&mut self, now: Time, input: DeviceInput, requests: &[RequestId]) {
         if self.tell(now, input) {
             self.accepted += requests.len() as u32;
@@ -378,6 +434,9 @@ proptest! {
         prop_assert!(world.requests.values().all(|known| !known.is_open), "everything was answered");
         prop_assert_eq!(world.accepted, world.met + world.missed + world.dropped + world.cancelled);
         let last = now + Duration::from_millis(1_000_000);
+        while let Some(model) = world.preparing.first().copied() {
+            world.prepared(last, model, true);
+        }
         for model in std::mem::take(&mut world.models).into_keys() {
             world.tell(last, DeviceInput::Model(model, None));
         }

@@ -23,5 +23,6 @@ mod section_3_5;
 mod section_4_2;
 mod shards;
 
+mod spatial;
 mod starvation;
 mod turns;

@@ -1,0 +1,190 @@
+//! Self-learning adaptive batching: batches as large as the SLO allows.
+
+use super::average::Average;
+use crate::time::Duration;
+
+/// Average latencies between these shares of the SLO are as they should be; beyond, the batch is made for the middle of them. GSLICE has one number, 5%.
+const BAND: [f64; 2] = [0.90, 0.95];
+/// So many batches in a row that say the same are a signal (GSLICE §3.3.1).
+const IN_A_ROW: u32 = 5;
+/// A latency that is so much lower than when a size was given up says that it may be tried again.
+const CHANGED: f64 = 0.9;
+
+/// Whether a model has too little of the device, or perhaps too much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provision {
+    /// It misses its SLO with batches of one.
+    Under,
+    /// It keeps its SLO with room to spare.
+    Over,
+}
+
+/// Self-learning adaptive batching, SLAB (GSLICE §3.3.1): the largest batch follows from the one there is, what that took on average and how far it is from the SLO. It knows no
+/// profile, so that whatever changes what batches take (another share, interference) changes the batch.
+///
+/// A size that took too long is not tried again while what there is takes as long as when it was given up: where latencies rise in steps, the batch would go up and down for ever.
+#[derive(Clone, Debug)]
+pub struct Slab {
+    slo: f64,
+    most: u32,
+    limit: u32,
+    /// Of batches with the limit there is, seconds.
+    latency: Average,
+    /// The size that took too long, and the average since of the limit that came after it.
+    given_up: Option<(u32, Option<f64>)>,
+    /// How many batches in a row have said so.
+    signal: (Option<Provision>, u32),
+}
+
+impl Slab {
+    /// Batches of one, to begin with; of `most` at most.
+    pub fn new(slo: Duration, most: u32) -> Self {
+        let (latency, signal) = (Average::new(0.25), (None, 0));
+        Slab { slo: slo.as_secs_f64(), most: most.max(1), limit: 1, latency, given_up: None, signal }
+    }
+
+    /// The most items of a batch.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The model has another share: nothing that was learned holds.
+    pub fn handle_share(&mut self) {
+        self.latency.forget();
+        (self.given_up, self.signal) = (None, (None, 0));
+    }
+
+    /// A batch took so long. Gives a signal when five in a row have said so.
+    pub fn handle_batch(&mut self, rows: u32, latency: Duration) -> Option<Provision> {
+        let seconds = latency.as_secs_f64();
+        let is_full = rows >= self.limit;
+        // A batch that was not full says only that its size is too large, if it is.
+        if is_full || seconds > self.slo {
+            self.latency.add(seconds);
+            let average = self.latency.value().unwrap_or(seconds);
+            self.adapt(rows.min(self.limit), average);
+        }
+        self.signal(rows, seconds)
+    }
+
+    fn adapt(&mut self, rows: u32, average: f64) {
+        let [low, high] = BAND;
+        if let Some((_, since)) = &mut self.given_up {
+            let first = *since.get_or_insert(average);
+            if average < first * CHANGED {
+                self.given_up = None;
+            }
+        }
+        let batch = f64::from(rows);
+        // In proportion to the headroom: batch * (1 + (aim - average) / average).
+        let fits = batch * (low + high) / 2.0 * self.slo / average;
+        let limit = if average > high * self.slo {
+            (fits.floor() as u32).min(rows.saturating_sub(1)).max(1)
+        } else if average < low * self.slo && rows >= self.limit {
+            let most = self.given_up.map_or(self.most, |(size, _)| size - 1);
+            // One more at least: what does not depend on the batch has room in it, too.
+            (fits.floor() as u32).max(rows + 1).min(most).max(self.limit)
+        } else {
+            self.limit
+        };
+        if limit < self.limit {
+            self.given_up = Some((rows.max(2), None));
+        }
+        if limit != self.limit {
+            self.limit = limit;
+            self.latency.forget();
+        }
+    }
+
+    fn signal(&mut self, rows: u32, seconds: f64) -> Option<Provision> {
+        let says = match () {
+            () if seconds > self.slo && rows <= 1 => Some(Provision::Under),
+            () if seconds < self.slo * BAND[1] => Some(Provision::Over),
+            () => None,
+        };
+        let (former, count) = self.signal;
+        let count = if says == former { count + 1 } else { 1 };
+        let is_due = says.is_some() && count >= IN_A_ROW;
+        self.signal = if is_due { (None, 0) } else { (says, count) };
+        says.filter(|_| is_due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLO: Duration = Duration::from_millis(50);
+
+    /// Full batches that take what `takes` says: the time until the limit has settled, and the limit.
+    fn settle(slab: &mut Slab, takes: impl Fn(u32) -> f64) -> (f64, u32) {
+        let (mut now, mut last) = (0.0, 0.0);
+        for _ in 0..200 {
+            let before = slab.limit();
+            let ms = takes(before);
+            now += ms;
+            let _ = slab.handle_batch(before, Duration::from_millis_f64(ms));
+            if slab.limit() != before {
+                last = now;
+            }
+        }
+        (last, slab.limit())
+    }
+
+    #[test]
+    fn section_4_5_it_settles_within_500_ms_for_slos_of_25_to_100_ms() {
+        // VGG-19 on TensorRT: 14 ms for one, about 63 for 32 (§4.5, table 5).
+        let takes = |batch: u32| 12.4 + 1.6 * f64::from(batch);
+        for slo in [25, 50, 75, 100] {
+            let mut slab = Slab::new(Duration::from_millis(slo), 64);
+            let (ms, batch) = settle(&mut slab, takes);
+            assert!(ms < 500.0, "SLO {slo} ms: {ms} ms");
+            let latency = takes(batch) / slo as f64;
+            assert!((0.8..=1.0).contains(&latency), "SLO {slo} ms: {batch} take {latency} of it");
+        }
+    }
+
+    #[test]
+    fn section_3_3_1_a_smaller_share_makes_smaller_batches_and_a_larger_one_larger() {
+        let mut slab = Slab::new(SLO, 64);
+        let (_, whole) = settle(&mut slab, |batch| 10.0 + f64::from(batch));
+        slab.handle_share();
+        let (_, half) = settle(&mut slab, |batch| 2.0 * (10.0 + f64::from(batch)));
+        // Not even told.
+        let (_, again) = settle(&mut slab, |batch| 10.0 + f64::from(batch));
+        assert!(half < whole / 2 + 1 && again >= whole - 1, "{whole}, {half}, {again}");
+    }
+
+    #[test]
+    fn where_latencies_rise_in_steps_the_batch_stays_below_the_step() {
+        let takes = |batch: u32| 20.0 * f64::from(batch.div_ceil(8));
+        let mut slab = Slab::new(SLO, 64);
+        let (ms, batch) = settle(&mut slab, takes);
+        assert!(takes(batch) <= 50.0 && batch > 8, "{batch}");
+        assert!(ms < 3000.0, "{ms} ms");
+    }
+
+    #[test]
+    fn a_batch_that_is_not_full_says_nothing_of_larger_ones() {
+        let mut slab = Slab::new(SLO, 64);
+        settle(&mut slab, |batch| 10.0 + f64::from(batch));
+        let limit = slab.limit();
+        let _ = slab.handle_batch(2, Duration::from_millis(3));
+        assert_eq!(slab.limit(), limit);
+    }
+
+    #[test]
+    fn section_3_3_1_five_in_a_row_are_a_signal_and_four_are_none() {
+        let mut slab = Slab::new(SLO, 64);
+        let (late, early) = (Duration::from_millis(60), Duration::from_millis(30));
+        let mut say = |latency| (0..5).map(|_| slab.handle_batch(1, latency)).collect::<Vec<_>>();
+        assert_eq!(say(late), [None, None, None, None, Some(Provision::Under)]);
+        assert_eq!(say(late).last(), Some(&Some(Provision::Under)));
+        let said: Vec<_> = [late, late, late, late, early, late].map(|latency| slab.handle_batch(1, latency)).to_vec();
+        assert_eq!(said, [None; 6], "not in a row");
+        let said: Vec<_> = (0..5).map(|_| slab.handle_batch(4, late)).collect();
+        assert_eq!(said, [None; 5], "batches of more than one can be made smaller");
+        let said: Vec<_> = (0..5).map(|_| slab.handle_batch(1, early)).collect();
+        assert_eq!(said, [None, None, None, None, Some(Provision::Over)]);
+    }
+}

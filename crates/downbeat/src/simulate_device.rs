@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
+use downbeat_core::device::MOST_AHEAD;
 use downbeat_report::{Html, Json, note, out, show};
 use downbeat_sim::Arrivals;
 use downbeat_sim::device::{
@@ -96,6 +97,10 @@ pub struct DeviceArgs {
     /// Search the window with the highest peak first.
     #[arg(long, conflicts_with = "window_ms")]
     tune_window: bool,
+
+    /// How many batches no-wait, opt-wait and static make while one runs, which nobody joins any more: 0 as today's Triton, 1 as Triton until 22.01.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_AHEAD)))]
+    ahead: u32,
 
     /// Pairs of buffers of dvabatch.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -189,6 +194,7 @@ pub fn run(args: &DeviceArgs) -> anyhow::Result<()> {
     let mut simulation = DeviceSimulation::new(model, load, qos, args.seed);
     let mut tuning = Tuning::new(&simulation.model, args.max_batch.unwrap_or(if of_dvabatch { 64 } else { 32 }))?;
     tuning.diversity.pairs = args.pairs;
+    tuning.ahead = args.ahead;
     if let Some(window) = args.window_ms {
         tuning.window = milliseconds("--window-ms", window, 0.0)?;
     }

@@ -131,6 +131,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     fill: false,
                     drop: true,
                     queue_bound: QUEUE_BOUND,
+                    ahead: 0,
                 }
                 .build()
             })

@@ -73,4 +73,4 @@ pub use settings::{
 pub use staged::{Staged, StagedOptions};
 pub use table::{MOST_LANES, ModelSpec, PolicyEntry, PolicyName, PolicyOptions, UnknownPolicy};
 pub use turn::{DeviceTimeout, Turn};
-pub use windowed::{Windowed, WindowedOptions};
+pub use windowed::{MOST_AHEAD, Windowed, WindowedOptions};

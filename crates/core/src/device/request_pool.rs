@@ -273,6 +273,14 @@ impl RequestPool {
         size
     }
 
+    /// A request that was taken into a batch leaves it before any launch: nothing is said to anybody. Gives its items.
+    pub fn forget(&mut self, request: RequestId) -> u32 {
+        let size = self.running.remove(&request).unwrap_or(0);
+        self.running_rows -= size;
+        self.gone.remove(&request);
+        size
+    }
+
     /// Items of a request that runs.
     pub fn running_size(&self, request: RequestId) -> u32 {
         self.running.get(&request).copied().unwrap_or(0)

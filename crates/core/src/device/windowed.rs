@@ -1,17 +1,19 @@
 //! One batch after another, by a window and a largest size: what serving systems do without either paper.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
-use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::policy::DevicePolicy;
-use super::request::{DeviceReject, DeviceRequest};
-use super::request_pool::RequestPool;
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request_pool::{PoolStats, RequestPool};
 use super::scheduler::DeviceModel;
 use super::segment_profile::SegmentProfile;
 use super::settings::{self, PolicyModel, PolicySettings};
 use super::table::{MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
 use super::turn::{DeviceTimeout, Turn};
-use crate::ids::{LaunchId, PartitionId, RequestId};
+use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How a [`Windowed`] batches.
@@ -28,22 +30,41 @@ pub struct WindowedOptions {
     pub fill: bool,
     /// Give up requests that can no longer be answered by their deadline.
     pub drop: bool,
-    /// The most items that wait.
+    /// The most items that wait, but for those of batches that are made already.
     pub queue_bound: u32,
+    /// How many batches are made ahead while one runs, at most [`MOST_AHEAD`]: nobody joins them any more. Zero: today's Triton, where a batch grows until it
+    /// begins; one: the Triton that DVABatch was measured on (21.10: issue 3624 there, changed by its PR 3789).
+    #[serde(default)]
+    pub ahead: u32,
 }
+
+/// The most batches that a [`Windowed`] makes ahead.
+pub const MOST_AHEAD: u32 = 16;
 
 /// One lane, one batch at a time, which brings its inputs with it and takes its outputs back: the baseline of E²bird (§3.2) and DVABatch (§8.1).
 ///
-/// A batch leaves when the lane is free and either it is as large as may be or its oldest request has waited for the window. Its members
-/// are padded to the longest of them.
+/// A batch is made when it is as large as may be or its oldest request has waited for the window, and the lane is free or fewer batches than
+/// [`WindowedOptions::ahead`] wait for it. Its members are padded to the longest of them. From then on it is frozen: no request joins, and none is given up, whatever
+/// its deadline; one whose client goes leaves it, as its input is gone.
 #[derive(Debug)]
 pub struct Windowed {
     options: WindowedOptions,
     /// The most items of a batch now: no more than its options say.
     limit: u32,
     pool: RequestPool,
+    /// Batches that wait for the lane, in the order in which they were made: none while nothing runs.
+    frozen: VecDeque<FrozenBatch>,
     /// The launch under way, with its members.
     running: Option<(LaunchId, Vec<RequestId>)>,
+}
+
+/// A batch that waits for the lane.
+#[derive(Debug)]
+struct FrozenBatch {
+    batch: BatchId,
+    members: Vec<RequestId>,
+    rows: u32,
+    length: u32,
 }
 
 impl Windowed {
@@ -52,6 +73,7 @@ impl Windowed {
         assert!(options.max_batch > 0, "a batch has at least one item");
         Windowed {
             pool: RequestPool::new(options.queue_bound, 0, options.drop.then(|| options.profile.clone())),
+            frozen: VecDeque::new(),
             running: None,
             limit: options.max_batch,
             options,
@@ -60,6 +82,43 @@ impl Windowed {
 
     fn segments(&self) -> SegmentRange {
         SegmentRange::new(0, self.options.profile.segments())
+    }
+
+    /// Whether another batch may be made.
+    fn has_room(&self) -> bool {
+        self.running.is_none() || self.frozen.len() < self.options.ahead as usize
+    }
+
+    fn begin(&mut self, turn: &mut Turn<'_>, frozen: FrozenBatch) {
+        let FrozenBatch { batch, members, rows, length } = frozen;
+        let id = turn.new_launch();
+        turn.launch(Launch {
+            id,
+            batch,
+            granted: None,
+            model: turn.model(),
+            lane: turn.lanes()[0],
+            segments: self.segments(),
+            members: members.clone(),
+            rows,
+            computed_rows: if self.options.fill { self.limit.max(rows) } else { rows },
+            length,
+            inputs: InputSource::Host,
+        });
+        self.running = Some((id, members));
+    }
+
+    /// Takes a request out of the batch that it waits in; says whether it does.
+    fn leave(&mut self, request: RequestId) -> bool {
+        let holds = |frozen: &FrozenBatch| frozen.members.contains(&request);
+        let Some(at) = self.frozen.iter().position(holds) else { return false };
+        let frozen = &mut self.frozen[at];
+        frozen.members.retain(|member| *member != request);
+        frozen.rows -= self.pool.forget(request);
+        if frozen.members.is_empty() {
+            self.frozen.remove(at);
+        }
+        true
     }
 }
 
@@ -72,13 +131,28 @@ struct WindowedSettings {
     window: Option<Duration>,
     /// Fill every batch up to the largest with dummies.
     fill: bool,
+    /// How many batches are made ahead while one runs.
+    ahead: u32,
+}
+
+/// Checks how many batches are made ahead.
+fn check_ahead(ahead: u32) -> Result<(), String> {
+    match ahead <= MOST_AHEAD {
+        true => Ok(()),
+        false => Err(format!("ahead is {ahead}; it must be 0 to {MOST_AHEAD}")),
+    }
 }
 
 impl PolicySettings for WindowedSettings {
+    fn check(&self) -> Result<(), String> {
+        check_ahead(self.ahead)
+    }
+
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
         let PolicyModel { partition, profile, max_batch, queue_delay, drop, queue_bound, .. } = model;
-        let (window, fill) = (self.window.unwrap_or(queue_delay), self.fill);
-        let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound };
+        let window = self.window.unwrap_or(queue_delay);
+        let WindowedSettings { fill, ahead, .. } = *self;
+        let options = WindowedOptions { profile, max_batch, window, fill, drop, queue_bound, ahead };
         Ok(ModelSpec::new(&options, partition))
     }
 }
@@ -88,7 +162,8 @@ impl PolicyOptions for WindowedOptions {
         &PolicyEntry::new::<WindowedOptions, WindowedSettings>("windowed", "one batch after another, by a window");
 
     fn check(&self) -> Result<(), String> {
-        at_most("max_batch", self.max_batch, MOST_ROWS)
+        at_most("max_batch", self.max_batch, MOST_ROWS)?;
+        check_ahead(self.ahead)
     }
 
     fn build(self) -> DeviceModel {
@@ -112,29 +187,22 @@ impl DevicePolicy for Windowed {
 
     fn advance(&mut self, turn: &mut Turn<'_>) {
         self.pool.drop_hopeless(turn);
-        let Some(oldest) = self.pool.oldest().filter(|_| self.running.is_none()) else { return };
-        let waited = turn.now() >= oldest.arrival + self.options.window;
-        if !waited && self.pool.rows() < self.limit {
-            return;
+        loop {
+            if self.running.is_none()
+                && let Some(next) = self.frozen.pop_front()
+            {
+                self.begin(turn, next);
+            }
+            let Some(oldest) = self.pool.oldest().filter(|_| self.has_room()) else { return };
+            let waited = turn.now() >= oldest.arrival + self.options.window;
+            if !waited && self.pool.rows() < self.limit {
+                return;
+            }
+            // A request that is larger than the limit runs alone.
+            let (members, rows, _) = self.pool.neighbours(self.limit.max(oldest.request.size));
+            let (batch, length) = self.pool.begin_batch(turn, &members, rows);
+            self.frozen.push_back(FrozenBatch { batch, members, rows, length });
         }
-        // A request that is larger than the limit runs alone.
-        let (members, rows, _) = self.pool.neighbours(self.limit.max(oldest.request.size));
-        let (batch, length) = self.pool.begin_batch(turn, &members, rows);
-        let id = turn.new_launch();
-        turn.launch(Launch {
-            id,
-            batch,
-            granted: None,
-            model: turn.model(),
-            lane: turn.lanes()[0],
-            segments: self.segments(),
-            members: members.clone(),
-            rows,
-            computed_rows: if self.options.fill { self.limit.max(rows) } else { rows },
-            length,
-            inputs: InputSource::Host,
-        });
-        self.running = Some((id, members));
     }
 
     fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
@@ -156,13 +224,34 @@ impl DevicePolicy for Windowed {
         self.advance(turn);
     }
 
+    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+        let was_there = self.leave(request) || self.pool.cancel(request, turn);
+        self.advance(turn);
+        was_there
+    }
+
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        for request in self.frozen.drain(..).flat_map(|frozen| frozen.members) {
+            self.pool.forget(request);
+            turn.push(DeviceOutput::Drop { request, reason });
+        }
+        self.pool.drop_all(turn, reason);
+    }
+
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        let window = self.pool.oldest().filter(|_| self.running.is_none());
+        let window = self.pool.oldest().filter(|_| self.has_room());
         let window = window.map(|oldest| (oldest.arrival + self.options.window, DeviceTimeout::Window));
         window.into_iter().chain(self.pool.hopeless_at()).min()
     }
 
     fn backlog(&self) -> Duration {
-        self.pool.backlog(&self.options.profile, self.limit)
+        let frozen = self.frozen.iter().map(|frozen| self.options.profile.total(frozen.rows, frozen.length));
+        frozen.fold(self.pool.backlog(&self.options.profile, self.limit), |sum, time| sum + time)
+    }
+
+    fn stats(&self) -> PoolStats {
+        let stats = self.pool.stats();
+        let frozen = self.frozen.iter().map(|frozen| frozen.rows).sum::<u32>();
+        PoolStats { waiting: stats.waiting + frozen, running: stats.running - frozen, ..stats }
     }
 }

@@ -26,6 +26,7 @@ fn windowed() -> WindowedOptions {
         fill: false,
         drop: true,
         queue_bound: 2,
+        ahead: 0,
     }
 }
 
@@ -87,6 +88,19 @@ fn a_log_plays_again_and_can_be_read() {
     }
 }
 
+/// A log of a device on which batches are made ahead has the number in the model's options; one without is of a build that made none.
+#[test]
+fn a_log_with_frozen_batches_plays_again() {
+    let options = WindowedOptions { max_batch: 1, ahead: 1, ..windowed() };
+    let bytes = log(spec(&options));
+    assert_eq!(replay(&bytes).unwrap().divergence, None);
+    let text = String::from_utf8(bytes).unwrap();
+    let without = text.replace(r#""ahead":1,"#, "");
+    assert_ne!(text, without);
+    let divergence = replay(without.as_bytes()).unwrap().divergence.expect("no batch was made ahead of another");
+    assert!(divergence.to_string().contains("b1"), "{divergence}");
+}
+
 #[test]
 fn a_log_that_says_something_else_parts_from_its_replay_there() {
     let text = String::from_utf8(log(spec(&windowed()))).unwrap();
@@ -135,6 +149,8 @@ fn options_that_are_none_are_refused_with_the_reason() {
     };
     let error = refused(spec(&WindowedOptions { max_batch: 0, ..windowed() }));
     assert!(error.ends_with("'windowed' cannot have this model: max_batch is 0; it must be 1 to 16777216"), "{error}");
+    let error = refused(spec(&WindowedOptions { ahead: 17, ..windowed() }));
+    assert!(error.ends_with("'windowed' cannot have this model: ahead is 17; it must be 0 to 16"), "{error}");
     let error = refused(spec(&ElasticOptions { ring_slots: 7, ..elastic() }));
     assert!(error.contains("a ring of 7 slots holds less than the 8 items"), "{error}");
     let error = refused(spec(&ElasticOptions { mixes: MixTable::naive(1 << 10), ..elastic() }));

@@ -14,7 +14,7 @@ const MOST: u32 = 8;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
     Exclusive,
-    Windowed { window_us: u64 },
+    Windowed { window_us: u64, ahead: u32 },
     Elastic,
     Staged { by_length: bool, ring: bool },
 }
@@ -30,9 +30,10 @@ impl Kind {
         let (profile, queue_bound) = (Kind::profile(), 20);
         match self {
             Kind::Exclusive => ModelSpec::new(&GrantedOptions { profile }, PARTITION),
-            Kind::Windowed { window_us } => {
+            Kind::Windowed { window_us, ahead } => {
                 let window = Duration::from_micros(window_us);
-                let options = WindowedOptions { profile, max_batch: MOST, window, fill: false, drop, queue_bound };
+                let options =
+                    WindowedOptions { profile, max_batch: MOST, window, fill: false, drop, queue_bound, ahead };
                 ModelSpec::new(&options, PARTITION)
             }
             Kind::Elastic => {
@@ -87,7 +88,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
     let kind = || {
         prop_oneof![
             Just(Kind::Exclusive),
-            (0..300u64).prop_map(|window_us| Kind::Windowed { window_us }),
+            (0..300u64, 0..3u32).prop_map(|(window_us, ahead)| Kind::Windowed { window_us, ahead }),
             Just(Kind::Elastic),
             any::<(bool, bool)>().prop_map(|(by_length, ring)| Kind::Staged { by_length, ring }),
         ]

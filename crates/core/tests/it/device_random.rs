@@ -119,11 +119,11 @@ proptest! {
     #[test]
     fn windowed(
         arrivals in prop::collection::vec(arrival(), 1..60),
-        max_batch in 3..16u32, window in 0..3_000u64, fill in any::<bool>(), drop in any::<bool>(), (fixed, item) in (0..400u64, 0..60u64),
+        max_batch in 3..16u32, window in 0..3_000u64, ahead in 0..3u32, fill in any::<bool>(), drop in any::<bool>(), (fixed, item) in (0..400u64, 0..60u64),
     ) {
         let profile = profile(1, fixed, item, 1, true);
         let policy = Box::new(Windowed::new(WindowedOptions {
-            profile: profile.clone(), max_batch, window: Duration::from_micros(window), fill, drop, queue_bound: 50,
+            profile: profile.clone(), max_batch, window: Duration::from_micros(window), fill, drop, queue_bound: 50, ahead,
         }));
         run(policy, profile, 0, true, &arrivals);
     }

@@ -7,7 +7,7 @@
 //! # a comment
 //! segment 0.25 0.5                    one line a segment: its time for 1, 2, ... items
 //! segment 1: 0.5 0.5; 2: 1 1          ... for lengths 1 and 2
-//! policy windowed max_batch=4 window=4 [fill]
+//! policy windowed max_batch=4 window=4 [fill] [ahead=1]
 //! policy elastic mix=1,1,2,4 max=8 ring=16 [cores=2] [brief=1]      or: mixes=4:4;8:8;16:4,4,8
 //! policy staged pairs=2 max_batch=4 [length] [operator] [load] [window=0] [comp_wait=9] [ring=8]
 //! transfer 0.1                        what bringing one input takes
@@ -109,6 +109,7 @@ impl<'a> Script<'a> {
                 fill: has("fill"),
                 drop,
                 queue_bound,
+                ahead: number("ahead", 0),
             })),
             "elastic" => {
                 let mixes = match (options.get("mix"), options.get("mixes")) {
@@ -246,5 +247,11 @@ scenarios! {
     elastic_with_a_request_of_several_items
     a_hole_in_the_ring_parts_a_batch
     windowed_static_fills_up
+    /// DVABatch §8.1: its Triton made batches ahead, which nobody joined (its issue 3624).
+    a_frozen_batch_does_not_grow
+    no_more_batches_are_frozen_than_ahead
+    /// Triton's queue times out who waits in the queue, not who is in a batch.
+    who_is_in_a_frozen_batch_is_not_given_up
+    who_goes_leaves_a_frozen_batch
     hopeless_requests_are_dropped
 }

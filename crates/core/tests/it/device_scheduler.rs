@@ -38,6 +38,7 @@ fn windowed() -> Windowed {
         fill: false,
         drop: false,
         queue_bound: 100,
+        ahead: 0,
     })
 }
 

@@ -9,6 +9,7 @@ mod device_random;
 mod device_rehearsal;
 mod device_scenario;
 mod device_scheduler;
+mod device_windowed;
 mod device_world;
 mod elision;
 mod imports;

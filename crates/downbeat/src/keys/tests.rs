@@ -25,9 +25,11 @@ const GROUPS: &str = r#"
 # All policies: requests of different lengths share batches, padded with zeros (checked at load: the answers must not change).
 #   pad = true
 #   max_length = 256
-# windowed: how long the oldest request waits for others; fill: every batch is filled up to the largest with dummies.
+# windowed: how long the oldest request waits for others; fill: every batch is filled up to the largest with dummies; ahead: batches that are made
+# while another runs, which nobody joins any more.
 #   window_ms = 2
 #   fill = false
+#   ahead = 0
 # elastic: the lanes ("naive", a table by load, or a file with one), the most items that run at once, and slots of the input ring.
 #   mixes = { 4 = "4", 16 = "4,4,8" }
 #   max_running = 16

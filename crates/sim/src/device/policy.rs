@@ -105,6 +105,9 @@ pub struct Tuning {
     pub max_batch: u32,
     /// The window of [`DevicePolicyName::OptWait`] and [`DevicePolicyName::Static`].
     pub window: Duration,
+    /// How many batches the policies of one batch at a time make ahead, which nobody joins any more: 0 as today's Triton, 1 as the Triton that DVABatch
+    /// was measured on ([`WindowedOptions::ahead`](downbeat_core::device::WindowedOptions::ahead)).
+    pub ahead: u32,
     /// The best mix for each load, for [`DevicePolicyName::EEbird`].
     pub mixes: Vec<(u32, LaneMix)>,
     /// What [`DevicePolicyName::DvaBatch`] does.
@@ -152,16 +155,16 @@ impl Tuning {
         let profile = model.profile(lengths, max_batch)?;
         let window = Duration::from_secs_f64(profile.total(max_batch, 64).as_secs_f64() * WINDOW);
         let diversity = Diversity::of(model);
-        Ok(Tuning { profile, padded: model.has_length(), max_batch, window, mixes: Vec::new(), diversity })
+        Ok(Tuning { profile, padded: model.has_length(), max_batch, window, ahead: 0, mixes: Vec::new(), diversity })
     }
 
     /// The policy of that name in the table, and its settings. E-Ebird without measured mixes has N-Ebird's.
     fn settings(&self, name: DevicePolicyName) -> (&'static str, Value) {
-        let window = self.window.as_millis_f64();
+        let (window, ahead) = (self.window.as_millis_f64(), self.ahead);
         match name {
-            DevicePolicyName::NoWait => ("windowed", json!({ "window_ms": 0 })),
-            DevicePolicyName::OptWait => ("windowed", json!({ "window_ms": window })),
-            DevicePolicyName::Static => ("windowed", json!({ "window_ms": window, "fill": true })),
+            DevicePolicyName::NoWait => ("windowed", json!({ "window_ms": 0, "ahead": ahead })),
+            DevicePolicyName::OptWait => ("windowed", json!({ "window_ms": window, "ahead": ahead })),
+            DevicePolicyName::Static => ("windowed", json!({ "window_ms": window, "fill": true, "ahead": ahead })),
             DevicePolicyName::EEbird if !self.mixes.is_empty() => {
                 let mixes = self.mixes.iter().map(|(load, mix)| (load.to_string(), Value::String(mix.to_string())));
                 ("elastic", json!({ "max_running": self.max_batch, "mixes": Value::Object(mixes.collect()) }))

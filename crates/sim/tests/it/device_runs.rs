@@ -102,6 +102,7 @@ proptest! {
         bert in any::<bool>(),
         stages in 1..6usize,
         exits in prop::sample::select(vec![0.0, 0.5]),
+        ahead in 0..3u32,
     ) {
         let architecture = if bert { Architecture::BertBase } else { Architecture::ResNet50 };
         let (mut simulation, mut tuning) = simulation(architecture, rate, 120, seed);
@@ -111,6 +112,7 @@ proptest! {
         simulation.exits = vec![(1, exits)];
         simulation.cancelled = cancelled;
         simulation.warm_up = 0;
+        tuning.ahead = ahead;
         tuning.mixes = vec![(4, "4".parse().unwrap()), (8, "4,4".parse().unwrap())];
         let report = simulation.run(tuning.policy(name).unwrap()).unwrap();
         if cancelled == 0.0 {

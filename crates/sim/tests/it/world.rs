@@ -36,6 +36,7 @@ fn windowed(partition: u32, segments: usize) -> ModelSpec {
         fill: false,
         drop: false,
         queue_bound: 64,
+        ahead: 0,
     };
     ModelSpec::new(&options, PartitionId(partition))
 }

@@ -1,6 +1,6 @@
 //! By which device policy a model's batches are made, as the options say.
 
-use downbeat_core::device::{BadSettings, ChosenPolicy, WrittenSettings};
+use downbeat_core::device::{BadSettings, Candidate, ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::{DispatchPolicy, PolicyName};
 
 use crate::options::{DeviceGroup, DeviceOptions, ServerOptions};
@@ -47,6 +47,22 @@ impl ServerOptions {
             Some(group) if group.policy == Some(policy) => policy.read(&group.settings),
             Some(group) => policy.read_known(&group.settings),
         }
+    }
+
+    /// What is written about a model's device policy, whichever it is.
+    pub fn written_settings(&self, model: &str) -> WrittenSettings {
+        let group = self.device.group(model).or(self.device.others());
+        group.map(|group| group.settings.clone()).unwrap_or_default()
+    }
+
+    /// A policy for a model with settings of its own beside those that are written.
+    ///
+    /// # Errors
+    /// If they are none of this policy.
+    pub fn policy_of(&self, model: &str, candidate: &Candidate) -> Result<ChosenPolicy, BadSettings> {
+        let mut settings = self.written_settings(model);
+        settings.extend(candidate.settings.clone());
+        candidate.policy.read_known(&settings)
     }
 
     /// Whether somebody chose a device policy for just this model: a group that names it, or its configuration. What a policy that was not cannot have

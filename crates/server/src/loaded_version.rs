@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use tempfile::TempDir;
 
+use crate::auto_model::AutoModel;
 use crate::batch_codec::{Admitted, BatchCodec, ShapeKey};
 use crate::clock::Clock;
 use crate::engine_run::RunFailure;
@@ -49,6 +50,8 @@ pub struct LoadedVersion {
     pub health: Arc<ModelHealth>,
     pub hosts: HostedVersion,
     policy: PolicyReport,
+    /// Where `auto` was asked for, and could look at it.
+    pub auto: Option<Arc<AutoModel>>,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
@@ -74,6 +77,7 @@ impl LoadedVersion {
             probed_ns: AtomicU64::new(0),
             hosts,
             policy,
+            auto: None,
             held: None,
             folder: None,
         }
@@ -194,6 +198,9 @@ impl LoadedVersion {
         requests: impl ExactSizeIterator<Item = (Duration, Duration, bool)> + Clone,
     ) {
         self.metrics.record_batch(rows, phases, requests.clone());
+        if let Some(auto) = &self.auto {
+            requests.clone().for_each(|(_, took, late)| auto.ended(Some(took), !late));
+        }
         let taken = requests.map(|(queued, took, _)| (queued, took));
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
@@ -201,6 +208,9 @@ impl LoadedVersion {
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
         self.metrics.record_not_answered(reason);
+        if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {
+            auto.ended(None, false);
+        }
         self.statistics.lock().record_failure(after);
     }
 }

@@ -1,10 +1,10 @@
-//! Loads model versions: by which policy, and by `exclusive` where that cannot be or has lost.
+//! Loads model versions: by which policy, and by `exclusive` where that cannot be.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use anyhow::Context;
-use downbeat_core::device::{ChosenPolicy, WrittenSettings};
+use downbeat_core::device::{Candidate, ChosenPolicy, GuardState, WrittenSettings};
 use downbeat_repository::ModelDefinition;
 use downbeat_repository::policy::PolicyName;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use crate::host::PolicyError;
 use crate::load_context::{LoadContext, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loading::{LoadOutcome, Loading};
-use crate::policy_choice::Why;
+use crate::policy_choice::{Chosen, Why};
 use crate::policy_report::{AskedFor, PolicyReport};
 
 /// Loads model versions. Slow: never on a thread that serves requests.
@@ -22,14 +22,14 @@ pub struct Loader {
     context: LoadContext,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<LoadedVersion>, u32)>>,
-    /// The versions whose policies have lost against `exclusive`.
-    losses: Mutex<BTreeMap<(String, u64), PolicyReport>>,
+    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or another was found to suit them better.
+    decided: Mutex<BTreeMap<(String, u64), Chosen>>,
 }
 
 impl Loader {
     /// A loader with what its loads share.
     pub fn new(context: LoadContext) -> Self {
-        Loader { context, wishes: Mutex::default(), losses: Mutex::default() }
+        Loader { context, wishes: Mutex::default(), decided: Mutex::default() }
     }
 
     /// Loads, warms up and measures one version, and gives it a queue. Completes its model's definition.
@@ -43,31 +43,43 @@ impl Loader {
         let is_named = options.names_device_policy(&name, definition.device);
         let asked_for = if is_named { AskedFor::Model } else { AskedFor::All };
         let asked = options.device_policy(&name, definition.device);
+        let decided = if asked == PolicyName::AUTO { self.decided(&name, file.version) } else { None };
         let (policy, report, why) = if asked == PolicyName::AUTO {
             let report = PolicyReport::asked(exclusive.name.name(), asked_for);
             let report = PolicyReport { asked: asked.to_string(), ..report };
-            (exclusive.clone(), report.clone(), self.why_by_auto(&name, file, report))
+            (exclusive.clone(), report.clone(), why_by_auto(file, report))
         } else {
             let chosen = options.chosen_policy(&name, definition.device);
             let chosen = chosen.map_err(|error| PolicyError { policy: asked, reason: error.to_string() })?;
             let report = PolicyReport::asked(chosen.name.name(), asked_for);
             (chosen, report.clone(), Why::Asked(report))
         };
-        let (report, refused) = match self.load_by(&policy, why, definition, file) {
-            Ok(LoadOutcome::Better(chosen)) => {
-                let report = chosen.report.clone();
-                let policy = options.settings_of(&name, report.policy.parse()?)?;
-                match self.load_by(&policy, Why::Chosen(chosen), definition, file) {
-                    Ok(outcome) => return self.ready(outcome, definition),
-                    // Nobody asked for this policy: what it cannot have, or has no room for, `exclusive` may.
-                    Err(error) => (report, error),
+        let outcome = match decided {
+            Some(chosen) => Ok(LoadOutcome::Better(Box::new(chosen))),
+            None => self.load_by(&policy, why, definition, file),
+        };
+        let (why, refused) = match outcome {
+            Ok(LoadOutcome::Better(chosen)) => match self.load_chosen(&chosen, definition, file) {
+                Ok(outcome) => return self.ready(outcome, definition),
+                Err(error) if chosen.candidate == Candidate::exclusive() => return Err(error),
+                // Nobody asked for this policy: what it cannot have, or has no room for, `exclusive` may.
+                Err(error) => {
+                    let is_final = chosen.is_final;
+                    let instead = chosen.refused(error.to_string());
+                    if is_final {
+                        let known = Chosen { refused: None, ..instead.clone() };
+                        self.decided.lock().insert((name.clone(), file.version), known);
+                    }
+                    (Why::Chosen(Box::new(instead)), error)
                 }
+            },
+            Err(error) if error.is::<PolicyError>() && asked != PolicyName::AUTO && !is_named => {
+                let policy = exclusive.name.to_string();
+                (Why::Asked(PolicyReport { policy, reason: error.to_string(), ..report }), error)
             }
-            Err(error) if error.is::<PolicyError>() && asked != PolicyName::AUTO && !is_named => (report, error),
             outcome => return self.ready(outcome?, definition),
         };
-        let report = PolicyReport { policy: exclusive.name.to_string(), reason: refused.to_string(), ..report };
-        match self.load_by(&exclusive, Why::Asked(report), definition, file) {
+        match self.load_by(&exclusive, why, definition, file) {
             // Nor can it be served without: then why it is not served as it was asked for.
             Err(error) if error.is::<PolicyError>() => Err(refused),
             outcome => {
@@ -76,6 +88,17 @@ impl Loader {
                 Ok(loaded)
             }
         }
+    }
+
+    /// Loads a version by what was chosen for it.
+    fn load_chosen(
+        &self,
+        chosen: &Chosen,
+        definition: &ModelDefinition,
+        file: &VersionFile<'_>,
+    ) -> anyhow::Result<LoadOutcome> {
+        let policy = self.context.options.policy_of(&definition.name, &chosen.candidate)?;
+        self.load_by(&policy, Why::Chosen(Box::new(chosen.clone())), definition, file)
     }
 
     fn load_by(
@@ -88,16 +111,9 @@ impl Loader {
         Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why)
     }
 
-    /// Why a model is loaded by `exclusive` first that is to have whichever policy suits it.
-    fn why_by_auto(&self, model: &str, file: &VersionFile<'_>, report: PolicyReport) -> Why {
-        if let Some(lost) = self.losses.lock().get(&(model.to_owned(), file.version)) {
-            return Why::Asked(lost.clone());
-        }
-        if file.may_come_again {
-            return Why::Look(report);
-        }
-        let reason = "its files came with a load request, so that it could not be loaded again if a policy lost";
-        Why::Asked(PolicyReport { reason: reason.to_owned(), ..report })
+    /// What was decided in service about a version's policy.
+    fn decided(&self, model: &str, version: u64) -> Option<Chosen> {
+        self.decided.lock().get(&(model.to_owned(), version)).cloned()
     }
 
     /// A version that is loaded, with its definition.
@@ -124,34 +140,61 @@ impl Loader {
         self.context.driver.grow_to(executors).context("no thread for another executor")
     }
 
-    /// Remembers that a version's policy has lost, so that it is loaded by `exclusive` until somebody asks for it; whether that is new.
-    pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
-        let LoadedVersion { name, version, .. } = loaded;
-        let Ok(number) = version.parse() else { return false };
-        let mut losses = self.losses.lock();
-        if losses.contains_key(&(name.clone(), number)) {
+    /// From the next load on a version is to have this policy, for this reason, until somebody asks for its model; whether that is new.
+    pub fn decide(&self, loaded: &LoadedVersion, candidate: &Candidate, reason: String) -> bool {
+        let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return false };
+        let mut decided = self.decided.lock();
+        let key = (loaded.name.clone(), version);
+        if decided.get(&key).is_some_and(|there| there.candidate == *candidate) {
             return false;
         }
         let report = loaded.policy();
-        let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
-        let reason = format!(
-            "{} lost against exclusive twice in a row; the last time {}",
-            report.policy,
-            last.unwrap_or_default()
-        );
-        tracing::warn!(model = %name, %version, %reason, "goes back to the policy exclusive");
-        let report = PolicyReport { policy: PolicyName::EXCLUSIVE.to_string(), reason, ..report };
-        losses.insert((name.clone(), number), report);
+        // What a guard has seen of a policy that has not lost is nothing to say of another.
+        let guard = report.guard.filter(|guard| guard.state == GuardState::Back);
+        let report = PolicyReport { guard, ..report };
+        decided.insert(key, auto.chosen.decided(candidate.clone(), report, reason));
         true
     }
 
-    /// Forgets which policies of a model have lost: they are looked at afresh.
-    pub fn forget_losses(&self, model: &str) {
-        self.losses.lock().retain(|(name, _), _| name != model);
+    /// A version's policy has lost against `exclusive`, by which it is loaded from now on; whether that is new.
+    pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
+        let report = loaded.policy();
+        let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
+        let lost = format!("{} lost against exclusive twice in a row; the last time", report.policy);
+        let reason = format!("{lost} {}", last.unwrap_or_default());
+        let is_new = self.decide(loaded, &Candidate::exclusive(), reason.clone());
+        if is_new {
+            tracing::warn!(model = %loaded.name, version = %loaded.version, %reason, "goes back to the policy exclusive");
+        }
+        is_new
+    }
+
+    /// What was decided about a version could not be done: it stays as it is.
+    pub fn undo(&self, loaded: &LoadedVersion) {
+        let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return };
+        let (mut decided, key) = (self.decided.lock(), (loaded.name.clone(), version));
+        match auto.chosen.is_final {
+            true => drop(decided.insert(key, Chosen { refused: None, ..auto.chosen.clone() })),
+            false => drop(decided.remove(&key)),
+        }
+    }
+
+    /// Forgets what was decided about a model in service: it is looked at afresh.
+    pub fn forget_decisions(&self, model: &str) {
+        self.decided.lock().retain(|(name, _), _| name != model);
     }
 
     /// The models that were measured on a machine with other things to do, by name.
     pub fn unsettled(&self) -> Vec<String> {
         self.context.unsettled.lock().iter().cloned().collect()
     }
+}
+
+/// Why a model is loaded by `exclusive` first that is to have whichever policy suits it.
+fn why_by_auto(file: &VersionFile<'_>, report: PolicyReport) -> Why {
+    if file.may_come_again {
+        return Why::Look(report);
+    }
+    let reason = "its files came with a load request, so that it could not be loaded again if a policy lost";
+    Why::Asked(PolicyReport { reason: reason.to_owned(), ..report })
 }

@@ -1,14 +1,16 @@
 //! The way of one model version into service, by one policy, step by step.
 
+mod rehearsed;
+
 use std::sync::Arc;
 
-use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, Overlap, SegmentProfile};
+use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, PolicyName, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::{Cut, Lane, LoadOptions, Model, Part, Place, Share, graph_report};
 use downbeat_repository::ModelDefinition;
-use downbeat_repository::policy::DropPolicy;
 use parking_lot::MutexGuard;
 
+use crate::auto_model::AutoModel;
 use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use crate::device_budget::DeviceBudget;
 use crate::engines::{MOST_EXECUTORS, most_threads};
@@ -20,7 +22,7 @@ use crate::measuring::Measuring;
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::model_source::{ModelSource, is_emulated};
 use crate::placement::Placed;
-use crate::policy_choice::{AutoSubject, Chosen, Profiled, Why};
+use crate::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
 use crate::policy_report::PolicyReport;
 use crate::profiler::Threads;
 use crate::queue::Queue;
@@ -150,17 +152,21 @@ impl<'a> Loading<'a> {
         let (mut report, mut chosen) = match why {
             Why::Asked(report) => (report, None),
             Why::Chosen(chosen) => (chosen.report.clone(), Some(*chosen)),
-            Why::Look(asked) => match self.look(asked, &runnable, &profiled) {
-                (report, None) => (report, None),
-                (report, Some((inputs, overlap))) => {
-                    return Ok(LoadOutcome::Better(Box::new(Chosen { report, inputs, overlap, profiled })));
+            Why::Look(asked) => {
+                let (report, known) = self.look(asked, &runnable, &profiled);
+                let looked = |known| Chosen::looked(report.clone(), known, profiled.clone());
+                let mut looked = known.map(looked).transpose()?;
+                if let Some(better) = looked.take_if(|looked| looked.candidate.policy != PolicyName::EXCLUSIVE) {
+                    return Ok(LoadOutcome::Better(Box::new(better)));
                 }
-            },
+                (report, looked)
+            }
         };
         let mut segments = None;
         if self.routed {
             let measured = self.segments(&mut runnable, &profiled.profile);
-            if let Some(looked_at) = chosen.take_if(|_| self.policy.settings.cut().0 != Cut::Whole) {
+            let is_cut = self.policy.settings.cut().0 != Cut::Whole;
+            if let Some(looked_at) = chosen.take_if(|chosen| is_cut && !chosen.is_final) {
                 let looked_at = looked_at.with_cut(&measured).map_err(|reason| self.refuses(reason))?;
                 report = looked_at.report.clone();
                 chosen = Some(looked_at);
@@ -171,11 +177,12 @@ impl<'a> Loading<'a> {
         self.progress.step("warming up", 0.9);
         let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
         let model = runnable.model.clone();
-        let hosts = self.start(runnable, chosen, &profiled.profile, segments)?;
+        let auto = chosen.map(|chosen| Arc::new(self.auto_model(chosen, &segments)));
+        let hosts = self.start(runnable, auto.clone(), &profiled.profile, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
         }
-        Ok(self.finish(hosts, report, profiles, profiled.threads))
+        Ok(self.finish(hosts, (report, auto), profiles, profiled.threads))
     }
 
     fn refuses(&self, reason: impl ToString) -> PolicyError {
@@ -331,13 +338,13 @@ impl<'a> Loading<'a> {
         Ok(profiled)
     }
 
-    /// Looks whether another policy than `exclusive` suits it: what is said of it, and what another was chosen by.
+    /// Looks whether another policy than `exclusive` suits it: what is said of it, and what that rests on.
     fn look(
         &self,
         asked: PolicyReport,
         runnable: &Runnable,
         Profiled { profile, threads, .. }: &Profiled,
-    ) -> (PolicyReport, Option<(AutoInputs, Overlap)>) {
+    ) -> (PolicyReport, Option<Known>) {
         let Runnable { model, codec, device, .. } = runnable;
         let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let runs_elsewhere = self.on_gpus || is_emulated(&self.definition);
@@ -375,22 +382,19 @@ impl<'a> Loading<'a> {
     fn start(
         &self,
         Runnable { model, codec, padding, device: measured, lane }: Runnable,
-        chosen: Option<Chosen>,
+        auto: Option<Arc<AutoModel>>,
         profile: &LatencyProfile,
         segments: SegmentProfile,
     ) -> anyhow::Result<HostedVersion> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
-        let most = self.part.map_or_else(|| most_threads(&context.options), |part| part.threads);
-        let cores = u32::try_from(most).unwrap_or(u32::MAX);
-        let dispatch = context.options.dispatch_policy(&definition.name, definition.dispatch);
-        let drop = context.options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None;
+        let drop = self.drops();
         let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
         let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
         let (id, partition) = (context.driver.next_model(), self.placed.partition);
-        let guard = chosen.map(|chosen| {
-            let AutoInputs { profile, max_batch, launch, .. } = chosen.inputs;
+        let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
+            let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
             let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
             Arc::new(PolicyGuard::new(options, context.clock, id, partition, &hosts))
         });
@@ -404,10 +408,11 @@ impl<'a> Loading<'a> {
             profile: profile.clone(),
             policy: self.policy,
             guard,
+            auto,
             queue_delay: definition.batching.max_queue_delay,
             drop,
             queue_bound: context.queue_bound(definition),
-            cores: (!self.on_gpus && !is_emulated(definition)).then_some(cores),
+            cores: self.cores(),
             metrics: &context.metrics.lanes,
             memory: self.held.as_ref(),
             hosts: &hosts,
@@ -458,7 +463,7 @@ impl<'a> Loading<'a> {
     fn finish(
         self,
         hosts: HostedVersion,
-        report: PolicyReport,
+        (report, auto): (PolicyReport, Option<Arc<AutoModel>>),
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
@@ -466,7 +471,7 @@ impl<'a> Loading<'a> {
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
-        (loaded.held, loaded.folder) = (held, source.folder);
+        (loaded.held, loaded.folder, loaded.auto) = (held, source.folder, auto);
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::{AutoInputs, Overlap, PolicyName, SegmentProfile};
+use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model, Place, Share};
 
@@ -12,7 +12,7 @@ use crate::load_context::{LoadContext, LoadProgress};
 use crate::machine_load::LoadWatch;
 use crate::model_source::ModelSource;
 use crate::placement::Placed;
-use crate::policy_choice::{AutoSubject, Profiled};
+use crate::policy_choice::{AutoSubject, Known, Profiled};
 use crate::policy_report::PolicyReport;
 use crate::profile_store::StoredProfile;
 use crate::profiler::{self, Measurement, NOISE, Threads};
@@ -215,14 +215,14 @@ impl Measuring<'_> {
         })
     }
 
-    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it: what is said of it, and what another was chosen by.
+    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it: what is said of it, and what that rests on.
     pub fn look(
         &self,
         auto: &AutoSubject<'_>,
         asked: PolicyReport,
         model: &dyn Model,
         device: usize,
-    ) -> (PolicyReport, Option<(AutoInputs, Overlap)>) {
+    ) -> (PolicyReport, Option<Known>) {
         let max_batch = self.codec.max_batch;
         let key = self.source.batch_key(self.threads, max_batch).map(|key| format!("{key}-together"));
         let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
@@ -241,10 +241,10 @@ impl Measuring<'_> {
             }
             Some(overlap)
         };
-        let (choice, measured, better) = auto.choose(launch, overlap);
+        let (choice, measured, known) = auto.choose(launch, overlap);
         let mut report = PolicyReport { measured, ..asked };
         report.take_choice(&choice);
         tracing::info!(model = %auto.definition.name, policy = %choice.policy, reason = %choice.reason, "the policy that suits it");
-        (report, better.filter(|_| choice.policy != PolicyName::EXCLUSIVE))
+        (report, known)
     }
 }

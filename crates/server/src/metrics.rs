@@ -60,6 +60,11 @@ metric_table! {
         rehearsal_lost: IntCounter[], "downbeat_rehearsal_arrivals_lost_total",
             "Requests that the rehearsal did not see because more came than it takes: their window of time was left out";
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
+        rehearsal_device_trials: IntCounter[], "downbeat_rehearsal_device_trials_total",
+            "Times that policies of a model under auto were tried on the last seconds";
+        rehearsal_device_changes: IntCounter[], "downbeat_rehearsal_device_changes_total", "Times that another was found better";
+        rehearsal_device_unfaithful: IntCounter[], "downbeat_rehearsal_device_unfaithful_total",
+            "Times that the replay of what there was did not come to what really became of the requests, so that nothing was changed";
         decision_log_bytes: IntCounterVec[], "downbeat_decision_log_bytes_total", "Bytes written to the decision log, all files together";
         decision_log_ended: IntCounterVec["file"], "downbeat_decision_log_ended_total",
             "Files of the decision log that ended before the server did, because the disk was too slow or full";
@@ -102,6 +107,12 @@ pub struct RehearsalMetrics {
     pub trials: IntCounter,
     /// Those after which models did something else.
     pub changes: IntCounter,
+    /// Trials of device policies that came to an end.
+    pub device_trials: IntCounter,
+    /// Those that found a better one.
+    pub device_changes: IntCounter,
+    /// Those whose replay of what there was did not come to what was real.
+    pub device_unfaithful: IntCounter,
     /// Requests in windows of time that were left out, because more came than a shard leaves for it.
     pub arrivals_lost: IntCounter,
     /// Seconds of a core that it took.
@@ -124,6 +135,9 @@ impl Metrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
             changes: self.table.rehearsal_changes.clone(),
+            device_trials: self.table.rehearsal_device_trials.clone(),
+            device_changes: self.table.rehearsal_device_changes.clone(),
+            device_unfaithful: self.table.rehearsal_device_unfaithful.clone(),
             arrivals_lost: self.table.rehearsal_lost.clone(),
             cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
         }

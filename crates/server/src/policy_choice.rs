@@ -1,7 +1,10 @@
 //! Chooses a device policy for a model that is being loaded, where `auto` was asked for.
 
+use std::sync::Arc;
+
 use downbeat_core::device::{
-    AutoChoice, AutoInputs, Cut, Overlap, PartitionId, PolicyModel, PolicyName, SegmentProfile,
+    AutoChoice, AutoInputs, Candidate, Cut, Overlap, PartitionId, PolicyModel, PolicyName, RehearsedModel,
+    SegmentProfile, WrittenSettings,
 };
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_repository::ModelDefinition;
@@ -25,16 +28,28 @@ pub struct AutoSubject<'a> {
     pub at_once: u32,
 }
 
-/// A policy that is predicted to be better than `exclusive`, and what has to be known to bring it into service.
+/// The policy of a model that `auto` was asked for, and what has to be known to bring it, or another, into service.
+#[derive(Clone)]
 pub struct Chosen {
     /// The policy, and why.
     pub report: PolicyReport,
-    /// What that rests on.
+    /// The policy with its settings, beside those that were written for the model.
+    pub candidate: Candidate,
+    /// What the choice at load rests on.
     pub inputs: AutoInputs,
-    /// What that rests on, too.
-    pub overlap: Overlap,
+    /// What that rests on, too; `None`: no policy could have gained by it.
+    pub overlap: Option<Overlap>,
     pub profiled: Profiled,
+    /// As it is rehearsed, if it is and once that is known.
+    pub rehearsed: Option<Arc<RehearsedModel>>,
+    /// What it was to be in place of `exclusive`, and could not be.
+    pub refused: Option<Candidate>,
+    /// It was decided in service: there is nothing to look at again.
+    pub is_final: bool,
 }
+
+/// What a choice at load rests on: what two lanes do together is not known where no policy could have gained by it.
+pub type Known = (AutoInputs, Option<Overlap>);
 
 /// What a model takes.
 #[derive(Clone)]
@@ -53,7 +68,7 @@ pub enum Why {
     Asked(PolicyReport),
     /// `auto` was asked for: it is `exclusive`, unless another suits it better.
     Look(PolicyReport),
-    /// It was found to suit it.
+    /// It was found to suit it, at load or in service.
     Chosen(Box<Chosen>),
 }
 
@@ -63,7 +78,7 @@ impl AutoSubject<'_> {
         &self,
         launch: impl FnOnce() -> Option<Duration>,
         overlap: impl FnOnce(Duration) -> Option<Overlap>,
-    ) -> (AutoChoice, Option<AutoMeasured>, Option<(AutoInputs, Overlap)>) {
+    ) -> (AutoChoice, Option<AutoMeasured>, Option<Known>) {
         if let Some(reason) = self.left_to_exclusive() {
             return (AutoChoice::exclusive(reason), None, None);
         }
@@ -73,14 +88,14 @@ impl AutoSubject<'_> {
         let inputs = self.inputs(launch);
         let mut measured = AutoMeasured { launch, overlap: Vec::new() };
         if !inputs.could_gain() {
-            return (inputs.choose_at_best(), Some(measured), None);
+            return (inputs.choose_at_best(), Some(measured), Some((inputs, None)));
         }
         let Some(overlap) = overlap(launch) else {
             let reason = "two lanes cannot be measured together with requests of our own making";
-            return (AutoChoice::exclusive(reason), Some(measured), None);
+            return (AutoChoice::exclusive(reason), Some(measured), Some((inputs, None)));
         };
         measured.overlap = overlap.points().iter().map(Into::into).collect();
-        (inputs.choose(&overlap), Some(measured), Some((inputs, overlap)))
+        (inputs.choose(&overlap), Some(measured), Some((inputs, Some(overlap))))
     }
 
     /// Why nothing else comes into question, if that is so.
@@ -155,13 +170,33 @@ impl AutoSubject<'_> {
 }
 
 impl Chosen {
+    /// What was found when a model was looked at.
+    pub fn looked(report: PolicyReport, (inputs, overlap): Known, profiled: Profiled) -> anyhow::Result<Self> {
+        let candidate = Candidate { policy: report.policy.parse()?, settings: WrittenSettings::new() };
+        let (rehearsed, refused, is_final) = (None, None, false);
+        Ok(Chosen { report, candidate, inputs, overlap, profiled, rehearsed, refused, is_final })
+    }
+
+    /// The same model by another policy, that was decided in service for this reason. `report` is what there is to say of the one that it has.
+    pub fn decided(&self, candidate: Candidate, report: PolicyReport, reason: String) -> Self {
+        let report = PolicyReport { policy: candidate.policy.to_string(), reason, ..report };
+        Chosen { report, candidate, refused: None, is_final: true, ..self.clone() }
+    }
+
+    /// `exclusive` in its place, as that cannot be had.
+    pub fn refused(self, reason: String) -> Self {
+        let exclusive = Candidate::exclusive();
+        let report = PolicyReport { policy: exclusive.policy.to_string(), reason, ..self.report };
+        Chosen { report, refused: Some(self.candidate), candidate: exclusive, is_final: true, ..self }
+    }
+
     /// Looks at it again now that the model is cut and its segments are measured.
     ///
     /// # Errors
     /// Why the policy is not the one that suits it.
     pub fn with_cut(mut self, cut: &SegmentProfile) -> Result<Self, String> {
         self.inputs.cut = Some(cut.clone());
-        let choice = self.inputs.choose(&self.overlap);
+        let choice = self.inputs.choose(&self.overlap.clone().unwrap_or_default());
         if choice.policy.name() != self.report.policy {
             return Err(format!("once it is cut, {}", choice.reason));
         }

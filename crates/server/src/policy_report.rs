@@ -1,7 +1,9 @@
 //! Which policy a model version has, and why.
 
 use downbeat_core::Duration;
-use downbeat_core::device::{AutoChoice, GuardReport, OverlapPoint, Prediction};
+use downbeat_core::device::{
+    AutoChoice, Candidate, DeviceDecision, GuardReport, OverlapPoint, Prediction, TriedPolicy,
+};
 use serde::{Deserialize, Serialize};
 
 /// What `GET /v2/models/M/policy` answers.
@@ -21,6 +23,78 @@ pub struct PolicyReport {
     pub measured: Option<AutoMeasured>,
     /// What became of it since.
     pub guard: Option<GuardReport>,
+    /// What came of the last trial of the rehearsal, where `auto` was asked for.
+    #[serde(default)]
+    pub rehearsal: Option<DeviceTrialStatus>,
+}
+
+/// What came of a trial of a model's policies.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct DeviceTrialStatus {
+    /// For how long it has been over.
+    pub seconds_ago: f64,
+    /// Whether another policy was found to be better, to which the model goes.
+    pub changed: bool,
+    /// Whether the replay of what there was came to what really became of the requests; if not nothing is changed.
+    pub faithful: bool,
+    /// What became of them: the share that was refused, dropped or late.
+    pub real_bad: f64,
+    /// And the mean time to the answer, milliseconds.
+    pub real_delay_ms: f64,
+    /// What was tried: what the model had first, then the last candidates.
+    pub candidates: Vec<TriedPolicyStatus>,
+}
+
+/// What a candidate came to.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct TriedPolicyStatus {
+    /// The policy with its settings, beside those that were written for the model.
+    #[serde(flatten)]
+    pub candidate: Candidate,
+    /// Whether it is the best.
+    pub taken: bool,
+    /// By rate (as it was, 1.1 and 1.25 times that): the share of requests that were refused, dropped or late, of the model that fared worst and of all.
+    pub bad: Vec<(f64, f64)>,
+    /// Mean time from arrival to answer at the rate as it was, milliseconds.
+    pub delay_ms: f64,
+}
+
+impl DeviceTrialStatus {
+    /// A decision that was made `ago`.
+    pub fn of(decision: &DeviceDecision, ago: Duration) -> Self {
+        let candidates = decision.tried.iter().map(|tried| TriedPolicyStatus {
+            candidate: tried.candidate.clone(),
+            taken: tried.candidate == decision.best,
+            bad: tried.bad.clone(),
+            delay_ms: tried.delay * 1e3,
+        });
+        let (real_bad, real_delay) = decision.real;
+        DeviceTrialStatus {
+            seconds_ago: ago.as_secs_f64(),
+            changed: decision.changed,
+            faithful: decision.faithful,
+            real_bad,
+            real_delay_ms: real_delay * 1e3,
+            candidates: candidates.collect(),
+        }
+    }
+}
+
+/// Why a model goes to another policy.
+pub fn reason(decision: &DeviceDecision) -> String {
+    let said = |tried: &TriedPolicy| {
+        let bad: Vec<_> = tried.bad.iter().map(|(_, all)| format!("{:.2}%", all * 100.0)).collect();
+        format!("{} loses {} of the requests and takes {:.3} ms", tried.candidate, bad.join(", "), tried.delay * 1e3)
+    };
+    let best = decision.tried.iter().find(|tried| tried.candidate == decision.best);
+    let all: Vec<_> = best.into_iter().chain(decision.tried.first()).map(said).collect();
+    let (bad, delay) = decision.real;
+    format!(
+        "replays of the last seconds, as they were and at 1.1 and 1.25 times the rate: {}; really {:.2}%, {:.3} ms",
+        all.join("; "),
+        bad * 100.0,
+        delay * 1e3
+    )
 }
 
 /// Who asked for a policy.
@@ -81,6 +155,7 @@ impl PolicyReport {
             candidates: Vec::new(),
             measured: None,
             guard: None,
+            rehearsal: None,
         }
     }
 }

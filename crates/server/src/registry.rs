@@ -10,10 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use downbeat_core::device::Candidate;
 use downbeat_engine::GpuInfo;
 use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
 use parking_lot::Mutex;
 
+use crate::auto_model::AutoModel;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::driver::Driver;
@@ -21,10 +23,12 @@ use crate::error::ServiceError;
 use crate::gpu_watch::GpuWatch;
 use crate::host::PolicyGuard;
 use crate::load_context::{LoadProgress, VersionFile};
+use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::options::ServerOptions;
+use crate::policy_report;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::watchdog::Watchdog;
@@ -124,7 +128,7 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
         // Whoever asks for it has it looked at afresh.
-        self.loader.forget_losses(name);
+        self.loader.forget_decisions(name);
         let loaded = self.load_or_keep(name, overrides, progress).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
@@ -136,16 +140,45 @@ impl Registry {
         }
     }
 
-    /// Loads the versions anew by the policy `exclusive` whose own policy was chosen for them and has lost against it; what runs and waits meanwhile is answered by
-    /// the policy that it came to.
-    pub async fn give_up_losers(&self) {
+    /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has
+    /// found to be better else. What runs and waits meanwhile is answered by the policy that it came to.
+    pub async fn change_policies(&self) {
         for served in self.serving.all() {
-            let versions = served.versions.values();
-            let lost = versions.filter(|version| version.hosts.guard().is_some_and(PolicyGuard::has_lost));
-            if lost.filter(|version| self.loader.remember_loss(version)).count() > 0 {
+            let has_lost = |version: &&Arc<LoadedVersion>| version.hosts.guard().is_some_and(PolicyGuard::has_lost);
+            let lost = served.versions.values().filter(has_lost).filter(|version| self.loader.remember_loss(version));
+            let lost: Vec<_> = lost.cloned().collect();
+            let autos = lost.iter().filter_map(|version| version.auto.as_ref());
+            autos.for_each(|auto| self.driver.policies().lost(auto));
+            if !lost.is_empty() {
                 self.load_again(&served.definition.name).await;
+                lost.iter().for_each(|version| self.settle(version, None));
             }
         }
+        for found in self.driver.policies().found() {
+            let version = self.version(&found.auto.name, &found.auto.version);
+            if let Some(version) = version.filter(|version| is_same(version, &found.auto)) {
+                let (best, reason) = (&found.decision.best, policy_report::reason(&found.decision));
+                tracing::info!(model = %version.name, version = %version.version, policy = %best, %reason, "goes to another policy");
+                self.loader.decide(&version, best, reason);
+                self.load_again(&version.name).await;
+                self.settle(&version, Some(best));
+            }
+        }
+    }
+
+    /// A version was to be loaded by another policy; if it was not it stays as it is, and what was `refused` is not tried again soon.
+    fn settle(&self, before: &LoadedVersion, refused: Option<&Candidate>) {
+        let Some(auto) = &before.auto else { return };
+        if self.version(&before.name, &before.version).is_some_and(|now| is_same(&now, auto)) {
+            if refused.is_some() {
+                self.loader.undo(before);
+            }
+            self.driver.policies().stays(auto, refused);
+        }
+    }
+
+    fn version(&self, model: &str, version: &str) -> Option<Arc<LoadedVersion>> {
+        self.serving.get(model)?.versions.get(&version.parse().ok()?).cloned()
     }
 
     async fn load_or_keep(
@@ -205,6 +238,7 @@ impl Registry {
         }
         let served = Arc::new(served);
         let before = self.serving.replace(name, Some(served.clone()));
+        self.driver.serves(name, served.versions.values());
         entry.settle(&served, &failures);
         *entry.kept.lock() = kept;
         let overlay_before = std::mem::replace(&mut *entry.overlay.lock(), overlay);
@@ -324,6 +358,7 @@ impl Registry {
             entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
         }
         let before = self.serving.replace(name, None);
+        self.driver.serves(name, std::iter::empty());
         let has_ended = self.retire(name, before.clone(), None).await;
         let reason = if has_ended { "unloaded" } else { "unloaded; a run of it still goes on" };
         match &before {
@@ -421,6 +456,11 @@ impl Registry {
         self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()
     }
+}
+
+/// Whether this is still the version that was loaded so.
+fn is_same(version: &LoadedVersion, auto: &AutoModel) -> bool {
+    version.auto.as_ref().is_some_and(|own| own.generation == auto.generation)
 }
 
 /// Folders, for a message.

@@ -92,7 +92,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     let frontends = start_frontends(&options, &registry, [http, grpc], connections, metrics, &stages)?;
     tokio::spawn(watch_load(registry.clone()));
     tokio::spawn(measure_again(registry.clone()));
-    tokio::spawn(give_up_losers(registry.clone()));
+    tokio::spawn(change_policies(registry.clone()));
     let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
@@ -346,7 +346,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
 
 /// So long a machine is idle before it is used to measure a model again.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
-/// How often it is looked whether a policy has lost.
+/// How often it is looked whether a policy is to change.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often a model is measured again, at most.
 const TRIES: u32 = 5;
@@ -384,11 +384,11 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Has models whose policies lose go back to `exclusive`, until the process ends.
-async fn give_up_losers(registry: Registry) {
+/// Has models go to other policies whose own lose, or are found not to be the best, until the process ends.
+async fn change_policies(registry: Registry) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        registry.give_up_losers().await;
+        registry.change_policies().await;
     }
 }
 

@@ -161,6 +161,9 @@ impl Serving {
         let _input_bytes = self.hold_inputs(served, loaded, admitted.bytes())?;
         loaded.check_memory(&admitted)?;
         let limits = self.limits(served, &request, arrival)?;
+        if let Some(auto) = &loaded.auto {
+            auto.came(arrival, limits.deadline, admitted.rows, limits.level);
+        }
         let (reply, answer) = Reply::channel();
         let call = |admitted| Call {
             admitted,

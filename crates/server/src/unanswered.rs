@@ -66,7 +66,12 @@ impl Unanswered {
 
     /// Whether what is counted under this label counts for a bad rate.
     pub fn is_bad(label: &str) -> bool {
-        Unanswered::TABLE.iter().any(|(_, known, _, is_bad)| *known == label && *is_bad)
+        Unanswered::TABLE.iter().any(|(reason, known, ..)| *known == label && reason.is_for_want_of_time())
+    }
+
+    /// Whether the request was not served in time, which more devices or another policy might mend.
+    pub fn is_for_want_of_time(self) -> bool {
+        Unanswered::TABLE[self as usize].3
     }
 }
 

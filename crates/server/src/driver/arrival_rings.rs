@@ -17,12 +17,20 @@ pub enum Event {
         requests: u32,
         lost: bool,
     },
+    /// A request of a model ended by the policy that this generation of it has: `took` so long to its answer (`None`: it had none), by its deadline (`good`) or not.
+    Ended {
+        at: Time,
+        model: ModelId,
+        generation: u32,
+        took: Option<Duration>,
+        good: bool,
+    },
 }
 
 impl Event {
     fn at(&mut self) -> &mut Time {
         match self {
-            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } => at,
+            Event::Came(PastArrival { at, .. }) | Event::Answered { at, .. } | Event::Ended { at, .. } => at,
         }
     }
 }
@@ -60,6 +68,11 @@ impl ArrivalRings {
     /// Whether what comes is wanted.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// The ring for what came at this time, where no shard has it.
+    pub fn spread(&self, came: Time) -> usize {
+        (came.as_nanos().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % self.rings.len()
     }
 
     /// Leaves what happened to a shard's requests.

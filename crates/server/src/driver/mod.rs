@@ -9,6 +9,7 @@
 
 mod arrival_rings;
 mod device_pool;
+mod device_rehearser;
 mod queued_call;
 mod rehearser;
 mod scheduler_status;
@@ -24,15 +25,19 @@ use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
 
+use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
 use crate::host::DeviceHost;
+use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::watchdog::Watchdog;
 pub use device_pool::DevicePool;
+pub use device_rehearser::DeviceEvents;
+use device_rehearser::DeviceRehearser;
 pub use queued_call::QueuedCall;
 use rehearser::Rehearser;
 pub use scheduler_status::SchedulerStatus;
@@ -79,7 +84,7 @@ impl Driver {
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
-        let rehearser = Rehearser::new(shards, rehearsal_cpu, log.is_some());
+        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some());
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
@@ -161,6 +166,29 @@ impl Driver {
     /// What the scheduler's queues do, and why.
     pub fn status(&self) -> SchedulerStatus {
         self.rehearser().status(&self.cluster)
+    }
+
+    /// The rehearsal of device policies.
+    pub fn policies(&self) -> &DeviceRehearser {
+        &self.rehearser().devices
+    }
+
+    /// Where it hears of requests.
+    pub fn device_events(&self) -> Arc<DeviceEvents> {
+        self.policies().events.clone()
+    }
+
+    /// These versions of a model are in service from now on, and no others.
+    pub fn serves<'a>(&self, model: &str, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
+        let its = |version: &'a Arc<LoadedVersion>| {
+            let queue = version.queues().first().map(|(_, queue)| queue.place.model);
+            Some((version.auto.clone()?, queue))
+        };
+        let slots = |on: &DeviceSet| {
+            let host = on.devices.first().and_then(|device| self.hosts().get(*device));
+            host.map_or(1, |host| host.slots(on.partition))
+        };
+        self.policies().serves(model, versions.filter_map(its).collect(), slots);
     }
 
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {

@@ -16,19 +16,21 @@ use rustix::time::{ClockId, clock_gettime};
 use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::device_pool::DevicePool;
+use super::device_rehearser::{DeviceRehearser, DeviceTrials};
 use super::scheduler_status::{CpuStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
+use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 
 /// How often it looks for work, and takes what came.
 const EVERY: Duration = Duration::from_millis(50);
 /// Arrivals and answers that a shard leaves for it, at most.
-const MOST: usize = 16 << 10;
+pub(super) const MOST: usize = 16 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
 /// Time that it may have saved up, so that a trial is not spread over more than it has to be.
 const SAVED: f64 = 0.5;
 /// Executions that are left for it, at most: of more, the last.
-const RUNS: usize = 256;
+pub(super) const RUNS: usize = 256;
 /// Seconds over which the share of a core that it had is said.
 const SAID_OVER: f64 = 10.0;
 
@@ -39,6 +41,8 @@ pub struct Rehearser {
     /// Whether there is a decision log, which gets the trials.
     is_logged: bool,
     arrivals: ArrivalRings,
+    /// The same of device policies.
+    pub devices: DeviceRehearser,
     /// What executions took of what their profiles say.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
@@ -79,11 +83,12 @@ struct Queue {
 
 impl Rehearser {
     /// For a scheduler of so many shards, with this share of a core's time; and with a decision log, or not.
-    pub fn new(shards: usize, share: f64, is_logged: bool) -> Arc<Self> {
+    pub fn new(clock: Clock, shards: usize, share: f64, is_logged: bool) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
             is_logged,
             arrivals: ArrivalRings::new(shards, MOST),
+            devices: DeviceRehearser::new(clock, shards, share > 0.0),
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
             wake: Condvar::new(),
@@ -163,7 +168,8 @@ impl Rehearser {
             status.behaviour = cluster.behaviour(*handle);
         }
         let models = queues.into_iter().map(|(_, status)| status).collect();
-        SchedulerStatus { trials, changes, cpu, arrivals_lost, models, last_trial: last }
+        let device_policies = self.devices.status();
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, models, last_trial: last, device_policies }
     }
 
     /// Ends [`Rehearser::work`].
@@ -183,8 +189,10 @@ impl Rehearser {
         }
         let now = || cluster.handler().clock.now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
+        let mut trials = DeviceTrials::default();
         while self.listen(&mut rehearsal) {
             self.hear(&mut rehearsal, &mut feed, now, metrics);
+            self.devices.hear(&mut trials, metrics);
             account.pass(now());
             let heard = now();
             // While it is at work, no longer than it takes to fill a ring.
@@ -195,8 +203,9 @@ impl Rehearser {
                     metrics.changes.inc_by(u64::from(decision.changed));
                     self.say(cluster, decision);
                 }
+                let on_devices = self.devices.step(&mut trials, EVENTS, metrics);
                 account.spend();
-                if used < EVENTS {
+                if used < EVENTS && on_devices < EVENTS {
                     break;
                 }
             }
@@ -241,6 +250,7 @@ impl Rehearser {
             match event {
                 Event::Came(arrival) => rehearsal.arrival(arrival),
                 Event::Answered { at, model, requests, lost } => rehearsal.answered(at, model, requests, lost),
+                Event::Ended { .. } => {}
             }
         }
         if feed.skipped() > skipped {
@@ -275,6 +285,7 @@ impl Rehearser {
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
             cluster.note_trial(shard, trial);
         }
+        self.devices.behave(said.iter().map(|(queue, behaviour)| (queue.model, *behaviour)).collect());
         said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
     }
 }

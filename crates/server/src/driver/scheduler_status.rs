@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::cluster::{Behaviour, Ground, RehearsalDecision};
+use downbeat_core::device::Candidate;
 use downbeat_core::{Duration, ModelId};
 use serde::Serialize;
+
+use crate::policy_report::DeviceTrialStatus;
 
 /// What the scheduler's queues do, and why.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -21,6 +24,47 @@ pub struct SchedulerStatus {
     pub models: Vec<QueueStatus>,
     /// What came of the last trial.
     pub last_trial: Option<TrialStatus>,
+    /// What models have that `auto` was asked for, on their devices.
+    pub device_policies: DeviceRehearsalStatus,
+}
+
+/// What the rehearsal of device policies has come to, of the models in service that `auto` was asked for.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DeviceRehearsalStatus {
+    /// Trials of a model's policies that came to an end.
+    pub trials: u64,
+    /// Those that found a better policy.
+    pub changes: u64,
+    /// Those whose replay of what there was did not come to what really became of the requests, and changed nothing.
+    pub unfaithful: u64,
+    /// Policies that lost against `exclusive` in service.
+    pub losses: u64,
+    /// Each of them.
+    pub models: Vec<DevicePolicyStatus>,
+}
+
+/// The policy of a model that `auto` was asked for.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DevicePolicyStatus {
+    /// The model.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// The policy with its settings, beside those that were written for the model.
+    #[serde(flatten)]
+    pub candidate: Candidate,
+    /// Policies with settings that can be replayed, this one included; 0: it is not rehearsed.
+    pub candidates: usize,
+    /// As of all.
+    pub trials: u64,
+    /// As of all.
+    pub changes: u64,
+    /// As of all.
+    pub unfaithful: u64,
+    /// As of all.
+    pub losses: u64,
+    /// What came of the last trial of its policies.
+    pub last_trial: Option<DeviceTrialStatus>,
 }
 
 /// What the rehearsal costs, as shares of a core's time.

@@ -294,11 +294,12 @@ impl DeviceHost {
     /// A lane has ended a launch, which it had from `begin` to `end`.
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
         let Head { launch, lane, partition, model, grant } = head;
-        self.occupancy.end(end, partition, model.id);
+        let was_alone = self.occupancy.end(end, partition, model.id);
         let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
-        self.history.lock().push(&launch, lane, begin, end);
         let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
+        model.tell_run(&launch, end.since(begin), was_alone && !has_failed);
+        self.history.lock().push(&launch, lane, begin, end);
         let span = Span { start: begin, end };
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
         let ((ran_alone, now), actions) = self.decide(&model, end_launch);
@@ -316,8 +317,7 @@ impl DeviceHost {
     fn complete(&self, grant: &Grant, ran: Option<(u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
-        let queue = &grant.queue;
-        let rehearser = &cluster.handler().rehearser;
+        let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
         if rehearser.listens() {
             let at = ran.map_or_else(|| self.clock.now(), |(_, end)| end);
             rehearser.answered(queue.place, at, grant.requests, false);
@@ -451,9 +451,13 @@ impl DeviceHost {
 
     /// How long it will probably be until a request of the model that came now would begin: until all is done that was launched or waits there, of whatever models.
     pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
-        let inner = self.inner.lock();
-        let now = self.clock.now();
+        let (inner, now) = (self.inner.lock(), self.clock.now());
         inner.scheduler().free_at(now, model.id).since(now)
+    }
+
+    /// How many of the scheduler's slots there are in a partition.
+    pub(crate) fn slots(&self, partition: PartitionId) -> u32 {
+        self.inner.lock().scheduler().shared_lanes(partition).len() as u32
     }
 
     /// Items of a model that wait for a launch.

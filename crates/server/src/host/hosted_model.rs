@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::{LaneSpec, PartitionId};
-use downbeat_core::{LatencyProfile, ModelId};
+use downbeat_core::device::{LaneSpec, Launch, PartitionId};
+use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -11,6 +11,7 @@ use super::exits::Exit;
 use super::metrics::LaneMetrics;
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
+use crate::auto_model::AutoModel;
 use crate::model_health::ModelHealth;
 
 /// A model version on one device.
@@ -33,6 +34,8 @@ pub struct HostedModel {
     pub metrics: LaneMetrics,
     /// Watches its policy, where that was chosen for it.
     pub guard: Option<Arc<PolicyGuard>>,
+    /// Hears of its launches, where `auto` was asked for.
+    pub auto: Option<Arc<AutoModel>>,
     pub health: Arc<ModelHealth>,
     /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.
     pub engines: Arc<EngineLanes>,
@@ -48,6 +51,14 @@ pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> a
 impl HostedModel {
     pub fn segments(&self) -> usize {
         self.model.segments()
+    }
+
+    /// Tells the rehearsal, where it is rehearsed, what a launch took, if it had its partition for itself and went as it should.
+    pub(super) fn tell_run(&self, launch: &Launch, took: Duration, alone: bool) {
+        let is_whole = usize::from(launch.segments.end - launch.segments.first) == self.segments();
+        if let Some(auto) = self.auto.as_ref().filter(|_| is_whole && alone) {
+            auto.ran(took.as_secs_f64() / self.profile.latency(launch.computed_rows).as_secs_f64());
+        }
     }
 
     /// Why it runs there no more, if that is so.

@@ -21,6 +21,7 @@ use super::padding_check;
 use super::padding_watch::{self, Looker, PaddingWatch};
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
+use crate::auto_model::AutoModel;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
@@ -29,7 +30,7 @@ use crate::model_memory::{HeldMemory, MemoryPart};
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
 /// Launches that take no longer may be run by the thread of a frontend: less than its other clients notice, and no more than two threads take to change places.
-const BRIEF: Duration = Duration::from_micros(100);
+pub(crate) const BRIEF: Duration = Duration::from_micros(100);
 
 /// Why a device policy cannot have a model that can be served otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,8 @@ pub struct LaneSetup<'a> {
     pub policy: &'a ChosenPolicy,
     /// What watches it, where it was chosen for the model.
     pub guard: Option<Arc<PolicyGuard>>,
+    /// What hears of its launches, where `auto` was asked for.
+    pub auto: Option<Arc<AutoModel>>,
     /// The configuration's `max_queue_delay_microseconds`.
     pub queue_delay: Duration,
     /// Whether requests that cannot make their deadline are given up.
@@ -166,6 +169,7 @@ impl<'a> Started<'a> {
             profile: setup.profile.clone(),
             exits,
             guard: setup.guard.clone(),
+            auto: setup.auto.clone(),
             metrics: setup.metrics.lanes(setup.name, setup.version, device),
             health: self.health.clone(),
             engines,

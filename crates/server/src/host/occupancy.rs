@@ -18,6 +18,8 @@ pub struct Occupancy {
 struct Running {
     /// By partition: launches that run.
     launches: Box<[u32]>,
+    /// By partition: several ran at a time since none did.
+    crowded: Box<[bool]>,
     /// By partition: what models have had of it.
     uses: Box<[DeviceUse]>,
     /// Until when the busy time is counted.
@@ -32,25 +34,29 @@ impl Occupancy {
             [] => [1.0].into(),
             parts => parts.iter().map(|part| f64::from(part.units) / all.max(1.0)).collect(),
         };
-        let launches = vec![0; weights.len()].into();
+        let (launches, crowded) = (vec![0; weights.len()].into(), vec![false; weights.len()].into());
         let uses = weights.iter().map(|_| DeviceUse::default()).collect();
-        Occupancy { metrics, weights, running: Mutex::new(Running { launches, uses, counted: Time::ZERO }) }
+        Occupancy { metrics, weights, running: Mutex::new(Running { launches, crowded, uses, counted: Time::ZERO }) }
     }
 
     /// A launch of a model begins.
     pub fn begin(&self, now: Time, partition: PartitionId, model: ModelId) {
-        self.change(now, partition, |running, used| {
+        self.change(now, partition, |running, crowded, used| {
             *running += 1;
+            *crowded = *running > 1;
             used.begin(now, model);
         });
     }
 
-    /// It has ended.
-    pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) {
-        self.change(now, partition, |running, used| {
+    /// It has ended; says whether it surely had the partition for itself.
+    pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) -> bool {
+        let mut alone = false;
+        self.change(now, partition, |running, crowded, used| {
+            alone = *running == 1 && !*crowded;
             *running = running.saturating_sub(1);
             used.end(now, model);
         });
+        alone
     }
 
     /// How long a partition has been busy for other models by now.
@@ -64,9 +70,9 @@ impl Occupancy {
         self.running.lock().uses.iter_mut().for_each(|used| used.forget(model));
     }
 
-    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(&mut u32, &mut DeviceUse)) {
+    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(&mut u32, &mut bool, &mut DeviceUse)) {
         let mut running = self.running.lock();
-        let Running { launches, uses, counted } = &mut *running;
+        let Running { launches, crowded, uses, counted } = &mut *running;
         let at_work = self.weights.iter().zip(launches.iter()).filter(|(_, launches)| **launches > 0);
         let share: f64 = at_work.map(|(weight, _)| weight).sum();
         if share > 0.0 {
@@ -75,8 +81,10 @@ impl Occupancy {
         }
         *counted = now.max(*counted);
         let index = partition.0 as usize;
-        if let (Some(launches), Some(used)) = (launches.get_mut(index), uses.get_mut(index)) {
-            change(launches, used);
+        if let (Some(launches), Some(crowded), Some(used)) =
+            (launches.get_mut(index), crowded.get_mut(index), uses.get_mut(index))
+        {
+            change(launches, crowded, used);
         }
         self.metrics.running.set(launches.iter().map(|launches| i64::from(*launches)).sum());
     }
@@ -101,10 +109,10 @@ mod tests {
         occupancy.begin(at(200), large, ModelId(0));
         assert_eq!(busy_ms(), 25.0);
         occupancy.begin(at(300), large, ModelId(0));
-        occupancy.end(at(400), small, ModelId(0));
+        assert!(occupancy.end(at(400), small, ModelId(0)), "what runs in other partitions is not beside it");
         assert_eq!(busy_ms(), 225.0, "all of it for as long as both are at work");
-        occupancy.end(at(500), large, ModelId(0));
-        occupancy.end(at(600), large, ModelId(0));
+        assert!(!occupancy.end(at(500), large, ModelId(0)));
+        assert!(!occupancy.end(at(600), large, ModelId(0)), "one was beside it");
         assert_eq!(busy_ms(), 375.0, "two launches in a partition are no more than one");
         occupancy.begin(at(1_000), small, ModelId(0));
         assert_eq!(busy_ms(), 375.0, "nothing ran");

@@ -86,6 +86,7 @@ impl Served {
             profile,
             exits: [].into(),
             guard: None,
+            auto: None,
             metrics: metrics.lanes.lanes("m", "1", 0),
             engines: Arc::default(),
             warm_up,

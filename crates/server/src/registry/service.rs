@@ -140,7 +140,9 @@ impl Service for Registry {
     }
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
-        Ok(self.served(name)?.version(version)?.policy())
+        let loaded = self.served(name)?.version(version)?.clone();
+        let rehearsal = loaded.auto.as_ref().and_then(|auto| self.driver.policies().last_trial(auto.number));
+        Ok(PolicyReport { rehearsal, ..loaded.policy() })
     }
 
     fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {

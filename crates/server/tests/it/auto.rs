@@ -28,12 +28,18 @@ async fn where_lanes_are_free(models: &Models) -> Registry {
 
 /// The same, with other options besides.
 async fn where_lanes_are_free_and(models: &Models, change: impl FnOnce(&mut ServerOptions)) -> Registry {
+    where_lanes_do(models, [100, 100], change).await
+}
+
+/// The same where what takes 100 ns alone takes so long beside another: batches of one, and of eight.
+pub async fn where_lanes_do(models: &Models, together: [u64; 2], change: impl FnOnce(&mut ServerOptions)) -> Registry {
     drop(models.serve(auto).await);
     let files = std::fs::read_dir(models.path().join(".profiles")).unwrap().map(|file| file.unwrap().path());
     let files: Vec<_> = files.filter(|file| file.to_string_lossy().ends_with("-together.json")).collect();
     assert_eq!(files.len(), 1, "{files:?}");
-    let point = |batch| format!("{{\"batch\": {batch}, \"alone_ns\": 100, \"together_ns\": 100}}");
-    let stored = format!("{{\"launch_ns\": 1, \"overlap\": [{}, {}]}}", point(1), point(8));
+    let point = |batch, together| format!("{{\"batch\": {batch}, \"alone_ns\": 100, \"together_ns\": {together}}}");
+    let [one, all] = together;
+    let stored = format!("{{\"launch_ns\": 1, \"overlap\": [{}, {}]}}", point(1, one), point(8, all));
     std::fs::write(&files[0], stored).unwrap();
     models
         .serve(|options| {
@@ -72,7 +78,7 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
         registry.infer(request("m", 1, 4)).await.unwrap();
     }
     for window in 1..=2 {
-        registry.give_up_losers().await;
+        registry.change_policies().await;
         assert_eq!(policy(&registry).policy, "elastic", "before window {window} is over");
         for _ in 0..WINDOW {
             registry.infer(request("m", 1, 4)).await.unwrap();
@@ -84,7 +90,7 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     for _ in 0..50 {
         answers.push(send(&registry, request("m", 1, 4)).await);
     }
-    registry.give_up_losers().await;
+    registry.change_policies().await;
     for answer in answers {
         answer.await.unwrap().unwrap();
     }
@@ -97,7 +103,7 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     registry.infer(request("m", 1, 4)).await.unwrap();
     // It stays so, also where it is loaded again by itself, until somebody asks for it.
     registry.load_again("m").await;
-    registry.give_up_losers().await;
+    registry.change_policies().await;
     assert_eq!(policy(&registry).policy, "exclusive");
     registry.load("m", LoadOverrides::default()).await.unwrap();
     let report = policy(&registry);

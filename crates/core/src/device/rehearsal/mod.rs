@@ -14,7 +14,7 @@ pub use trial::{DeviceDecision, TriedPolicy};
 
 use std::collections::VecDeque;
 
-use crate::cluster::{ExecutionNoise, Past, PastArrival};
+use crate::cluster::{Behaviour, ExecutionNoise, Past, PastArrival};
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
@@ -68,7 +68,7 @@ impl DeviceRehearsal {
             past: Past::default(),
             now: Time::ZERO,
             real: VecDeque::new(),
-            stage: Stage { models: Vec::new(), devices: 1, at_once: 1, seed },
+            stage: Stage { models: Vec::new(), devices: 1, at_once: 1, wake_margin: Duration::ZERO, seed },
             trial: None,
             last: ModelId(0),
             confirmed: 0,
@@ -90,6 +90,7 @@ impl DeviceRehearsal {
             model,
             noise: ExecutionNoise::default(),
             current: 0,
+            behaviour: None,
             hold_off: HoldOff::default(),
         };
         self.stage.models[index] = comes.map(staged);
@@ -120,6 +121,19 @@ impl DeviceRehearsal {
         self.changed();
     }
 
+    /// How much before its last moment the cluster's scheduler starts a batch that waits for others.
+    pub fn set_wake_margin(&mut self, margin: Duration) {
+        self.stage.wake_margin = margin;
+        self.changed();
+    }
+
+    /// What a model does under `exclusive`, where that is adaptive, from the next trial on; `None`: what follows from the load of the moment.
+    pub fn set_behaviour(&mut self, model: ModelId, behaviour: Option<Behaviour>) {
+        if let Some(staged) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
+            staged.behaviour = behaviour;
+        }
+    }
+
     /// A launch of a model that had its device for itself took `share` of what its profile says. It counts from the next trial on.
     pub fn ran(&mut self, model: ModelId, share: f64) {
         if let Some(staged) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
@@ -131,6 +145,11 @@ impl DeviceRehearsal {
     pub fn arrival(&mut self, arrival: PastArrival) {
         self.now = self.now.max(arrival.at);
         self.past.push(arrival);
+    }
+
+    /// Requests came of which nobody knows, and answers went: what became of those before is not compared with what comes.
+    pub fn missed(&mut self) {
+        self.real.clear();
     }
 
     /// A request ended: `took` so long to its answer (`None`: it was refused or given up), by its deadline (`good`) or not. Of one whose client left

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::candidate::{RehearsedModel, Replayable};
 use super::emulated::EmulatedDevice;
 use super::hold_off::HoldOff;
-use crate::cluster::{ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
+use crate::cluster::{Behaviour, ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
 use crate::device::auto::Overlap;
 use crate::device::granted::GrantedOptions;
 use crate::device::launch::{DeviceOutput, GrantedBatch, Launch, Span};
@@ -25,6 +25,8 @@ pub(super) struct StagedModel {
     pub noise: ExecutionNoise,
     /// Which of these it is.
     pub current: usize,
+    /// What it does under `exclusive`.
+    pub behaviour: Option<Behaviour>,
     /// Those that have lost in reality.
     pub hold_off: HoldOff,
 }
@@ -37,6 +39,8 @@ pub(super) struct Stage {
     pub devices: u32,
     /// Batches that the cluster's scheduler has run at once on each.
     pub at_once: u32,
+    /// How much before its last moment that starts a batch that waits.
+    pub wake_margin: Duration,
     pub seed: u64,
 }
 
@@ -106,6 +110,7 @@ impl Replay {
             now: Time::ZERO,
             tally: Tally::new(stage.models.len(), counted..end),
         };
+        replay.scheduler.set_wake_margin(Time::ZERO, stage.wake_margin);
         for _ in 0..stage.devices.max(1) {
             replay.add_device(stage.at_once.max(1));
         }
@@ -130,7 +135,7 @@ impl Replay {
     }
 
     fn add_model(&mut self, number: ModelId, staged: &StagedModel, candidate: usize) -> Option<Played> {
-        let StagedModel { model, candidates, noise, .. } = staged;
+        let StagedModel { model, candidates, noise, behaviour, .. } = staged;
         let spec = candidates.get(candidate)?.spec.as_ref();
         let mut profile = model.model.profile.clone();
         for device in &mut self.devices {
@@ -143,7 +148,9 @@ impl Replay {
         }
         let clustered = spec.is_none().then(|| {
             self.clustered.push(number);
-            self.scheduler.add_model(Time::ZERO, model.options.clone())
+            let added = self.scheduler.add_model(Time::ZERO, model.options.clone());
+            self.scheduler.set_behaviour(Time::ZERO, added, *behaviour);
+            added
         });
         let overlap = model.overlap.clone().unwrap_or_default();
         Some(Played { clustered, profile, overlap, launch: model.launch, noise: noise.clone() })

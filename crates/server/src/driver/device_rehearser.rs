@@ -1,0 +1,415 @@
+//! The rehearsal of device policies: what it hears, and what it has found.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use downbeat_core::cluster::{Behaviour, PastArrival};
+use downbeat_core::device::{Candidate, DeviceDecision, DeviceRehearsal};
+use downbeat_core::{Duration, ModelId, Time};
+use parking_lot::Mutex;
+
+use super::WAKE_MARGIN;
+use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
+use super::rehearser::{MOST, RUNS};
+use super::scheduler_status::{DevicePolicyStatus, DeviceRehearsalStatus};
+use crate::auto_model::{AutoModel, DeviceSet};
+use crate::clock::Clock;
+use crate::metrics::RehearsalMetrics;
+use crate::policy_report::DeviceTrialStatus;
+
+/// What becomes of requests and launches of models that `auto` was asked for, on its way to the rehearsal.
+pub struct DeviceEvents {
+    clock: Clock,
+    arrivals: ArrivalRings,
+    /// What launches took of what profiles say.
+    runs: ArrayQueue<(ModelId, f64)>,
+    /// What versions are called.
+    numbers: Mutex<BTreeMap<(String, String), ModelId>>,
+    generations: AtomicU32,
+}
+
+impl DeviceEvents {
+    fn new(clock: Clock, rings: usize) -> Arc<Self> {
+        Arc::new(DeviceEvents {
+            clock,
+            arrivals: ArrivalRings::new(rings, MOST),
+            runs: ArrayQueue::new(RUNS),
+            numbers: Mutex::default(),
+            generations: AtomicU32::new(0),
+        })
+    }
+
+    /// What a version is called, whenever it is loaded, and what this load of it.
+    pub fn name(&self, model: &str, version: &str) -> (ModelId, u32) {
+        let mut numbers = self.numbers.lock();
+        let next = ModelId(numbers.len() as u32);
+        let number = *numbers.entry((model.to_owned(), version.to_owned())).or_insert(next);
+        (number, self.generations.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A request came.
+    pub fn came(&self, arrival: PastArrival) {
+        if self.arrivals.is_open() {
+            self.arrivals.push(self.arrivals.spread(arrival.at), Event::Came(arrival));
+        }
+    }
+
+    /// A request ended, now.
+    pub fn ended(&self, model: ModelId, generation: u32, took: Option<Duration>, good: bool) {
+        if self.arrivals.is_open() {
+            let at = self.clock.now();
+            self.arrivals.push(self.arrivals.spread(at), Event::Ended { at, model, generation, took, good });
+        }
+    }
+
+    /// A launch took `share` of what its profile says.
+    pub fn ran(&self, model: ModelId, share: f64) {
+        if self.arrivals.is_open() {
+            self.runs.force_push((model, share));
+        }
+    }
+}
+
+/// Another policy was found to suit a version better.
+pub struct Found {
+    /// The version, as it was loaded then.
+    pub auto: Arc<AutoModel>,
+    pub decision: DeviceDecision,
+}
+
+/// What the rehearsal of device policies is told, and what it said last.
+pub struct DeviceRehearser {
+    /// Whether anything is rehearsed.
+    is_on: bool,
+    pub events: Arc<DeviceEvents>,
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    served: BTreeMap<ModelId, Served>,
+    /// What the thread has not heard yet.
+    changes: Vec<Change>,
+    /// What nobody has taken up yet.
+    found: Vec<Found>,
+}
+
+/// A version in service.
+struct Served {
+    auto: Arc<AutoModel>,
+    trials: u64,
+    changes: u64,
+    unfaithful: u64,
+    losses: u64,
+    /// The last trial, and when it ended.
+    last: Option<(Time, DeviceDecision)>,
+}
+
+enum Change {
+    /// It is in service, and what the scheduler calls it where that makes its batches.
+    Serves(Arc<AutoModel>, Option<ModelId>),
+    Gone(ModelId),
+    /// Its policy has lost against `exclusive`.
+    Lost(ModelId),
+    /// It stays as it was; what was to take its place was refused.
+    Stays(Arc<AutoModel>, Option<Candidate>),
+    /// The scheduler has so many slots on each of these devices.
+    Slots(DeviceSet, u32),
+    /// What the scheduler's queues do from now on.
+    Behaviours(Vec<(ModelId, Option<Behaviour>)>),
+}
+
+impl DeviceRehearser {
+    /// With so many rings; nothing is rehearsed if it is not `on`.
+    pub fn new(clock: Clock, rings: usize, on: bool) -> Self {
+        DeviceRehearser { is_on: on, events: DeviceEvents::new(clock, rings), told: Mutex::default() }
+    }
+
+    /// These versions of a model are in service, each with what the scheduler calls it where that makes its batches, and no others. `slots`: how many the scheduler has on each of
+    /// some devices.
+    pub fn serves(
+        &self,
+        model: &str,
+        versions: Vec<(Arc<AutoModel>, Option<ModelId>)>,
+        slots: impl Fn(&DeviceSet) -> u32,
+    ) {
+        let mut told = self.told.lock();
+        let Told { served, changes, .. } = &mut *told;
+        let is_there = |number: ModelId| versions.iter().any(|(auto, _)| auto.number == number);
+        for (number, gone) in served.extract_if(.., |number, of| of.auto.name == model && !is_there(*number)) {
+            tracing::debug!(model, version = %gone.auto.version, "its policies are rehearsed no more");
+            changes.push(Change::Gone(number));
+        }
+        for (auto, queue) in versions {
+            match served.get_mut(&auto.number) {
+                Some(served) => served.auto = auto.clone(),
+                None => {
+                    let (trials, changes, unfaithful, losses, last) = Default::default();
+                    let its = Served { auto: auto.clone(), trials, changes, unfaithful, losses, last };
+                    served.insert(auto.number, its);
+                }
+            }
+            changes.push(Change::Serves(auto, queue));
+        }
+        let on: BTreeSet<&DeviceSet> = served.values().map(|served| &served.auto.on).collect();
+        changes.extend(on.into_iter().map(|on| Change::Slots(on.clone(), slots(on))));
+        if !self.is_on {
+            changes.clear();
+        }
+    }
+
+    /// The policy of a version has lost against `exclusive`, by which it is about to be loaded.
+    pub fn lost(&self, auto: &AutoModel) {
+        if let Some(served) = self.told.lock().served.get_mut(&auto.number) {
+            served.losses += 1;
+        }
+        self.tell(Change::Lost(auto.number));
+    }
+
+    /// A version stays as it is; what was to take its place was refused.
+    pub fn stays(&self, auto: &Arc<AutoModel>, refused: Option<&Candidate>) {
+        self.tell(Change::Stays(auto.clone(), refused.cloned()));
+    }
+
+    /// What the scheduler's queues do from now on.
+    pub fn behave(&self, behaviours: Vec<(ModelId, Option<Behaviour>)>) {
+        self.tell(Change::Behaviours(behaviours));
+    }
+
+    fn tell(&self, change: Change) {
+        if self.is_on {
+            self.told.lock().changes.push(change);
+        }
+    }
+
+    /// What was found since the last time, to be taken up.
+    pub fn found(&self) -> Vec<Found> {
+        std::mem::take(&mut self.told.lock().found)
+    }
+
+    /// What came of the last trial of a version's policies.
+    pub fn last_trial(&self, number: ModelId) -> Option<DeviceTrialStatus> {
+        let now = self.events.clock.now();
+        self.told.lock().served.get(&number)?.last_trial(now)
+    }
+
+    /// What the models have that `auto` was asked for, and what was tried.
+    pub fn status(&self) -> DeviceRehearsalStatus {
+        let (now, told) = (self.events.clock.now(), self.told.lock());
+        let models = told.served.values().map(|served| served.status(now));
+        let models: Vec<DevicePolicyStatus> = models.collect();
+        let sum = |of: fn(&DevicePolicyStatus) -> u64| models.iter().map(of).sum();
+        DeviceRehearsalStatus {
+            trials: sum(|model| model.trials),
+            changes: sum(|model| model.changes),
+            unfaithful: sum(|model| model.unfaithful),
+            losses: sum(|model| model.losses),
+            models,
+        }
+    }
+
+    /// Hears what was told and what came.
+    pub fn hear(&self, trials: &mut DeviceTrials, metrics: &RehearsalMetrics) {
+        if !self.is_on {
+            return;
+        }
+        let DeviceEvents { clock, arrivals, runs, .. } = &*self.events;
+        let changes = std::mem::take(&mut self.told.lock().changes);
+        // As arrivals are told: without what was left out.
+        let now = Time::ZERO + clock.now().since(Time::ZERO + trials.feed.skipped());
+        changes.into_iter().for_each(|change| trials.change(now, change));
+        std::iter::from_fn(|| runs.pop()).for_each(|(model, share)| trials.of(model, |group| group.ran(model, share)));
+        let (lost, skipped) = (trials.feed.lost(), trials.feed.skipped());
+        trials.feed.set_open(arrivals, trials.have_choice(), || clock.now());
+        for event in trials.feed.take(arrivals, || clock.now()) {
+            trials.happen(event);
+        }
+        if trials.feed.skipped() > skipped {
+            trials.groups.values_mut().for_each(|group| group.rehearsal.missed());
+        }
+        metrics.arrivals_lost.inc_by(trials.feed.lost() - lost);
+    }
+
+    /// Goes on for at most so many replayed events; how many there were.
+    pub fn step(&self, trials: &mut DeviceTrials, events: u64, metrics: &RehearsalMetrics) -> u64 {
+        let mut used = 0;
+        for group in trials.groups.values_mut().filter(|group| group.changing.is_empty()) {
+            used += group.rehearsal.step(events - used);
+            if let Some(decision) = group.rehearsal.poll_decision() {
+                self.say(group, decision, metrics);
+            }
+            if used >= events {
+                break;
+            }
+        }
+        used
+    }
+
+    /// Leaves what a trial has come to.
+    fn say(&self, group: &mut Group, decision: DeviceDecision, metrics: &RehearsalMetrics) {
+        let number = decision.model;
+        let Some((auto, _)) = group.models.get(&number) else { return };
+        let (changed, faithful) = (decision.changed, decision.faithful);
+        metrics.device_trials.inc();
+        metrics.device_changes.inc_by(u64::from(changed));
+        metrics.device_unfaithful.inc_by(u64::from(!faithful));
+        tracing::debug!(model = %auto.name, ?decision, "its policies were tried");
+        let mut told = self.told.lock();
+        if let Some(served) = told.served.get_mut(&number) {
+            served.trials += 1;
+            served.changes += u64::from(changed);
+            served.unfaithful += u64::from(!faithful);
+            served.last = Some((self.events.clock.now(), decision.clone()));
+        }
+        if changed {
+            told.found.push(Found { auto: auto.clone(), decision });
+            drop(told);
+            group.changing.insert(number);
+        }
+    }
+}
+
+impl Served {
+    fn last_trial(&self, now: Time) -> Option<DeviceTrialStatus> {
+        self.last.as_ref().map(|(at, decision)| DeviceTrialStatus::of(decision, now.since(*at)))
+    }
+
+    fn status(&self, now: Time) -> DevicePolicyStatus {
+        let auto = &self.auto;
+        let Served { trials, changes, unfaithful, losses, .. } = *self;
+        DevicePolicyStatus {
+            model: auto.name.clone(),
+            version: auto.version.clone(),
+            candidate: auto.chosen.candidate.clone(),
+            candidates: auto.choice(),
+            trials,
+            changes,
+            unfaithful,
+            losses,
+            last_trial: self.last_trial(now),
+        }
+    }
+}
+
+/// The rehearsals, one for each group of devices that models share.
+#[derive(Default)]
+pub struct DeviceTrials {
+    feed: ArrivalFeed,
+    groups: BTreeMap<DeviceSet, Group>,
+}
+
+/// Models on the same devices.
+struct Group {
+    rehearsal: DeviceRehearsal,
+    slots: u32,
+    /// Each with what the scheduler calls it.
+    models: BTreeMap<ModelId, (Arc<AutoModel>, Option<ModelId>)>,
+    /// Those that are about to be loaded by another policy: until then nothing is tried.
+    changing: BTreeSet<ModelId>,
+}
+
+impl Group {
+    fn new() -> Self {
+        let mut rehearsal = DeviceRehearsal::new(1);
+        rehearsal.set_wake_margin(WAKE_MARGIN);
+        let (slots, models, changing) = Default::default();
+        Group { rehearsal, slots, models, changing }
+    }
+
+    fn ran(&mut self, model: ModelId, share: f64) {
+        self.rehearsal.ran(model, share);
+    }
+
+    fn remove(&mut self, model: ModelId) {
+        self.changing.remove(&model);
+        if self.models.remove(&model).is_some() {
+            self.rehearsal.set_model(model, None);
+        }
+    }
+
+    /// A model is in service.
+    fn serve(&mut self, now: Time, auto: Arc<AutoModel>, queue: Option<ModelId>) {
+        let number = auto.number;
+        self.changing.remove(&number);
+        let Some(rehearsed) = &auto.chosen.rehearsed else { return self.remove(number) };
+        let before = self.models.get(&number).and_then(|(before, _)| before.chosen.rehearsed.as_ref());
+        if !before.is_some_and(|before| Arc::ptr_eq(before, rehearsed)) {
+            self.rehearsal.set_model(number, Some((**rehearsed).clone()));
+        }
+        self.rehearsal.set_behaviour(number, None);
+        self.refuse(now, number, auto.chosen.refused.as_ref());
+        self.rehearsal.set_current(number, &auto.chosen.candidate);
+        self.models.insert(number, (auto, queue));
+    }
+
+    /// A model could not have this policy.
+    fn refuse(&mut self, now: Time, model: ModelId, refused: Option<&Candidate>) {
+        if let Some(refused) = refused {
+            self.rehearsal.set_current(model, refused);
+            self.rehearsal.set_lost(now, model);
+        }
+    }
+}
+
+impl DeviceTrials {
+    /// Whether some model may have several policies.
+    fn have_choice(&self) -> bool {
+        self.groups.values().any(|group| group.models.values().any(|(auto, _)| auto.choice() > 1))
+    }
+
+    /// Does something with the group that has a model.
+    fn of(&mut self, model: ModelId, with: impl FnOnce(&mut Group)) {
+        if let Some(group) = self.groups.values_mut().find(|group| group.models.contains_key(&model)) {
+            with(group);
+        }
+    }
+
+    fn change(&mut self, now: Time, change: Change) {
+        match change {
+            Change::Serves(auto, queue) => {
+                let others = self.groups.iter_mut().filter(|(on, _)| **on != auto.on);
+                others.for_each(|(_, group)| group.remove(auto.number));
+                self.groups.entry(auto.on.clone()).or_insert_with(Group::new).serve(now, auto, queue);
+            }
+            Change::Gone(model) => self.of(model, |group| group.remove(model)),
+            Change::Lost(model) => self.of(model, |group| {
+                group.rehearsal.set_lost(now, model);
+                group.changing.insert(model);
+            }),
+            Change::Stays(auto, refused) => self.of(auto.number, |group| {
+                group.changing.remove(&auto.number);
+                group.refuse(now, auto.number, refused.as_ref());
+                group.rehearsal.set_current(auto.number, &auto.chosen.candidate);
+            }),
+            Change::Slots(on, slots) => {
+                if let Some(group) = self.groups.get_mut(&on).filter(|group| group.slots != slots) {
+                    group.slots = slots;
+                    group.rehearsal.set_devices(on.devices.len() as u32, slots);
+                }
+            }
+            Change::Behaviours(behaviours) => {
+                for group in self.groups.values_mut() {
+                    for (number, (_, queue)) in &group.models {
+                        let said = behaviours.iter().find(|(model, _)| *queue == Some(*model));
+                        said.into_iter().for_each(|(_, said)| group.rehearsal.set_behaviour(*number, *said));
+                    }
+                }
+            }
+        }
+        self.groups.retain(|_, group| !group.models.is_empty());
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Came(arrival) => self.of(arrival.model, |group| group.rehearsal.arrival(arrival)),
+            Event::Ended { model, generation, took, good, .. } => self.of(model, |group| {
+                if group.models.get(&model).is_some_and(|(auto, _)| auto.generation == generation) {
+                    group.rehearsal.ended(took, good);
+                }
+            }),
+            Event::Answered { .. } => {}
+        }
+    }
+}

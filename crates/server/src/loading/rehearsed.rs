@@ -1,0 +1,104 @@
+//! What the rehearsal of device policies gets to know of a version that `auto` was asked for.
+
+use std::sync::Arc;
+
+use downbeat_core::LatencyProfile;
+use downbeat_core::device::{Cores, Cut, PartitionId, PolicyModel, PolicyName, RehearsedModel, SegmentProfile};
+use downbeat_repository::policy::DropPolicy;
+
+use super::Loading;
+use crate::auto_model::{AutoModel, DeviceSet};
+use crate::engines::most_threads;
+use crate::host::BRIEF;
+use crate::model_source::is_emulated;
+use crate::policy_choice::Chosen;
+use crate::queue::Queue;
+
+/// How many stages are tried of a model that need not be measured in them.
+const STAGES: [usize; 2] = [2, 4];
+
+impl Loading<'_> {
+    /// The version by the policy that was chosen, with what its segments take as that has it cut.
+    pub(super) fn auto_model(&self, mut chosen: Chosen, segments: &SegmentProfile) -> AutoModel {
+        let Loading { context, definition, placed, .. } = self;
+        let written = context.options.written_settings(&definition.name);
+        let names_cut = ["stages", "cut_at"].iter().any(|key| written.contains_key(*key));
+        if chosen.candidate.policy == PolicyName::STAGED && !names_cut {
+            chosen.candidate.settings.insert("stages".to_owned(), segments.segments().into());
+        }
+        if chosen.rehearsed.is_none() {
+            chosen.rehearsed = self.rehearsed(&chosen, segments).map(Arc::new);
+        }
+        let on = DeviceSet { devices: placed.devices.clone(), partition: placed.partition };
+        let events = context.driver.device_events();
+        AutoModel::new(definition.name.clone(), self.version.clone(), chosen, on, events)
+    }
+
+    /// The version as it is rehearsed; `None`: it is not.
+    fn rehearsed(&self, chosen: &Chosen, segments: &SegmentProfile) -> Option<RehearsedModel> {
+        let Loading { context, definition, placed, .. } = self;
+        let (options, inputs) = (&context.options, &chosen.inputs);
+        let hardware = placed.devices.first().map(|device| placed.hardware(*device));
+        let is_alike = placed.devices.iter().all(|device| Some(placed.hardware(*device)) == hardware);
+        if !is_alike || options.rehearsal_cpu <= 0.0 || !inputs.is_batched || inputs.varies {
+            return None;
+        }
+        let profile = &chosen.profiled.profile;
+        let profiles: Vec<LatencyProfile> = (0..placed.hardwares()).map(|_| profile.clone()).collect();
+        let mut queue = Queue::options(options, definition, placed, &profiles, context.at_once(definition));
+        // A replay knows one kind of device.
+        queue.profiles = profile.clone().into();
+        let model = PolicyModel {
+            partition: PartitionId::default(),
+            profile: SegmentProfile::whole(profile),
+            max_batch: inputs.max_batch,
+            padded: false,
+            queue_delay: definition.batching.max_queue_delay,
+            drop: self.drops(),
+            queue_bound: context.queue_bound(definition),
+            ring_slots: 0,
+            cores: self.cores().map(|count| Cores { count, brief: BRIEF }),
+        };
+        Some(RehearsedModel {
+            options: queue,
+            model,
+            overlap: chosen.overlap.clone(),
+            cuts: self.cuts(profile, segments),
+            launch: inputs.launch,
+            written: options.written_settings(&definition.name),
+        })
+    }
+
+    /// What is known of its segments: as it is cut now, or what follows without measuring.
+    fn cuts(&self, profile: &LatencyProfile, segments: &SegmentProfile) -> Vec<SegmentProfile> {
+        if !is_emulated(&self.definition) {
+            return if segments.segments() > 1 { vec![segments.clone()] } else { Vec::new() };
+        }
+        let staged = self.context.options.settings_of(&self.definition.name, PolicyName::STAGED);
+        let cut = staged.map(|staged| staged.settings.cut());
+        let stages = match cut {
+            Ok((Cut::Stages(stages), true)) => vec![stages],
+            Ok((Cut::Stages(stages), false)) => STAGES.into_iter().chain([stages]).collect(),
+            Ok((Cut::At(values), _)) => vec![values.len() + 1],
+            Ok((Cut::Whole, _)) | Err(_) => Vec::new(),
+        };
+        let mut stages: Vec<usize> = stages.into_iter().filter(|stages| *stages > 1).collect();
+        stages.sort_unstable();
+        stages.dedup();
+        stages.into_iter().map(|stages| SegmentProfile::even(profile, stages)).collect()
+    }
+
+    /// Whether requests that cannot make their deadline are given up.
+    pub(super) fn drops(&self) -> bool {
+        let (options, definition) = (&self.context.options, &self.definition);
+        let dispatch = options.dispatch_policy(&definition.name, definition.dispatch);
+        options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None
+    }
+
+    /// Cores that run its launches, where that is the CPU.
+    pub(super) fn cores(&self) -> Option<u32> {
+        let most = self.part.map_or_else(|| most_threads(&self.context.options), |part| part.threads);
+        let cores = u32::try_from(most).unwrap_or(u32::MAX);
+        (!self.on_gpus && !is_emulated(&self.definition)).then_some(cores)
+    }
+}

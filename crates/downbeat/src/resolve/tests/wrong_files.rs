@@ -34,7 +34,7 @@ fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place(
     assert!(error("policy = 'exclusive'\npad = true").starts_with("4:1: unknown setting 'pad'"));
     assert_eq!(error("policy = 'windowed'\nwindo_ms = 2"), "4:1: unknown option 'windo_ms'; did you mean 'window_ms'?");
     assert_eq!(error("polcy = 'windowed'"), "3:1: unknown option 'polcy'; did you mean 'policy'?");
-    assert!(error("zzzz = 2").starts_with("3:1: unknown setting 'zzzz'; here are allowed: buffer_pairs, comp_wait_ms"));
+    assert!(error("zzzz = 2").starts_with("3:1: unknown setting 'zzzz'; here are allowed: ahead, buffer_pairs"));
     assert!(
         error("policy = 'windowd'").starts_with("3:10: unknown device policy 'windowd'; expected one of: exclusive, ")
     );

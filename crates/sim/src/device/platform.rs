@@ -32,6 +32,10 @@ pub struct Platform {
     pub issue: Duration,
     /// What the device takes from one kernel of a launch to the next.
     pub gap: Duration,
+    /// Kernels that the host may have issued before the device is there: the depth of a stream's queue. 0: it waits for each.
+    pub ahead: u32,
+    /// Whether the last wave of a kernel's blocks takes as long as a full one, as it does; without, in proportion, to see what comes of it.
+    pub whole_waves: bool,
     /// Whether normalisations, activations and additions run inside the convolution before them.
     pub fused: bool,
     /// What a launch costs the host before its first kernel, whoever launches.
@@ -58,8 +62,6 @@ pub struct Platform {
 
 /// Blocks of a kernel are tiles of so many rows by so many columns, one on a unit at a time.
 pub const TILE: u64 = 64;
-/// Kernels that the host may have issued before the device is there: the depth of a stream's queue.
-const AHEAD: u32 = 1_024;
 
 /// 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
 const NOISE: f64 = 0.65 / 15.9;
@@ -91,6 +93,8 @@ impl Platform {
         traffic: 0.861,
         issue: Duration::from_micros(5),
         gap: Duration::from_micros(2),
+        ahead: 1_024,
+        whole_waves: true,
         fused: false,
         launch_overhead: Duration::from_micros(20),
         after: Duration::ZERO,
@@ -162,6 +166,7 @@ impl Platform {
         let waves = blocks.max(1).div_ceil(units);
         // No more than what the waves need: the last is no fuller than the others.
         let used = blocks.max(1).div_ceil(waves);
+        let rounds = if self.whole_waves { waves as f64 } else { blocks.max(1) as f64 / used as f64 };
         let inner = operator.multiplications as f64 / outputs.max(1) as f64;
         let gain = if operator.winograd { self.winograd_gain } else { 1.0 };
         let slower = if operator.is_dense() { self.dense_factor } else { 1.0 };
@@ -169,7 +174,7 @@ impl Platform {
         let moved = (operator.inputs + outputs) as f64 * items as f64 * self.traffic + operator.weights as f64;
         // Half of the units saturate the memory.
         let moving = moved * 4.0 / (self.bandwidth * (2.0 * used as f64 / all).min(1.0));
-        let run = (waves as f64 * block).max(moving);
+        let run = (rounds * block).max(moving);
         let draw = (moved * 4.0 / (run * self.bandwidth) * f64::from(WHOLE_BANDWIDTH)) as u32;
         Kernel {
             issue: self.issue,
@@ -184,7 +189,7 @@ impl Platform {
         DeviceLimits {
             units: self.units,
             sharing: self.sharing,
-            ahead: AHEAD,
+            ahead: self.ahead,
             gap: self.gap,
             crowding_permille: self.crowding_permille,
             interference_permille: self.interference_permille,

@@ -3,11 +3,11 @@
 use downbeat_core::Duration;
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
-use super::{DeviceFailure, Figure, FigureOptions, change, each, found_peak, head, mean, row};
+use super::{DeviceFailure, Figure, FigureOptions, SERVERS, change, each, found_peak, head, mean, row, summary, tuned};
 use crate::arrivals::Arrivals;
 use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceReport, DeviceSimulation, Diversity, EmulatedModel, Glue, Peak,
-    Platform, TRIED_STAGES, Tuning, tune_window,
+    Platform, TRIED_STAGES, Tuning,
 };
 use crate::pace::Pace;
 
@@ -16,7 +16,7 @@ const QOS: Duration = Duration::from_millis(200);
 /// §8.1.
 const MAX_BATCH: u32 = 64;
 /// Table 1.
-const MODELS: [Architecture; 6] = [
+pub(super) const MODELS: [Architecture; 6] = [
     Architecture::UNet,
     Architecture::LinkNet,
     Architecture::BertBase,
@@ -26,17 +26,17 @@ const MODELS: [Architecture; 6] = [
 ];
 /// §8.1: low, medium and high load, as shares of DelayBatch's peak.
 const LOADS: [(&str, f64); 3] = [("low", 0.25), ("medium", 0.6), ("high", 0.9)];
-const ZERO: DevicePolicyName = DevicePolicyName::NoWait;
+pub(super) const ZERO: DevicePolicyName = DevicePolicyName::NoWait;
 const DELAY: DevicePolicyName = DevicePolicyName::OptWait;
-const DVA: DevicePolicyName = DevicePolicyName::DvaBatch;
+pub(super) const DVA: DevicePolicyName = DevicePolicyName::DvaBatch;
 
 /// §8.7: 2 stages for BERT, 4 for the others.
-fn stages(architecture: Architecture) -> usize {
+pub(super) fn stages(architecture: Architecture) -> usize {
     if architecture.has_length() { 2 } else { 4 }
 }
 
 /// A model with what it is tuned with, and its runs.
-struct Bench {
+pub(super) struct Bench {
     simulation: DeviceSimulation,
     tuning: Tuning,
 }
@@ -48,30 +48,39 @@ impl Bench {
         glue: Glue,
         options: &FigureOptions,
     ) -> Result<Self, DeviceFailure> {
-        let model = EmulatedModel::staged(architecture, Platform::TITAN_TENSORRT, stages)?;
+        Bench::on(Platform::TITAN_TENSORRT, architecture, stages, glue, options)
+    }
+
+    pub(super) fn on(
+        platform: Platform,
+        architecture: Architecture,
+        stages: usize,
+        glue: Glue,
+        options: &FigureOptions,
+    ) -> Result<Self, DeviceFailure> {
+        let model = EmulatedModel::staged(architecture, platform, stages)?;
         let tuning = Tuning::new(&model, MAX_BATCH)?;
         let load = DeviceLoad::steady(1.0, options.requests, architecture.has_length().then_some(glue));
         Ok(Bench { simulation: DeviceSimulation::new(model, load, QOS, options.seed), tuning })
     }
 
-    /// With DelayBatch's window searched, and DelayBatch's peak.
-    fn tuned(architecture: Architecture, glue: Glue, options: &FigureOptions) -> Result<(Self, f64), DeviceFailure> {
-        let mut bench = Bench::new(architecture, stages(architecture), glue, options)?;
-        let (window, tried) = tune_window(&bench.simulation, &bench.tuning)?;
-        bench.tuning.window = window;
-        // Where nothing is held with any window, the one that was not tried is left.
-        let peak = match tried.iter().find(|(tried, peak, _)| *tried == window && *peak > 0.0) {
-            Some((_, peak, _)) => *peak,
-            None => bench.peak(DELAY)?.rate,
-        };
-        Ok((bench, peak))
+    /// On a server that makes so many batches ahead: with DelayBatch's window searched, and DelayBatch's peak.
+    fn tuned(
+        architecture: Architecture,
+        glue: Glue,
+        ahead: u32,
+        options: &FigureOptions,
+    ) -> Result<(Self, f64), DeviceFailure> {
+        let bench = Bench::new(architecture, stages(architecture), glue, options)?;
+        let (tuning, peak) = tuned(&bench.simulation, &bench.tuning, ahead)?;
+        Ok((Bench { tuning, ..bench }, peak))
     }
 
-    fn peak(&self, policy: DevicePolicyName) -> Result<Peak, DeviceFailure> {
+    pub(super) fn peak(&self, policy: DevicePolicyName) -> Result<Peak, DeviceFailure> {
         found_peak(&self.simulation, &self.tuning, policy)
     }
 
-    fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, DeviceFailure> {
+    pub(super) fn at(&self, rate: f64, policy: DevicePolicyName) -> Result<DeviceReport, DeviceFailure> {
         let mut simulation = self.simulation.clone();
         simulation.load.rate = rate;
         Ok(simulation.run(self.tuning.policy(policy)?)?)
@@ -85,123 +94,166 @@ fn ms(value: f64) -> String {
     if value < 9.95 { format!("{value:.2}") } else { format!("{value:.1}") }
 }
 
+/// Each server, with each of these.
+fn on_servers<T: Copy, const N: usize>(of: [T; N]) -> Vec<(u32, T)> {
+    SERVERS.into_iter().flat_map(|(_, ahead)| of.map(|one| (ahead, one))).collect()
+}
+
+/// A load's reports with ZeroBatch, DelayBatch and DVABatch.
+type Reports = [DeviceReport; 3];
+
 pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let runs = each(&MODELS, options, |architecture| {
-        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
-        let mut reports = Vec::new();
-        for (_, share) in LOADS {
-            reports.push([bench.at(peak * share, ZERO)?, bench.at(peak * share, DELAY)?, bench.at(peak * share, DVA)?]);
-        }
+    let runs = each(&on_servers(MODELS), options, |(ahead, architecture)| {
+        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, *ahead, options)?;
+        let at = |(_, share): (&str, f64)| -> Result<Reports, DeviceFailure> {
+            let [zero, delay, dva] = [ZERO, DELAY, DVA].map(|policy| bench.at(peak * share, policy));
+            Ok([zero?, delay?, dva?])
+        };
+        let reports = LOADS.into_iter().map(at).collect::<Result<Vec<_>, DeviceFailure>>()?;
         Ok((peak, bench.tuning.window, reports))
     })?;
     let mut table = vec![head(
-        "model | load | rate/s | window ms | zero mean | delay mean | dva mean | to zero | to delay | zero p99 | delay p99 | dva p99 | to zero | to delay | stretches | splits",
+        "server | model | load | rate/s | window ms | zero mean | delay mean | dva mean | to zero | to delay | zero p99 | delay p99 | dva p99 | to zero | to delay | stretches | splits",
     )];
+    let names = MODELS.map(Architecture::name);
+    let both: [Of; 2] = [|report| report.mean_ms, |report| report.p99_ms];
     let mut plots = Vec::new();
-    for (load, (name, share)) in LOADS.into_iter().enumerate() {
-        let mut bars = Vec::new();
-        for (architecture, (peak, window, reports)) in MODELS.iter().zip(&runs) {
-            let [zero, delay, dva] = &reports[load];
-            let mut cells = vec![architecture.to_string(), name.to_owned(), format!("{:.0}", peak * share)];
-            cells.push(ms(window.as_millis_f64()));
-            let both: [Of; 2] = [|report| report.mean_ms, |report| report.p99_ms];
-            for of in both {
-                cells.extend([zero, delay, dva].map(|report| ms(of(report))));
-                cells.extend([zero, delay].map(|base| change(of(dva), of(base))));
+    for ((server, _), runs) in SERVERS.into_iter().zip(runs.chunks(MODELS.len())) {
+        for (load, (name, share)) in LOADS.into_iter().enumerate() {
+            let mut bars = Vec::new();
+            for (architecture, (peak, window, reports)) in MODELS.iter().zip(runs) {
+                let [zero, delay, dva] = &reports[load];
+                let mut cells = vec![server.to_owned(), architecture.to_string(), name.to_owned()];
+                cells.extend([format!("{:.0}", peak * share), ms(window.as_millis_f64())]);
+                for of in both {
+                    cells.extend([zero, delay, dva].map(|report| ms(of(report))));
+                    cells.extend([zero, delay].map(|base| change(of(dva), of(base))));
+                }
+                cells.extend([dva.stretches.to_string(), dva.splits.to_string()]);
+                table.push(cells);
+                bars.push((architecture.to_string(), vec![zero.mean_ms, delay.mean_ms, dva.mean_ms]));
             }
-            cells.extend([dva.stretches.to_string(), dva.splits.to_string()]);
-            table.push(cells);
-            bars.push((architecture.to_string(), vec![zero.mean_ms, delay.mean_ms, dva.mean_ms]));
+            let over = |of: Of, base: usize| {
+                runs.iter().map(|(.., reports)| of(&reports[load][2]) / of(&reports[load][base])).collect()
+            };
+            let columns = [over(both[0], 0), over(both[0], 1), over(both[1], 0), over(both[1], 1)];
+            for (label, changes) in summary(&names, &columns) {
+                let (mean, tail) = changes.split_at(2);
+                let first = row(&[server, label, name, "", "", "", "", ""]);
+                table.push([first, mean.to_vec(), row(&["", "", ""]), tail.to_vec()].concat());
+            }
+            let policies = ["ZeroBatch", "DelayBatch", "DVABatch"].map(str::to_owned);
+            let title = format!("Mean latency at {name} load, {server}");
+            plots.push(chart(&title, "By model and policy.", "", "ms", &policies, &bars));
         }
-        let over = |of: Of, base: usize| {
-            change(mean(runs.iter().map(|(_, _, reports)| of(&reports[load][2]) / of(&reports[load][base]))), 1.0)
-        };
-        let average: Of = |report| report.mean_ms;
-        let tail: Of = |report| report.p99_ms;
-        let mut cells = row(&["mean", name, "", "", "", "", ""]);
-        cells.extend([over(average, 0), over(average, 1), String::new(), String::new(), String::new()]);
-        cells.extend([over(tail, 0), over(tail, 1)]);
-        table.push(cells);
-        let names = ["ZeroBatch", "DelayBatch", "DVABatch"].map(str::to_owned);
-        plots.push(chart(&format!("Mean latency at {name} load"), "By model and policy.", "", "ms", &names, &bars));
     }
-    let note = "1/4, 3/5 and 9/10 of DelayBatch's peak; milliseconds. The paper's means: -16.1%, -39.0%, -57.7% to ZeroBatch and -35.4%, -47.3%, -48.5% to DelayBatch; \
+    let note = "1/4, 3/5 and 9/10 of DelayBatch's peak on the server; milliseconds. The paper's means: -16.1%, -39.0%, -57.7% to ZeroBatch and -35.4%, -47.3%, -48.5% to DelayBatch; \
                 99%: -16.9%, -27.4%, -53.7% and -45.2%, -45.1%, -29.2%.";
     Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
-pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+/// What the policies hold of a model, and how a load that rises ends them: DelayBatch on each server, then DVABatch.
+struct Stepping {
+    peaks: [f64; 3],
+    /// The first late request.
+    late: Vec<usize>,
+    latencies: Vec<Vec<f64>>,
+}
+
+fn stepping(architecture: Architecture, options: &FigureOptions) -> Result<Stepping, DeviceFailure> {
     let (steps, each_step) = (16u32, 2_000u32);
-    let runs = each(&MODELS, options, |architecture| {
-        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
-        let pace = Pace::rising(66.0, 4_000.0, f64::from(each_step), steps).unwrap_or_default();
-        let requests = (options.requests * 5).min(u64::from(steps * each_step));
-        let lengths = bench.simulation.load.lengths;
-        let load = DeviceLoad { pace, ..DeviceLoad::steady(1.0, requests, lengths) };
-        let stepping = DeviceSimulation { load, warm_up: 0, ..bench.simulation.clone() };
-        let mut held = Vec::new();
-        let mut reports = Vec::new();
-        for policy in [DELAY, DVA] {
-            let report = stepping.run(bench.tuning.policy(policy)?)?;
-            let target = QOS.as_millis_f64();
-            held.push(report.latencies_ms.iter().position(|latency| *latency > target).unwrap_or(requests as usize));
-            reports.push(report.latencies_ms);
-        }
-        Ok((peak, bench.peak(DVA)?.rate, held, reports))
-    })?;
-    let mut table =
-        vec![head("model | delaybatch peak/s | dvabatch peak/s | change | stepping: first late request | of dvabatch")];
+    let [(paper, first), (today, second)] = [
+        Bench::tuned(architecture, Glue::Rte, SERVERS[0].1, options)?,
+        Bench::tuned(architecture, Glue::Rte, SERVERS[1].1, options)?,
+    ];
+    let pace = Pace::rising(66.0, 4_000.0, f64::from(each_step), steps).unwrap_or_default();
+    let requests = (options.requests * 5).min(u64::from(steps * each_step));
+    let load = DeviceLoad { pace, ..DeviceLoad::steady(1.0, requests, today.simulation.load.lengths) };
+    let simulation = DeviceSimulation { load, warm_up: 0, ..today.simulation.clone() };
+    let (mut late, mut latencies) = (Vec::new(), Vec::new());
+    for (bench, policy) in [(&paper, DELAY), (&today, DELAY), (&today, DVA)] {
+        let report = simulation.run(bench.tuning.policy(policy)?)?;
+        let target = QOS.as_millis_f64();
+        late.push(report.latencies_ms.iter().position(|latency| *latency > target).unwrap_or(requests as usize));
+        latencies.push(report.latencies_ms);
+    }
+    Ok(Stepping { peaks: [first, second, today.peak(DVA)?.rate], late, latencies })
+}
+
+pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let runs = each(&MODELS, options, |architecture| stepping(*architecture, options))?;
+    let mut table = vec![head(
+        "model | the paper's server/s | today's/s | dvabatch/s | to the paper's | to today's | stepping: first late, the paper's | today's | dvabatch",
+    )];
     let mut plots = Vec::new();
-    for (architecture, (delay, dva, held, latencies)) in MODELS.iter().zip(&runs) {
-        let mut cells =
-            vec![architecture.to_string(), format!("{delay:.0}"), format!("{dva:.0}"), change(*dva, *delay)];
-        cells.extend(held.iter().map(ToString::to_string));
+    for (architecture, Stepping { peaks, late, latencies }) in MODELS.iter().zip(&runs) {
+        let mut cells = vec![architecture.to_string()];
+        cells.extend(peaks.map(|peak| format!("{peak:.0}")));
+        cells.extend([0, 1].map(|server| change(peaks[2], peaks[server])));
+        cells.extend(late.iter().map(ToString::to_string));
         table.push(cells);
         let points = |latencies: &Vec<f64>| {
             let points = latencies.iter().enumerate().take_while(|(_, ms)| **ms < 1_000.0);
             points.step_by(10).map(|(id, ms)| (id as f64, *ms)).collect()
         };
-        let line = |name, latencies| Line { name, points: points(latencies), stepped: false };
-        let drawn = [line("DelayBatch", &latencies[0]), line("DVABatch", &latencies[1])];
+        let names = ["DelayBatch, the paper's server", "DelayBatch, today's", "DVABatch"];
+        let line = |(name, latencies)| Line { name, points: points(latencies), stepped: false };
+        let drawn: Vec<Line<'_>> = names.into_iter().zip(latencies).map(line).collect();
         let (x, y) =
             (Axis { label: "request", scale: Scale::Linear }, Axis { label: "latency (ms)", scale: Scale::Linear });
         plots.push(lines(architecture.name(), "Latency of every tenth request until a second.", &x, &y, &drawn));
     }
-    let note = "Peaks: the highest steady rate at which 99% are answered within 200 ms. Stepping: 66/s to 4,000/s, 2,000 requests a step. \
+    let ratios = [0, 1].map(|server| runs.iter().map(|run| run.peaks[2] / run.peaks[server]).collect());
+    for (label, changes) in summary(&MODELS.map(Architecture::name), &ratios) {
+        table.push([row(&[label, "", "", ""]), changes].concat());
+    }
+    let note = "Peaks: the highest steady rate at which 99% are answered within 200 ms, DelayBatch with the window that holds most. Stepping: 66/s to 4,000/s, 2,000 requests a step. \
                 The paper's peaks: BertBase +46.81%, BertLarge 1.37 times more (2.12 times at most); the others equal.";
     Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
 pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let cases: Vec<_> =
-        [Architecture::BertBase, Architecture::BertLarge].into_iter().flat_map(|a| Glue::ALL.map(|g| (a, g))).collect();
-    let peaks = each(&cases, options, |(architecture, glue)| {
-        let (bench, rate) = Bench::tuned(*architecture, *glue, options)?;
-        Ok([Peak { rate, report: bench.at(rate, DELAY)? }, bench.peak(DVA)?])
+    let models = [Architecture::BertBase, Architecture::BertLarge];
+    let cases: Vec<_> = models.into_iter().flat_map(|a| Glue::ALL.map(|g| (a, g))).collect();
+    let runs = each(&cases, options, |(architecture, glue)| {
+        let on = |ahead: u32| -> Result<(Bench, Peak), DeviceFailure> {
+            let (bench, rate) = Bench::tuned(*architecture, *glue, ahead, options)?;
+            let report = bench.at(rate, DELAY)?;
+            Ok((bench, Peak { rate, report }))
+        };
+        let [(_, paper), (bench, today)] = [on(SERVERS[0].1)?, on(SERVERS[1].1)?];
+        Ok([paper, today, bench.peak(DVA)?])
     })?;
-    let mut table =
-        vec![head("model | workload | delaybatch/s | dvabatch/s | change | padding of delaybatch | of dvabatch")];
-    let mut bars = Vec::new();
-    for ((architecture, glue), peaks) in cases.iter().zip(&peaks) {
-        let [delay, dva] = [peaks[0].rate, peaks[1].rate];
-        let mut cells = vec![architecture.to_string(), glue.to_string(), format!("{delay:.0}"), format!("{dva:.0}")];
-        cells.push(change(dva, delay));
-        cells.extend(peaks.iter().map(|peak| format!("{:.0}%", peak.report.padding * 100.0)));
-        table.push(cells);
-        bars.push((glue.to_string(), vec![delay, dva]));
+    let mut table = vec![head(
+        "model | workload | the paper's server/s | today's/s | dvabatch/s | to the paper's | to today's | padding of the paper's | today's | dvabatch",
+    )];
+    let mut plots = Vec::new();
+    for ((cases, runs), model) in cases.chunks(Glue::ALL.len()).zip(runs.chunks(Glue::ALL.len())).zip(models) {
+        let mut bars = Vec::new();
+        for ((_, glue), peaks) in cases.iter().zip(runs) {
+            let rates: Vec<f64> = peaks.iter().map(|peak| peak.rate).collect();
+            let mut cells = vec![model.to_string(), glue.to_string()];
+            cells.extend(rates.iter().map(|rate| format!("{rate:.0}")));
+            cells.extend([0, 1].map(|server| change(rates[2], rates[server])));
+            cells.extend(peaks.iter().map(|peak| format!("{:.0}%", peak.report.padding * 100.0)));
+            table.push(cells);
+            bars.push((glue.to_string(), rates));
+        }
+        let ratios = [0, 1].map(|server| runs.iter().map(|peaks| peaks[2].rate / peaks[server].rate).collect());
+        for (label, changes) in summary(&Glue::ALL.map(Glue::name), &ratios) {
+            table.push([vec![model.to_string()], row(&[label, "", "", ""]), changes].concat());
+        }
+        let names = ["DelayBatch, the paper's server", "DelayBatch, today's", "DVABatch"].map(str::to_owned);
+        plots.push(chart(&format!("Peak, {model}"), "By workload.", "", "requests/s", &names, &bars));
     }
-    let names = ["DelayBatch", "DVABatch"].map(str::to_owned);
-    let plots = bars.chunks(Glue::ALL.len()).zip(["bertbase", "bertlarge"]);
-    let plots =
-        plots.map(|(bars, name)| chart(&format!("Peak, {name}"), "By workload.", "", "requests/s", &names, bars));
     let note = "Peaks within 200 ms. The paper: +46.8% for BertBase and 1.37 times more for BertLarge on average over the workloads.";
-    Ok(Figure { note: note.to_owned(), table, plots: plots.collect(), ..Figure::default() })
+    Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
 pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    let models = [Architecture::LinkNet, Architecture::UNet];
-    let runs = each(&models, options, |architecture| {
-        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, options)?;
+    let models = on_servers([Architecture::LinkNet, Architecture::UNet]);
+    let runs = each(&models, options, |(ahead, architecture)| {
+        let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, *ahead, options)?;
         // One pair of buffers: without stretch and without a pipeline, split alone.
         let diversity = Diversity { by_load: false, pairs: 1, ..bench.tuning.diversity };
         let alone =
@@ -209,17 +261,17 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure
         let at = |rate| Ok([bench.at(rate, DELAY)?, alone.at(rate, DVA)?, bench.at(rate, DVA)?]);
         LOADS.map(|(_, share)| at(peak * share)).into_iter().collect::<Result<Vec<_>, DeviceFailure>>()
     })?;
-    let mut table =
-        vec![head("model | load | delaybatch ms | split only ms | dvabatch ms | split only | splits | batch")];
-    let cases = models.iter().flat_map(|architecture| LOADS.map(|(load, _)| (architecture, load)));
-    for ((architecture, load), [delay, split, dva]) in cases.zip(runs.iter().flatten()) {
-        let mut cells = vec![architecture.to_string(), load.to_owned()];
+    let mut table = vec![head(
+        "server | model | load | delaybatch ms | split only ms | dvabatch ms | split only | dvabatch | splits | batch",
+    )];
+    let server = |ahead: &u32| SERVERS.iter().find(|(_, other)| other == ahead).map_or("", |(name, _)| *name);
+    let cases =
+        models.iter().flat_map(|(ahead, architecture)| LOADS.map(|(load, _)| (server(ahead), architecture, load)));
+    for ((server, architecture, load), [delay, split, dva]) in cases.zip(runs.iter().flatten()) {
+        let mut cells = vec![server.to_owned(), architecture.to_string(), load.to_owned()];
         cells.extend([delay, split, dva].map(|report| ms(report.mean_ms)));
-        cells.extend([
-            change(split.mean_ms, delay.mean_ms),
-            split.splits.to_string(),
-            format!("{:.1}", split.mean_batch),
-        ]);
+        cells.extend([split, dva].map(|report| change(report.mean_ms, delay.mean_ms)));
+        cells.extend([split.splits.to_string(), format!("{:.1}", split.mean_batch)]);
         table.push(cells);
     }
     let note = "Split alone: one pair of buffers, nobody joins. The paper: -15.0% at high load.";

@@ -158,14 +158,22 @@ fn figure_16_shares_follow_what_is_measured_when_the_hold_down_is_over() {
     };
     measure(&mut device);
     assert_eq!(device.spatial.poll_timeout(), Some((at(2_000), SpatialTimeout::Period)));
-    assert_eq!(device.look(at(8_000)), [], "held down");
+    assert_eq!(device.look(at(1_000)), [], "not yet");
     let too_small = ShareReason::TooSmall { latency: 0.065, throughput: 15.0 };
     let due = [prepare(A, 9, ShareReason::TooLarge), prepare(B, 70, too_small)];
-    assert_eq!(device.look(at(10_000)), due, "8.02% of steps of 1%");
+    assert_eq!(device.look(at(2_000)), due, "8.02% of steps of 1%");
     measure(&mut device);
-    assert_eq!(device.look(at(13_000)), [], "once");
+    assert_eq!(device.look(at(4_000)), [], "once");
     assert_eq!(device.prepared(B, true), [switch(B, 70)], "there is room");
     assert_eq!(device.prepared(A, true), [switch(A, 9)]);
+    measure(&mut device);
+    assert_eq!(device.look(at(12_000)), [], "held down");
+    assert_eq!(device.look(at(14_000)).len(), 2, "10 s after the change, at the next look");
+    let mut device = as_in_figure_16();
+    measure(&mut device);
+    device.look(at(2_000));
+    device.prepared(A, true);
+    device.prepared(B, true);
     assert_eq!(device.look(at(23_000)), [], "what was measured before says nothing any more");
 }
 
@@ -245,6 +253,21 @@ fn a_model_without_room_waits_until_another_goes() {
     assert_eq!(device.come(ModelId(2), None), [SpatialOutput::NoRoom { model: ModelId(2) }]);
     device.spatial.handle_model(at(1), A, None);
     assert_eq!(device.outputs(), [prepare(ModelId(2), 8, ShareReason::OtherWent(A))]);
+}
+
+#[test]
+fn a_batch_that_began_with_the_former_share_is_not_held_against_the_new_one() {
+    let mut device = Device::new(SpatialOptions::new(100, 1));
+    device.come(A, Some(70));
+    device.prepared(A, true);
+    device.come(B, None);
+    device.prepared(B, true);
+    device.now = at(1_000);
+    device.prepared(A, true);
+    for (now, limit) in [(1_010, 1), (1_019, 1), (1_021, 2)] {
+        device.spatial.handle_batch(at(now), A, 1, Duration::from_millis(20));
+        assert_eq!(device.spatial.limit(A), Some(limit), "{now} ms");
+    }
 }
 
 /// Under a load that goes up and down faster than shares may change (§3.2.1).

@@ -103,9 +103,9 @@ impl Spatial {
         }
     }
 
-    /// A batch of a model took so long.
+    /// A batch of a model took so long. One that began with another share says nothing.
     pub fn handle_batch(&mut self, now: Time, id: ModelId, rows: u32, latency: Duration) {
-        let Some(model) = self.models.get_mut(&id) else { return };
+        let Some(model) = self.models.get_mut(&id).filter(|model| now - latency >= model.changed) else { return };
         let before = model.batch.limit();
         let signal = model.batch.handle_batch(rows, latency);
         let rows = model.batch.limit();
@@ -195,12 +195,17 @@ impl Spatial {
     fn tune(&mut self, now: Time, id: ModelId) -> Option<ShareReason> {
         let SpatialOptions { units, grain, threshold, tunes, .. } = self.options;
         let model = self.models.get_mut(&id).filter(|model| tunes && model.is_free(now))?;
-        let (factor, reason) = match model.tuning.tune() {
+        let (active, most) = (f64::from(model.state.active), f64::from(units));
+        // Who lacks something does not ask for less than before, who has something to spare not for more.
+        let (demand, reason) = match model.tuning.tune() {
             Tuned::Suits => return None,
-            Tuned::More { factor, latency, throughput } => (factor, ShareReason::TooSmall { latency, throughput }),
-            Tuned::Less { factor } => (factor, ShareReason::TooLarge),
+            Tuned::More { factor, latency, throughput } => {
+                ((active * factor).min(most).max(model.demand), ShareReason::TooSmall { latency, throughput })
+            }
+            Tuned::Less { factor } => {
+                ((active * factor).max(f64::from(grain)).min(model.demand), ShareReason::TooLarge)
+            }
         };
-        let demand = (f64::from(model.state.active) * factor).clamp(f64::from(grain), f64::from(units));
         if (demand - model.demand).abs() <= threshold * model.demand {
             return None;
         }
@@ -302,8 +307,10 @@ impl Spatial {
             };
             let Some((id, model)) = self.models.iter_mut().find(|(_, model)| fits(model)) else { break };
             let units = model.state.target;
+            // Its first share was not changed.
+            let held_until = if model.state.active > 0 { held_until } else { now };
             used = used - model.state.active + units;
-            model.switch(units, held_until);
+            model.switch(now, units, held_until);
             self.outputs.push_back(SpatialOutput::Switch { model: *id, units });
         }
     }

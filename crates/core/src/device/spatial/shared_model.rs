@@ -39,6 +39,8 @@ pub struct SharedModel {
     pub tuning: SelfTuning,
     /// Compute units that it asks for.
     pub demand: f64,
+    /// When its share was changed.
+    pub changed: Time,
     /// Its share stays until then.
     pub held_until: Time,
     /// Its lanes could not be made, and are tried again then.
@@ -56,6 +58,7 @@ impl SharedModel {
             batch,
             tuning: SelfTuning::new(slo, options.threshold, options.weight),
             demand: knee.map_or(unknown, f64::from),
+            changed: Time::ZERO,
             held_until: Time::ZERO,
             failed_until: None,
             reason: ShareReason::Came,
@@ -73,9 +76,9 @@ impl SharedModel {
     }
 
     /// It runs on so many units from now on.
-    pub fn switch(&mut self, units: u32, held_until: Time) {
+    pub fn switch(&mut self, now: Time, units: u32, held_until: Time) {
         (self.state.active, self.state.standby) = (units, None);
-        self.held_until = held_until;
+        (self.changed, self.held_until) = (now, held_until);
         self.tuning.handle_share();
         self.batch.handle_share();
     }

@@ -20,6 +20,10 @@ pub enum Architecture {
     Vgg16,
     /// 3x224x224.
     Vgg19,
+    /// 3x224x224, of one tower.
+    AlexNet,
+    /// 3x224x224, of full width.
+    MobileNet,
     /// 3x299x299.
     InceptionV4,
     /// 3x128x128, 64 channels at the top.
@@ -34,12 +38,14 @@ pub enum Architecture {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Architecture; 10] = [
+    pub const ALL: [Architecture; 12] = [
         Architecture::ResNet50,
         Architecture::ResNet101,
         Architecture::ResNet152,
         Architecture::Vgg16,
         Architecture::Vgg19,
+        Architecture::AlexNet,
+        Architecture::MobileNet,
         Architecture::InceptionV4,
         Architecture::UNet,
         Architecture::LinkNet,
@@ -55,6 +61,8 @@ impl Architecture {
             Architecture::ResNet152 => "resnet152",
             Architecture::Vgg16 => "vgg16",
             Architecture::Vgg19 => "vgg19",
+            Architecture::AlexNet => "alexnet",
+            Architecture::MobileNet => "mobilenet",
             Architecture::InceptionV4 => "inceptionv4",
             Architecture::UNet => "unet",
             Architecture::LinkNet => "linknet",
@@ -77,6 +85,8 @@ impl Architecture {
             Architecture::ResNet152 => convolutional::resnet([3, 8, 36, 3], fused),
             Architecture::Vgg16 => convolutional::vgg([2, 2, 3, 3, 3], fused),
             Architecture::Vgg19 => convolutional::vgg([2, 2, 4, 4, 4], fused),
+            Architecture::AlexNet => convolutional::alexnet(fused),
+            Architecture::MobileNet => convolutional::mobilenet(fused),
             Architecture::InceptionV4 => convolutional::inception_v4(fused),
             Architecture::UNet => convolutional::unet(128, fused),
             Architecture::LinkNet => convolutional::linknet(224, fused),

@@ -109,6 +109,20 @@ impl Builder {
         }
     }
 
+    /// A 3x3 kernel for each channel by itself.
+    fn depthwise(&mut self, stride: u64) {
+        let inputs = self.outputs();
+        self.side = self.side.div_ceil(stride);
+        let (outputs, columns) = (self.outputs(), self.channels);
+        let weights = 9 * columns;
+        let operator = Operator::moving("depthwise", inputs, outputs);
+        self.operators.push(Operator { multiplications: 9 * outputs, columns, weights, ..operator });
+        if !self.fused {
+            self.operators.push(Operator::moving("normalise", outputs, outputs));
+            self.operators.push(Operator::moving("activate", outputs, outputs));
+        }
+    }
+
     fn dense(&mut self, outputs: u64) {
         let inputs = self.outputs();
         (self.side, self.channels) = (1, outputs);
@@ -151,6 +165,40 @@ pub fn vgg(convolutions: [u32; 5], fused: bool) -> Vec<Operator> {
     }
     net.dense(4096);
     net.dense(4096);
+    net.dense(1000);
+    net.operators
+}
+
+/// AlexNet in one tower (Krizhevsky 2014), 224x224.
+pub fn alexnet(fused: bool) -> Vec<Operator> {
+    let mut net = Builder::new(224, fused);
+    net.square(64, 11, 4, After::Activate);
+    net.pool(2);
+    net.square(192, 5, 1, After::Activate);
+    net.pool(2);
+    for channels in [384, 256, 256] {
+        net.square(channels, 3, 1, After::Activate);
+    }
+    net.pool(2);
+    // Borders are cut in the original.
+    net.side = 6;
+    net.dense(4096);
+    net.dense(4096);
+    net.dense(1000);
+    net.operators
+}
+
+/// MobileNet (Howard et al. 2017), 224x224, of full width.
+pub fn mobilenet(fused: bool) -> Vec<Operator> {
+    let mut net = Builder::new(224, fused);
+    net.square(32, 3, 2, After::Activate);
+    let blocks = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)];
+    let last = [(512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1)];
+    for (channels, stride) in blocks.into_iter().chain(last) {
+        net.depthwise(stride);
+        net.square(channels, 1, 1, After::Activate);
+    }
+    net.pool(7);
     net.dense(1000);
     net.operators
 }

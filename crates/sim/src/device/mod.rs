@@ -59,6 +59,8 @@ mod report;
 mod search;
 mod sharing;
 mod simulation;
+mod spatial_report;
+mod spatial_run;
 mod work;
 mod workload;
 
@@ -85,5 +87,7 @@ pub use search::{
     tune_window,
 };
 pub use simulation::DeviceSimulation;
+pub use spatial_report::{Ran, SharingReport};
+pub use spatial_run::{BatchedBy, SharedBy, SharingModel, SpatialRun};
 pub use work::{Kernel, WHOLE_BANDWIDTH, Work};
 pub use workload::{DeviceLoad, Glue};

@@ -11,6 +11,7 @@ mod device_calibration;
 mod device_checker;
 mod device_contention;
 mod device_figures;
+mod device_gslice;
 mod device_measured;
 mod device_runs;
 mod experiments;

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use downbeat_core::Duration;
 use downbeat_server::options::{
     CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
-    MOST_THREADS, ModelOptions, PolicyName,
+    MOST_THREADS, ModelOptions, OrderPolicy, PolicyName,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -146,6 +146,8 @@ fn scheduling() -> Vec<Key<Draft>> {
         optional("drop", name("POLICY").of(DropPolicy::names()), |d| &mut d.options.drop, "adaptive, or what suits another scheduler", "\"window\"")
             .flag("drop", "Which requests are dropped when not all can make their deadlines: adaptive, window, head or none")
             .of_models(),
+        key("order", name("ORDER").of(OrderPolicy::names()), |d| &mut d.options.order)
+            .flag("order", "Which of the batches that wait for a device gets it: shortest (where all can make their deadlines, or else the most urgent), urgency, fair (shares of the device time), or rehearsed: which of them is tried, too"),
         Key { is_hidden: true, ..optional("default_slo_ms", millis(), |d| &mut d.options.default_slo, "", "") },
         optional("slo_ms", millis(), |d| &mut d.options.default_slo, "their requests have no deadline", "100")
             .flag("default-slo-ms", "SLO in milliseconds, from arrival to answer, of all models that have none of their own")

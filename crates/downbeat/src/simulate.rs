@@ -50,7 +50,7 @@ pub struct SimulateArgs {
     run: RunArgs,
 
     /// Policies instead of the file's. Repeatable, or separated by commas.
-    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<String>,
 
     /// Run all cases, though the file asks for a sample.
@@ -143,7 +143,7 @@ struct CapacityArgs {
     /// When a batch may start. Repeatable, or separated by commas; `all`: every one, those that drop by their window with head drop too. One of
     /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus,
     /// nexus:FRONTENDS, shepherd.
-    #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<String>,
 
     /// Which requests are given up, for policies that do not say it with +DROP: window, head, adaptive, or none. Repeatable, or

@@ -35,12 +35,12 @@ pub struct RandomArgs {
     only: Option<u32>,
 
     /// Who is judged.
-    #[arg(long, default_value = "adaptive", value_name = "NAME[+DROP]")]
+    #[arg(long, default_value = "adaptive", value_name = "NAME[+DROP][@ORDER]")]
     policy: Policy,
 
     /// Who it is compared with [default: all others, with window and head drop, and timeouts of 10, 25 and 50% of the SLO]. Repeatable, or
     /// separated by commas.
-    #[arg(long, value_name = "NAME[+DROP]", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     others: Vec<Policy>,
 
     /// Seeds of the arrivals, the same for all policies: means over them are compared, and what they differ by is the noise. Repeatable, or

@@ -68,7 +68,7 @@ pub struct WhatIfArgs {
     devices: Vec<u32>,
 
     /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated by commas
-    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<Policy>,
 
     /// The largest batch, where a model's own is not smaller
@@ -104,7 +104,7 @@ pub struct AdviseArgs {
 
     /// Policies that are tried [default: as recorded, and all others, with window and head drop, and timeouts of 10, 25 and 50% of the SLO]. Repeatable,
     /// or separated by commas
-    #[arg(long = "policy", value_name = "NAME[+DROP]", value_delimiter = ',')]
+    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<Policy>,
 
     #[command(flatten)]

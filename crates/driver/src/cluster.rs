@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::journal::{Input, Journal, Machine, TrialRecord};
-use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Shard};
+use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Order, Shard};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
 
@@ -194,6 +194,12 @@ impl<H: Handler> Cluster<H> {
     /// Sets what a model does where it is adaptive ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
         self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
+    }
+
+    /// In which order the candidates of all models get devices ([`downbeat_core::cluster::Matchmaker::set_order`]).
+    pub fn set_order(&self, order: Order) {
+        self.matchmaker.put(ToMatchmaker::Command(Input::SetOrder(order).into()));
+        self.work(Round::default().matchmaker());
     }
 
     /// Writes a trial down in the decision log of a queue's shard.

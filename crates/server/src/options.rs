@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
+pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
@@ -86,6 +87,8 @@ with_defaults! {
         /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
         /// (see [`ServerOptions::drop_policy`]).
         pub drop: Option<DropPolicy> = None,
+        /// In which order batches of all models that wait for a device get one.
+        pub order: OrderPolicy = OrderPolicy::default(),
         /// SLO of models without one of their own; `None`: no deadline unless the request has one.
         pub default_slo: Option<Duration> = None,
         /// What makes batches on a device, for which models.

@@ -4,20 +4,22 @@ use std::fmt;
 use std::str::FromStr;
 
 use downbeat_core::Duration;
-use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy, UnknownOrder};
 
 use crate::baseline::{Gather, NexusOptions};
 use crate::system::System;
 
-/// What is simulated, by name: a dispatch policy of Downbeat's scheduler with a drop policy, or a system that it is compared with.
+/// What is simulated, by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order of turns, or a system that it is compared with.
 ///
-/// Written `NAME[:ARGUMENT][+DROP]`, such as `deferred`, `eager+head`, `timeout:20%+head`. [`POLICIES`] and [`DROPS`] are the names.
+/// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`, `timeout:20%+head@fair`. [`POLICIES`] and [`DROPS`] are the names, and those of
+/// [`OrderPolicy`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Policy {
     name: String,
     choice: Choice,
     /// `None`: the system has its own.
     drop: Option<DropPolicy>,
+    order: OrderPolicy,
 }
 
 /// A scheduler that a name stands for.
@@ -149,6 +151,12 @@ pub enum UnknownPolicy {
         /// How it is written.
         expected: String,
     },
+    /// No such order of turns.
+    #[error(transparent)]
+    Order(#[from] UnknownOrder),
+    /// An order of turns for a system that has its own.
+    #[error("'{0}' has turns by its own rules; leave out '@{1}'")]
+    OwnOrder(String, String),
     /// A drop policy for a system that has its own.
     #[error("'{0}' drops by its own rules; leave out '+{1}'")]
     OwnDrop(String, String),
@@ -205,7 +213,8 @@ impl Policy {
             return Ok(policy);
         }
         let name = DROPS.iter().find(|(_, known)| *known == drop).map_or("", |(name, _)| name);
-        Ok(Policy { name: format!("{text}+{name}"), drop: Some(drop), ..policy })
+        let (plain, order) = text.split_at(text.find('@').unwrap_or(text.len()));
+        Ok(Policy { name: format!("{plain}+{name}{order}"), drop: Some(drop), ..policy })
     }
 
     /// All names, timeouts of a few shares of the SLO, each with these drop policies unless it has its own. Without any, with the one that goes with
@@ -248,18 +257,24 @@ impl Policy {
         }
     }
 
+    /// In which order candidates get devices.
+    pub fn order(&self) -> OrderPolicy {
+        self.order
+    }
+
     /// The drop policy. A system that has its own is held to meet the deadlines of what it sends.
     pub fn drop(&self) -> DropPolicy {
         self.drop.unwrap_or(DropPolicy::HeadDrop)
     }
 }
 
-/// `NAME[:ARGUMENT][+DROP]`; without a drop policy, the one that goes with the name.
+/// `NAME[:ARGUMENT][+DROP][@ORDER]`; without a drop policy, the one that goes with the name.
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (system, drop) = text.split_once('+').map_or((text, None), |(system, drop)| (system, Some(drop)));
+        let (plain, order) = text.split_once('@').map_or((text, None), |(plain, order)| (plain, Some(order)));
+        let (system, drop) = plain.split_once('+').map_or((plain, None), |(system, drop)| (system, Some(drop)));
         let (name, argument) = system.split_once(':').unwrap_or((system, ""));
         let known = POLICIES.iter().find(|known| known.name == name);
         let known = known.ok_or_else(|| UnknownPolicy::Policy(system.to_owned()))?;
@@ -272,7 +287,12 @@ impl FromStr for Policy {
             None => Some(known.drop),
             Some(drop) => Some(parse_drop(drop)?),
         };
-        Ok(Policy { name: text.to_owned(), choice, drop })
+        let order = match order {
+            Some(order) if own => return Err(UnknownPolicy::OwnOrder(system.to_owned(), order.to_owned())),
+            None => OrderPolicy::default(),
+            Some(order) => order.parse()?,
+        };
+        Ok(Policy { name: text.to_owned(), choice, drop, order })
     }
 }
 
@@ -294,6 +314,8 @@ impl fmt::Display for Policy {
 
 #[cfg(test)]
 mod tests {
+    use downbeat_core::cluster::Order;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Policy, String> {
@@ -311,6 +333,19 @@ mod tests {
             assert_eq!(parse(text).unwrap().dispatch(slo), expected, "{text}");
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn orders_of_turns() {
+        let order = |text: &str| parse(text).map(|policy| policy.order());
+        assert_eq!(order("adaptive@urgency"), Ok(OrderPolicy::Fixed(Order::Urgency)));
+        assert_eq!(order("timeout:20%+head@fair"), Ok(OrderPolicy::Fixed(Order::Fair)));
+        assert_eq!(order("adaptive@rehearsed"), Ok(OrderPolicy::Rehearsed));
+        let expected = "unknown order 'random'; expected one of: shortest, urgency, fair, rehearsed";
+        assert_eq!(order("eager@random").unwrap_err(), expected);
+        assert!(order("nexus@fair").unwrap_err().contains("leave out '@fair'"));
+        let with_drop = Policy::with_drop("eager@fair", DropPolicy::HeadDrop).unwrap();
+        assert_eq!(with_drop, "eager+head@fair".parse().unwrap());
     }
 
     #[test]

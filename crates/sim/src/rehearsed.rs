@@ -37,9 +37,12 @@ impl Rehearsed {
         let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| options.is_adaptive());
         let wishes = adaptive.map(|options| options.dispatch == DispatchPolicy::Adaptive { consolidate: true });
         let consolidate = wishes.reduce(|all, wish| all && wish).filter(|_| simulation.rehearsal > 0)?;
+        let (mut scheduler, mut rehearsal) = (Scheduler::new(), Rehearsal::new(consolidate, simulation.seed));
+        scheduler.set_order(Time::ZERO, simulation.order.first());
+        rehearsal.set_order(simulation.order);
         Some(Rehearsed {
-            scheduler: Scheduler::new(),
-            rehearsal: Rehearsal::new(consolidate, simulation.seed),
+            scheduler,
+            rehearsal,
             pace: simulation.rehearsal,
             options: Vec::new(),
             devices: 0,
@@ -62,6 +65,7 @@ impl Rehearsed {
             for (behaviour, model) in decision.behaviours.iter().zip(0..).filter(|_| decision.changed) {
                 self.scheduler.set_behaviour(now, ModelId(model), *behaviour);
             }
+            self.scheduler.set_order(now, decision.order);
         }
     }
 }

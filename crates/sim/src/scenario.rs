@@ -122,6 +122,7 @@ impl Scenario {
             span: self.span,
             noise: self.noise,
             network: self.network,
+            order: policy.order(),
             seed,
             ..Simulation::default()
         })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, Request};
+use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, OrderPolicy, Request};
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 use rand::seq::IndexedRandom;
 use rand_distr::{Distribution, Normal};
@@ -66,6 +66,8 @@ pub struct Simulation {
     pub switch: Option<(Time, Vec<DispatchPolicy>)>,
     /// Events that the rehearsal of adaptive models may replay in a second; 0: there is none, and what they do follows from the load of the moment.
     pub rehearsal: u64,
+    /// In which order candidates get devices, of Downbeat's own scheduler.
+    pub order: OrderPolicy,
     /// These requests come, in order of their time, in place of those that the loads would draw; those of the warm-up do not count.
     pub recorded: Option<Arc<[Arrival]>>,
 }
@@ -87,6 +89,7 @@ impl Default for Simulation {
             network: Network::default(),
             switch: None,
             rehearsal: EVENTS_PER_SECOND,
+            order: OrderPolicy::default(),
             recorded: None,
         }
     }

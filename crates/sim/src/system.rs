@@ -1,5 +1,6 @@
 //! Which scheduler is simulated.
 
+use downbeat_core::Time;
 use downbeat_core::cluster::Scheduler;
 
 use crate::arrivals::BadArrivals;
@@ -28,7 +29,11 @@ impl System {
         match self {
             System::Downbeat => match Rehearsed::of(simulation) {
                 Some(rehearsed) => simulation.run_on(rehearsed),
-                None => simulation.run_on(Scheduler::new()),
+                None => {
+                    let mut scheduler = Scheduler::new();
+                    scheduler.set_order(Time::ZERO, simulation.order.first());
+                    simulation.run_on(scheduler)
+                }
             },
             System::Clockwork => simulation.run_on(Clockwork::new()),
             System::Nexus(options) => simulation.run_on(Nexus::new(*options)),

@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 
 use super::indexed_heap::IndexedHeap;
 use super::messages::Candidate;
+use super::order::{FairTime, Order};
 use super::ready_tree::ReadyTree;
-use crate::ids::{DeviceId, DeviceKind};
+use crate::ids::{DeviceId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
 /// The most candidates whose turns are compared.
@@ -13,8 +14,8 @@ const MOST_COMPARED: usize = 16;
 /// A candidate without a deadline has to start once it has waited for so many of its own runs.
 const LONGEST_TURN: u64 = 10;
 
-/// What decides between candidates that may be sent: `latest`, then `since`.
-pub(super) type Urgency = (Time, Time);
+/// What decides between candidates that may be sent: `latest`, then `since`; under [`Order::Fair`] where they begin in its time, then `latest`.
+pub(super) type Turn = (Time, Time);
 
 #[derive(Debug, Default)]
 pub(super) struct KindState {
@@ -24,9 +25,12 @@ pub(super) struct KindState {
     pub deferred: IndexedHeap<Time>,
     /// By model: the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
     /// `1 + f` those that wait, besides, until kind `f`, faster for them, has no free device.
-    pub schedulable: Vec<IndexedHeap<Urgency>>,
+    pub schedulable: Vec<IndexedHeap<Turn>>,
     /// By model: the delays of the schedulable candidates; kept while batches are sent ahead.
     pub delays: IndexedHeap<Reverse<Duration>>,
+    order: Order,
+    /// Counted under [`Order::Fair`].
+    fair: FairTime,
     pub devices: Vec<DeviceId>,
     /// By place in `devices`: when the device can begin another batch.
     pub ready: ReadyTree,
@@ -36,13 +40,40 @@ pub(super) struct KindState {
 
 impl KindState {
     /// Makes room for kinds up to `kind`, and so many models.
-    pub fn make_room(kinds: &mut Vec<KindState>, kind: DeviceKind, models: usize) {
+    pub fn make_room(kinds: &mut Vec<KindState>, kind: DeviceKind, models: usize, order: Order) {
         while kinds.len() <= kind.0 as usize {
-            kinds.push(KindState { candidates: vec![None; models], ..KindState::default() });
+            let (candidates, fair) = (vec![None; models], FairTime::new(models));
+            kinds.push(KindState { candidates, order, fair, ..KindState::default() });
         }
         let classes = if kinds.len() == 1 { 1 } else { 1 + kinds.len() };
         for kind in kinds {
             kind.schedulable.resize(classes, IndexedHeap::new());
+        }
+    }
+
+    /// There is another model.
+    pub fn join(&mut self) {
+        self.candidates.push(None);
+        self.fair.join();
+    }
+
+    /// In which order candidates that are scheduled from now on get devices.
+    pub fn set_order(&mut self, order: Order) {
+        (self.order, self.fair) = (order, FairTime::new(self.candidates.len()));
+    }
+
+    /// A model is granted a device, which takes no other batch for now.
+    pub fn granted(&mut self, model: ModelId, place: u32) {
+        if self.order == Order::Fair {
+            self.fair.granted(model);
+        }
+        self.ready.set(place, Time::MAX);
+    }
+
+    /// The batch of a model that was granted a device takes so long.
+    pub fn runs(&mut self, model: ModelId, takes: Duration) {
+        if self.order == Order::Fair {
+            self.fair.runs(model, takes);
         }
     }
 
@@ -67,7 +98,11 @@ impl KindState {
 
     /// The model's candidate waits for a device.
     pub fn schedule(&mut self, model: u32, class: usize, candidate: &Candidate, sends_ahead: bool) {
-        self.schedulable[class].set(model, (candidate.latest, candidate.since));
+        let turn = match self.order {
+            Order::Shortest | Order::Urgency => (candidate.latest, candidate.since),
+            Order::Fair => (self.fair.begin(model), candidate.latest),
+        };
+        self.schedulable[class].set(model, turn);
         if sends_ahead {
             self.delays.set(model, Reverse(candidate.delay));
         }
@@ -77,14 +112,14 @@ impl KindState {
         self.schedulable.iter().any(|heap| heap.get(model).is_some())
     }
 
-    /// The candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the first of them has to
+    /// Under [`Order::Shortest`] the candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the first of them has to
     /// start: that makes the mean wait the shortest (Smith's rule), and costs no deadline. What has none has to start once it has waited for ten of its own
     /// runs. `None` too if it takes not a quarter less than the most `urgent`: profiles are not that exact, and who came first goes first. `O(1)`: where there
     /// are more than a few, there is hardly time for all.
     pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
         let KindState { candidates, schedulable, present, .. } = self;
         let waiting = &schedulable[0];
-        if !(2..=MOST_COMPARED).contains(&waiting.len()) {
+        if self.order != Order::Shortest || !(2..=MOST_COMPARED).contains(&waiting.len()) {
             return None;
         }
         let mut work = Duration::ZERO;
@@ -114,6 +149,34 @@ impl KindState {
         }
         let share = Duration::from_nanos(work.as_nanos() / u64::from((*present).max(1)));
         (now + candidate.takes + share <= begins).then_some(model)
+    }
+
+    /// The first of the candidates that need nothing but a device of this kind.
+    pub fn next_turn(kinds: &[KindState], kind: usize) -> Option<(Turn, u32)> {
+        let heaps = kinds[kind].schedulable.iter().enumerate();
+        let open = heaps.filter(|(class, _)| *class == 0 || kinds[class - 1].free == 0);
+        open.filter_map(|(_, heap)| heap.peek()).min()
+    }
+
+    /// The fastest kind that is faster for the model than `kind` and could take its batch; if `free`, of those with a free device.
+    pub fn waits_for(kinds: &[KindState], model: u32, kind: usize, free: bool) -> Option<usize> {
+        let candidate = |kind: usize| kinds[kind].candidates[model as usize];
+        let pace = candidate(kind)?.pace;
+        let faster = |other: usize| {
+            let candidate = candidate(other).filter(|candidate| candidate.pace < pace)?;
+            (!free || kinds[other].free > 0).then_some((candidate.pace, other))
+        };
+        (0..kinds.len()).filter_map(faster).min().map(|(_, other)| other)
+    }
+
+    /// The device (its place) that is to take a batch, of those that can begin one by a time; `load`: when they are done with what others run there.
+    pub fn least_loaded(&self, by: Time, load: impl Fn(DeviceId) -> Time) -> Option<u32> {
+        let load = |place: u32| load(self.devices[place as usize]);
+        let first = self.ready.first_by(by)?;
+        if load(first) == Time::ZERO {
+            return Some(first);
+        }
+        self.ready.all_by(by).min_by_key(|place| (load(*place), *place))
     }
 
     /// The longest way of a candidate that waits for a device.

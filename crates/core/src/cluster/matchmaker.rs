@@ -2,8 +2,9 @@
 
 use super::device_state::{DeviceState, Sent};
 use super::in_flight::InFlight;
-use super::kind_state::{KindState, Urgency};
+use super::kind_state::{KindState, Turn};
 use super::messages::{Answer, Candidate, Grant};
+use super::order::Order;
 use super::ready_tree::ReadyTree;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::Time;
@@ -14,8 +15,7 @@ use crate::time::Time;
 /// a device of its kind (*schedulable*: the most urgent `latest` first, and of those the one whose first request came first). Setting a
 /// candidate replaces the former one, with its timer: none is ever stale.
 ///
-/// **Whose turn.** The most urgent goes first. But where all that waits for devices of a kind could be run before the first of it has to start, no order costs a
-/// deadline: then the batch that takes the least device time an item does, if a quarter less, so that a small model does not wait out its SLO behind a large one's batches.
+/// **Whose turn.** As the [`Order`] says: unless it is another, the most urgent goes first, but where all that waits for devices of a kind can still make it, the shortest.
 ///
 /// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
 /// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
@@ -61,6 +61,7 @@ pub struct Matchmaker {
     /// Devices with a load.
     loaded: u32,
     sends_ahead: bool,
+    order: Order,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +94,7 @@ impl Matchmaker {
         let id = ModelId(self.models.len() as u32);
         self.models.push(ModelState { present: true, granted: false });
         for kind in &mut self.kinds {
-            kind.candidates.push(None);
+            kind.join();
         }
         id
     }
@@ -116,9 +117,20 @@ impl Matchmaker {
         for device in 0..self.devices.len() {
             self.refresh_device(DeviceId(device as u32));
         }
-        for model in 0..self.models.len() {
-            self.place_all(ModelId(model as u32));
+        self.place_models();
+    }
+
+    /// In which order candidates get devices; at first [`Order::Shortest`]. What models had under [`Order::Fair`] counts from when it is set.
+    pub fn set_order(&mut self, order: Order) {
+        if std::mem::replace(&mut self.order, order) != order {
+            self.kinds.iter_mut().for_each(|kind| kind.set_order(order));
+            self.place_models();
         }
+    }
+
+    /// What [`Matchmaker::set_order`] said last.
+    pub fn order(&self) -> Order {
+        self.order
     }
 
     /// Adds a device, free. Kinds are dense: their number should be small.
@@ -127,7 +139,7 @@ impl Matchmaker {
             kind <= DeviceKind::LARGEST,
             "kinds are numbered from 0, and few: {kind} would cost every event a look at all before it"
         );
-        KindState::make_room(&mut self.kinds, kind, self.models.len());
+        KindState::make_room(&mut self.kinds, kind, self.models.len(), self.order);
         let id = DeviceId(self.devices.len() as u32);
         let state = &mut self.kinds[kind.0 as usize];
         let place = state.devices.len() as u32;
@@ -197,7 +209,7 @@ impl Matchmaker {
     /// The model's newest candidate for a kind of device, in place of the former one.
     pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
         if candidate.is_some() && self.kinds.len() <= kind.0 as usize {
-            KindState::make_room(&mut self.kinds, kind, self.models.len());
+            KindState::make_room(&mut self.kinds, kind, self.models.len(), self.order);
         }
         let index = kind.0 as usize;
         let Some(state) = self.kinds.get_mut(index) else { return };
@@ -252,17 +264,17 @@ impl Matchmaker {
             }
         }
         loop {
-            let mut most_urgent: Option<(Urgency, u32, usize, u32)> = None;
+            let mut next: Option<(Turn, u32, usize, u32)> = None;
             for kind in 0..self.kinds.len() {
                 if self.kinds[kind].ready.earliest() != Time::MAX
-                    && let Some((urgency, model)) = self.most_urgent(kind)
-                    && most_urgent.is_none_or(|(u, m, ..)| (urgency, model) < (u, m))
+                    && let Some((turn, model)) = KindState::next_turn(&self.kinds, kind)
+                    && next.is_none_or(|(t, m, ..)| (turn, model) < (t, m))
                     && let Some(place) = self.device_for(kind, model)
                 {
-                    most_urgent = Some((urgency, model, kind, place));
+                    next = Some((turn, model, kind, place));
                 }
             }
-            let (_, model, kind, place) = most_urgent?;
+            let (_, model, kind, place) = next?;
             let cheapest = self.kinds[kind].cheapest(now, model);
             let cheapest = cheapest.and_then(|model| Some((model, self.device_for(kind, model)?)));
             let (model, place) = cheapest.unwrap_or((model, place));
@@ -288,6 +300,7 @@ impl Matchmaker {
             assert!(device.granted.take() == Some(grant.model), "a device that was granted stays so until the answer");
             match answer {
                 Answer::Started { batch, arrives, expected, .. } => {
+                    self.kinds[grant.kind.0 as usize].runs(grant.model, expected);
                     let sent = Sent { model: grant.model, batch, arrives, expected };
                     self.busy.set(grant.device.0, device.send(sent));
                 }
@@ -337,8 +350,9 @@ impl Matchmaker {
                 continue;
             }
             let device_timer = || {
-                let ((latest, _), model) = self.most_urgent(index)?;
-                let ahead = if latest >= free_at { kind.reach() } else { self.candidate(index, model)?.delay };
+                let (_, model) = KindState::next_turn(&self.kinds, index)?;
+                let Candidate { latest, delay, .. } = self.candidate(index, model)?;
+                let ahead = if latest >= free_at { kind.reach() } else { delay };
                 Some((free_at - ahead, model))
             };
             for timer in [kind.deferred.peek(), device_timer()].into_iter().flatten() {
@@ -352,21 +366,15 @@ impl Matchmaker {
         self.kinds[kind].candidates[model as usize]
     }
 
-    /// The most urgent candidate that needs nothing but a device of this kind.
-    fn most_urgent(&self, kind: usize) -> Option<(Urgency, u32)> {
-        let heaps = self.kinds[kind].schedulable.iter().enumerate();
-        let open = heaps.filter(|(class, _)| *class == 0 || self.kinds[class - 1].free == 0);
-        open.filter_map(|(_, heap)| heap.peek()).min()
-    }
-
     /// The device (its place) of this kind that the model's candidate takes now, if there is one.
     fn device_for(&mut self, kind: usize, model: u32) -> Option<u32> {
         let candidate = self.candidate(kind, model)?;
-        let mut found = self.least_loaded(kind, self.now + candidate.delay);
+        let load = |device: DeviceId| if self.loaded == 0 { Time::ZERO } else { self.load(device) };
+        let mut found = self.kinds[kind].least_loaded(self.now + candidate.delay, load);
         if found.is_none() && self.sends_ahead {
             let earliest = self.kinds[kind].ready.earliest();
             if earliest <= candidate.latest && earliest <= self.now + self.kinds[kind].reach() {
-                found = self.least_loaded(kind, earliest);
+                found = self.kinds[kind].least_loaded(earliest, load);
             }
         }
         let place = found?;
@@ -377,17 +385,6 @@ impl Matchmaker {
             return self.device_for(kind, model);
         }
         Some(place)
-    }
-
-    /// The device (its place) of this kind that is to take a batch, of those that can begin one by a time.
-    fn least_loaded(&self, kind: usize, by: Time) -> Option<u32> {
-        let KindState { ready, devices, .. } = &self.kinds[kind];
-        let load = |place: u32| self.load(devices[place as usize]);
-        let first = ready.first_by(by)?;
-        if self.loaded == 0 || load(first) == Time::ZERO {
-            return Some(first);
-        }
-        ready.all_by(by).min_by_key(|place| (load(*place), *place))
     }
 
     /// The kind that takes the model's batch, with a device of it, when `kind` could. None if a faster device is free and waits for its
@@ -407,23 +404,13 @@ impl Matchmaker {
             }
         }
         let (_, kind, place) = best;
-        if let Some(faster) = self.waits_for(model, kind, true) {
+        if let Some(faster) = KindState::waits_for(&self.kinds, model, kind, true) {
             let candidate = self.candidate(kind, model)?;
             self.kinds[kind].forget(model);
             self.kinds[kind].schedule(model, 1 + faster, &candidate, self.sends_ahead);
             return None;
         }
         Some((kind, place))
-    }
-
-    /// The fastest kind that is faster for the model than `kind` and could take its batch; if `free`, of those with a free device.
-    fn waits_for(&self, model: u32, kind: usize, free: bool) -> Option<usize> {
-        let pace = self.candidate(kind, model)?.pace;
-        let faster = |other: usize| {
-            let candidate = self.candidate(other, model).filter(|candidate| candidate.pace < pace)?;
-            (!free || self.kinds[other].free > 0).then_some((candidate.pace, other))
-        };
-        (0..self.kinds.len()).filter_map(faster).min().map(|(_, other)| other)
     }
 
     fn grant(&mut self, model: ModelId, kind: usize, place: u32) -> Grant {
@@ -440,7 +427,7 @@ impl Matchmaker {
             self.kinds[kind].free -= 1;
         }
         let free_at = state.free_at;
-        self.kinds[kind].ready.set(place, Time::MAX);
+        self.kinds[kind].granted(model, place);
         Grant { model, device, kind: DeviceKind(kind as u32), free_at }
     }
 
@@ -470,6 +457,13 @@ impl Matchmaker {
         parked
     }
 
+    /// Puts all candidates where they belong.
+    fn place_models(&mut self) {
+        for model in 0..self.models.len() {
+            self.place_all(ModelId(model as u32));
+        }
+    }
+
     /// Puts all the model's candidates where they belong.
     fn place_all(&mut self, model: ModelId) {
         for kind in 0..self.kinds.len() {
@@ -489,7 +483,7 @@ impl Matchmaker {
                     0
                 } else {
                     self.kinds[kind].forget(model.0);
-                    self.waits_for(model.0, kind, false).map_or(0, |faster| 1 + faster)
+                    KindState::waits_for(&self.kinds, model.0, kind, false).map_or(0, |faster| 1 + faster)
                 };
                 self.kinds[kind].schedule(model.0, class, &candidate, self.sends_ahead);
             }

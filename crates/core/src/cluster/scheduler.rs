@@ -6,6 +6,7 @@ use super::matchmaker::Matchmaker;
 use super::model_options::ModelOptions;
 use super::model_queue::ModelQueue;
 use super::network::NetworkBudget;
+use super::order::Order;
 use super::output::{Output, Reject};
 use super::request::Request;
 use super::request_queue::Ticket;
@@ -186,6 +187,18 @@ impl Scheduler {
     /// What a model does where it is adaptive; `None` if there is no such model.
     pub fn behaviour(&self, model: ModelId) -> Option<Behaviour> {
         self.shard.queue(model).map(ModelQueue::behaviour)
+    }
+
+    /// In which order the candidates of all models get devices ([`Matchmaker::set_order`]).
+    pub fn set_order(&mut self, now: Time, order: Order) {
+        let now = self.advance(now);
+        self.matchmaker.set_order(order);
+        self.exchange(now);
+    }
+
+    /// What [`Scheduler::set_order`] said last; at first [`Order::Shortest`].
+    pub fn order(&self) -> Order {
+        self.matchmaker.order()
     }
 
     /// Lets what waits for a model go without waiting for others to join, where its dispatch policy would make it wait

@@ -7,7 +7,7 @@ use downbeat_core::{
 };
 use proptest::prelude::*;
 
-use crate::random_events::behaviours;
+use crate::random_events::{behaviours, orders};
 
 fn at(us: u64) -> Time {
     Time::ZERO + Duration::from_micros(us)
@@ -38,6 +38,7 @@ fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions
 fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     let tried = |behaviours: Vec<Option<Behaviour>>, bad: f64| Tried {
         behaviours,
+        order: Order::Fair,
         parts: 4,
         bad: vec![(2.0 * bad, bad), (2.0 * bad, bad), (1.0, 0.5)],
         devices: 1.25,
@@ -46,6 +47,7 @@ fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     let tried = vec![tried(vec![None; 3], 0.01), tried(vec![behaviour; 3], 0.0), tried(vec![None, behaviour], 0.02)];
     let decision = RehearsalDecision {
         behaviours: tried[usize::from(changed)].behaviours.clone(),
+        order: Order::Fair,
         changed,
         why: changed.then_some(Ground::WorstModel { rate: 110 }),
         tried,
@@ -89,6 +91,7 @@ fn steps() -> impl Strategy<Value = Step> {
         (0..4u32, dispatch).prop_map(|(model, dispatch)| Input::SetDispatch(ModelId(model), dispatch)),
         (0..4u32, behaviours()).prop_map(|(model, behaviour)| Input::SetBehaviour(ModelId(model), behaviour)),
         (0..4u32).prop_map(|model| Input::Flush(ModelId(model))),
+        orders().prop_map(Input::SetOrder),
         (any::<bool>(), behaviours())
             .prop_map(|(changes, behaviour)| Input::Trial(Box::new(trial(changes, behaviour)))),
         (0..50u64).prop_map(|us| Input::SetWakeMargin(Duration::from_micros(us))),
@@ -394,13 +397,13 @@ fn a_trial_is_told_and_takes_few_bytes() {
     }
     journal.take_log(&mut log);
     let lines: Vec<String> = read(&log).unwrap().1.map(|entry| entry.unwrap().line(at(1_000))).collect();
-    let before = "before{*} bad (worst model), 1% (2%) at 100%, 1% (2%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 to m2 as follows from the load";
+    let before = "before{*} bad (worst model), 1% (2%) at 100%, 1% (2%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 to m2 as follows from the load";
     let expected = [
         format!("trial 7 of 3 candidates: what is done goes on\n{:>27}{}", "", before.replace("{*}", "*")),
         format!(
             "trial 7 of 3 candidates: candidate 1 from now on, because of what the worst model loses at 110% of the rate\n\
-             {0:>27}{1}\n{0:>32}1* bad (worst model), 0% (0%) at 100%, 0% (0%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 to m2 wait 50, aim 94/75, limit 90, margin 5\n\
-             {0:>32}2  bad (worst model), 2% (4%) at 100%, 2% (4%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts: m0 as follows from the load m1 wait 50, aim 94/75, limit 90, margin 5",
+             {0:>27}{1}\n{0:>32}1* bad (worst model), 0% (0%) at 100%, 0% (0%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 to m2 wait 50, aim 94/75, limit 90, margin 5\n\
+             {0:>32}2  bad (worst model), 2% (4%) at 100%, 2% (4%) at 110%, 50% (100%) at 125%; 1.25 devices, 12.5 ms, 4 parts, order fair: m0 as follows from the load m1 wait 50, aim 94/75, limit 90, margin 5",
             "",
             before.replace("{*}", " ")
         ),

@@ -24,6 +24,7 @@ enum Event {
     SetNetwork(NetworkBudget),
     SetDispatch(u32, DispatchPolicy),
     SetBehaviour(u32, Option<Behaviour>),
+    SetOrder(Order),
     Flush(u32),
     SetWakeMargin(u64),
     GoBack,
@@ -78,6 +79,10 @@ pub fn behaviours() -> impl Strategy<Value = Option<Behaviour>> {
     prop::option::weighted(0.8, behaviour)
 }
 
+pub fn orders() -> impl Strategy<Value = Order> {
+    prop::sample::select(Order::ALL.to_vec())
+}
+
 pub fn drops() -> impl Strategy<Value = DropPolicy> {
     prop_oneof![
         Just(DropPolicy::HeadDrop),
@@ -128,6 +133,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => networks().prop_map(Event::SetNetwork),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
         1 => (0..6u32, behaviours()).prop_map(|(m, b)| Event::SetBehaviour(m, b)),
+        1 => orders().prop_map(Event::SetOrder),
         1 => (0..6u32).prop_map(Event::Flush),
         1 => (0..900u64).prop_map(Event::SetWakeMargin),
         1 => Just(Event::GoBack),
@@ -397,6 +403,7 @@ impl Outside {
                 }
                 self.scheduler.set_behaviour(self.now, ModelId(*model), *behaviour)
             }
+            Event::SetOrder(order) => self.scheduler.set_order(self.now, *order),
             Event::Flush(model) => self.scheduler.flush(self.now, ModelId(*model)),
             Event::SetWakeMargin(us) => self.scheduler.set_wake_margin(self.now, Duration::from_micros(*us)),
             Event::GoBack => self.scheduler.handle_timeout(Time::ZERO),

@@ -275,3 +275,44 @@ fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
     assert!(found[0].is_some_and(|large| large.wait > 0), "{found:?}");
     assert!(found[1].is_none_or(|quick| quick.wait == 0), "{found:?}");
 }
+
+/// The order after `count` requests, one in `of` for the second model, every `gap_us`.
+fn order_found(policy: OrderPolicy, models: [(ModelOptions, Duration); 2], of: u64, gap_us: u64, count: u64) -> Order {
+    let mut rehearsal = Rehearsal::new(false, 7);
+    rehearsal.set_order(policy);
+    rehearsal.set_devices(DeviceKind(0), 1);
+    for (model, (options, _)) in (0..).zip(&models) {
+        rehearsal.set_model(ModelId(model), Some(options.clone()));
+    }
+    let mut order = policy.first();
+    for number in 0..count {
+        let model = usize::from(number % of == of - 1);
+        let at = Time::ZERO + Duration::from_micros(number * gap_us - if number % 4 == 3 { gap_us / 2 } else { 0 });
+        let model_id = ModelId(model as u32);
+        rehearsal.arrival(PastArrival { at, budget: models[model].1, model: model_id, size: 1, level: 0 });
+        if number % 100 == 99 {
+            rehearsal.step(50_000);
+            while let Some(decision) = rehearsal.poll_decision() {
+                order = decision.order;
+            }
+        }
+    }
+    order
+}
+
+/// A model keeps the device busy with batches of 8 ms that have to start within 4 ms when the one before ends. By urgency one beside it that could wait for 99 ms is passed over until
+/// its last 4 ms, and every other time its last moment is while a batch runs. Policies of their own: what adaptive models do instead loses nothing in this order, too.
+#[test]
+fn an_order_that_loses_less_is_found() {
+    let eager = |options| ModelOptions { dispatch: DispatchPolicy::Eager, drop: DropPolicy::HeadDrop, ..options };
+    let busy = || [(eager(options(1, 8_000)), ms(20)), (eager(options(1, 1_000)), ms(100))];
+    assert_eq!(order_found(OrderPolicy::Rehearsed, busy(), 50, 1_000, 30_000), Order::Fair);
+    let fixed = OrderPolicy::Fixed(Order::Urgency);
+    assert_eq!(order_found(fixed, busy(), 50, 1_000, 10_000), Order::Urgency, "what is fixed is not tried");
+}
+
+#[test]
+fn where_no_order_gains_anything_it_stays() {
+    let quiet = [(options(100, 1_000), ms(50)), (options(100, 1_000), ms(100))];
+    assert_eq!(order_found(OrderPolicy::Rehearsed, quiet, 3, 5_000, 6_000), Order::default());
+}

@@ -1,7 +1,8 @@
-//! Whose turn it is on a device: the most urgent first, but where all that waits can still make it, what takes the least time an item.
+//! Whose turn it is on a device: the most urgent first, but where all that waits can still make it, what takes the least time an item; or as another order says.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceKind, Duration, ModelId, Time};
+use proptest::prelude::*;
 
 const KIND: DeviceKind = DeviceKind(0);
 
@@ -17,7 +18,12 @@ fn batch(size: u32, takes: u64, since: u64, latest: Time) -> Option<Candidate> {
 
 /// A matchmaker with a device, and models with such candidates.
 fn waiting(candidates: &[Option<Candidate>]) -> (Matchmaker, Vec<ModelId>) {
+    waiting_in(Order::default(), candidates)
+}
+
+fn waiting_in(order: Order, candidates: &[Option<Candidate>]) -> (Matchmaker, Vec<ModelId>) {
     let mut matchmaker = Matchmaker::new();
+    matchmaker.set_order(order);
     matchmaker.add_device(KIND);
     let models: Vec<_> = candidates.iter().map(|_| matchmaker.add_model(u32::MAX)).collect();
     for (model, candidate) in models.iter().zip(candidates) {
@@ -28,9 +34,14 @@ fn waiting(candidates: &[Option<Candidate>]) -> (Matchmaker, Vec<ModelId>) {
 
 /// Which model the device goes to at `now`; it is done with its batch, and has no other.
 fn turn(matchmaker: &mut Matchmaker, now: u64, number: u64) -> ModelId {
+    turn_of(matchmaker, now, number, Duration::ZERO, None)
+}
+
+/// The same, of a batch that was to take so long, after which the model has another candidate, or none.
+fn turn_of(matchmaker: &mut Matchmaker, now: u64, number: u64, expected: Duration, next: Option<Candidate>) -> ModelId {
     let grant = matchmaker.poll_grant(at(now)).expect("the device is free");
-    matchmaker.inform_candidate(grant.model, KIND, None);
-    let (batch, expected) = (BatchId(number), Duration::ZERO);
+    matchmaker.inform_candidate(grant.model, KIND, next);
+    let batch = BatchId(number);
     matchmaker.handle_answer(Answer::Started { grant, batch, arrives: at(now), expected });
     assert_eq!(matchmaker.completed(at(now), grant.device, batch), Some(grant.model));
     grant.model
@@ -79,4 +90,102 @@ fn who_has_no_deadline_is_not_passed_over_for_good() {
         passed += 1;
     }
     assert!((2..50).contains(&passed), "passed over {passed} times");
+}
+
+#[test]
+fn by_urgency_the_most_urgent_goes_first_whatever_else_could_wait() {
+    let (mut matchmaker, models) = waiting_in(Order::Urgency, &[batch(1, 20, 0, at(30)), batch(1, 1, 0, at(250))]);
+    assert_eq!(turn(&mut matchmaker, 0, 0), models[0]);
+    assert_eq!(turn(&mut matchmaker, 1, 1), models[1]);
+}
+
+/// What already waits is put in the other order, too.
+#[test]
+fn another_order_counts_from_when_it_is_set() {
+    let (mut matchmaker, models) = waiting(&[batch(1, 20, 0, at(30)), batch(1, 1, 0, at(250))]);
+    matchmaker.set_order(Order::Urgency);
+    assert_eq!(turn(&mut matchmaker, 0, 0), models[0]);
+}
+
+/// Batches of 9 ms and of 3 ms of two models that always have one: of the device's time each gets half, whoever is the more urgent.
+#[test]
+fn by_fair_shares_who_had_less_device_time_goes_first() {
+    let takes = |long: bool| if long { 9 } else { 3 };
+    let next = |model: usize| batch(1, takes(model == 0), 0, at(30 + 300 * model as u64));
+    let (mut matchmaker, models) = waiting_in(Order::Fair, &[next(0), next(1)]);
+    let mut had = [0, 0];
+    for number in 0..40 {
+        let model = usize::from(had[1] < had[0]);
+        let expected = Duration::from_millis(takes(model == 0));
+        assert_eq!(turn_of(&mut matchmaker, 10, number, expected, next(model)), models[model], "{had:?}");
+        had[model] += takes(model == 0);
+    }
+    assert_eq!(had, [90, 90]);
+}
+
+/// Nor what others had before it came: then those that have waited would wait for all that it makes up for.
+#[test]
+fn by_fair_shares_who_did_not_ask_has_saved_nothing_up() {
+    let always = batch(1, 5, 0, at(300));
+    let (mut matchmaker, models) = waiting_in(Order::Fair, &[always, None]);
+    let takes = Duration::from_millis(5);
+    (0..20).for_each(|number| assert_eq!(turn_of(&mut matchmaker, 10, number, takes, always), models[0]));
+    matchmaker.inform_candidate(models[1], KIND, batch(1, 5, 10, at(400)));
+    let next = |number| {
+        let model = matchmaker.poll_grant(at(10)).map(|grant| {
+            matchmaker.inform_candidate(grant.model, KIND, batch(1, 5, 10, at(400)));
+            let answer = Answer::Started { grant, batch: BatchId(number), arrives: at(10), expected: takes };
+            matchmaker.handle_answer(answer);
+            matchmaker.completed(at(10), grant.device, BatchId(number));
+            grant.model
+        });
+        model.expect("the device is free")
+    };
+    let turns: Vec<ModelId> = (20..26).map(next).collect();
+    let [old, new] = [models[0], models[1]];
+    assert_eq!(turns, [new, old, new, old, new, old]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Others come again and again, as urgent or as short as can be once they are granted: who waits has its turn by its `latest`, or after a few batches of each.
+    #[test]
+    fn nobody_starves_in_any_order(
+        order in prop::sample::select(Order::ALL.to_vec()),
+        changes in prop::option::of(prop::sample::select(Order::ALL.to_vec())),
+        mine in (1..6u32, 1..40u64, 0..400u64),
+        has_deadline in any::<bool>(),
+        others in prop::collection::vec((1..6u32, 1..40u64, prop::option::of(0..400u64)), 1..6),
+    ) {
+        let candidate = |(size, takes, slack): (u32, u64, Option<u64>), now: u64| {
+            batch(size, takes, now, slack.map_or(Time::MAX, |slack| at(now + slack)))
+        };
+        // Beside those that have a deadline only fair shares are safe for who has none.
+        let slack = Some(mine.2).filter(|_| has_deadline || order != Order::Fair || changes.is_some());
+        let (mut matchmaker, models) = waiting_in(order, &[candidate((mine.0, mine.1, slack), 0)]);
+        let models: Vec<ModelId> = models.into_iter().chain(others.iter().map(|_| matchmaker.add_model(u32::MAX))).collect();
+        let mut now = 0;
+        // Until its time has come, and then those that were before it by each order.
+        let patience = mine.2 + others.iter().map(|other| 3 * other.1 + 40).sum::<u64>();
+        for number in 0.. {
+            for (model, other) in models[1..].iter().zip(&others) {
+                matchmaker.inform_candidate(*model, KIND, candidate(*other, now));
+            }
+            if now > patience / 2 && let Some(changed) = changes {
+                matchmaker.set_order(changed);
+            }
+            let grant = matchmaker.poll_grant(at(now)).expect("the device is free");
+            if grant.model == models[0] {
+                break;
+            }
+            let takes = others[models.iter().position(|model| *model == grant.model).unwrap() - 1].1;
+            matchmaker.inform_candidate(grant.model, KIND, None);
+            let expected = Duration::from_millis(takes);
+            matchmaker.handle_answer(Answer::Started { grant, batch: BatchId(number), arrives: at(now), expected });
+            now += takes;
+            matchmaker.completed(at(now), grant.device, BatchId(number));
+            prop_assert!(now <= 2 * patience, "{now} ms under {order}, patience {patience}");
+        }
+    }
 }

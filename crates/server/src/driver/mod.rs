@@ -18,7 +18,7 @@ mod waiting_table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use downbeat_core::cluster::ModelOptions;
+use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
@@ -84,7 +84,7 @@ impl Driver {
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
-        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some());
+        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);
@@ -96,6 +96,9 @@ impl Driver {
             ..Setup::new(0)
         };
         let cluster = Arc::new(Cluster::new(pool, tables, setup));
+        if options.order.first() != Order::default() {
+            cluster.set_order(options.order.first());
+        }
         let (next_request, next_model, threads) = Default::default();
         let driver = Driver { cluster, next_request, next_model, threads, log };
         driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::journal::TrialRecord;
 use downbeat_core::cluster::{
-    Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, PastArrival, Rehearsal, RehearsalDecision,
+    Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Order, OrderPolicy, PastArrival, Rehearsal,
+    RehearsalDecision,
 };
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, QueueHandle};
@@ -17,7 +18,7 @@ use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::device_pool::DevicePool;
 use super::device_rehearser::{DeviceRehearser, DeviceTrials};
-use super::scheduler_status::{CpuStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
+use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 
@@ -38,6 +39,7 @@ const SAID_OVER: f64 = 10.0;
 pub struct Rehearser {
     /// The share of a core's time that it may have; 0: nothing is rehearsed.
     share: f64,
+    order: OrderPolicy,
     /// Whether there is a decision log, which gets the trials.
     is_logged: bool,
     arrivals: ArrivalRings,
@@ -60,6 +62,8 @@ struct Told {
     lost: u64,
     /// The share of a core that it had lately.
     used: f64,
+    /// The order of turns that a trial has found.
+    order: Option<Order>,
     /// The last trial, and when it ended.
     last: Option<(Time, RehearsalDecision)>,
 }
@@ -82,10 +86,11 @@ struct Queue {
 }
 
 impl Rehearser {
-    /// For a scheduler of so many shards, with this share of a core's time; and with a decision log, or not.
-    pub fn new(clock: Clock, shards: usize, share: f64, is_logged: bool) -> Arc<Self> {
+    /// For a scheduler of so many shards and this order of turns, with this share of a core's time; and with a decision log, or not.
+    pub fn new(clock: Clock, shards: usize, share: f64, is_logged: bool, order: OrderPolicy) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
+            order,
             is_logged,
             arrivals: ArrivalRings::new(shards, MOST),
             devices: DeviceRehearser::new(clock, shards, share > 0.0),
@@ -162,6 +167,12 @@ impl Rehearser {
         let last = told.last.as_ref().map(|(at, decision)| TrialStatus::of(decision, now.since(*at), adaptive));
         let cpu = CpuStatus { budget: self.share, used: told.used };
         let (trials, changes, arrivals_lost) = (told.trials, told.changed, told.lost);
+        let by = match (told.order, self.order) {
+            (Some(_), _) => Source::Trial,
+            (None, OrderPolicy::Fixed(_)) => Source::Policy,
+            (None, OrderPolicy::Rehearsed) => Source::StartRule,
+        };
+        let order = OrderStatus { order: told.order.unwrap_or(self.order.first()), by };
         // A shard is asked without the lock: whoever is in it may wait for that.
         drop(told);
         for (handle, status) in queues.iter_mut().filter(|(_, status)| status.by != Source::Policy) {
@@ -169,7 +180,7 @@ impl Rehearser {
         }
         let models = queues.into_iter().map(|(_, status)| status).collect();
         let device_policies = self.devices.status();
-        SchedulerStatus { trials, changes, cpu, arrivals_lost, models, last_trial: last, device_policies }
+        SchedulerStatus { trials, changes, cpu, arrivals_lost, order, models, last_trial: last, device_policies }
     }
 
     /// Ends [`Rehearser::work`].
@@ -183,6 +194,7 @@ impl Rehearser {
         // Without the right to it, at normal priority.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
         let mut rehearsal = Rehearsal::new(false, 1);
+        rehearsal.set_order(self.order);
         rehearsal.set_delays(NetworkBudget::default(), WAKE_MARGIN);
         for (kind, count) in (0..).map(DeviceKind).zip(devices) {
             rehearsal.set_devices(kind, *count);
@@ -278,8 +290,10 @@ impl Rehearser {
                 queue.set = decision.behaviours.get(queue.queue.model.0 as usize).copied().flatten();
                 said.push((queue.queue, queue.set));
             }
-            tracing::debug!(?said, "the rehearsal found something better");
+            told.order = Some(decision.order).filter(|_| self.order == OrderPolicy::Rehearsed);
+            tracing::debug!(?said, order = %decision.order, "the rehearsal found something better");
         }
+        let order = told.order.filter(|_| decision.changed);
         told.last = Some((cluster.handler().clock.now(), decision));
         drop(told);
         for (shard, trial) in shards.into_values().zip(trial.into_iter().cycle()) {
@@ -287,6 +301,7 @@ impl Rehearser {
         }
         self.devices.behave(said.iter().map(|(queue, behaviour)| (queue.model, *behaviour)).collect());
         said.into_iter().for_each(|(queue, behaviour)| cluster.set_behaviour(queue, behaviour));
+        order.into_iter().for_each(|order| cluster.set_order(order));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::cluster::{Behaviour, Ground, RehearsalDecision};
+use downbeat_core::cluster::{Behaviour, Ground, Order, RehearsalDecision};
 use downbeat_core::device::Candidate;
 use downbeat_core::{Duration, ModelId};
 use serde::Serialize;
@@ -20,6 +20,8 @@ pub struct SchedulerStatus {
     pub cpu: CpuStatus,
     /// Requests that it did not see because more came than it takes: it leaves their time out.
     pub arrivals_lost: u64,
+    /// Whose turn it is when batches of several queues wait for a device.
+    pub order: OrderStatus,
     /// What each queue does.
     pub models: Vec<QueueStatus>,
     /// What came of the last trial.
@@ -76,6 +78,15 @@ pub struct CpuStatus {
     pub used: f64,
 }
 
+/// In which order batches get devices, and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct OrderStatus {
+    /// Which it is.
+    pub order: Order,
+    /// Why it is that.
+    pub by: Source,
+}
+
 /// Why a queue does what it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -117,6 +128,8 @@ pub struct TrialStatus {
 pub struct CandidateStatus {
     /// What the adaptive queues do in it: those that do the same together.
     pub behaviours: Vec<Group>,
+    /// In which order batches get devices in it.
+    pub order: Order,
     /// Whether it is what is done since.
     pub taken: bool,
     /// Parts of the past that it was tried on, of 4: the worse half of the candidates leaves after each.
@@ -141,7 +154,7 @@ pub struct Group {
 impl TrialStatus {
     /// A decision that was made `ago`; of the queues that are adaptive.
     pub fn of(decision: &RehearsalDecision, ago: Duration, adaptive: impl Fn(ModelId) -> bool) -> Self {
-        let taken = decision.tried.iter().position(|tried| tried.behaviours == decision.behaviours);
+        let taken = decision.tried.iter().position(|tried| decision.takes(tried));
         let candidates = decision.tried.iter().enumerate().map(|(index, tried)| {
             let mut groups: BTreeMap<Option<Behaviour>, Vec<String>> = BTreeMap::new();
             for (model, behaviour) in (0..).map(ModelId).zip(&tried.behaviours).filter(|(model, _)| adaptive(*model)) {
@@ -149,6 +162,7 @@ impl TrialStatus {
             }
             CandidateStatus {
                 behaviours: groups.into_iter().map(|(behaviour, queues)| Group { behaviour, queues }).collect(),
+                order: tried.order,
                 taken: taken == Some(index),
                 parts: tried.parts,
                 bad: tried.bad.clone(),

@@ -682,6 +682,7 @@ async fn what_adaptive_models_do_is_rehearsed() {
     send(&without, request("m", 1, 4)).await.await.unwrap().unwrap();
     let said = status(&without);
     assert_eq!((&said["cpu"]["budget"], &said["last_trial"]), (&json!(0.0), &Value::Null));
+    assert_eq!(said["order"], json!({ "order": "shortest", "by": "policy" }));
     let of = |said: &Value, model: &str| {
         let models = said["models"].as_array().unwrap();
         models.iter().find(|said| said["model"] == model).cloned().unwrap_or_default()

@@ -250,7 +250,8 @@ impl Experiment {
 /// What of a policy a run depends on.
 fn models_of(case: &Planned) -> Vec<String> {
     let of = |model: &crate::profiles::ModelProfile| {
-        format!("{:?}{:?}", case.policy.dispatch(model.slo()), case.policy.drop())
+        let policy = &case.policy;
+        format!("{:?}{:?}{:?}", policy.dispatch(model.slo()), policy.drop(), policy.order())
     };
     case.scenario.models.iter().map(of).collect()
 }

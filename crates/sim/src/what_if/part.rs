@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use downbeat_core::cluster::journal::{Decision, Entry, Input, LogError, MachineKind, Record, read};
-use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, Output, Request};
+use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, OrderPolicy, Output, Request};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 /// What one file says.
@@ -23,6 +23,8 @@ pub(super) struct Part {
     pub passed_over: BTreeSet<&'static str>,
     /// Trials of a rehearsal, and those after which models did something else.
     pub trials: (u64, u64),
+    /// The order of turns, if it was told one: what it was told after the start follows from a trial.
+    pub order: Option<OrderPolicy>,
     /// By request: where it waits.
     open: HashMap<RequestId, usize>,
     /// By device: its kind, until it leaves.
@@ -76,6 +78,7 @@ impl Part {
             network: NetworkBudget::default(),
             passed_over: BTreeSet::new(),
             trials: (0, 0),
+            order: None,
             open: HashMap::new(),
             present: BTreeMap::new(),
             added_models: 0,
@@ -136,6 +139,9 @@ impl Part {
             }
             Input::Trial(trial) => {
                 self.trials = (self.trials.0 + 1, self.trials.1 + u64::from(trial.why.is_some()));
+            }
+            Input::SetOrder(order) => {
+                self.order = Some(if now == Time::ZERO { OrderPolicy::Fixed(order) } else { OrderPolicy::Rehearsed });
             }
             Input::Flush(_) => {
                 self.passed_over.insert("queues that were flushed");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use downbeat_core::cluster::journal::{LogError, MachineKind};
-use downbeat_core::cluster::{ModelOptions, NetworkBudget};
+use downbeat_core::cluster::{ModelOptions, NetworkBudget, OrderPolicy};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, Time};
 
 use super::comparison::Row;
@@ -28,6 +28,8 @@ pub struct Recorded {
     pub devices: u32,
     /// What messages take.
     pub network: NetworkBudget,
+    /// In which order candidates got devices.
+    pub order: OrderPolicy,
     /// From the first arrival to the last; at least a millisecond.
     pub span: Duration,
     /// What came of it, as a setting of its own.
@@ -151,7 +153,8 @@ impl Recorded {
         let arrivals: Arc<[Arrival]> = seen.iter().map(arrival).collect();
         let happened = all.happened(&models, &seen, devices, span, begin);
         let notes = all.notes(&models, &arrivals, devices);
-        Ok(Recorded { models, arrivals, devices, network: all.network, span, happened, notes })
+        let order = all.parts.iter().find_map(|part| part.order).unwrap_or_default();
+        Ok(Recorded { models, arrivals, devices, network: all.network, order, span, happened, notes })
     }
 }
 

@@ -135,6 +135,7 @@ impl Recorded {
         Ok(Simulation {
             rehearsal: if setting.rehearse { rehearsal } else { 0 },
             system: policy.as_ref().map_or(System::Downbeat, Policy::system),
+            order: policy.as_ref().map_or(self.order, Policy::order),
             loads: loads.collect(),
             executions: self.models.iter().map(|model| model.executions.clone()).collect(),
             devices: *devices,

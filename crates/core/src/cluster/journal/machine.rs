@@ -51,6 +51,7 @@ impl Machine for Scheduler {
             Input::SetProfile(model, profiles) => self.set_profile(now, model, *profiles),
             Input::SetDispatch(model, dispatch) => self.set_dispatch(now, model, dispatch),
             Input::SetBehaviour(model, behaviour) => self.set_behaviour(now, model, behaviour),
+            Input::SetOrder(order) => self.set_order(now, order),
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
@@ -128,6 +129,7 @@ impl Machine for Matchmaker {
             Input::RemoveDevice(device) => {
                 self.remove_device(device);
             }
+            Input::SetOrder(order) => self.set_order(order),
             Input::SetLoad(device, until) => self.set_load(device, until),
             Input::Candidate(model, kind, candidate) => self.inform_candidate(model, kind, candidate),
             Input::Answer(answer @ (Answer::Started { grant, .. } | Answer::Declined { grant })) => {

@@ -9,6 +9,7 @@ use crate::cluster::dispatch_policy::DispatchPolicy;
 use crate::cluster::messages::{Answer, Candidate, Grant};
 use crate::cluster::model_options::ModelOptions;
 use crate::cluster::network::NetworkBudget;
+use crate::cluster::order::Order;
 use crate::cluster::output::{Output, Reject};
 use crate::cluster::request::Request;
 use crate::cluster::request_queue::Ticket;
@@ -93,6 +94,8 @@ pub enum Input {
     SetBehaviour(ModelId, Option<Behaviour>),
     /// What the rehearsal has tried, and found. It changes nothing: what follows from it are inputs of their own.
     Trial(Box<TrialRecord>),
+    /// In which order candidates get devices, those of all models.
+    SetOrder(Order),
 }
 
 /// What a machine says to an input at once.

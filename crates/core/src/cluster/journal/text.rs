@@ -105,6 +105,7 @@ impl fmt::Display for InputAt<'_> {
                 if *margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
             }
             Input::Trial(trial) => trial.fmt(f),
+            Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => {
                 let (control, data, reply) = (network.control, network.data, network.reply);

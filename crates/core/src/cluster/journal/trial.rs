@@ -5,12 +5,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::behaviour::Behaviour;
+use crate::cluster::order::Order;
 use crate::cluster::rehearsal::{Decision, Ground, RATES, Tried};
 use crate::ids::ModelId;
 use crate::time::Duration;
 
 /// What came of a trial of the [`crate::cluster::Rehearsal`]: in the log of a shard, where it changes nothing, before the inputs that follow from it
-/// ([`super::Input::SetBehaviour`]).
+/// ([`super::Input::SetBehaviour`], and of the matchmaker [`super::Input::SetOrder`]).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TrialRecord {
     /// Counted from 1.
@@ -30,6 +31,8 @@ pub struct TrialRecord {
 pub struct CandidateRecord {
     /// By model, from the first id on: so many in a row do this; nothing: what follows from the load of the moment.
     pub behaviours: Vec<(u32, Option<Behaviour>)>,
+    /// In which order candidates get devices.
+    pub order: Order,
     /// Parts of the past that it was tried on.
     pub parts: u32,
     /// By rate: bad requests of the model that fared worst, and of all, in a million.
@@ -43,7 +46,7 @@ pub struct CandidateRecord {
 impl TrialRecord {
     /// Of what was decided in this trial, counted from 1.
     pub fn new(number: u64, decision: &Decision) -> Self {
-        let taken = decision.tried.iter().position(|tried| tried.behaviours == decision.behaviours).unwrap_or(0);
+        let taken = decision.tried.iter().position(|tried| decision.takes(tried)).unwrap_or(0);
         let written = if decision.changed { decision.tried.len() } else { 1 };
         TrialRecord {
             number,
@@ -68,6 +71,7 @@ impl CandidateRecord {
         let millionths = |share: f64| (share * 1e6).round() as u32;
         CandidateRecord {
             behaviours,
+            order: tried.order,
             parts: tried.parts,
             bad: tried.bad.iter().map(|(worst, all)| (millionths(*worst), millionths(*all))).collect(),
             devices: (tried.devices * 1e3).round() as u32,
@@ -108,14 +112,14 @@ impl fmt::Display for Ground {
 
 impl fmt::Display for CandidateRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CandidateRecord { behaviours, parts, bad, devices, delay } = self;
+        let CandidateRecord { behaviours, order, parts, bad, devices, delay } = self;
         f.write_str("bad (worst model)")?;
         for ((worst, all), rate) in bad.iter().zip(RATES) {
             let [worst, all] = [worst, all].map(|share| Percent(u64::from(*share)));
             write!(f, ", {all} ({worst}) at {}", Percent(rate * 10_000))?;
         }
         let devices = f64::from(*devices) / 1e3;
-        write!(f, "; {devices:.2} devices, {delay}, {parts} parts:")?;
+        write!(f, "; {devices:.2} devices, {delay}, {parts} parts, order {order}:")?;
         let mut first = 0u64;
         for (count, behaviour) in behaviours {
             let last = first + u64::from(count.saturating_sub(1));

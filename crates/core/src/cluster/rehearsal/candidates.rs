@@ -2,13 +2,12 @@
 
 use super::closed_loop::ClosedLoop;
 use super::replay::Stage;
+use super::setting::Setting;
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::demand::ENOUGH;
 use crate::cluster::load_regime::IMPATIENT_SIZE;
 use crate::cluster::model_options::ModelOptions;
-
-/// By model: what it does; `None`: as follows from the load of the moment, or it is gone.
-pub(super) type Behaviours = Vec<Option<Behaviour>>;
+use crate::cluster::order::Order;
 
 /// How far a candidate waits.
 const WAITS: [u8; 3] = [0, 50, 100];
@@ -33,7 +32,7 @@ enum Change {
 }
 
 /// Where clients wait for answers (`None`: nowhere): a batch waits until all of them are in it.
-pub(super) fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Option<Behaviours> {
+pub(super) fn together(stage: &Stage, current: &Setting) -> Option<Setting> {
     if stage.loops.iter().all(|closed| closed.clients().is_none()) {
         return None;
     }
@@ -50,11 +49,12 @@ pub(super) fn together(stage: &Stage, current: &[Option<Behaviour>]) -> Option<B
         let mut fitting = shares.filter(|all| all.limit(profile, most, most) == clients.min(most));
         fitting.next().or(*current)
     };
-    Some(stage.models.iter().zip(&stage.loops).zip(current).map(behaviour).collect())
+    let behaviours = stage.models.iter().zip(&stage.loops).zip(&current.behaviours).map(behaviour).collect();
+    Some(Setting { behaviours, ..*current })
 }
 
-/// What all models may do alike; margins are each model's own.
-pub(super) fn of_pool(stage: &Stage) -> Vec<Behaviours> {
+/// What all models may do alike, in this order; margins are each model's own.
+pub(super) fn of_pool(stage: &Stage, order: Order) -> Vec<Setting> {
     let first = WAITS.into_iter().flat_map(|wait| {
         AIMS[..FIRST_AIMS].iter().flat_map(move |aim| {
             LIMITS[..FIRST_LIMITS]
@@ -62,23 +62,31 @@ pub(super) fn of_pool(stage: &Stage) -> Vec<Behaviours> {
                 .map(move |limit| [Change::Wait(wait), Change::Aim(*aim), Change::Limit(*limit), Change::Kept(KEPT[0])])
         })
     });
-    let none: Behaviours = stage.models.iter().map(|model| model.as_ref().map(|_| Behaviour::default())).collect();
+    let behaviours = stage.models.iter().map(|model| model.as_ref().map(|_| Behaviour::default())).collect();
+    let none = Setting { behaviours, order };
     first
         .map(|changes| changes.into_iter().fold(none.clone(), |all, change| changed(stage, &all, None, change)))
         .collect()
 }
 
 /// What differs from this in one thing, for all models or for one.
-pub(super) fn near(stage: &Stage, behaviours: &Behaviours, model: Option<usize>) -> Vec<Behaviours> {
+pub(super) fn near(stage: &Stage, setting: &Setting, model: Option<usize>) -> Vec<Setting> {
     let waits = WAITS.into_iter().map(Change::Wait);
     let others = AIMS.into_iter().map(Change::Aim).chain(LIMITS.into_iter().map(Change::Limit));
     let all = waits.chain(others).chain(KEPT.into_iter().map(Change::Kept));
-    all.map(|change| changed(stage, behaviours, model, change)).collect()
+    all.map(|change| changed(stage, setting, model, change)).collect()
 }
 
-fn changed(stage: &Stage, behaviours: &Behaviours, model: Option<usize>, change: Change) -> Behaviours {
-    let mut behaviours = behaviours.clone();
-    for (index, behaviour) in behaviours.iter_mut().enumerate() {
+/// The same in the other orders, if several models have turns and orders are tried.
+pub(super) fn in_other_orders(stage: &Stage, setting: &Setting) -> Vec<Setting> {
+    let several = stage.tries_orders && stage.models.iter().flatten().count() > 1;
+    let others = Order::ALL.into_iter().filter(|order| several && *order != setting.order);
+    others.map(|order| Setting { order, ..setting.clone() }).collect()
+}
+
+fn changed(stage: &Stage, setting: &Setting, model: Option<usize>, change: Change) -> Setting {
+    let mut setting = setting.clone();
+    for (index, behaviour) in setting.behaviours.iter_mut().enumerate() {
         let Some(behaviour) = behaviour.as_mut().filter(|_| model.is_none_or(|model| model == index)) else { continue };
         match change {
             Change::Wait(wait) => behaviour.wait = wait,
@@ -90,7 +98,7 @@ fn changed(stage: &Stage, behaviours: &Behaviours, model: Option<usize>, change:
             }
         }
     }
-    behaviours
+    setting
 }
 
 #[cfg(test)]
@@ -115,20 +123,21 @@ mod tests {
 
     #[test]
     fn all_do_the_same_each_with_its_own_margin() {
-        let candidates = of_pool(&stage());
+        let candidates = of_pool(&stage(), Order::Fair);
         assert_eq!(candidates.len(), 27);
+        assert!(candidates.iter().all(|candidate| candidate.order == Order::Fair));
         for candidate in candidates {
-            let [Some(first), None, Some(last)] = candidate[..] else { panic!("{candidate:?}") };
+            let [Some(first), None, Some(last)] = candidate.behaviours[..] else { panic!("{candidate:?}") };
             assert_eq!((first.margin, last), (0, Behaviour { margin: 10, ..first }));
         }
     }
 
     #[test]
     fn one_model_alone_differs_in_one_thing() {
-        let all = of_pool(&stage()).remove(0);
+        let all = of_pool(&stage(), Order::default()).remove(0);
         for other in near(&stage(), &all, Some(2)) {
-            let (Some(own), Some(others)) = (all[2], other[2]) else { panic!("{other:?}") };
-            assert_eq!(all[..2], other[..2]);
+            let (Some(own), Some(others)) = (all.behaviours[2], other.behaviours[2]) else { panic!("{other:?}") };
+            assert_eq!(all.behaviours[..2], other.behaviours[..2]);
             let aim = |behaviour: Behaviour| (behaviour.throughput, behaviour.size);
             let same = [
                 own.wait == others.wait,
@@ -138,7 +147,18 @@ mod tests {
             ];
             assert!(same.iter().filter(|same| !**same).count() <= 1, "{others:?}");
         }
-        let unset: Behaviours = vec![None; 3];
+        let unset = Setting { behaviours: vec![None; 3], order: Order::Urgency };
         assert!(near(&stage(), &unset, None).iter().all(|other| *other == unset), "the rule has nothing to be varied");
+    }
+
+    #[test]
+    fn orders_are_tried_where_several_models_have_turns() {
+        let setting = of_pool(&stage(), Order::Urgency).remove(0);
+        let orders =
+            |stage: &Stage| in_other_orders(stage, &setting).iter().map(|other| other.order).collect::<Vec<_>>();
+        let mut stage = Stage { tries_orders: true, ..stage() };
+        assert_eq!(orders(&stage), [Order::Shortest, Order::Fair]);
+        stage.models[2] = None;
+        assert_eq!(orders(&stage), []);
     }
 }

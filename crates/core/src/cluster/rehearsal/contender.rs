@@ -1,7 +1,7 @@
 //! What may be better than what is done.
 
-use super::candidates::Behaviours;
 use super::score::{Ground, Score};
+use super::setting::Setting;
 
 /// Trials that are remembered of it: loads change.
 const MOST: usize = 4;
@@ -10,7 +10,7 @@ const MOST: usize = 4;
 /// these trials together tells.
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
-    pub behaviours: Behaviours,
+    pub setting: Setting,
     /// By trial, the last one last: what came of it, and of what is done.
     trials: Vec<(Score, Score)>,
     /// Arrivals that had come before the last of the trials.
@@ -19,8 +19,8 @@ pub(super) struct Contender {
 
 impl Contender {
     /// Before anything came of it.
-    pub fn new(behaviours: Behaviours) -> Self {
-        Contender { behaviours, trials: Vec::new(), seen: 0 }
+    pub fn new(setting: Setting) -> Self {
+        Contender { setting, trials: Vec::new(), seen: 0 }
     }
 
     /// What came of it and of what is done on the last `count` of `came` arrivals. What was tried before on some of them counts no more.
@@ -45,8 +45,8 @@ impl Contender {
     }
 
     /// It is what is done now; what was done until now may be better after all.
-    pub fn taken(self, done: Behaviours) -> Self {
+    pub fn taken(self, done: Setting) -> Self {
         let trials = self.trials.into_iter().map(|(own, done)| (done, own)).collect();
-        Contender { behaviours: done, trials, ..self }
+        Contender { setting: done, trials, ..self }
     }
 }

@@ -7,6 +7,7 @@ mod noise;
 mod past;
 mod replay;
 mod score;
+mod setting;
 mod trial;
 
 use closed_loop::ClosedLoop;
@@ -17,12 +18,13 @@ pub use past::PastArrival;
 use replay::Stage;
 pub use score::Ground;
 pub(crate) use score::{RATES, Score, Tally};
+use setting::Setting;
 use trial::Trial;
 pub use trial::{Decision, Tried};
 
-use super::behaviour::Behaviour;
 use super::model_options::ModelOptions;
 use super::network::NetworkBudget;
+use super::order::OrderPolicy;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, ModelId};
 use crate::time::{Duration, Time};
@@ -43,7 +45,7 @@ const LONGEST: Duration = Duration::from_millis(1_000);
 ///
 /// A pure state machine beside a [`super::Scheduler`] (or its shards), which it replays: a fresh one, with the same models and as many devices, on the
 /// arrivals of the last seconds, under each of the behaviours that a model can have. The driver tells it what comes and what changes, lends it time
-/// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`]).
+/// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`], [`super::Scheduler::set_order`]).
 ///
 /// **A trial** takes all that is remembered, in parts, the newest first, and then a rush of the minute before. After each, all but the best of the candidates leave. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
 /// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise, or if it is better in a second trial as well.
@@ -52,8 +54,8 @@ pub struct Rehearsal {
     past: Past,
     stage: Stage,
     consolidate: bool,
-    /// By model: what it was decided to do.
-    current: Vec<Option<Behaviour>>,
+    /// What it was decided to do.
+    current: Setting,
     trial: Option<Box<Trial>>,
     contender: Option<Contender>,
     /// Trials in a row after which nothing changed.
@@ -69,11 +71,11 @@ pub struct Rehearsal {
 impl Rehearsal {
     /// Without models and devices. `consolidate`: few busy devices are better than short answers, where no request is lost by it. `seed` chooses the noise of executions.
     pub fn new(consolidate: bool, seed: u64) -> Self {
-        Rehearsal {
+        let mut rehearsal = Rehearsal {
             past: Past::default(),
             stage: Stage { seed, ..Stage::default() },
             consolidate,
-            current: Vec::new(),
+            current: Setting::default(),
             trial: None,
             contender: None,
             confirmed: 0,
@@ -81,7 +83,9 @@ impl Rehearsal {
             trials: 0,
             sober: 0,
             soberer: FIRST_SOBER,
-        }
+        };
+        rehearsal.set_order(OrderPolicy::default());
+        rehearsal
     }
 
     /// A model is there with these options, or (`None`) gone.
@@ -91,13 +95,13 @@ impl Rehearsal {
             self.stage.models.resize(index + 1, None);
             self.stage.noise.resize(index + 1, ExecutionNoise::default());
             self.stage.loops.resize(index + 1, ClosedLoop::default());
-            self.current.resize(index + 1, None);
+            self.current.behaviours.resize(index + 1, None);
         }
         if options.is_none() {
             self.past.forget(model);
             self.stage.noise[index] = ExecutionNoise::default();
             self.stage.loops[index] = ClosedLoop::default();
-            self.current[index] = None;
+            self.current.behaviours[index] = None;
         }
         self.stage.models[index] = options;
         self.changed();
@@ -129,6 +133,12 @@ impl Rehearsal {
     /// Whether few busy devices are better than short answers, where no request is lost by it. It counts from the next trial on.
     pub fn set_consolidate(&mut self, consolidate: bool) {
         self.consolidate = consolidate;
+    }
+
+    /// Who says in which order candidates get devices; at first as is the default.
+    pub fn set_order(&mut self, policy: OrderPolicy) {
+        (self.stage.tries_orders, self.current.order) = (policy == OrderPolicy::Rehearsed, policy.first());
+        self.changed();
     }
 
     /// An execution of a model took `share` of what its profile says. It counts from the next trial on.
@@ -194,7 +204,7 @@ impl Rehearsal {
             (self.sober, self.soberer) = (self.soberer, self.soberer.saturating_mul(2).min(MOST_SOBER));
         }
         self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };
-        self.current.clone_from(&decision.behaviours);
+        self.current = Setting { behaviours: decision.behaviours.clone(), order: decision.order };
         self.decision = Some(decision);
     }
 

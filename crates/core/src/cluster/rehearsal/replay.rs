@@ -7,7 +7,7 @@ use super::closed_loop::ClosedLoop;
 use super::noise::{ExecutionNoise, Random};
 use super::past::PastArrival;
 use super::score::Tally;
-use crate::cluster::behaviour::Behaviour;
+use super::setting::Setting;
 use crate::cluster::indexed_heap::IndexedHeap;
 use crate::cluster::model_options::ModelOptions;
 use crate::cluster::network::NetworkBudget;
@@ -32,6 +32,8 @@ pub(super) struct Stage {
     pub loops: Vec<ClosedLoop>,
     /// Whether clients that wait for answers are taken to ask again as soon as the quick ones among them did.
     pub hopeful: bool,
+    /// Whether orders are tried.
+    pub tries_orders: bool,
     pub seed: u64,
 }
 
@@ -43,7 +45,7 @@ pub(super) struct Part {
     pub end: usize,
 }
 
-/// A run of the past under some behaviours.
+/// A run of the past under a setting.
 #[derive(Debug)]
 pub(super) struct Replay {
     scheduler: Scheduler,
@@ -92,17 +94,12 @@ struct Sent {
 
 impl Replay {
     /// Of the arrivals of `part` of the past, at `percent` of the rate they came at.
-    pub fn new(
-        stage: &Stage,
-        behaviours: &[Option<Behaviour>],
-        past: &[PastArrival],
-        part: Part,
-        percent: u64,
-    ) -> Self {
+    pub fn new(stage: &Stage, setting: &Setting, past: &[PastArrival], part: Part, percent: u64) -> Self {
         let Part { lead, counted, end } = part;
         let mut scheduler = Scheduler::new();
         scheduler.set_network(Time::ZERO, stage.network);
         scheduler.set_wake_margin(Time::ZERO, stage.wake_margin);
+        scheduler.set_order(Time::ZERO, setting.order);
         let mut devices = Vec::new();
         for (kind, count) in (0..).map(DeviceKind).zip(&stage.devices) {
             for _ in 0..*count {
@@ -119,7 +116,7 @@ impl Replay {
                 let max_in_flight = if shared && shares_limit.is_none() { 1 } else { options.max_in_flight };
                 let id =
                     scheduler.add_model(Time::ZERO, ModelOptions { shares_limit, max_in_flight, ..options.clone() });
-                scheduler.set_behaviour(Time::ZERO, id, behaviours.get(number).copied().flatten());
+                scheduler.set_behaviour(Time::ZERO, id, setting.behaviours.get(number).copied().flatten());
                 id
             }));
         }

@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 
-use super::candidates::{self, Behaviours};
+use super::candidates;
 use super::contender::Contender;
 use super::past::{PastArrival, Seen};
 use super::replay::{Part, Replay, Stage};
 use super::score::{Ground, RATES, Score, Tally};
+use super::setting::Setting;
 use crate::cluster::behaviour::Behaviour;
+use crate::cluster::order::Order;
 use crate::time::Duration;
 
 /// The past is tried in parts, the newest first: 1/4, 1/4, and 1/2 of it, and the rush, if there was one before; and each at the rates of these numbers.
@@ -33,6 +35,8 @@ const ENOUGH: usize = 1024;
 pub struct Decision {
     /// By model: what it is to do; `None`: as follows from the load of the moment.
     pub behaviours: Vec<Option<Behaviour>>,
+    /// In which order the candidates of all models are to get devices.
+    pub order: Order,
     /// Whether that is other than before.
     pub changed: bool,
     /// What told it from what was done before; nothing, if that goes on.
@@ -46,6 +50,8 @@ pub struct Decision {
 pub struct Tried {
     /// By model.
     pub behaviours: Vec<Option<Behaviour>>,
+    /// In which order candidates get devices.
+    pub order: Order,
     /// Parts of the past that it was tried on, before it left or to the end.
     pub parts: u32,
     /// By rate (as it was, 1.1 and 1.25 times that): the share of bad requests of the model that fared worst, and of all.
@@ -56,17 +62,24 @@ pub struct Tried {
     pub delay: f64,
 }
 
+impl Decision {
+    /// Whether this is what is to be done.
+    pub fn takes(&self, tried: &Tried) -> bool {
+        self.behaviours == tried.behaviours && self.order == tried.order
+    }
+}
+
 #[derive(Debug)]
 struct Candidate {
-    behaviours: Behaviours,
+    setting: Setting,
     score: Score,
     /// Parts that it was tried on.
     parts: usize,
 }
 
 impl Candidate {
-    fn new(behaviours: Behaviours) -> Self {
-        Candidate { behaviours, score: Score(vec![Tally::default(); RATES.len()]), parts: 0 }
+    fn new(setting: Setting) -> Self {
+        Candidate { setting, score: Score(vec![Tally::default(); RATES.len()]), parts: 0 }
     }
 }
 
@@ -101,12 +114,12 @@ impl Trial {
     pub fn new(
         Seen { arrivals: past, rush, came }: Seen,
         stage: Stage,
-        current: &[Option<Behaviour>],
+        current: &Setting,
         contender: Option<Contender>,
         consolidate: bool,
         number: u64,
     ) -> Self {
-        let first = [Some(current.to_vec()), contender.as_ref().map(|contender| contender.behaviours.clone())];
+        let first = [Some(current.clone()), contender.as_ref().map(|contender| contender.setting.clone())];
         let mut trial = Trial {
             past,
             rush,
@@ -124,7 +137,7 @@ impl Trial {
             stage,
         };
         trial.add(candidates::together(&trial.stage, current).into_iter().collect());
-        trial.add(candidates::of_pool(&trial.stage));
+        trial.add(candidates::of_pool(&trial.stage, current.order));
         trial.next_part(trial.past.len());
         trial
     }
@@ -148,7 +161,7 @@ impl Trial {
             let rate = rates[self.rate];
             let replay = self.replay.get_or_insert_with(|| {
                 let part = self.parts[candidate.parts];
-                Box::new(Replay::new(&self.stage, &candidate.behaviours, &self.past, part, RATES[rate]))
+                Box::new(Replay::new(&self.stage, &candidate.setting, &self.past, part, RATES[rate]))
             });
             let (events, through) = replay.step(&self.stage, &self.past, events - used);
             used += events;
@@ -175,7 +188,8 @@ impl Trial {
         let (best, why, contender) = self.decided();
         self.left.sort_by_key(|left| Reverse(left.parts));
         let tried = |candidate: &Candidate| Tried {
-            behaviours: candidate.behaviours.clone(),
+            behaviours: candidate.setting.behaviours.clone(),
+            order: candidate.setting.order,
             parts: candidate.parts as u32,
             bad: candidate
                 .score
@@ -188,7 +202,8 @@ impl Trial {
             delay: candidate.score.0[0].delay(),
         };
         let decision = Decision {
-            behaviours: self.candidates[best].behaviours.clone(),
+            behaviours: self.candidates[best].setting.behaviours.clone(),
+            order: self.candidates[best].setting.order,
             changed: why.is_some(),
             why,
             tried: self.candidates.iter().chain(&self.left).map(tried).collect(),
@@ -197,10 +212,10 @@ impl Trial {
     }
 
     /// Adds those that are not there yet.
-    fn add(&mut self, behaviours: Vec<Behaviours>) {
-        for behaviours in behaviours {
-            if self.candidates.iter().all(|candidate| candidate.behaviours != behaviours) {
-                self.candidates.push(Candidate::new(behaviours));
+    fn add(&mut self, settings: Vec<Setting>) {
+        for setting in settings {
+            if self.candidates.iter().all(|candidate| candidate.setting != setting) {
+                self.candidates.push(Candidate::new(setting));
             }
         }
     }
@@ -230,7 +245,7 @@ impl Trial {
         let now = &self.candidates[0];
         let known = |index: usize| {
             let tried = &self.candidates[index];
-            let mut contender = Contender::new(tried.behaviours.clone());
+            let mut contender = Contender::new(tried.setting.clone());
             contender.add(&tried.score, &now.score, self.came, self.past.len() - self.rush);
             contender
         };
@@ -239,11 +254,11 @@ impl Trial {
             contender.add(&self.candidates[1].score, &now.score, self.came, self.past.len() - self.rush);
         }
         if let Some(why) = better(self.candidates[best].score.difference(&now.score, consolidate, SURE)) {
-            return (best, Some(why), Some(known(best).taken(now.behaviours.clone())));
+            return (best, Some(why), Some(known(best).taken(now.setting.clone())));
         }
         match contender {
             Some(contender) if let Some(why) = better(contender.difference(consolidate, LIKELY)) => {
-                (1, Some(why), Some(contender.taken(now.behaviours.clone())))
+                (1, Some(why), Some(contender.taken(now.setting.clone())))
             }
             _ => (0, None, (best != 0).then(|| known(best))),
         }
@@ -279,11 +294,14 @@ impl Trial {
         if !self.refined && (last || self.parts.len() == REFINED) {
             self.refined = true;
             let best = &self.candidates[self.best()];
-            // Once nothing is better for all, one model goes on alone.
+            // Once nothing is better for all, one model goes on alone, and all in another order.
+            let settled = best.setting == self.candidates[0].setting;
             let one = || if self.quickens { self.longest(&best.score) } else { best.score.worst_model() };
-            let model = (best.behaviours == self.candidates[0].behaviours).then(one).flatten();
-            let behaviours = best.behaviours.clone();
-            self.add(candidates::near(&self.stage, &behaviours, model));
+            let (model, setting) = (settled.then(one).flatten(), best.setting.clone());
+            self.add(candidates::near(&self.stage, &setting, model));
+            if settled {
+                self.add(candidates::in_other_orders(&self.stage, &setting));
+            }
         } else if last {
             self.done = true;
         } else {

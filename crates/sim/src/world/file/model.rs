@@ -164,6 +164,12 @@ impl ModelText {
         if policy.system() != System::Downbeat {
             return Err((at, format!("'{policy}' is another system, which serves no world")));
         }
+        if text.contains('@') {
+            return Err((
+                at,
+                format!("'{policy}' is an order of the turns of all models, which a world has none of; leave it out"),
+            ));
+        }
         if self.slo_ms.is_none() && text.contains('%') {
             return Err((at, format!("'{policy}' is a share of the model's slo_ms, which is missing")));
         }

@@ -112,10 +112,10 @@ impl KindState {
         self.schedulable.iter().any(|heap| heap.get(model).is_some())
     }
 
-    /// Under [`Order::Shortest`] the candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the first of them has to
-    /// start: that makes the mean wait the shortest (Smith's rule), and costs no deadline. What has none has to start once it has waited for ten of its own
-    /// runs. `None` too if it takes not a quarter less than the most `urgent`: profiles are not that exact, and who came first goes first. `O(1)`: where there
-    /// are more than a few, there is hardly time for all.
+    /// Under [`Order::Shortest`] the candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the
+    /// first of them has to start: that makes the mean wait the shortest (Smith's rule), and costs no deadline. What has none has to start once it has waited
+    /// for ten of its own runs. `None` too if it takes not a quarter less than the most `urgent`: profiles are not that exact, and who came first goes first.
+    /// `O(1)`: where there are more than a few, there is hardly time for all.
     pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
         let KindState { candidates, schedulable, present, .. } = self;
         let waiting = &schedulable[0];

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 
 use crate::budget::ByteBudget;
 use crate::service::Service;
@@ -99,11 +99,16 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
         .route("/v2/autoscale", get(autoscale::advice::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
+        .route("/v2/devices", get(scheduler::devices::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))
         .route("/v2/logging", get(settings::logging).post(settings::change_logging))
         .route("/v2/repository/index", post(repository::index::<S>))
         .route("/v2/repository/models/{model}/load", post(repository::load::<S>))
         .route("/v2/repository/models/{model}/unload", post(repository::unload::<S>))
+        .route(
+            "/v2/repository/models/{model}/share",
+            put(repository::set_share::<S>).delete(repository::free_share::<S>),
+        )
         .nest("/v2/systemsharedmemory", system_memory_routes())
         .nest("/v2/cudasharedmemory", cuda_memory_routes())
         .fallback(no_such_path)

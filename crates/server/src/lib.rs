@@ -13,6 +13,7 @@ pub mod connections;
 mod decision_log;
 mod device_budget;
 mod device_options;
+pub mod device_report;
 mod driver;
 mod engine_run;
 mod engines;

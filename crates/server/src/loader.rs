@@ -14,6 +14,7 @@ use crate::host::PolicyError;
 use crate::load_context::{LoadContext, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loading::{LoadOutcome, Loading};
+use crate::partitions::Partitions;
 use crate::policy_choice::{Chosen, Why};
 use crate::policy_report::{AskedFor, PolicyReport};
 
@@ -30,6 +31,11 @@ impl Loader {
     /// A loader with what its loads share.
     pub fn new(context: LoadContext) -> Self {
         Loader { context, wishes: Mutex::default(), decided: Mutex::default() }
+    }
+
+    /// What devices are divided into, and which model is on which part.
+    pub fn partitions(&self) -> &Partitions {
+        &self.context.partitions
     }
 
     /// Loads, warms up and measures one version, and gives it a queue. Completes its model's definition.

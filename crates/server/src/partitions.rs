@@ -12,12 +12,26 @@ use crate::options::ServerOptions;
 /// Most partitions that a device is divided into: the scheduler has a kind of device for each.
 const MOST: usize = DeviceKind::LARGEST.0 as usize + 1;
 
-/// What the devices are divided into, each alike, and which model is on which part. A model stays where it was put as long as the server lives.
+/// What the devices are divided into, each alike, and which model is on which part. A model stays where it was put as long as the server lives, unless somebody moves it.
 pub struct Partitions {
     /// Of each device; none where they are not divided.
     pub parts: Vec<Part>,
     /// By the models' names.
-    placed: Mutex<BTreeMap<String, usize>>,
+    placed: Mutex<BTreeMap<String, Spot>>,
+}
+
+/// Where a model is put.
+#[derive(Clone, Copy)]
+struct Spot {
+    partition: usize,
+    /// Where it was before somebody moved it.
+    home: Option<usize>,
+}
+
+impl Spot {
+    fn at(partition: usize) -> Self {
+        Spot { partition, home: None }
+    }
 }
 
 impl Partitions {
@@ -36,7 +50,8 @@ impl Partitions {
         for notice in &division.notices {
             tracing::warn!("{notice}");
         }
-        let chosen = options.models.iter().filter_map(|(name, model)| Some((name.clone(), model.partition? as usize)));
+        let chosen =
+            options.models.iter().filter_map(|(name, model)| Some((name.clone(), Spot::at(model.partition? as usize))));
         Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()) })
     }
 
@@ -49,16 +64,35 @@ impl Partitions {
     pub fn of(&self, model: &str) -> Option<(usize, &Part)> {
         let mut placed = self.placed.lock();
         let index = match placed.get(model) {
-            Some(index) => *index,
+            Some(spot) => spot.partition,
             None => {
-                let models = |index: &usize| placed.values().filter(|other| *other == index).count();
+                let models = |index: &usize| placed.values().filter(|other| other.partition == *index).count();
                 let index = (0..self.parts.len()).min_by_key(models)?;
                 tracing::info!(%model, partition = index, "partition chosen, as it has the fewest models ([models.{model}] partition chooses another)");
-                placed.insert(model.to_owned(), index);
+                placed.insert(model.to_owned(), Spot::at(index));
                 index
             }
         };
         Some((index, self.parts.get(index)?))
+    }
+
+    /// Somebody has put a model onto a partition, where it is loaded from now on, too.
+    pub fn set(&self, model: &str, partition: usize) {
+        if let Some(spot) = self.placed.lock().get_mut(model) {
+            *spot = Spot { partition, home: spot.home.or(Some(spot.partition)) };
+        }
+    }
+
+    /// Where a model was before somebody moved it; `None`: nobody has.
+    pub fn home(&self, model: &str) -> Option<usize> {
+        self.placed.lock().get(model)?.home
+    }
+
+    /// A model that somebody had moved is where it was before.
+    pub fn set_free(&self, model: &str) {
+        if let Some(spot) = self.placed.lock().get_mut(model) {
+            *spot = Spot::at(spot.home.unwrap_or(spot.partition));
+        }
     }
 }
 
@@ -121,10 +155,15 @@ mod tests {
     #[test]
     fn a_model_is_where_its_options_say_and_others_where_the_fewest_are() {
         let partitions = Partitions::in_parts(3);
-        partitions.placed.lock().insert("b".to_owned(), 0);
+        partitions.placed.lock().insert("b".to_owned(), Spot::at(0));
         let of = |model: &str| partitions.of(model).map(|(index, _)| index);
         assert_eq!((of("a"), of("c"), of("b"), of("d"), of("e")), (Some(1), Some(2), Some(0), Some(0), Some(1)));
         assert_eq!((of("a"), of("d")), (Some(1), Some(0)), "they stay");
+        partitions.set("a", 2);
+        partitions.set("a", 0);
+        assert_eq!((of("a"), partitions.home("a"), partitions.home("d")), (Some(0), Some(1), None));
+        partitions.set_free("a");
+        assert_eq!((of("a"), partitions.home("a")), (Some(1), None), "where it was before all that");
     }
 
     #[test]

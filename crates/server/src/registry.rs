@@ -2,6 +2,7 @@
 
 mod load_thread;
 mod model_entry;
+mod moving;
 mod open;
 mod overlay;
 mod service;

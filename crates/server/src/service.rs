@@ -9,6 +9,7 @@ use downbeat_protocol::inference::{ModelConfig, ModelStatistics};
 use downbeat_protocol::{InferRequest, InferResponse, Parameters};
 
 use crate::autoscale::AutoscaleStatus;
+use crate::device_report::DevicesReport;
 use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::Timeline;
@@ -88,6 +89,26 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`.
     fn unload(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send;
+
+    /// What devices are divided into, and which model is where; `None` if there are none.
+    fn devices(&self) -> Option<DevicesReport> {
+        None
+    }
+
+    /// Puts a model onto a partition of its devices, where it stays; `None`: back to where it was before. It goes on serving. Answers when it is there.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidArgument`; `Unavailable` (it stays where it is).
+    fn set_partition(
+        &self,
+        name: &str,
+        _partition: Option<u32>,
+    ) -> impl Future<Output = Result<(), ServiceError>> + Send {
+        let moved = self
+            .check_model(name, "")
+            .and_then(|()| Err(ServiceError::Unimplemented("models of this server have no partitions".to_owned())));
+        std::future::ready(moved)
+    }
 
     /// Runs an inference. Dropping the future cancels the request: it leaves its queue.
     /// Shared memory is resolved before, classification applied after: here tensors are bytes.

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal};
 use downbeat_core::device::{
-    DeviceReject, DeviceRequest, GrantedBatch, LaneId, LaneSpec, Layout, ModelSpec, PartitionId, Span,
+    DeviceReject, DeviceRequest, GrantedBatch, LaneSpec, Layout, ModelSpec, PartitionId, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::Cluster;
@@ -43,7 +43,7 @@ pub struct DeviceHost {
     pub(crate) clock: Clock,
     pub(super) watchdog: Arc<Watchdog>,
     pub(super) occupancy: Arc<Occupancy>,
-    inner: Mutex<DeviceState>,
+    pub(super) inner: Mutex<DeviceState>,
     alarm: Condvar,
     history: Mutex<History>,
     /// Where the scheduler is written down.
@@ -165,23 +165,6 @@ impl DeviceHost {
         Ok(started)
     }
 
-    /// The lanes that a policy asked for are made; or why they could not be.
-    pub(super) fn prepared(&self, model: &HostedModel, lanes: &[LaneId], made: Result<Vec<Arc<Seat>>, String>) {
-        let ((), actions) = self.decide(model, |inner, now| {
-            let made = made.and_then(|started| {
-                if inner.stopped {
-                    started.iter().for_each(|seat| seat.stop());
-                    return Err("the device is stopped".to_owned());
-                }
-                // Before they are said to be there: if nobody wants them any more they are free at once.
-                inner.put_lanes(lanes, started);
-                Ok(())
-            });
-            inner.tell(now, DeviceInput::Prepared(model.id, made));
-        });
-        self.carry_out(actions, None);
-    }
-
     /// Which part of the device a partition is.
     pub(super) fn share(&self, partition: PartitionId) -> Share {
         self.shares.get(partition.0 as usize).copied().unwrap_or_default()
@@ -189,10 +172,10 @@ impl DeviceHost {
 
     /// Lets a model go; its threads end once their present launches are over.
     pub fn remove_model(&self, model: &HostedModel) {
-        let (_gone, actions) = self.decide(model, |inner, now| {
+        let ((_gone, ready), actions) = self.decide(model, |inner, now| {
             let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
-            let gone = inner.models.remove(&model.id);
+            let gone = (inner.models.remove(&model.id), inner.moves.remove(&model.id));
             inner.is_mixed = inner.has_both_kinds();
             // Once more, as it may be the last time.
             self.tell_loads(inner, now);
@@ -200,6 +183,9 @@ impl DeviceHost {
         });
         self.occupancy.forget(model.id);
         self.carry_out(actions, None);
+        if let Some(ready) = ready {
+            ready(Err("the model goes".to_owned()));
+        }
     }
 
     /// Ends all threads once their present launches are over.
@@ -348,7 +334,11 @@ impl DeviceHost {
     }
 
     /// Tells something of a model, and takes what is decided.
-    fn decide<R>(&self, model: &HostedModel, tell: impl FnOnce(&mut DeviceState, Time) -> R) -> (R, Actions) {
+    pub(super) fn decide<R>(
+        &self,
+        model: &HostedModel,
+        tell: impl FnOnce(&mut DeviceState, Time) -> R,
+    ) -> (R, Actions) {
         let begin = self.clock.now();
         let mut actions = Actions::default();
         let told = {
@@ -390,7 +380,7 @@ impl DeviceHost {
     }
 
     /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
-    fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
+    pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops } = actions;
             ends.iter().for_each(|lane| lane.seat.stop());
@@ -479,7 +469,7 @@ impl DeviceHost {
         let inner = self.inner.lock();
         let scheduler = inner.scheduler();
         let specs: Vec<LaneSpec> = scheduler.lanes(model.id).iter().filter_map(|lane| scheduler.lane(*lane)).collect();
-        let partition = specs.first().map_or(model.partition, |spec| spec.partition);
+        let partition = inner.partition(model);
         let mut lanes: Vec<u32> = specs.into_iter().map(|spec| spec.max_rows).collect();
         if lanes.is_empty() {
             lanes = vec![model.tensors.plan.max_batch; scheduler.shared_lanes(partition).len()];

@@ -14,6 +14,7 @@ use super::answering::Alone;
 use super::crew::Seat;
 use super::hosted_model::HostedModel;
 use super::launch::{Grant, Head, Outcome, Work};
+use super::moving::MoveReady;
 use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
@@ -29,6 +30,8 @@ pub struct DeviceState {
     pub slots: Vec<(DeviceId, LaneId)>,
     /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
     pub is_mixed: bool,
+    /// Who hears of lanes that are being made where a model is to move.
+    pub moves: BTreeMap<ModelId, MoveReady>,
     /// When the alarm will look next by itself.
     pub alarm_at: Time,
     pub stopped: bool,
@@ -89,6 +92,7 @@ impl DeviceState {
             table: RequestTable::default(),
             lanes: Vec::new(),
             slots: Vec::new(),
+            moves: BTreeMap::new(),
             is_mixed: false,
             alarm_at: Time::MAX,
             stopped: false,
@@ -120,6 +124,12 @@ impl DeviceState {
 
     pub fn scheduler(&self) -> &DeviceScheduler {
         self.journal.scheduler()
+    }
+
+    /// The partition where a model's launches go.
+    pub fn partition(&self, model: &HostedModel) -> PartitionId {
+        let first = self.scheduler().lanes(model.id).first();
+        first.and_then(|lane| self.scheduler().lane(*lane)).map_or(model.partition, |spec| spec.partition)
     }
 
     /// Tells the scheduler what it cannot refuse.

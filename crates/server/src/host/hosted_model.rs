@@ -22,7 +22,7 @@ pub struct HostedModel {
     pub version: String,
     pub model: Arc<dyn Model>,
     pub device: usize,
-    /// Which part of it, where it is divided.
+    /// Which part of it it came to, where it is divided: [`DeviceHost::partition`](super::DeviceHost::partition) says where it is.
     pub partition: PartitionId,
     pub policy_name: &'static str,
     /// How its batches are made of requests.

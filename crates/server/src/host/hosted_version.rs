@@ -73,6 +73,11 @@ impl HostedVersion {
         }
     }
 
+    /// The devices, with the version on each.
+    pub fn devices(&self) -> &[(Arc<DeviceHost>, Arc<HostedModel>)] {
+        &self.devices
+    }
+
     pub fn on_device(&self, device: usize) -> Option<Arc<HostedModel>> {
         let (_, model) = self.devices.iter().find(|(host, _)| host.device == device)?;
         Some(model.clone())

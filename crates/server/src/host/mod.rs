@@ -28,6 +28,7 @@ mod lane;
 mod lane_setup;
 mod launch;
 mod metrics;
+mod moving;
 mod occupancy;
 mod own_launch;
 mod padding;

@@ -9,7 +9,7 @@ use downbeat_protocol::Parameter;
 use downbeat_protocol::http::{IndexRequest, LoadRequest};
 
 use super::HttpState;
-use super::answer::{HandlerResult, HttpError, ok, read_json};
+use super::answer::{HandlerResult, HttpError, ok, parse_json, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
 use crate::offload;
@@ -54,6 +54,28 @@ fn overrides(request: LoadRequest) -> Result<LoadOverrides, HttpError> {
         }
     }
     Ok(overrides)
+}
+
+/// The body of a share that is set by hand.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShareRequest {
+    partition: u32,
+}
+
+pub(super) async fn set_share<S: Service>(
+    State(state): State<HttpState<S>>,
+    path: ModelPath,
+    body: WholeBody,
+) -> HandlerResult {
+    let ShareRequest { partition } = parse_json(&body.bytes)?;
+    state.service().set_partition(&path.model, Some(partition)).await?;
+    ok(&serde_json::Map::new())
+}
+
+pub(super) async fn free_share<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
+    state.service().set_partition(&path.model, None).await?;
+    ok(&serde_json::Map::new())
 }
 
 pub(super) async fn unload<S: Service>(

@@ -1,4 +1,4 @@
-//! What the scheduler's queues do, and why.
+//! What the scheduler's queues do, and why; which model is where.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,5 +11,12 @@ pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>) -> Han
     match state.service().scheduler() {
         Some(status) => ok(&status),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no scheduler".to_owned())),
+    }
+}
+
+pub(super) async fn devices<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
+    match state.service().devices() {
+        Some(devices) => ok(&devices),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no devices".to_owned())),
     }
 }

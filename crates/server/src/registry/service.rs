@@ -10,6 +10,7 @@ use downbeat_protocol::{InferRequest, InferResponse};
 use super::Registry;
 use super::model_entry::VersionState;
 use crate::autoscale::AutoscaleStatus;
+use crate::device_report::DevicesReport;
 use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
@@ -38,12 +39,12 @@ impl Registry {
         )))
     }
 
-    fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
+    pub(super) fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
         self.serving.get(name).ok_or_else(|| self.why_not_served(name))
     }
 
     /// Whether a model that is not in service is unknown, not ready yet, or broken.
-    fn why_not_served(&self, name: &str) -> ServiceError {
+    pub(super) fn why_not_served(&self, name: &str) -> ServiceError {
         let entry = self.entries.lock().get(name).cloned();
         let Some(entry) = entry else {
             // From memory: a request for a model that does not exist is no reason to read a folder.
@@ -197,6 +198,16 @@ impl Service for Registry {
         self.check_control("unloaded")?;
         let (this, name) = (self.clone(), name.to_owned());
         finish(async move { this.unload_model(&name).await }).await
+    }
+
+    fn devices(&self) -> Option<DevicesReport> {
+        Some(self.devices_report())
+    }
+
+    async fn set_partition(&self, name: &str, partition: Option<u32>) -> Result<(), ServiceError> {
+        self.check_control("moved")?;
+        let (this, name) = (self.clone(), name.to_owned());
+        finish(async move { this.move_model(&name, partition).await }).await
     }
 
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {

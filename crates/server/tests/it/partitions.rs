@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_engine::{CoreSet, Topology};
-use downbeat_server::options::{EngineChoice, ModelOptions, ServerOptions};
+use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use serde_json::json;
@@ -86,6 +87,85 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     assert!(timeline.devices.iter().all(|d| d.device == 0), "the CPU is one device");
 }
 
+/// Where `GET /v2/devices` says that each model is, and whether somebody put it there.
+fn placed(registry: &Registry) -> Vec<(String, u32, bool)> {
+    let report = registry.devices().unwrap();
+    assert_eq!(report.partitions.iter().map(|part| (part.partition, part.units)).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
+    let models = report.devices.into_iter().flat_map(|device| device.models);
+    models.map(|placed| (placed.model, placed.partition, placed.by_hand)).collect()
+}
+
+#[tokio::test]
+async fn a_model_that_is_moved_by_hand_under_load_answers_each_request_once() {
+    let Some(cores) = two_cores() else { return };
+    let models = Models::new();
+    models.add("m", 1, (0.1, 0.3), 4, "");
+    let registry = models
+        .serve(|options| {
+            divide(options, &cores, &[("m", 0)]);
+            options.device.groups = vec![crate::lanes::group(&["*"], "windowed", json!({}))];
+        })
+        .await;
+    let (stopped, mut clients) = (Arc::new(AtomicBool::new(false)), Vec::new());
+    for client in 0..4 {
+        let (registry, stopped) = (registry.clone(), stopped.clone());
+        clients.push(tokio::spawn(async move {
+            let mut answered = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                for _ in 0..9 {
+                    registry.infer(request("m", 1, 4)).await.unwrap();
+                    answered += 1;
+                }
+                // It goes away, before its request is launched or after.
+                let patience = std::time::Duration::from_micros(200 * client);
+                answered += u32::from(tokio::time::timeout(patience, registry.infer(request("m", 1, 4))).await.is_ok());
+            }
+            answered
+        }));
+    }
+    for moves in 0..20 {
+        registry.set_partition("m", Some(1 - moves % 2)).await.unwrap();
+        assert_eq!(placed(&registry), [("m".to_owned(), 1 - moves % 2, true)]);
+        let before = metric(&registry, "nv_inference_request_success", "m");
+        until(|| metric(&registry, "nv_inference_request_success", "m") >= before + 20.0).await;
+    }
+    stopped.store(true, Ordering::Relaxed);
+    let mut answered = 0;
+    for client in clients {
+        answered += client.await.unwrap();
+    }
+    assert!(answered > 400, "{answered}");
+    assert!(metric(&registry, "nv_inference_request_success", "m") >= f64::from(answered), "all are counted");
+    until(|| metric(&registry, "nv_inference_pending_request_count", "m") == 0.0).await;
+    assert_eq!(metric(&registry, "downbeat_batch_events_total", "event=\"switch\""), 20.0);
+    // Loaded anew, it is where it was put; set free, where it was before.
+    registry.load("m", Default::default()).await.unwrap();
+    assert_eq!(placed(&registry), [("m".to_owned(), 0, true)]);
+    registry.set_partition("m", Some(1)).await.unwrap();
+    registry.set_partition("m", None).await.unwrap();
+    assert_eq!(placed(&registry), [("m".to_owned(), 0, false)]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_moved_stays_and_is_told_why() {
+    let Some(cores) = two_cores() else { return };
+    let models = Models::new();
+    models.add("m", 1, (0.0, 1.0), 4, "");
+    let registry = models.serve(|options| divide(options, &cores, &[("m", 0)])).await;
+    let message = async |partition, model| registry.set_partition(model, partition).await.unwrap_err().to_string();
+    assert!(message(Some(1), "m").await.contains("has the policy 'exclusive'"));
+    assert_eq!(message(Some(2), "m").await, "model 'm': there is no partition 2; they are numbered from 0 to 1");
+    assert!(message(Some(1), "n").await.contains("'n' is not found"));
+    assert_eq!(placed(&registry), [("m".to_owned(), 0, false)]);
+    registry.infer(request("m", 1, 4)).await.unwrap();
+    let whole = models.serve(|_| ()).await;
+    let error = whole.set_partition("m", Some(0)).await.unwrap_err().to_string();
+    assert_eq!(error, "model 'm': the devices are not divided ([device] partitions)");
+    let fixed = models.serve(|options| options.model_control = ModelControl::None).await;
+    let error = fixed.set_partition("m", Some(0)).await.unwrap_err().to_string();
+    assert!(error.starts_with("models are not moved by request with --model-control-mode none"), "{error}");
+}
+
 /// The CPUs that the first threads of the pools of `rten` may use.
 fn pools() -> Vec<CoreSet> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -103,8 +183,8 @@ async fn a_models_threads_are_bound_to_its_partition() {
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = EngineChoice::Rten;
     options.profiling.enabled = false;
-    options.model_control =
-        downbeat_server::options::ModelControl::Explicit { load: vec!["mlp".to_owned(), "digits".to_owned()] };
+    options.model_control = ModelControl::Explicit { load: vec!["mlp".to_owned(), "digits".to_owned()] };
+    options.device.groups = vec![crate::lanes::group(&["digits"], "windowed", json!({}))];
     divide(&mut options, &cores, &[("mlp", 1), ("digits", 0)]);
     let registry = Registry::open(Arc::new(options)).unwrap();
     for (name, partition) in [("mlp", 1), ("digits", 0)] {

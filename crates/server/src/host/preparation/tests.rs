@@ -389,7 +389,25 @@ fn launches_of_a_group_run_at_the_same_time() {
     assert_eq!((item(first), item(second)), (1, 2));
 }
 
-/// Several clients send and leave, while the model is moved all the time and lanes sometimes cannot be made.
+/// Moves the model from outside to partitions of all kinds; how often it has changed over.
+fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
+    let mut changed = 0;
+    for _ in 0..60 {
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let to = PartitionId(rng.random_range(0..PARTITIONS));
+        let ready = Box::new(move |made| ready.send(made).unwrap());
+        // Refused while its policy has lanes made, or where it has gone: then it is not heard of again.
+        if let Ok(true) = served.host.prepare_move(&served.model, to, ready)
+            && is_ready.recv().expect("each move comes to an end").is_ok()
+            && rng.random_bool(0.8)
+        {
+            changed += u32::from(served.host.change_over(&served.model));
+        }
+    }
+    changed
+}
+
+/// Several clients send and leave, while the model is moved all the time, by its policy and from outside, and lanes sometimes cannot be made.
 fn under_load(seed: u64) -> (f64, f64) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let (served, device) = serve(MoverOptions { every: rng.random_range(1..8), ..MOVES });
@@ -434,9 +452,13 @@ fn under_load(seed: u64) -> (f64, f64) {
         })
     };
     let clients: Vec<_> = (0..3).map(|client_of| client(seed * 10 + client_of)).collect();
+    let changed = moved_by_hand(&served, &mut rng);
     let answered: u32 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(answered > 0);
+    // Lanes that nobody has changed over to go with the next move.
+    let _ = served.host.prepare_move(&served.model, served.host.partition(&served.model), Box::new(|_| ()));
     until("lanes are left", || device.lanes() == if removed { 0 } else { LANES });
+    assert!(events(&served, "switch") >= f64::from(changed), "each is counted");
     let stats = served.host.waiting(&served.model);
     assert_eq!(stats, 0, "nothing waits");
     (events(&served, "switch"), events(&served, "prepare_failed"))

@@ -42,6 +42,28 @@ async fn a_server_without_a_scheduler_says_so() {
 }
 
 #[tokio::test]
+async fn a_share_names_a_partition() {
+    let server = Server::start().await;
+    assert_eq!(server.get("/v2/devices").await.error(404), "this server has no devices");
+    let share = "/v2/repository/models/simple/share";
+    let send = async |method: &str, path: &str, body: &str| {
+        let mut connection = server.connect().await;
+        let length = body.len();
+        connection
+            .send(format!("{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n{body}"))
+            .await;
+        connection.reply().await
+    };
+    let put = async |body: &str| send("PUT", share, body).await;
+    for wrong in ["", "{}", r#"{"partition":-1}"#, r#"{"partition":1,"units":2}"#] {
+        put(wrong).await.error(400);
+    }
+    assert_eq!(put(r#"{"partition":1}"#).await.error(501), "models of this server have no partitions");
+    send("DELETE", share, "").await.error(501);
+    send("DELETE", "/v2/repository/models/nobody/share", "").await.error(404);
+}
+
+#[tokio::test]
 async fn a_timeline_is_of_some_seconds() {
     let server = Server::start().await;
     assert_eq!(server.get("/v2/timeline").await.error(404), "this server keeps no timeline");

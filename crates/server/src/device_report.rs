@@ -1,0 +1,47 @@
+//! What devices are divided into, and which model is where.
+
+use serde::{Deserialize, Serialize};
+
+/// What `GET /v2/devices` answers.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct DevicesReport {
+    /// What each device is divided into; empty: they are not divided.
+    pub partitions: Vec<PartitionReport>,
+    /// The devices, by their numbers.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// A partition, which all devices have alike.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PartitionReport {
+    /// Its number, from 0.
+    pub partition: u32,
+    /// What it has, in words.
+    pub size: String,
+    /// Its compute units: cores, or multiprocessors.
+    pub units: u32,
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct DeviceReport {
+    /// Its number, from 0.
+    pub device: usize,
+    /// What is on it.
+    pub models: Vec<PlacedModel>,
+}
+
+/// A model version on a device.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct PlacedModel {
+    /// Model name.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// Its device policy.
+    pub policy: String,
+    /// The partition where its launches go; 0 where devices are not divided.
+    pub partition: u32,
+    /// Whether somebody has put it there.
+    pub by_hand: bool,
+}

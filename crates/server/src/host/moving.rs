@@ -1,0 +1,72 @@
+//! Models that go to another partition while they serve: new lanes first, then the change between two launches (GSLICE §3.2.4).
+
+use std::sync::Arc;
+
+use downbeat_core::device::journal::{DeviceInput, DeviceRefusal};
+use downbeat_core::device::{BadMove, LaneId, PartitionId};
+
+use super::crew::Seat;
+use super::device_host::DeviceHost;
+use super::hosted_model::HostedModel;
+
+/// Hears that lanes are ready in another partition, or why they could not be made.
+pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+impl DeviceHost {
+    /// Makes lanes for a model in another partition, in the background, beside those on which it goes on. `ready` hears when they are there, or why they will never be;
+    /// [`change_over`](Self::change_over) is next. `false`: the model is there already, lanes that were ready elsewhere go, and `ready` hears nothing.
+    ///
+    /// # Errors
+    /// If it cannot move, or not now; `ready` hears nothing then.
+    pub fn prepare_move(&self, model: &HostedModel, to: PartitionId, ready: MoveReady) -> Result<bool, BadMove> {
+        let (told, actions) =
+            self.decide(model, |inner, now| match inner.journal.apply(now, DeviceInput::Move(model.id, to)) {
+                Ok(_) if inner.partition(model) == to => Ok(false),
+                Ok(_) => {
+                    inner.moves.insert(model.id, ready);
+                    Ok(true)
+                }
+                Err(DeviceRefusal::Move(refused)) => Err(refused),
+                Err(other) => panic!("a move is not refused as {other}"),
+            });
+        self.carry_out(actions, None);
+        told
+    }
+
+    /// From its next launch on a model runs on the lanes that are ready in another partition; says whether there were any.
+    pub fn change_over(&self, model: &HostedModel) -> bool {
+        let switch = |inner: &mut super::device_state::DeviceState, now| {
+            matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true))
+        };
+        let (switched, actions) = self.decide(model, switch);
+        self.carry_out(actions, None);
+        switched
+    }
+
+    /// The partition where a model's launches go.
+    pub fn partition(&self, model: &HostedModel) -> PartitionId {
+        self.inner.lock().partition(model)
+    }
+
+    /// The lanes that were asked for are made; or why they could not be.
+    pub(super) fn prepared(&self, model: &HostedModel, lanes: &[LaneId], made: Result<Vec<Arc<Seat>>, String>) {
+        let ((ready, outcome), actions) = self.decide(model, |inner, now| {
+            let made = made.and_then(|started| {
+                if inner.stopped {
+                    started.iter().for_each(|seat| seat.stop());
+                    return Err("the device is stopped".to_owned());
+                }
+                // Before they are said to be there: if nobody wants them any more they are free at once.
+                inner.put_lanes(lanes, started);
+                Ok(())
+            });
+            inner.tell(now, DeviceInput::Prepared(model.id, made.clone()));
+            // Lanes are made for a policy or for a move, never for both at a time.
+            (inner.moves.remove(&model.id), made)
+        });
+        self.carry_out(actions, None);
+        if let Some(ready) = ready {
+            ready(outcome);
+        }
+    }
+}

@@ -338,6 +338,7 @@ WIDE_SLO = "[models.widemlp]\nslo_ms = 50\n"
 FIGURES = {
     "mlp, 32 connections, HTTP": (load("mlp", *MANY), 5),
     "mlp, 32 connections, gRPC": (load("mlp", *MANY, protocol="grpc"), 5),
+    "mlp, 32 connections, SLO 50 ms": (load("mlp", *MANY, config="[models.mlp]\nslo_ms = 50\n"), 7),
     "mlp, one connection, HTTP": (load("mlp", *LONE), 5),
     "mlp, one connection, gRPC": (load("mlp", *LONE, protocol="grpc"), 5),
     "digits, 64 connections, exclusive": (load("digits", *DIGITS), 5),

@@ -23,6 +23,8 @@
 //!
 //! [`spatial`] says on how much of the device each model runs (GSLICE), whatever its policy.
 //!
+//! [`overlap`] says which operators of which models run side by side (Abacus).
+//!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
 mod auto;
@@ -36,6 +38,7 @@ mod lanes;
 mod launch;
 mod mix;
 mod note;
+pub mod overlap;
 mod policy;
 mod rehearsal;
 mod request;

@@ -16,6 +16,8 @@ mod imports;
 mod journal;
 mod load;
 mod outcomes;
+mod overlap;
+mod overlap_runs;
 mod random_events;
 mod rehearsal;
 mod scenario;

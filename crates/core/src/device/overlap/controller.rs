@@ -1,0 +1,374 @@
+//! The control of groups of operators by headroom.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::group::{GroupId, GroupPart, OperatorGroup};
+use super::margin::Margins;
+use super::predictor::Predictor;
+use super::search::GroupSearch;
+use crate::device::launch::{SegmentRange, Span};
+use crate::device::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use crate::ids::{ModelId, RequestId};
+use crate::time::{Duration, Time};
+
+/// So many requests given up in a row, with no group between them, and the next is run all the same: a predictor that has gone wrong would otherwise give up all, and
+/// nothing would show it. None before the predictor was seen to be right about requests alone.
+const DROPS_IN_A_ROW: u32 = 8;
+/// Of so many groups that the margin alone kept from being larger, one is run by the prediction as it is, so that a predictor that has become right is found out.
+const TRIED_OF: u32 = 64;
+
+/// How groups are made.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct OverlapOptions {
+    /// How many groups the predictor is asked for at a time (Abacus §7.7: 4).
+    pub ways: usize,
+    /// The relative error that the predictor was below for 95% of the samples that it was tested with.
+    pub error: f64,
+    /// The most requests of a group.
+    pub at_once: usize,
+    /// The most items that wait.
+    pub queue_bound: u32,
+}
+
+impl Default for OverlapOptions {
+    fn default() -> Self {
+        OverlapOptions { ways: 4, error: 0.15, at_once: 4, queue_bound: 4_096 }
+    }
+}
+
+/// What is decided.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverlapOutput {
+    /// Begin these operators together, keep what is between them, and call [`Overlap::handle_completion`] when all are done.
+    Run(OperatorGroup),
+    /// All operators of the request are done: answer it.
+    Reply {
+        /// The request.
+        request: RequestId,
+    },
+    /// The request will not be answered; what is kept of it can go.
+    Drop {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: DeviceDrop,
+    },
+}
+
+/// What was done since the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct OverlapStats {
+    /// Groups.
+    pub groups: u64,
+    /// Of these, of several requests.
+    pub together: u64,
+    /// How often the predictor was asked.
+    pub passes: u64,
+    /// How often while the device had nothing to run.
+    pub waited_for: u64,
+    /// Groups that were decided in time, and did not suit any more when the device was free.
+    pub overtaken: u64,
+}
+
+/// Which operators of which requests run next on a device that models share (Abacus §6).
+///
+/// **Headroom** (§6.2, equation 2): the time until a request's deadline; what it waited, what was copied and what has run is in it. The request with the least goes first. All that is left of it is in
+/// the next group, and of others, one of each model, as many operators as the prediction says that it has room for. Who cannot make it even alone is given up.
+///
+/// **Beside the running group** the next one is decided (§6.3): the headroom is that at the predicted end (equation 3). It is decided again where a request comes that belongs into it, or if
+/// the group before it took so long that it does not suit any more.
+///
+/// **Margin** (ours): predictions are taken for what groups before took that were predicted as long. Several requests run together only if 95% of such groups would be in time; one is given up only if half
+/// of such would not. So a predictor that is wrong by a factor costs groups, and no deadlines: it is found out within eight groups.
+///
+/// **Contract.** Time never goes back. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives nothing, and carry the outputs out. At most one group runs; it is
+/// answered by one [`handle_completion`](Self::handle_completion). Nothing is due at a time, so nothing has to be called at one. Events of requests, models and groups that are not there are ignored. Same calls,
+/// same decisions.
+#[derive(Debug)]
+pub struct Overlap<P> {
+    options: OverlapOptions,
+    predictor: P,
+    margins: Margins,
+    /// How many operators each model has.
+    models: BTreeMap<ModelId, u16>,
+    /// By deadline, then as they came.
+    waiting: BTreeMap<Key, Waiting>,
+    keys: BTreeMap<RequestId, Key>,
+    running: Option<Running>,
+    planned: Option<Planned>,
+    outputs: VecDeque<OverlapOutput>,
+    arrivals: u64,
+    drops_in_a_row: u32,
+    /// Groups that the margin alone kept small.
+    kept_small: u32,
+    stats: OverlapStats,
+}
+
+type Key = (Time, u64);
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    request: DeviceRequest,
+    /// The operator that it is at, as it will be when what runs is done.
+    next: u16,
+}
+
+#[derive(Debug)]
+struct Running {
+    group: OperatorGroup,
+    since: Time,
+    /// Who is answered when it is done.
+    ending: Vec<RequestId>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    parts: Vec<GroupPart>,
+    predicted: Option<Duration>,
+    deadline: Time,
+    is_trial: bool,
+}
+
+impl<P: Predictor> Overlap<P> {
+    /// A device without models.
+    pub fn new(options: OverlapOptions, predictor: P) -> Self {
+        Overlap {
+            margins: Margins::new(options.error),
+            options,
+            predictor,
+            models: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            running: None,
+            planned: None,
+            outputs: VecDeque::new(),
+            arrivals: 0,
+            drops_in_a_row: 0,
+            kept_small: 0,
+            stats: OverlapStats::default(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> OverlapStats {
+        self.stats
+    }
+
+    /// How far predictions are trusted.
+    pub fn margins(&self) -> &Margins {
+        &self.margins
+    }
+
+    /// How many requests wait, those that have begun and are not in the last of their groups among them.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Another predictor takes over, with the error that it had when it was tested. What the former's groups took is forgotten.
+    pub fn set_predictor(&mut self, now: Time, predictor: P, error: f64) {
+        (self.predictor, self.options.error) = (predictor, error);
+        self.margins = Margins::new(error);
+        self.decide(now);
+    }
+
+    /// A model comes, of so many operators; `None`: it goes, and its requests with it, but for those whose last operators run. One that changes its operators goes and comes again.
+    pub fn handle_model(&mut self, now: Time, model: ModelId, operators: Option<u16>) {
+        let former = match operators.filter(|count| *count > 0) {
+            Some(count) => self.models.insert(model, count).filter(|former| *former != count),
+            None => self.models.remove(&model),
+        };
+        if former.is_some() {
+            let of_it = |(key, waiting): (&Key, &Waiting)| (waiting.request.model == model).then_some(*key);
+            let gone: Vec<Key> = self.waiting.iter().filter_map(of_it).collect();
+            gone.into_iter().for_each(|key| self.give_up(key, DeviceDrop::Removed));
+            self.decide(now);
+        }
+    }
+
+    /// A request has come. All its items run at once: what batches are made of is another's.
+    ///
+    /// # Errors
+    /// If its model is not there, it has no item, its name is taken, or as many items wait as may.
+    pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let is_ending = |running: &Running| running.ending.contains(&request.id);
+        if !self.models.contains_key(&request.model) {
+            return Err(DeviceReject::NoModel(request.model));
+        }
+        if request.size == 0 {
+            return Err(DeviceReject::Empty);
+        }
+        if self.keys.contains_key(&request.id) || self.running.as_ref().is_some_and(is_ending) {
+            return Err(DeviceReject::NameTaken(request.id));
+        }
+        let bound = self.options.queue_bound;
+        let items: u64 = self.waiting.values().map(|waiting| u64::from(waiting.request.size)).sum();
+        if items + u64::from(request.size) > u64::from(bound) {
+            return Err(DeviceReject::QueueFull { bound });
+        }
+        let key = (request.deadline, self.arrivals);
+        self.arrivals += 1;
+        self.keys.insert(request.id, key);
+        self.waiting.insert(key, Waiting { request: *request, next: 0 });
+        // Behind one of its model it changes nothing.
+        let is_behind = |planned: &Planned| {
+            let of_model = planned.parts.iter().find(|part| part.model == request.model);
+            of_model.and_then(|part| self.keys.get(&part.request)).is_some_and(|other| *other < key)
+        };
+        if self.running.is_none() || !self.planned.as_ref().is_some_and(is_behind) {
+            self.decide(now);
+        }
+        Ok(())
+    }
+
+    /// Nobody wants the answer any more. What runs of it runs on.
+    pub fn handle_cancel(&mut self, now: Time, request: RequestId) {
+        if let Some(running) = &mut self.running {
+            running.ending.retain(|ending| *ending != request);
+        }
+        if let Some(key) = self.keys.remove(&request) {
+            self.waiting.remove(&key);
+            self.decide(now);
+        }
+    }
+
+    /// A group is done, and had the device so long. What has failed of it was cancelled before.
+    pub fn handle_completion(&mut self, now: Time, group: GroupId, span: Span) {
+        let Some(running) = self.running.take_if(|running| running.group.id == group) else { return };
+        if let Some(predicted) = running.group.predicted {
+            self.margins.handle_group(running.group.parts.len(), predicted, span.end.since(span.start));
+        }
+        self.outputs.extend(running.ending.into_iter().map(|request| OverlapOutput::Reply { request }));
+        if self.planned.as_ref().is_some_and(|planned| !self.still_suits(now, planned)) {
+            self.stats.overtaken += 1;
+            self.planned = None;
+        }
+        match self.planned.take() {
+            Some(planned) => self.launch(now, planned, 0),
+            None => self.decide(now),
+        }
+    }
+
+    /// The next decision.
+    pub fn poll_output(&mut self) -> Option<OverlapOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Decides what is next, and begins it if nothing runs.
+    fn decide(&mut self, now: Time) {
+        let start = self.running.as_ref().map_or(now, |running| self.ends(now, running));
+        let before = self.stats.passes;
+        self.planned = self.plan(start);
+        if self.running.is_none()
+            && let Some(planned) = self.planned.take()
+        {
+            let waited_for = self.stats.passes - before;
+            self.launch(now, planned, waited_for as u32);
+        }
+    }
+
+    /// When what runs will probably be done (equation 3); at once if nobody knows, or if it should be already.
+    fn ends(&self, now: Time, running: &Running) -> Time {
+        now.max(running.since + running.group.expected.unwrap_or(Duration::ZERO))
+    }
+
+    fn still_suits(&self, now: Time, planned: &Planned) -> bool {
+        let needed = |predicted| self.margins.needed(planned.parts.len(), predicted);
+        let needs = planned.predicted.map_or(Duration::ZERO, needed);
+        now < planned.deadline && (planned.is_trial || now + needs <= planned.deadline)
+    }
+
+    /// The group that begins at `start`; gives up who cannot make it.
+    fn plan(&mut self, start: Time) -> Option<Planned> {
+        loop {
+            let (key, candidates) = self.candidates()?;
+            let headroom = key.0.since(start);
+            if headroom == Duration::ZERO {
+                self.give_up(key, DeviceDrop::Hopeless);
+                continue;
+            }
+            let search =
+                GroupSearch { predictor: &self.predictor, margins: Some(&self.margins), ways: self.options.ways };
+            let mut found = search.find(&candidates, headroom);
+            self.stats.passes += u64::from(found.passes);
+            let mut is_trial = false;
+            if found.parts.is_empty() {
+                let most = if self.margins.of(1).is_measured() { DROPS_IN_A_ROW } else { 0 };
+                if self.drops_in_a_row < most {
+                    self.drops_in_a_row += 1;
+                    self.give_up(key, DeviceDrop::Hopeless);
+                    continue;
+                }
+                is_trial = true;
+                found.parts = candidates[..1].to_vec();
+                found.predicted = self.predictor.predict(&[&found.parts]).pop().flatten();
+                self.stats.passes += 1;
+            } else if found.parts.len() == 1 && candidates.len() > 1 {
+                let search = GroupSearch { margins: None, ..search };
+                let by_prediction = search.find(&candidates, headroom);
+                self.stats.passes += u64::from(by_prediction.passes);
+                if by_prediction.parts.len() > 1 {
+                    self.kept_small += 1;
+                    is_trial = self.kept_small.is_multiple_of(TRIED_OF);
+                    found = if is_trial { by_prediction } else { found };
+                }
+            }
+            return Some(Planned { parts: found.parts, predicted: found.predicted, deadline: key.0, is_trial });
+        }
+    }
+
+    /// What is left of the most urgent request of each model, and the first's place.
+    fn candidates(&self) -> Option<(Key, Vec<GroupPart>)> {
+        let first = *self.waiting.keys().next()?;
+        let most = self.options.at_once.clamp(1, self.models.len().max(1));
+        let mut parts: Vec<GroupPart> = Vec::with_capacity(most);
+        for Waiting { request, next } in self.waiting.values() {
+            if parts.iter().any(|part| part.model == request.model) {
+                continue;
+            }
+            let end = self.models.get(&request.model).copied().unwrap_or(next + 1);
+            let operators = SegmentRange::new(*next, end);
+            let DeviceRequest { id, model, size, length, .. } = *request;
+            parts.push(GroupPart { request: id, model, operators, rows: size, length });
+            if parts.len() == most {
+                break;
+            }
+        }
+        Some((first, parts))
+    }
+
+    fn give_up(&mut self, key: Key, reason: DeviceDrop) {
+        if let Some(Waiting { request, .. }) = self.waiting.remove(&key) {
+            self.keys.remove(&request.id);
+            self.outputs.push_back(OverlapOutput::Drop { request: request.id, reason });
+        }
+    }
+
+    /// Begins a group, and decides the next.
+    fn launch(&mut self, now: Time, planned: Planned, waited_for: u32) {
+        let Planned { parts, predicted, deadline, is_trial } = planned;
+        let mut ending = Vec::new();
+        for GroupPart { request, model, operators, .. } in &parts {
+            let Some(key) = self.keys.get(request).copied() else { continue };
+            if self.models.get(model) == Some(&operators.end) {
+                self.keys.remove(request);
+                self.waiting.remove(&key);
+                ending.push(*request);
+            } else if let Some(waiting) = self.waiting.get_mut(&key) {
+                waiting.next = operators.end;
+            }
+        }
+        let id = GroupId(self.stats.groups);
+        self.stats.groups += 1;
+        self.stats.together += u64::from(parts.len() > 1);
+        self.stats.waited_for += u64::from(waited_for);
+        self.drops_in_a_row = 0;
+        let expected = predicted.map(|predicted| self.margins.of(parts.len()).expected(predicted));
+        let group = OperatorGroup { id, parts, predicted, expected, deadline, waited_for, is_trial };
+        self.outputs.push_back(OverlapOutput::Run(group.clone()));
+        self.running = Some(Running { group, since: now, ending });
+        self.decide(now);
+    }
+}

@@ -1,0 +1,60 @@
+//! A predictor that was learned from samples.
+
+use serde::{Deserialize, Serialize};
+
+use super::features::FeatureLayout;
+use super::group::GroupPart;
+use super::mlp::{BadMlp, Mlp};
+use super::predictor::Predictor;
+use crate::time::Duration;
+
+/// A perceptron on the features of groups, whose outputs are milliseconds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
+pub struct LearnedPredictor {
+    layout: FeatureLayout,
+    mlp: Mlp,
+}
+
+/// What was read, and may be none.
+#[derive(Deserialize)]
+struct Unchecked {
+    layout: FeatureLayout,
+    mlp: Mlp,
+}
+
+impl TryFrom<Unchecked> for LearnedPredictor {
+    type Error = BadMlp;
+
+    fn try_from(Unchecked { layout, mlp }: Unchecked) -> Result<Self, BadMlp> {
+        LearnedPredictor::new(layout, mlp)
+    }
+}
+
+impl LearnedPredictor {
+    /// The predictor of features so laid out.
+    ///
+    /// # Errors
+    /// If the perceptron has another number of inputs than groups have features.
+    pub fn new(layout: FeatureLayout, mlp: Mlp) -> Result<Self, BadMlp> {
+        if mlp.inputs() != layout.len() {
+            return Err(BadMlp::Shape { layer: 0, what: "features", found: mlp.inputs(), expected: layout.len() });
+        }
+        Ok(LearnedPredictor { layout, mlp })
+    }
+
+    /// How it sees groups.
+    pub fn layout(&self) -> &FeatureLayout {
+        &self.layout
+    }
+}
+
+impl Predictor for LearnedPredictor {
+    fn predict(&self, groups: &[&[GroupPart]]) -> Vec<Option<Duration>> {
+        let mut features = Vec::with_capacity(groups.len() * self.layout.len());
+        let known: Vec<bool> = groups.iter().map(|group| self.layout.extend(&mut features, group)).collect();
+        let mut outputs = self.mlp.infer(&features).into_iter();
+        let mut milliseconds = |known: bool| known.then(|| outputs.next()).flatten().filter(|ms| ms.is_finite());
+        known.into_iter().map(|known| milliseconds(known).map(|ms| Duration::from_millis_f64(f64::from(ms)))).collect()
+    }
+}

@@ -1,0 +1,36 @@
+//! Abacus: which operators of which models run side by side, by prediction.
+//!
+//! [`Overlap`] is a state machine as the others. It is told what requests come and when a group is done; it says which operators of which requests run next
+//! ([`OverlapOutput::Run`]), who is answered and who is given up. A group begins together and ends in one barrier, so that what it takes can be predicted: by a
+//! [`Predictor`], which is learned ([`LearnedPredictor`]), or is the emulated device itself, or knows nothing ([`Unpredicted`]).
+//!
+//! An operator here is coarse, as there (18 for ResNet50, 12 for BERT): a segment of a model that was cut.
+//!
+//! | file | rule | source |
+//! |---|---|---|
+//! | [`FeatureLayout`] | what a predictor sees of a group | Abacus §5.3, figure 8 |
+//! | [`Mlp`] | three hidden layers of 32 | §5.5 |
+//! | [`multi_way`] | the largest that fits, several tries in one pass of the predictor | §6.3 |
+//! | [`GroupSearch`] | all operators of the most urgent request, then of others while it keeps its deadline | §6.2, figure 12 |
+//! | [`ErrorMargin`] | what predictions are multiplied by, from what groups took | ours |
+//! | [`Overlap`] | headroom, drops, the next group while one runs | §6.2, §6.3, equations 2 and 3 |
+
+mod controller;
+mod features;
+mod group;
+mod learned;
+mod margin;
+mod mlp;
+mod multi_way;
+mod predictor;
+mod search;
+
+pub use controller::{Overlap, OverlapOptions, OverlapOutput, OverlapStats};
+pub use features::{FeatureLayout, FeatureModel};
+pub use group::{GroupId, GroupPart, OperatorGroup};
+pub use learned::LearnedPredictor;
+pub use margin::{ErrorMargin, Margins};
+pub use mlp::{BadMlp, Layer, Mlp};
+pub use multi_way::multi_way;
+pub use predictor::{Predictor, Unpredicted};
+pub use search::{Found, GroupSearch};

@@ -133,7 +133,7 @@ fn a_device_policy_with_a_timeline() {
 #[test]
 fn what_a_device_simulation_cannot_do_is_said() {
     let device = |more: &[&'static str]| [&["simulate", "device"], more].concat();
-    refuses(&device(&["--model=alexnet", "--policy=no-wait", "--rate=1"]), "there are resnet50, resnet101");
+    refuses(&device(&["--model=lenet", "--policy=no-wait", "--rate=1"]), "there are resnet50, resnet101");
     refuses(&device(&["--model=vgg16", "--policy=best", "--rate=1"]), "there are no-wait, opt-wait");
     refuses(&device(&["--model=vgg16", "--policy=no-wait"]), "--rate");
     refuses(&device(&["--model=vgg16", "--policy=no-wait", "--rate=-1"]), "positive");

@@ -27,7 +27,7 @@ use crate::run_output::RunOutput;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct DeviceArgs {
-    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv4, unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
+    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv3, inceptionv4, unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
     #[arg(long, value_name = "NAME")]
     model: String,
 

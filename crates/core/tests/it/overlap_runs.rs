@@ -45,7 +45,7 @@ impl Predictor for Biased {
 }
 
 fn overlap<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
-    let mut overlap = Overlap::new(OverlapOptions { error: 0.0, ..OverlapOptions::default() }, predictor);
+    let mut overlap = Overlap::new(OverlapOptions { error: 0.0, worth: 0.0, ..OverlapOptions::default() }, predictor);
     for (model, operators) in (0..).zip(models) {
         overlap.handle_model(Time::ZERO, ModelId(model), Some(*operators));
     }
@@ -154,6 +154,23 @@ fn a_group_has_one_request_of_each_model() {
     }
     complete(&mut overlap, &first, 0, 10);
     assert_eq!(group(&mut overlap).1, [(1, range(0, 10)), (3, range(0, 10))]);
+}
+
+#[test]
+fn what_saves_too_little_does_not_run_side_by_side() {
+    for (worth, together) in [(0.0, true), (0.4, true), (0.45, false)] {
+        let options = OverlapOptions { error: 0.0, worth, ..OverlapOptions::default() };
+        let mut overlap = Overlap::new(options, RIGHT);
+        (0..3).for_each(|model| overlap.handle_model(at(0), ModelId(model), Some(10)));
+        overlap.handle_request(at(0), &request(1, 2, 90)).unwrap();
+        let (first, _) = group(&mut overlap);
+        overlap.handle_request(at(0), &request(2, 0, 90)).unwrap();
+        overlap.handle_request(at(0), &request(3, 1, 91)).unwrap();
+        complete(&mut overlap, &first, 0, 10);
+        // 14 ms, where one after the other takes 20: 43% more.
+        let (next, parts) = group(&mut overlap);
+        assert_eq!((parts.len() == 2, next.predicted == Some(ms(10))), (together, !together), "{worth}");
+    }
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub enum Architecture {
     /// 3x224x224, of full width.
     MobileNet,
     /// 3x299x299.
+    InceptionV3,
+    /// 3x299x299.
     InceptionV4,
     /// 3x128x128, 64 channels at the top.
     UNet,
@@ -38,7 +40,7 @@ pub enum Architecture {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Architecture; 12] = [
+    pub const ALL: [Architecture; 13] = [
         Architecture::ResNet50,
         Architecture::ResNet101,
         Architecture::ResNet152,
@@ -46,6 +48,7 @@ impl Architecture {
         Architecture::Vgg19,
         Architecture::AlexNet,
         Architecture::MobileNet,
+        Architecture::InceptionV3,
         Architecture::InceptionV4,
         Architecture::UNet,
         Architecture::LinkNet,
@@ -63,6 +66,7 @@ impl Architecture {
             Architecture::Vgg19 => "vgg19",
             Architecture::AlexNet => "alexnet",
             Architecture::MobileNet => "mobilenet",
+            Architecture::InceptionV3 => "inceptionv3",
             Architecture::InceptionV4 => "inceptionv4",
             Architecture::UNet => "unet",
             Architecture::LinkNet => "linknet",
@@ -87,6 +91,7 @@ impl Architecture {
             Architecture::Vgg19 => convolutional::vgg([2, 2, 4, 4, 4], fused),
             Architecture::AlexNet => convolutional::alexnet(fused),
             Architecture::MobileNet => convolutional::mobilenet(fused),
+            Architecture::InceptionV3 => convolutional::inception_v3(fused),
             Architecture::InceptionV4 => convolutional::inception_v4(fused),
             Architecture::UNet => convolutional::unet(128, fused),
             Architecture::LinkNet => convolutional::linknet(224, fused),
@@ -98,7 +103,7 @@ impl Architecture {
     /// Bytes of an item's input and output.
     pub fn item_bytes(self, length: u32) -> (u64, u64) {
         match self {
-            Architecture::InceptionV4 => (3 * 299 * 299 * 4, 4_000),
+            Architecture::InceptionV3 | Architecture::InceptionV4 => (3 * 299 * 299 * 4, 4_000),
             Architecture::UNet => (3 * 128 * 128 * 4, 2 * 128 * 128 * 4),
             Architecture::LinkNet => (3 * 224 * 224 * 4, 2 * 224 * 224 * 4),
             // Token ids, a mask and token types; a class.

@@ -256,6 +256,7 @@ impl Calibration {
         DeviceLimits {
             sharing: self.device.sharing,
             crowding_permille: self.device.crowding_permille,
+            own_hosts: false,
             // Copies are in the measured times.
             copy_bytes_per_second: f64::INFINITY,
             ..DeviceLimits::plain(self.device.units)

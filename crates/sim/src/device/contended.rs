@@ -338,7 +338,7 @@ impl ContendedDevice {
         let mut sharers = Vec::with_capacity(self.lanes.len());
         for (index, running) in self.lanes.iter_mut().enumerate() {
             let Some(running) = running else { continue };
-            if running.host.step == HostStep::Issue {
+            if running.host.step == HostStep::Issue && !self.limits.own_hosts {
                 running.host.speed = PARTS * 1000 / (issuing * crowding);
             }
             if running.device.step == DeviceStep::Run {

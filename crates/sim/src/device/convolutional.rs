@@ -203,6 +203,44 @@ pub fn mobilenet(fused: bool) -> Vec<Operator> {
     net.operators
 }
 
+/// Inception-v3 (Szegedy et al. 2016), 299x299, without the side exit; borders are padded where the original cuts them.
+pub fn inception_v3(fused: bool) -> Vec<Operator> {
+    let mut net = Builder::new(299, fused);
+    net.square(32, 3, 2, After::Activate);
+    net.square(32, 3, 1, After::Activate);
+    net.square(64, 3, 1, After::Activate);
+    net.side = 147;
+    net.pool(2);
+    net.side = 73;
+    net.square(80, 1, 1, After::Activate);
+    net.square(192, 3, 1, After::Activate);
+    net.side = 71;
+    net.pool(2);
+    net.side = 35;
+    for pooled in [32, 64, 64] {
+        let (wide, long) = ([(48, (1, 1)), (64, (5, 5))], [(64, (1, 1)), (96, (3, 3)), (96, (3, 3))]);
+        net.branches(1, 0, &[&[(64, (1, 1))], &wide, &long, &[(pooled, (1, 1))]]);
+    }
+    net.branches(2, 288, &[&[(384, (3, 3))], &[(64, (1, 1)), (96, (3, 3)), (96, (3, 3))]]);
+    net.side = 17;
+    for width in [128, 160, 160, 192] {
+        let long = [(width, (1, 1)), (width, (7, 1)), (width, (1, 7)), (width, (7, 1)), (192, (1, 7))];
+        let short = [(width, (1, 1)), (width, (1, 7)), (192, (7, 1))];
+        net.branches(1, 0, &[&long, &short, &[(192, (1, 1))], &[(192, (1, 1))]]);
+    }
+    let reduced = [(192, (1, 1)), (192, (1, 7)), (192, (7, 1)), (192, (3, 3))];
+    net.branches(2, 768, &[&[(192, (1, 1)), (320, (3, 3))], &reduced]);
+    net.side = 8;
+    for _ in 0..2 {
+        // The pairs of 1x3 and 3x1 to 384 channels each are written as one to 768.
+        let (long, short) = ([(448, (1, 1)), (384, (3, 3)), (768, (1, 3))], [(384, (1, 1)), (768, (1, 3))]);
+        net.branches(1, 0, &[&long, &short, &[(320, (1, 1))], &[(192, (1, 1))]]);
+    }
+    net.pool(8);
+    net.dense(1000);
+    net.operators
+}
+
 /// Inception-v4 (Szegedy et al. 2017), 299x299; borders are padded where the original cuts them.
 pub fn inception_v4(fused: bool) -> Vec<Operator> {
     let mut net = Builder::new(299, fused);

@@ -31,6 +31,8 @@ pub struct DeviceLimits {
     pub gap: Duration,
     /// By how many thousandths each launch more that is under way lengthens the issue of a kernel: the cost of many streams.
     pub crowding_permille: u32,
+    /// Whether each lane has a host of its own, such as a process under MPS: nobody's issuing waits for another's, or is lengthened by it.
+    pub own_hosts: bool,
     /// By how many thousandths a kernel takes longer beside others that keep all units of its partition; in proportion beside fewer.
     pub interference_permille: u32,
     /// Bytes a second of a copy; one copy each way at a time.
@@ -48,6 +50,7 @@ impl DeviceLimits {
             ahead: 0,
             gap: Duration::ZERO,
             crowding_permille: 0,
+            own_hosts: false,
             interference_permille: 0,
             copy_bytes_per_second: 1e12,
             copy_fixed: Duration::ZERO,

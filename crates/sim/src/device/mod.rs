@@ -36,6 +36,7 @@
 //! A device at hand is described by a [`Calibration`], which `downbeat profile --save` writes: a few constants for each segment of each model that was measured
 //! there ([`SegmentLaw`]), found by least squares, and three for the device, found from pairs of models.
 
+mod abacus_cuts;
 mod architecture;
 mod auto_measured;
 mod auto_run;
@@ -52,6 +53,9 @@ mod limits;
 mod measured;
 mod model;
 mod operator;
+mod oracle;
+mod overlap_report;
+mod overlap_run;
 mod platform;
 mod policy;
 mod random;
@@ -64,6 +68,7 @@ mod spatial_run;
 mod work;
 mod workload;
 
+pub use abacus_cuts::ABACUS_MODELS;
 pub use architecture::Architecture;
 pub use auto_measured::MeasuredForAuto;
 pub use auto_run::{AutoOutcome, AutoRun, Played};
@@ -78,6 +83,9 @@ pub use limits::{DeviceLimits, SLICE, Sharing};
 pub use measured::{MeasuredModel, SegmentLaw};
 pub use model::EmulatedModel;
 pub use operator::Operator;
+pub use oracle::Oracle;
+pub use overlap_report::OverlapReport;
+pub use overlap_run::{OverlapInputs, OverlapRun, OverlapServing};
 pub use platform::{Platform, TILE};
 pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use random::{RandomDeviceWorkload, RandomModel};

@@ -3,6 +3,7 @@
 use downbeat_core::device::{SegmentProfile, SegmentRange};
 use downbeat_core::{Duration, LatencyProfile};
 
+use super::abacus_cuts::abacus_cuts;
 use super::architecture::Architecture;
 use super::failure::DeviceFailure;
 use super::limits::DeviceLimits;
@@ -68,6 +69,18 @@ impl EmulatedModel {
     /// As [`Self::staged`].
     pub fn cut(&self, stages: usize) -> Result<Self, DeviceFailure> {
         Ok(EmulatedModel { source: self.source.clone(), boundaries: self.segments(stages)? })
+    }
+
+    /// The model cut into Abacus' operators, 52 of ResNet152 to 12 of BERT.
+    ///
+    /// # Errors
+    /// If it is none of Abacus' models, or on another platform than theirs.
+    pub fn abacus(architecture: Architecture, platform: Platform) -> Result<Self, DeviceFailure> {
+        if platform.fused {
+            return Err(DeviceFailure(format!("{} fuses operators: Abacus' are between them", platform.name)));
+        }
+        let boundaries = abacus_cuts(architecture)?;
+        Ok(EmulatedModel { source: Source::Network(architecture, platform), boundaries })
     }
 
     /// The network of the papers that it is, if it is one.

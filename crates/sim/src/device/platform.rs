@@ -54,6 +54,8 @@ pub struct Platform {
     pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
+    /// See [`DeviceLimits::own_hosts`].
+    pub own_hosts: bool,
     /// See [`DeviceLimits::interference_permille`].
     pub interference_permille: u32,
     /// The standard deviation of what a launch takes from run to run, as a share of it.
@@ -104,6 +106,7 @@ impl Platform {
         copy_fixed: Duration::from_micros(10),
         sharing: Sharing::InOrder,
         crowding_permille: 100,
+        own_hosts: false,
         interference_permille: 0,
         noise: NOISE,
     };
@@ -192,6 +195,7 @@ impl Platform {
             ahead: self.ahead,
             gap: self.gap,
             crowding_permille: self.crowding_permille,
+            own_hosts: self.own_hosts,
             interference_permille: self.interference_permille,
             copy_bytes_per_second: self.copy_bandwidth,
             copy_fixed: self.copy_fixed,

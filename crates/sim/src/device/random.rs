@@ -86,6 +86,7 @@ impl RandomDeviceWorkload {
         let limits = DeviceLimits {
             sharing: dice.one_of(&[Sharing::Proportional, Sharing::InOrder]),
             crowding_permille: dice.one_of(&[0, 20, 60]),
+            own_hosts: false,
             copy_bytes_per_second: f64::INFINITY,
             ..DeviceLimits::plain(dice.one_of(&[32, 64, 128]))
         };

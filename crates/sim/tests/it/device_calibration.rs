@@ -261,6 +261,7 @@ fn networks_multiply_as_often_as_published() {
         (Architecture::ResNet152, 11.5, 60.0),
         (Architecture::Vgg16, 15.5, 138.3),
         (Architecture::Vgg19, 19.6, 143.6),
+        (Architecture::InceptionV3, 5.7, 23.8),
         (Architecture::InceptionV4, 12.3, 42.6),
     ];
     for (architecture, giga, mega) in published {

@@ -13,6 +13,7 @@ const UNITS: u32 = 72;
 fn limits() -> DeviceLimits {
     DeviceLimits {
         crowding_permille: 25,
+        own_hosts: false,
         copy_bytes_per_second: 1e9,
         copy_fixed: Duration::from_nanos(100),
         ..DeviceLimits::plain(UNITS)

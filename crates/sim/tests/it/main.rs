@@ -6,6 +6,7 @@ mod arrivals;
 mod baselines;
 mod bounds;
 mod checker;
+mod device_abacus;
 mod device_auto;
 mod device_calibration;
 mod device_checker;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::group::{GroupId, GroupPart, OperatorGroup};
 use super::margin::Margins;
 use super::predictor::Predictor;
-use super::search::GroupSearch;
+use super::search::{Found, GroupSearch};
 use crate::device::launch::{SegmentRange, Span};
 use crate::device::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use crate::ids::{ModelId, RequestId};
@@ -28,13 +28,16 @@ pub struct OverlapOptions {
     pub error: f64,
     /// The most requests of a group.
     pub at_once: usize,
+    /// How much time requests have to save by running side by side, as a share of what they take then, to be in a group; 0: they may lose some, too, as in Abacus. 10% is ours: on the emulated A100 groups
+    /// that save less cost more than they bring (`docs/results/abacus.md`).
+    pub worth: f64,
     /// The most items that wait.
     pub queue_bound: u32,
 }
 
 impl Default for OverlapOptions {
     fn default() -> Self {
-        OverlapOptions { ways: 4, error: 0.15, at_once: 4, queue_bound: 4_096 }
+        OverlapOptions { ways: 4, error: 0.15, at_once: 4, worth: 0.1, queue_bound: 4_096 }
     }
 }
 
@@ -315,7 +318,25 @@ impl<P: Predictor> Overlap<P> {
                     found = if is_trial { by_prediction } else { found };
                 }
             }
+            if !is_trial {
+                self.leave_out(&mut found);
+            }
             return Some(Planned { parts: found.parts, predicted: found.predicted, deadline: key.0, is_trial });
+        }
+    }
+
+    /// Leaves out of a group all but the most urgent request if it is not worth while.
+    fn leave_out(&mut self, found: &mut Found) {
+        let Some(together) = found.predicted.filter(|_| self.options.worth > 0.0 && found.parts.len() > 1) else {
+            return;
+        };
+        let each: Vec<&[GroupPart]> = found.parts.chunks(1).collect();
+        let alone = self.predictor.predict(&each);
+        self.stats.passes += 1;
+        let in_turn: f64 = alone.iter().flatten().map(|takes| takes.as_secs_f64()).sum();
+        if in_turn < together.as_secs_f64() * (1.0 + self.options.worth) {
+            found.parts.truncate(1);
+            found.predicted = alone.first().copied().flatten();
         }
     }
 

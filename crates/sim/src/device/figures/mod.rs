@@ -1,5 +1,6 @@
 //! The tables and figures of the papers on the emulated device.
 
+mod abacus;
 mod device_model;
 mod dvabatch;
 mod e2bird;
@@ -53,7 +54,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 27] = [
+const NAMES: [(&str, &str, Maker); 32] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -89,6 +90,11 @@ const NAMES: [(&str, &str, Maker); 27] = [
     ("gslice-14", "GSLICE figures 12c and 14: SLAB beside Clipper by SLO", gslice_control::figure_14),
     ("gslice-15", "GSLICE figure 15: models come and go", gslice_control::figure_15),
     ("gslice-16", "GSLICE figure 16: shares that tune themselves", gslice_control::figure_16),
+    ("abacus-14", "Abacus figures 14 and 15: 99% latencies and violations of pairs", abacus::figure_14),
+    ("abacus-17", "Abacus figure 17: peak throughput of pairs", abacus::figure_17),
+    ("abacus-18", "Abacus figure 18: 99% latencies and violations of three and four models", abacus::figure_18),
+    ("abacus-19", "Abacus figure 19: peak throughput of three and four models", abacus::figure_19),
+    ("abacus-terms", "Abacus' violations with one term of the device changed at a time", abacus::terms),
 ];
 
 impl Figure {

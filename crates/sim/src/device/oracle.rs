@@ -1,0 +1,70 @@
+//! A predictor that cannot be better: the emulated device itself.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use downbeat_core::device::LaneId;
+use downbeat_core::device::overlap::{GroupPart, Predictor};
+use downbeat_core::{Duration, Time};
+
+use super::contended::ContendedDevice;
+use super::model::EmulatedModel;
+
+/// Plays each group on a device of its own, without what differs from run to run. Each model has a lane, as on the device that is predicted.
+#[derive(Debug)]
+pub struct Oracle {
+    models: Vec<EmulatedModel>,
+    /// What is said is so many times as long as it is: 1 for an oracle.
+    bias: f64,
+    known: RefCell<BTreeMap<Vec<Asked>, Duration>>,
+    played: Cell<u64>,
+}
+
+/// Model, first operator, one past the last, items, length.
+type Asked = (u32, u16, u16, u32, u32);
+
+impl Oracle {
+    /// Of these models, by their numbers, on the device of the first.
+    pub fn new(models: Vec<EmulatedModel>, bias: f64) -> Self {
+        Oracle { models, bias, known: RefCell::default(), played: Cell::new(0) }
+    }
+
+    /// How many different groups it was asked for.
+    pub fn played(&self) -> u64 {
+        self.played.get()
+    }
+
+    fn one(&self, group: &[GroupPart]) -> Option<Duration> {
+        let asked = |part: &GroupPart| {
+            let range = part.operators;
+            (part.model.0, range.first, range.end, part.rows, part.length)
+        };
+        let mut key: Vec<Asked> = group.iter().map(asked).collect();
+        key.sort_unstable();
+        if let Some(known) = self.known.borrow().get(&key) {
+            return Some(*known);
+        }
+        let limits = self.models.first()?.limits();
+        let mut device = ContendedDevice::new(limits, self.models.len());
+        for part in group {
+            let model = self.models.get(part.model.0 as usize)?;
+            let work = model.work(part.operators, part.rows, part.length, limits.units);
+            device.launch(Time::ZERO, LaneId(part.model.0), 0, work);
+        }
+        let mut end = Time::ZERO;
+        while let Some(next) = device.next_event() {
+            device.advance(next);
+            end = next;
+        }
+        self.played.set(self.played.get() + 1);
+        let takes = Duration::from_secs_f64(end.since(Time::ZERO).as_secs_f64() * self.bias);
+        self.known.borrow_mut().insert(key, takes);
+        Some(takes)
+    }
+}
+
+impl Predictor for Oracle {
+    fn predict(&self, groups: &[&[GroupPart]]) -> Vec<Option<Duration>> {
+        groups.iter().map(|group| self.one(group)).collect()
+    }
+}

@@ -1,0 +1,42 @@
+//! What came of a run of models side by side.
+
+use downbeat_core::device::overlap::OverlapStats;
+use downbeat_core::{Duration, quantiles};
+
+/// What came of a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OverlapReport {
+    /// Queries answered within their QoS target.
+    pub in_time: u32,
+    /// Answered later.
+    pub late: u32,
+    /// Not answered.
+    pub dropped: u32,
+    /// Of all that were answered, the time to the answer over the QoS target.
+    pub latencies: Vec<f64>,
+    /// How long queries came.
+    pub span: Duration,
+    /// What units were in use until then, of all, 0 to 1.
+    pub used: f64,
+    /// Of groups by prediction.
+    pub stats: OverlapStats,
+    /// Actual to predicted time of groups of several.
+    pub ratios: Vec<f64>,
+}
+
+impl OverlapReport {
+    /// The share of queries that were late or not answered (Abacus figure 15).
+    pub fn violations(&self) -> f64 {
+        f64::from(self.late + self.dropped) / f64::from((self.in_time + self.late + self.dropped).max(1))
+    }
+
+    /// What 99% of the answers took, over the QoS target (figure 14); NaN if there are none.
+    pub fn tail(&self) -> f64 {
+        quantiles(self.latencies.iter().copied(), [0.99]).map_or(f64::NAN, |[tail]| tail)
+    }
+
+    /// Queries a second that were answered in time (figure 17).
+    pub fn throughput(&self) -> f64 {
+        f64::from(self.in_time) / self.span.as_secs_f64()
+    }
+}

@@ -1,0 +1,134 @@
+//! Abacus' claims on the emulated A100, with short runs and a predictor that cannot be better. What is missed is in `docs/results/abacus.md`.
+
+use downbeat_core::device::SegmentRange;
+use downbeat_core::device::overlap::{GroupPart, Predictor};
+use downbeat_core::{Duration, ModelId, RequestId};
+use downbeat_sim::device::*;
+
+const ABACUS: OverlapServing = OverlapServing::Abacus { at_once: 4, worth: 0.0, bias: 1.0 };
+
+fn run(serving: OverlapServing, models: &[Architecture], rate: f64) -> OverlapReport {
+    let (models, platform, inputs) = (models.to_vec(), Platform::A100_CUDNN, OverlapInputs::Any);
+    let run = OverlapRun { platform, models, serving, rate, queries: 250, inputs, seed: 1 };
+    let report = run.play().unwrap();
+    assert_eq!(report.in_time + report.late + report.dropped, 250, "every query is answered or dropped once");
+    report
+}
+
+const PAIRS: [[Architecture; 2]; 3] = [
+    [Architecture::ResNet50, Architecture::ResNet152],
+    [Architecture::ResNet101, Architecture::InceptionV3],
+    [Architecture::ResNet152, Architecture::Vgg19],
+];
+
+#[test]
+fn models_have_as_many_operators_as_abacus_counts() {
+    let counted = [18, 35, 52, 14, 19, 22, 12];
+    for (architecture, count) in ABACUS_MODELS.into_iter().zip(counted) {
+        let model = EmulatedModel::abacus(architecture, Platform::A100_CUDNN).unwrap();
+        assert_eq!(model.segment_count(), count, "{architecture}");
+        let whole = EmulatedModel::new(architecture, Platform::A100_CUDNN);
+        assert_eq!(model.time(8, 32), whole.time(8, 32), "{architecture}: cuts change nothing of the whole");
+    }
+    assert!(EmulatedModel::abacus(Architecture::AlexNet, Platform::A100_CUDNN).is_err(), "none of theirs");
+    assert!(EmulatedModel::abacus(Architecture::ResNet50, Platform::V100_TENSORRT).is_err(), "fused");
+}
+
+fn part(model: u32, range: (u16, u16), rows: u32) -> GroupPart {
+    let operators = SegmentRange::new(range.0, range.1);
+    GroupPart { request: RequestId(u64::from(model)), model: ModelId(model), operators, rows, length: 64 }
+}
+
+#[test]
+fn the_oracle_says_what_a_group_takes_and_more_operators_take_longer() {
+    let models: Vec<EmulatedModel> = [Architecture::ResNet50, Architecture::BertBase]
+        .map(|model| EmulatedModel::abacus(model, Platform::A100_CUDNN).unwrap())
+        .to_vec();
+    let alone = models[0].time(8, 64);
+    let oracle = Oracle::new(models, 1.0);
+    let groups: Vec<Vec<GroupPart>> = (1..=12).map(|end| vec![part(0, (0, 18), 8), part(1, (0, end), 8)]).collect();
+    let groups: Vec<&[GroupPart]> = groups.iter().map(Vec::as_slice).collect();
+    let takes: Vec<Duration> = oracle.predict(&groups).into_iter().flatten().collect();
+    assert_eq!(oracle.predict(&[&groups[0][..1]]), [Some(alone)]);
+    assert!(takes.len() == 12 && takes.is_sorted() && takes[0] >= alone && takes[11] > takes[0], "{takes:?}");
+}
+
+#[test]
+fn section_7_2_targets_are_twice_the_largest_query_alone() {
+    let models = vec![Architecture::ResNet152];
+    let run = OverlapRun {
+        platform: Platform::A100_CUDNN,
+        models,
+        serving: ABACUS,
+        rate: 1.0,
+        queries: 1,
+        inputs: OverlapInputs::Any,
+        seed: 1,
+    };
+    let target = run.targets().unwrap()[0].as_millis_f64();
+    assert!((target / 48.0 - 1.0).abs() < 0.02, "24 ms in figure 3: {target}");
+}
+
+#[test]
+fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
+    let baselines = [OverlapServing::Fcfs, OverlapServing::Sjf, OverlapServing::Edf];
+    let sum = |serving| PAIRS.iter().map(|pair| run(serving, pair, 80.0).violations()).sum::<f64>();
+    let abacus = sum(ABACUS);
+    for baseline in baselines {
+        let theirs = sum(baseline);
+        assert!(abacus < 0.9 * theirs, "{baseline:?}: {theirs:.2}, Abacus {abacus:.2}");
+    }
+}
+
+#[test]
+fn figure_14_answers_of_abacus_are_in_time_and_those_of_free_sharing_are_not() {
+    for pair in PAIRS {
+        let (abacus, free) = (run(ABACUS, &pair, 80.0), run(OverlapServing::Free, &pair, 80.0));
+        assert!(abacus.tail() < 1.1 && free.tail() > 1.2, "{pair:?}: {:.2}, free {:.2}", abacus.tail(), free.tail());
+    }
+}
+
+#[test]
+fn a_group_takes_what_the_oracle_says_but_for_what_differs_from_run_to_run() {
+    let report = run(ABACUS, &PAIRS[0], 120.0);
+    let off = report.ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / report.ratios.len() as f64;
+    assert!(report.ratios.len() > 30 && off < 0.05, "{off:.3} of {}", report.ratios.len());
+}
+
+#[test]
+fn section_6_3_most_groups_under_load_are_decided_beside_the_one_before() {
+    let stats = run(ABACUS, &PAIRS[0], 150.0).stats;
+    assert!(stats.waited_for * 4 < stats.passes, "{stats:?}");
+    assert!(stats.passes < 6 * stats.groups, "{stats:?}");
+}
+
+#[test]
+fn a_biased_oracle_costs_little() {
+    let of = |bias| {
+        PAIRS
+            .iter()
+            .map(move |pair| run(OverlapServing::Abacus { at_once: 4, worth: 0.1, bias }, pair, 80.0).violations())
+    };
+    let right: f64 = of(1.0).sum();
+    for bias in [0.5, 2.0] {
+        let biased: f64 = of(bias).sum();
+        assert!(biased < right + 3.0 * 0.03, "x{bias}: {biased:.3}, right {right:.3}");
+    }
+}
+
+#[test]
+fn equal_seeds_are_equal_runs() {
+    assert_eq!(run(ABACUS, &PAIRS[1], 90.0), run(ABACUS, &PAIRS[1], 90.0));
+}
+
+#[test]
+fn what_cannot_run_says_why() {
+    let run = |models: Vec<Architecture>, rate| {
+        let (platform, inputs) = (Platform::A100_CUDNN, OverlapInputs::Smallest);
+        OverlapRun { platform, models, serving: ABACUS, rate, queries: 1, inputs, seed: 1 }.play()
+    };
+    assert!(run(vec![], 1.0).is_err());
+    assert!(run(vec![Architecture::UNet], 1.0).unwrap_err().to_string().contains("model of Abacus"));
+    assert!(run(vec![Architecture::Vgg16], 0.0).is_err());
+    assert!(run(vec![Architecture::Vgg16], 10.0).is_ok());
+}

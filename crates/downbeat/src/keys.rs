@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use downbeat_core::Duration;
 use downbeat_server::options::{
     CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
-    MOST_THREADS, ModelOptions, OrderPolicy, PolicyName,
+    MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -178,6 +178,12 @@ fn scheduling() -> Vec<Key<Draft>> {
             .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"); each model runs on one (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")
             .of_models(),
+        key("device.shares", name("WHO").of(SharesBy::names()), |d| &mut d.options.device.shares)
+            .help("Who says on which partition a model runs: fixed (the options, once and for all), auto (what models need, as measured: they move while they serve; see \"Shares\")"),
+        key("device.share_period_s", seconds_from(Duration::from_millis(100)), |d| &mut d.options.device.share_period)
+            .help("How often shares that are auto are looked at"),
+        key("device.share_hold_down_s", seconds(), |d| &mut d.options.device.share_hold_down)
+            .help("How long a share that is auto stays as it is after it was changed"),
     ]
 }
 

@@ -102,10 +102,21 @@ fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
 }
 
 fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
-    let PastLaunch { lane, batch, granted, segments: [first, end], rows, computed_rows, length, begin_ns, end_ns } =
-        launch;
+    let PastLaunch {
+        lane,
+        partition,
+        batch,
+        granted,
+        segments: [first, end],
+        rows,
+        computed_rows,
+        length,
+        begin_ns,
+        end_ns,
+    } = launch;
     let relative = |at: u64| at as f64 / 1e6 - from_ns as f64 / 1e6;
     let granted = granted.map_or(String::new(), |granted| format!(" (granted as {granted})"));
+    let part = if *partition > 0 { format!(", partition {partition}") } else { String::new() };
     let length = if *length > 0 { format!(", padded to {length}") } else { String::new() };
     Batch {
         row: *lane as usize,
@@ -115,7 +126,7 @@ fn shown(launch: &PastLaunch, from_ns: u64) -> Batch {
         colour: (*batch % 6) as usize,
         lost: false,
         hint: format!(
-            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}, {:.3} ms",
+            "batch {batch}{granted}, segments {first} to {}: {rows} items ({computed_rows} computed){length}{part}, {:.3} ms",
             end.saturating_sub(1),
             in_millis(end_ns - begin_ns)
         ),
@@ -130,6 +141,7 @@ mod tests {
     fn a_page_has_a_row_a_lane_and_a_picture_a_second_in_which_something_ran() {
         let launch = |begin_ms: u64| PastLaunch {
             lane: 1,
+            partition: 0,
             batch: 7,
             granted: None,
             segments: [0, 2],

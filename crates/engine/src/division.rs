@@ -5,7 +5,7 @@ use crate::traits::Share;
 /// A device divided into partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Division {
-    /// The partitions, in the order in which they were asked for. None has cores or units of another.
+    /// The partitions, in the order in which they were asked for. None has cores or units of another, unless models are to move between them.
     pub parts: Vec<Part>,
     /// What keeps them from being as isolated as they could be: a line each.
     pub notices: Vec<String>,
@@ -33,6 +33,11 @@ impl DivisionError {
     /// One of the partitions cannot be, from 0, of which this was asked for.
     pub(crate) fn part(index: usize, text: &str, reason: &str) -> DivisionError {
         DivisionError(format!("partition {index}, \"{text}\": {reason}"))
+    }
+
+    /// There is nothing to divide by.
+    pub(crate) fn none_named() -> DivisionError {
+        DivisionError("none is named; on GPUs name those between which models are to move, such as \"25%\"".to_owned())
     }
 
     /// There is less to divide than there are partitions.

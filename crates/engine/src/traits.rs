@@ -46,6 +46,14 @@ pub trait Engine: Send + Sync {
         cores::divide(parts, &Topology::here())
     }
 
+    /// The partitions of its devices between which models move: those that are named, of which some may have cores in common; where none is, all that are worth having.
+    ///
+    /// # Errors
+    /// If one of them cannot be, or none is named where the engine makes none by itself.
+    fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        cores::divide_freely(parts, &Topology::here())
+    }
+
     /// How many times it holds weights at most, on the CPU, once it has loaded a model.
     fn weight_copies(&self) -> u64 {
         1

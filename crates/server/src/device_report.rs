@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 /// What `GET /v2/devices` answers.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct DevicesReport {
+    /// Who says on which partition a model runs: fixed, or auto.
+    pub shares: String,
     /// What each device is divided into; empty: they are not divided.
     pub partitions: Vec<PartitionReport>,
     /// The devices, by their numbers.
@@ -44,4 +46,19 @@ pub struct PlacedModel {
     pub partition: u32,
     /// Whether somebody has put it there.
     pub by_hand: bool,
+    /// What it has of the device, where shares are auto; `None`: it has no part in that.
+    pub share: Option<ShareReport>,
+}
+
+/// What a model has of a device whose shares follow what models do.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct ShareReport {
+    /// Compute units that it runs on; 0: it has no share yet, and runs on all of the device.
+    pub units: u32,
+    /// Compute units that it is to have.
+    pub next_units: u32,
+    /// The partition where lanes are made for it, or are ready until there is room.
+    pub preparing: Option<u32>,
+    /// Why it has, or is to have, this share.
+    pub reason: Option<String>,
 }

@@ -60,6 +60,7 @@ pub mod service;
 mod serving;
 pub mod share_profiler;
 pub mod shared_memory;
+mod shares;
 mod statistics;
 mod ticket;
 mod unanswered;

@@ -12,6 +12,7 @@ use crate::budget::ByteBudget;
 use crate::gpu_metrics::GpuMetrics;
 use crate::host::LaneMetricsFamily;
 use crate::metric_table::metric_table;
+use crate::shares::ShareMetrics;
 use crate::statistics::Phases;
 use crate::unanswered::Unanswered;
 
@@ -86,6 +87,8 @@ pub struct Metrics {
     table: Table,
     /// Of device policies.
     pub lanes: LaneMetricsFamily,
+    /// Of the shares of devices.
+    pub shares: ShareMetrics,
     /// What NVML says of GPUs.
     pub gpus: GpuMetrics,
 }
@@ -127,7 +130,8 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let (table, lanes) = (Table::register(&registry)?, LaneMetricsFamily::register(&registry)?);
-        Ok(Metrics { table, lanes, gpus: GpuMetrics::register(&registry)?, registry })
+        let shares = ShareMetrics::register(&registry)?;
+        Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
     /// Those of the rehearsal.

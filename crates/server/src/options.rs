@@ -225,6 +225,12 @@ with_defaults! {
         pub groups: Vec<DeviceGroup> = Vec::new(),
         /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
         pub partitions: Vec<String> = Vec::new(),
+        /// Who says on which of them a model runs.
+        pub shares: SharesBy = SharesBy::Fixed,
+        /// How often shares are looked at, where they follow what models do (GSLICE figure 16: 2 s).
+        pub share_period: Duration = Duration::from_millis(2_000),
+        /// How long the share of a model stays as it is after it was changed (GSLICE §3.2.1: 10 s).
+        pub share_hold_down: Duration = Duration::from_millis(10_000),
     }
 }
 
@@ -348,6 +354,16 @@ named! {
         OnnxRuntime = "onnxruntime",
         /// Only the emulated engine: ONNX models do not load.
         Emulated = "emulated",
+    }
+}
+
+named! {
+    /// Who says on how much of a device a model runs.
+    SharesBy as "division of devices" {
+        /// The options do, once and for all.
+        Fixed = "fixed",
+        /// What models need of it, as measured (GSLICE): they move while they serve.
+        Auto = "auto",
     }
 }
 

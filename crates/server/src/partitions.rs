@@ -7,7 +7,7 @@ use downbeat_core::DeviceKind;
 use downbeat_engine::{Engine, Part};
 use parking_lot::Mutex;
 
-use crate::options::ServerOptions;
+use crate::options::{ServerOptions, SharesBy};
 
 /// Most partitions that a device is divided into: the scheduler has a kind of device for each.
 const MOST: usize = DeviceKind::LARGEST.0 as usize + 1;
@@ -18,6 +18,8 @@ pub struct Partitions {
     pub parts: Vec<Part>,
     /// By the models' names.
     placed: Mutex<BTreeMap<String, Spot>>,
+    /// Models move by themselves: whoever comes begins on the largest.
+    are_shared: bool,
 }
 
 /// Where a model is put.
@@ -42,17 +44,30 @@ impl Partitions {
     pub fn divide(options: &ServerOptions, engine: &dyn Engine) -> anyhow::Result<Self> {
         options.check_partitions()?;
         let asked = &options.device.partitions;
-        let division =
-            if asked.is_empty() { Default::default() } else { engine.divide(asked).context("[device] partitions")? };
+        let are_shared = options.device.shares == SharesBy::Auto;
+        let division = match are_shared {
+            true => engine.divide_freely(asked),
+            false if asked.is_empty() => Ok(Default::default()),
+            false => engine.divide(asked),
+        };
+        let division = division.context("[device] partitions")?;
         for (index, part) in division.parts.iter().enumerate() {
             tracing::info!(partition = index, size = %part.size, "partition");
+        }
+        let count = division.parts.len();
+        ensure!(count <= MOST, "[device] partitions: {count} are too many; at most {MOST} are supported");
+        if let Some((name, there)) = options.models.iter().find_map(|(name, model)| Some((name, model.partition?)))
+            && are_shared
+            && there as usize >= count
+        {
+            bail!("[models.{name}] partition is {there}; there are {count}, numbered from 0 to {}", count - 1);
         }
         for notice in &division.notices {
             tracing::warn!("{notice}");
         }
         let chosen =
             options.models.iter().filter_map(|(name, model)| Some((name.clone(), Spot::at(model.partition? as usize))));
-        Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()) })
+        Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()), are_shared })
     }
 
     pub fn are_there(&self) -> bool {
@@ -67,6 +82,12 @@ impl Partitions {
             Some(spot) => spot.partition,
             None => {
                 let models = |index: &usize| placed.values().filter(|other| other.partition == *index).count();
+                let units = |index: &usize| self.parts.get(*index).map(|part| std::cmp::Reverse(part.units));
+                if self.are_shared {
+                    // Not remembered: it moves, and comes here again if it is loaded again.
+                    let largest = (0..self.parts.len()).min_by_key(units)?;
+                    return Some((largest, self.parts.get(largest)?));
+                }
                 let index = (0..self.parts.len()).min_by_key(models)?;
                 tracing::info!(%model, partition = index, "partition chosen, as it has the fewest models ([models.{model}] partition chooses another)");
                 placed.insert(model.to_owned(), Spot::at(index));
@@ -74,6 +95,11 @@ impl Partitions {
             }
         };
         Some((index, self.parts.get(index)?))
+    }
+
+    /// The models that the options put onto a partition, where these models move by themselves.
+    pub fn by_hand(&self) -> BTreeMap<String, usize> {
+        self.placed.lock().iter().map(|(name, spot)| (name.clone(), spot.partition)).collect()
     }
 
     /// Somebody has put a model onto a partition, where it is loaded from now on, too.
@@ -103,13 +129,14 @@ impl ServerOptions {
     /// Which is not, and what to do.
     pub fn check_partitions(&self) -> anyhow::Result<()> {
         let count = self.device.partitions.len();
+        let are_made = self.device.shares == SharesBy::Auto && count == 0;
         ensure!(count <= MOST, "[device] partitions: {count} are too many; at most {MOST} are supported");
         for (name, model) in &self.models {
             match model.partition {
-                Some(partition) if count == 0 => bail!(
+                Some(partition) if count == 0 && !are_made => bail!(
                     "[models.{name}] partition is {partition}, and the devices are not divided; name partitions in [device] partitions, or leave it out"
                 ),
-                Some(partition) if partition as usize >= count => bail!(
+                Some(partition) if partition as usize >= count && !are_made => bail!(
                     "[models.{name}] partition is {partition}; [device] partitions has {count}, numbered from 0 to {}",
                     count - 1
                 ),
@@ -126,7 +153,7 @@ impl Partitions {
     pub fn in_parts(count: u32) -> Self {
         let part =
             |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, units: 1, size: String::new() };
-        Partitions { parts: (0..count).map(part).collect(), placed: Mutex::default() }
+        Partitions { parts: (0..count).map(part).collect(), placed: Mutex::default(), are_shared: false }
     }
 }
 

@@ -32,6 +32,7 @@ use crate::options::ServerOptions;
 use crate::policy_report;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
+use crate::shares::DeviceShares;
 use crate::watchdog::Watchdog;
 use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
@@ -49,6 +50,10 @@ pub struct Registry {
     /// What all requests in flight may hold of the memory.
     pub(crate) budget: Arc<ByteBudget>,
     model_memory: Arc<ModelMemory>,
+    /// By device; none: models stay where they are put.
+    shares: Arc<[DeviceShares]>,
+    /// What becomes of lanes that are made for them is to be heard.
+    pub(crate) shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
     /// None: models run on the CPU.

@@ -93,6 +93,7 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     tokio::spawn(watch_load(registry.clone()));
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
+    tokio::spawn(divide_devices(registry.clone()));
     let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
@@ -348,6 +349,8 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
 /// How often it is looked whether a policy is to change.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+/// How often it is looked whether models have come to devices that are divided among them.
+const DIVIDES_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 /// How often a model is measured again, at most.
 const TRIES: u32 = 5;
 
@@ -389,6 +392,16 @@ async fn change_policies(registry: Registry) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         registry.change_policies().await;
+    }
+}
+
+/// Has devices divided among their models, until the process ends.
+async fn divide_devices(registry: Registry) {
+    let woken = registry.shares_woken.clone();
+    loop {
+        // Woken where lanes are ready; models that come are seen soon.
+        let _ = tokio::time::timeout(DIVIDES_EVERY, woken.notified()).await;
+        registry.divide_devices();
     }
 }
 

@@ -1,8 +1,11 @@
-//! The CPU divided into partitions: sets of cores that have none in common.
+//! The CPU divided into partitions: sets of cores.
 
 use super::{CoreSet, Topology};
 use crate::division::{Division, DivisionError, Part};
 use crate::traits::Share;
+
+/// The most sets that [`divide_freely`] makes by itself: a server tells so many apart.
+const MOST_SETS: usize = 64;
 
 /// Reads and checks sets of cores, one for each partition.
 pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
@@ -13,8 +16,7 @@ pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, 
     let mut sets: Vec<CoreSet> = Vec::new();
     for (index, text) in asked.iter().enumerate() {
         let refused = |reason: String| DivisionError::part(index, text, &reason);
-        let set = text.parse::<CoreSet>().map_err(|error| refused(error.to_string()))?;
-        check(set, topology).map_err(refused)?;
+        let set = read(index, text, topology)?;
         for (other, before) in sets.iter().enumerate() {
             let common = set.common(*before);
             if !common.is_empty() {
@@ -28,12 +30,43 @@ pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, 
         }
         sets.push(set);
     }
+    Ok(division(&sets, topology))
+}
+
+/// Sets of cores that may have some in common: those that are asked for; where none is, all runs of neighbouring cores, in steps of as many cores as keep the sets to [`MOST_SETS`].
+pub(crate) fn divide_freely(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
+    let read = |(index, text): (usize, &String)| read(index, text, topology);
+    let mut sets = asked.iter().enumerate().map(read).collect::<Result<Vec<CoreSet>, _>>()?;
+    if sets.is_empty() {
+        let usable = topology.usable();
+        let cores: Vec<CoreSet> = topology.cores_of(usable).map(|core| core.common(usable)).collect();
+        let runs = |steps: usize| steps * (steps + 1) / 2;
+        let step = (1..).find(|step| runs(cores.len().div_ceil(*step)) <= MOST_SETS).unwrap_or(1);
+        let steps: Vec<CoreSet> = cores
+            .chunks(step)
+            .map(|cores| cores.iter().fold(CoreSet::default(), |set, core| set.with(*core)))
+            .collect();
+        for length in 1..=steps.len() {
+            let run = |steps: &[CoreSet]| steps.iter().fold(CoreSet::default(), |set, step| set.with(*step));
+            sets.extend(steps.windows(length).map(run));
+        }
+    }
+    Ok(division(&sets, topology))
+}
+
+fn read(index: usize, text: &str, topology: &Topology) -> Result<CoreSet, DivisionError> {
+    let refused = |reason: String| DivisionError::part(index, text, &reason);
+    let set = text.parse::<CoreSet>().map_err(|error| refused(error.to_string()))?;
+    check(set, topology).map_err(refused)?;
+    Ok(set)
+}
+
+fn division(sets: &[CoreSet], topology: &Topology) -> Division {
     let part = |set: &CoreSet| {
         let cores = topology.cores_of(*set).count();
         Part { share: Share::Cores(*set), threads: cores, units: cores as u32, size: format!("CPUs {set}") }
     };
-    let parts = sets.iter().map(part);
-    Ok(Division { parts: parts.collect(), notices: notices(&sets, topology) })
+    Division { parts: sets.iter().map(part).collect(), notices: notices(sets, topology) }
 }
 
 fn check(set: CoreSet, topology: &Topology) -> Result<(), String> {
@@ -103,6 +136,24 @@ mod tests {
             size: format!("CPUs {cores}"),
         };
         assert_eq!(division.parts, [part("0,4", 1), part("1-2,5", 2)]);
+    }
+
+    #[test]
+    fn where_models_move_partitions_may_overlap_and_are_all_runs_of_cores_if_nobody_names_them() {
+        let sizes = |asked: &[&str], topology: &Topology| {
+            let asked: Vec<String> = asked.iter().map(|text| (*text).to_owned()).collect();
+            let parts = divide_freely(&asked, topology).map(|division| division.parts);
+            parts.map(|parts| parts.into_iter().map(|part| part.size).collect::<Vec<_>>())
+        };
+        assert_eq!(sizes(&["0,4", "0-1,4-5"], &machine()).unwrap(), ["CPUs 0,4", "CPUs 0-1,4-5"]);
+        assert!(sizes(&["0", "9"], &machine()).is_err());
+        let runs = sizes(&[], &machine()).unwrap();
+        assert_eq!(runs[..5], ["CPUs 0,4", "CPUs 1,5", "CPUs 2", "CPUs 3", "CPUs 0-1,4-5"]);
+        assert_eq!((runs.len(), runs.last().map(String::as_str)), (10, Some("CPUs 0-5")));
+        let many = |file: &str| (file == "online" || file == "present").then(|| "0-47".to_owned());
+        let many = Topology::of(many, "0-47".parse().unwrap());
+        let runs = sizes(&[], &many).unwrap();
+        assert_eq!((runs.len(), &*runs[0], runs.last().map(String::as_str)), (55, "CPUs 0-4", Some("CPUs 0-47")));
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod pinned;
 mod set;
 mod topology;
 
-pub(crate) use division::divide;
+pub(crate) use division::{divide, divide_freely};
 pub use pinned::Pinned;
 pub use set::{CoreSet, NotACoreSet};
 pub use topology::Topology;

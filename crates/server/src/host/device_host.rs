@@ -234,6 +234,7 @@ impl DeviceHost {
     /// Takes a request of `length` in, for the model's policy to decide about. The answer comes through the call's `reply`, always.
     pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32) {
         let size = call.admitted.rows;
+        model.work.came(size);
         let padded = model.tensors.padded_length(length);
         let (rejected, actions) = self.decide(model, |inner, now| {
             let mut call = call;
@@ -274,6 +275,7 @@ impl DeviceHost {
     pub(super) fn begin(&self, head: &Head) -> Time {
         let now = self.clock.now();
         self.occupancy.begin(now, head.partition, head.model.id);
+        head.model.work.begin(now);
         now
     }
 
@@ -281,11 +283,13 @@ impl DeviceHost {
     pub(super) fn finish(&self, head: Head, begin: Time, end: Time, outcome: Outcome) {
         let Head { launch, lane, partition, model, grant } = head;
         let was_alone = self.occupancy.end(end, partition, model.id);
+        let is_last = usize::from(launch.segments.end) == model.segments();
+        model.work.end(end, end.since(begin), is_last.then_some(launch.rows));
         let asked = outcome.members.iter().map(|m| u64::from(m.rows) * u64::from(m.length)).sum();
         model.metrics.record_launch(&launch, asked, end.since(begin));
         let (has_failed, alone) = (!outcome.failed.is_empty(), outcome.alone);
         model.tell_run(&launch, end.since(begin), was_alone && !has_failed);
-        self.history.lock().push(&launch, lane, begin, end);
+        self.history.lock().push(&launch, lane, partition, begin, end);
         let span = Span { start: begin, end };
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
         let ((ran_alone, now), actions) = self.decide(&model, end_launch);

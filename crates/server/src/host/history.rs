@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use downbeat_core::device::Launch;
+use downbeat_core::device::{Launch, PartitionId};
 use downbeat_core::{Duration, ModelId, Time};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,9 @@ pub const REMEMBERED: Duration = Duration::from_millis(60_000);
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,
+    /// The partition that it ran on; 0 where the device is not divided.
+    #[serde(default)]
+    pub partition: u32,
     /// Its batch, by the device's name.
     pub batch: u64,
     /// What the scheduler calls the batch, if it made it.
@@ -44,7 +47,7 @@ pub struct PastLaunches {
     pub version: String,
     /// Number of the device.
     pub device: usize,
-    /// Which partition of it; 0 where it is not divided.
+    /// Which partition of it it is on; 0 where it is not divided.
     pub partition: u32,
     /// The device policy.
     pub policy: String,
@@ -65,8 +68,8 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch, on which of its model's lanes it ran. Lanes that end at nearly the same time may say so in either order.
-    pub fn push(&mut self, launch: &Launch, lane: usize, begin: Time, end: Time) {
+    /// Remembers a launch, on which of its model's lanes in which partition it ran. Lanes that end at nearly the same time may say so in either order.
+    pub fn push(&mut self, launch: &Launch, lane: usize, partition: PartitionId, begin: Time, end: Time) {
         while self.launches.front().is_some_and(|(_, first)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
             self.launches.pop_front();
         }
@@ -77,6 +80,7 @@ impl History {
         }
         let past = PastLaunch {
             lane: lane as u32,
+            partition: partition.0,
             batch: launch.batch.0,
             granted: launch.granted.map(|batch| batch.0),
             segments: [launch.segments.first, launch.segments.end],
@@ -119,8 +123,8 @@ mod tests {
             inputs: InputSource::Host,
         };
         let mut history = History::default();
-        history.push(&launch, 0, Time::ZERO, Time::from_nanos(20));
-        history.push(&launch, 0, Time::ZERO, Time::from_nanos(10));
+        history.push(&launch, 0, PartitionId(0), Time::ZERO, Time::from_nanos(20));
+        history.push(&launch, 0, PartitionId(0), Time::ZERO, Time::from_nanos(10));
         let (launches, complete) = history.since(launch.model, Time::ZERO);
         assert_eq!((launches.len(), complete), (2, true));
     }

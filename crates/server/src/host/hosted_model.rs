@@ -11,6 +11,7 @@ use super::exits::Exit;
 use super::metrics::LaneMetrics;
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
+use super::work_meter::WorkMeter;
 use crate::auto_model::AutoModel;
 use crate::model_health::ModelHealth;
 
@@ -32,6 +33,8 @@ pub struct HostedModel {
     /// Where requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
+    /// What it has done here.
+    pub work: WorkMeter,
     /// Watches its policy, where that was chosen for it.
     pub guard: Option<Arc<PolicyGuard>>,
     /// Hears of its launches, where `auto` was asked for.

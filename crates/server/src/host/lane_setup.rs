@@ -170,6 +170,7 @@ impl<'a> Started<'a> {
             exits,
             guard: setup.guard.clone(),
             auto: setup.auto.clone(),
+            work: Default::default(),
             metrics: setup.metrics.lanes(setup.name, setup.version, device),
             health: self.health.clone(),
             engines,

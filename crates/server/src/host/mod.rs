@@ -39,7 +39,8 @@ mod preparation;
 mod request_table;
 mod tensors;
 #[cfg(test)]
-mod test_support;
+pub(crate) mod test_support;
+mod work_meter;
 
 pub(crate) use device_host::DeviceHost;
 pub(crate) use history::REMEMBERED;
@@ -52,3 +53,4 @@ pub(crate) use metrics::LaneMetricsFamily;
 pub(crate) use own_launch::run_own;
 pub(crate) use padding::Padding;
 pub(crate) use policy_guard::PolicyGuard;
+pub(crate) use work_meter::Worked;

@@ -2,7 +2,7 @@
 
 use downbeat_core::device::{DeviceUse, PartitionId};
 use downbeat_core::{Duration, ModelId, Time};
-use downbeat_engine::Part;
+use downbeat_engine::{CoreSet, Part};
 use parking_lot::Mutex;
 
 use crate::metrics::DeviceMetrics;
@@ -12,6 +12,8 @@ pub struct Occupancy {
     metrics: DeviceMetrics,
     /// By partition: its part of all their compute units.
     weights: Box<[f64]>,
+    /// By partition: its CPUs, where several have some in common.
+    cpus: Option<Box<[CoreSet]>>,
     running: Mutex<Running>,
 }
 
@@ -34,9 +36,17 @@ impl Occupancy {
             [] => [1.0].into(),
             parts => parts.iter().map(|part| f64::from(part.units) / all.max(1.0)).collect(),
         };
+        let cpus: Option<Box<[CoreSet]>> = parts.iter().map(|part| part.share.cores().copied()).collect();
+        let union = |cpus: &[CoreSet]| cpus.iter().fold(CoreSet::default(), |all, cpus| all.with(*cpus)).len();
+        let cpus = cpus.filter(|cpus| union(cpus) < cpus.iter().map(CoreSet::len).sum());
         let (launches, crowded) = (vec![0; weights.len()].into(), vec![false; weights.len()].into());
         let uses = weights.iter().map(|_| DeviceUse::default()).collect();
-        Occupancy { metrics, weights, running: Mutex::new(Running { launches, crowded, uses, counted: Time::ZERO }) }
+        Occupancy {
+            metrics,
+            weights,
+            cpus,
+            running: Mutex::new(Running { launches, crowded, uses, counted: Time::ZERO }),
+        }
     }
 
     /// A launch of a model begins.
@@ -70,11 +80,26 @@ impl Occupancy {
         self.running.lock().uses.iter_mut().for_each(|used| used.forget(model));
     }
 
+    /// How much of the device is at work where so many launches run in each partition.
+    fn at_work(&self, launches: &[u32]) -> f64 {
+        let Some(cpus) = &self.cpus else {
+            let at_work = self.weights.iter().zip(launches).filter(|(_, launches)| **launches > 0);
+            return at_work.map(|(weight, _)| weight).sum();
+        };
+        let (mut all, mut at_work) = (CoreSet::default(), CoreSet::default());
+        for (cpus, launches) in cpus.iter().zip(launches) {
+            all = all.with(*cpus);
+            if *launches > 0 {
+                at_work = at_work.with(*cpus);
+            }
+        }
+        at_work.len() as f64 / all.len().max(1) as f64
+    }
+
     fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(&mut u32, &mut bool, &mut DeviceUse)) {
         let mut running = self.running.lock();
         let Running { launches, crowded, uses, counted } = &mut *running;
-        let at_work = self.weights.iter().zip(launches.iter()).filter(|(_, launches)| **launches > 0);
-        let share: f64 = at_work.map(|(weight, _)| weight).sum();
+        let share = self.at_work(launches);
         if share > 0.0 {
             // Counted as it goes: there may always be another that runs.
             self.metrics.busy.inc_by(now.since(*counted).as_secs_f64() * share);
@@ -96,6 +121,20 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metrics;
+
+    #[test]
+    fn what_partitions_have_in_common_is_busy_once() {
+        let part = |cpus: &str, units| Part {
+            share: Share::Cores(cpus.parse().unwrap()),
+            threads: 1,
+            units,
+            size: String::new(),
+        };
+        let metrics = Metrics::new().unwrap();
+        let occupancy = Occupancy::new(metrics.device(0), &[part("0", 1), part("1", 1), part("0-1", 2)]);
+        let at_work = |launches: [u32; 3]| occupancy.at_work(&launches);
+        assert_eq!([at_work([0; 3]), at_work([2, 0, 0]), at_work([1, 1, 0]), at_work([1, 0, 1])], [0.0, 0.5, 1.0, 1.0]);
+    }
 
     #[test]
     fn a_device_is_busy_by_the_size_of_the_partitions_where_something_runs() {

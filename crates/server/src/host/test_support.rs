@@ -87,6 +87,7 @@ impl Served {
             exits: [].into(),
             guard: None,
             auto: None,
+            work: Default::default(),
             metrics: metrics.lanes.lanes("m", "1", 0),
             engines: Arc::default(),
             warm_up,

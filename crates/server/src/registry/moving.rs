@@ -11,6 +11,9 @@ use crate::error::ServiceError;
 use crate::host::{DeviceHost, HostedModel};
 use crate::serving::ServedModel;
 
+/// How long a request to move a model waits for that.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// A model version on a device, to be moved.
 type Subject = (Arc<DeviceHost>, Arc<HostedModel>);
 
@@ -26,15 +29,51 @@ impl Registry {
         let device = |device| DeviceReport { device, models: Vec::new() };
         let mut devices: Vec<DeviceReport> = (0..self.driver.devices()).map(device).collect();
         for (host, model) in self.serving.all().iter().flat_map(|served| subjects(served)) {
+            let shares = self.shares.iter().find(|shares| shares.device() == host.device);
             devices[host.device].models.push(PlacedModel {
                 model: model.name.clone(),
                 version: model.version.clone(),
                 policy: model.policy_name.to_owned(),
                 partition: host.partition(&model).0,
-                by_hand: self.loader.partitions().home(&model.name).is_some(),
+                by_hand: match shares {
+                    Some(shares) => shares.is_by_hand(&model.name),
+                    None => self.loader.partitions().home(&model.name).is_some(),
+                },
+                share: shares.and_then(|shares| shares.report(&model)),
             });
         }
-        DevicesReport { partitions: parts.map(partition).collect(), devices }
+        let shares = self.options.device.shares.to_string();
+        DevicesReport { shares, partitions: parts.map(partition).collect(), devices }
+    }
+
+    /// Has each device look at the shares of its models, where they follow what models do; to be called often.
+    pub fn divide_devices(&self) {
+        let served = if self.shares.is_empty() { Vec::new() } else { self.serving.all() };
+        for shares in self.shares.iter() {
+            let routed = served.iter().flat_map(|served| {
+                let slo = self.options.slo(&served.definition.name, served.definition.slo);
+                let versions = served.versions.values().filter(|version| version.hosts.is_routed);
+                versions.filter_map(move |version| Some((version.hosts.on_device(shares.device())?, slo)))
+            });
+            shares.tick(&routed.collect::<Vec<_>>());
+        }
+    }
+
+    /// Puts a model onto a partition, where it is left alone, or has its devices say again where it runs.
+    async fn set_share(&self, name: &str, to: Option<usize>) -> Result<(), ServiceError> {
+        let of_model = |reason: String| format!("model '{name}': {reason}");
+        // What has just been loaded has its part from now on.
+        self.divide_devices();
+        let mut answers = Vec::new();
+        for shares in self.shares.iter() {
+            answers.extend(shares.set(name, to).map_err(|reason| ServiceError::InvalidArgument(of_model(reason)))?);
+        }
+        let answers = futures_util::future::try_join_all(
+            answers.into_iter().map(async |is_there| is_there.await.unwrap_or_else(|_| Err("it goes".to_owned()))),
+        );
+        let late = || Err(format!("it is not there after {PATIENCE:?}; it goes there once others make room"));
+        let moved = tokio::time::timeout(PATIENCE, answers).await.unwrap_or_else(|_| late());
+        moved.map(drop).map_err(|reason| ServiceError::Unavailable(of_model(reason)))
     }
 
     /// Moves a model to a partition, of all its devices, where it stays until somebody moves it again; `None`: to where it was before somebody moved it. It goes on serving.
@@ -54,11 +93,15 @@ impl Registry {
                 return Err(invalid(format!("there is no partition {to}; they are numbered from 0 to {}", count - 1)));
             }
             (Some(to), _) => to,
+            (None, _) if !self.shares.is_empty() => 0,
             (None, _) => match partitions.home(name) {
                 Some(home) => home,
                 None => return Ok(()),
             },
         };
+        if !self.shares.is_empty() {
+            return self.set_share(name, partition.map(|_| to)).await;
+        }
         move_all(&subjects(&served).collect::<Vec<_>>(), PartitionId(to as u32)).await?;
         match partition {
             Some(_) => partitions.set(name, to),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_engine::GpuInfo;
+use downbeat_engine::{GpuInfo, Part};
 use downbeat_repository::ModelRepositories;
 use parking_lot::Mutex;
 
@@ -16,15 +16,17 @@ use crate::decision_log::DecisionLog;
 use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::gpu_watch::GpuWatch;
+use crate::host::DeviceHost;
 use crate::load_context::LoadContext;
 use crate::loader::Loader;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
-use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions};
+use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
+use crate::shares::DeviceShares;
 use crate::watchdog::Watchdog;
 
 impl Registry {
@@ -79,6 +81,8 @@ impl Registry {
         let limit = options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64);
         let model_memory = ModelMemory::new(&options, limit);
         let (on, said) = (driver.clone(), metrics.clone());
+        let shares_woken = Arc::new(tokio::sync::Notify::new());
+        let shares = shares(&options, &partitions, &driver, &metrics, &shares_woken);
         let context = LoadContext::new(options.clone(), engines, partitions, on, placement, said, model_memory.clone());
         let loader = Arc::new(Loader::new(context));
         let budget = ByteBudget::new(limit);
@@ -96,6 +100,8 @@ impl Registry {
             metrics,
             budget,
             model_memory,
+            shares,
+            shares_woken,
             autoscale,
             watchdog,
             gpus,
@@ -106,6 +112,23 @@ impl Registry {
             wanted: wanted.into(),
         })
     }
+}
+
+/// The shares of each device, where models move by themselves.
+fn shares(
+    options: &ServerOptions,
+    partitions: &Partitions,
+    driver: &Driver,
+    metrics: &Metrics,
+    woken: &Arc<tokio::sync::Notify>,
+) -> Arc<[DeviceShares]> {
+    let parts: Arc<[Part]> = partitions.parts.clone().into();
+    let of = |host: &Arc<DeviceHost>| {
+        let (host, parts, by_hand) = (host.clone(), parts.clone(), partitions.by_hand());
+        DeviceShares::new(host, parts, &options.device, by_hand, woken.clone(), metrics.shares.clone())
+    };
+    let hosts = driver.hosts().iter().filter(|_| options.device.shares == SharesBy::Auto);
+    hosts.map(of).collect()
 }
 
 /// The models to load at start, by name, of those that the repositories have.

@@ -20,5 +20,6 @@ mod partitions;
 mod placement;
 mod serving;
 mod shared_memory;
+mod shares;
 mod side_by_side;
 mod support;

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::serving::{Models, metric, request, send, until};
 
 /// A core each; `None` where there are not two.
-fn two_cores() -> Option<[String; 2]> {
+pub fn two_cores() -> Option<[String; 2]> {
     let topology = Topology::here();
     let mut cores = topology.cores_of(topology.usable()).map(|core| core.common(topology.usable()).to_string());
     let two = Option::zip(cores.next(), cores.next());

@@ -73,6 +73,23 @@ pub enum ShareReason {
     OtherFailed(ModelId),
 }
 
+impl ShareReason {
+    /// A word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ShareReason::Came => "came",
+            ShareReason::OtherCame(_) => "other_came",
+            ShareReason::OtherWent(_) => "other_went",
+            ShareReason::TooSmall { .. } => "too_small",
+            ShareReason::TooLarge => "too_large",
+            ShareReason::OtherTuned(_) => "other_tuned",
+            ShareReason::ByHand => "by_hand",
+            ShareReason::OtherByHand(_) => "other_by_hand",
+            ShareReason::OtherFailed(_) => "other_failed",
+        }
+    }
+}
+
 impl fmt::Display for ShareReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -177,6 +177,14 @@ impl Engine for OnnxruntimeCuda {
         division::divide(&self.gpus, parts)
     }
 
+    fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        // Green contexts of one cut have nothing in common; of several cuts nobody has measured what they do to each other.
+        if parts.is_empty() {
+            return Err(DivisionError::none_named());
+        }
+        self.divide(parts)
+    }
+
     fn lost(&self) -> Option<String> {
         let lost = self.gpus.iter().map(|gpu| gpu.device.lost()).collect::<Option<Vec<_>>>()?;
         lost.first().map(ToString::to_string)

@@ -1,0 +1,118 @@
+//! What a model does on a device, to be read every so often.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::device::spatial::MeasuredWindow;
+use downbeat_core::{Duration, Time};
+use parking_lot::Mutex;
+
+/// What a model has done on a device.
+#[derive(Default)]
+pub struct WorkMeter {
+    /// Items, also those that were refused.
+    arrivals: AtomicU64,
+    work: Mutex<Work>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Work {
+    /// Launches that run, and since when any does.
+    running: u32,
+    since: Time,
+    /// The time in which any did.
+    busy: Duration,
+    /// Batches that came to their end, with their items.
+    batches: u64,
+    items: u64,
+    /// What launches took.
+    took: Duration,
+}
+
+/// What a model had done by some time.
+#[derive(Clone, Copy)]
+pub struct Worked {
+    at: Time,
+    arrivals: u64,
+    work: Work,
+}
+
+impl WorkMeter {
+    /// A request of so many items came.
+    pub fn came(&self, items: u32) {
+        self.arrivals.fetch_add(items.into(), Ordering::Relaxed);
+    }
+
+    /// A launch begins.
+    pub fn begin(&self, now: Time) {
+        let mut work = self.work.lock();
+        if work.running == 0 {
+            work.since = now;
+        }
+        work.running += 1;
+    }
+
+    /// A launch that took so long has ended; `items`: those of its batch, if that is over now.
+    pub fn end(&self, now: Time, took: Duration, items: Option<u32>) {
+        let mut work = self.work.lock();
+        work.running = work.running.saturating_sub(1);
+        if work.running == 0 {
+            let since = work.since;
+            work.busy += now.since(since);
+        }
+        work.took += took;
+        if let Some(items) = items {
+            work.items += u64::from(items);
+            work.batches += 1;
+        }
+    }
+
+    /// What it has done by now.
+    pub fn read(&self, now: Time) -> Worked {
+        let mut work = *self.work.lock();
+        if work.running > 0 {
+            work.busy += now.since(work.since);
+        }
+        Worked { at: now, arrivals: self.arrivals.load(Ordering::Relaxed), work }
+    }
+}
+
+impl Worked {
+    /// What it has done since another time.
+    pub fn since(&self, before: &Worked) -> MeasuredWindow {
+        let (now, then) = (&self.work, &before.work);
+        let batches = now.batches - then.batches;
+        let took = now.took.saturating_sub(then.took).as_nanos();
+        MeasuredWindow {
+            span: self.at.since(before.at),
+            // Something ran if something ended, however short it was.
+            busy: now.busy.saturating_sub(then.busy).max(Duration::from_nanos(1)),
+            items: now.items - then.items,
+            arrivals: Some(self.arrivals - before.arrivals),
+            latency: Duration::from_nanos(took / batches.max(1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_has_the_time_in_which_anything_ran_and_what_a_batch_took() {
+        let (meter, at) = (WorkMeter::default(), |ms: u64| Time::from_nanos(ms * 1_000_000));
+        let ms = Duration::from_millis;
+        let before = meter.read(at(0));
+        meter.came(3);
+        meter.came(5);
+        meter.begin(at(10));
+        meter.begin(at(20));
+        meter.end(at(30), ms(20), Some(3));
+        meter.end(at(40), ms(20), None);
+        meter.begin(at(50));
+        meter.end(at(60), ms(10), Some(4));
+        meter.begin(at(90));
+        let window = meter.read(at(100)).since(&before);
+        let expected = MeasuredWindow { span: ms(100), busy: ms(50), items: 7, arrivals: Some(8), latency: ms(25) };
+        assert_eq!(window, expected);
+    }
+}

@@ -388,7 +388,7 @@ impl Matchmaker {
     }
 
     /// The kind that takes the model's batch, with a device of it, when `kind` could. None if a faster device is free and waits for its
-    /// window: then the candidate is put where it waits for that.
+    /// window: then the candidates of both are put where they wait for that, so that neither comes again before.
     fn fastest(&mut self, model: u32, kind: usize, place: u32) -> Option<(usize, u32)> {
         let rank = |s: &Self, kind: usize, place: u32| {
             let device = s.kinds[kind].devices[place as usize];
@@ -403,14 +403,15 @@ impl Matchmaker {
                 best = best.min((rank(self, other, place), other, place));
             }
         }
-        let (_, kind, place) = best;
-        if let Some(faster) = KindState::waits_for(&self.kinds, model, kind, true) {
+        let (_, best, place) = best;
+        let waits_for = KindState::waits_for(&self.kinds, model, best, true);
+        let Some(faster) = waits_for else { return Some((best, place)) };
+        for kind in [kind, best] {
             let candidate = self.candidate(kind, model)?;
             self.kinds[kind].forget(model);
             self.kinds[kind].schedule(model, 1 + faster, &candidate, self.sends_ahead);
-            return None;
         }
-        Some((kind, place))
+        None
     }
 
     fn grant(&mut self, model: ModelId, kind: usize, place: u32) -> Grant {

@@ -407,6 +407,7 @@ scenarios! {
     kinds_a_slower_device_takes_what_a_busy_faster_one_cannot,
     kinds_hopeless_is_what_the_fastest_kind_with_a_device_cannot_serve,
     kinds_of_equal_speed_are_one,
+    kinds_four_all_slower_ones_wait_for_the_free_one_between,
     kinds_the_fastest_first_then_the_smallest_id,
     kinds_three_the_slowest_waits_for_either,
     larger_requests_are_hopeless_earlier,

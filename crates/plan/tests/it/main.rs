@@ -3,6 +3,7 @@
 
 mod explanations;
 mod partitions;
+mod slots;
 mod workloads;
 
 use downbeat_core::Duration;

@@ -15,6 +15,6 @@ pub mod time;
 
 pub use device_profiles::DeviceProfiles;
 pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
-pub use profile::LatencyProfile;
+pub use profile::{LatencyProfile, ProfileError};
 pub use quantile::{median, quantiles};
 pub use time::{Duration, Time};

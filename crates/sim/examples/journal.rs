@@ -46,8 +46,8 @@ impl Cluster for Written<'_> {
         }
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
-        match self.journal.apply(now, Input::AddDevice(DeviceKind(0))) {
+    fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        match self.journal.apply(now, Input::AddDevice(kind)) {
             Reply::Device(device) => device,
             other => unreachable!("a scheduler adds a device, but said {other:?}"),
         }

@@ -14,8 +14,8 @@ pub trait Cluster {
     /// that work in epochs look at. Ids are given out in order from zero.
     fn add_model(&mut self, now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId;
 
-    /// Adds a device, free. Ids are given out in order from zero.
-    fn add_device(&mut self, now: Time) -> DeviceId;
+    /// Adds a device of a kind, free. Ids are given out in order from zero. Systems that know one kind only pass over it.
+    fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId;
 
     /// Replaces a model's dispatch policy. Systems that have none of their own to choose pass over it.
     fn set_dispatch(&mut self, _now: Time, _model: ModelId, _dispatch: DispatchPolicy) {}
@@ -107,8 +107,8 @@ impl Cluster for Scheduler {
         Scheduler::add_model(self, now, options)
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
-        Scheduler::add_device(self, now, DeviceKind(0))
+    fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        Scheduler::add_device(self, now, kind)
     }
 
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {

@@ -23,7 +23,8 @@ pub(crate) struct Rehearsed {
     pace: u64,
     /// By model.
     options: Vec<ModelOptions>,
-    devices: u32,
+    /// By kind.
+    devices: Vec<u32>,
     /// When it was lent time last.
     ticked: Time,
     /// By device: what runs there, of which model, since when, and what it should take.
@@ -45,7 +46,7 @@ impl Rehearsed {
             rehearsal,
             pace: simulation.rehearsal,
             options: Vec::new(),
-            devices: 0,
+            devices: Vec::new(),
             ticked: Time::ZERO,
             running: Vec::new(),
             network: NetworkBudget::default(),
@@ -92,11 +93,13 @@ impl Cluster for Rehearsed {
         model
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
-        self.devices += 1;
+    fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        let index = kind.0 as usize;
+        self.devices.resize(self.devices.len().max(index + 1), 0);
+        self.devices[index] += 1;
         self.running.push(None);
-        self.rehearsal.set_devices(DeviceKind(0), self.devices);
-        Cluster::add_device(&mut self.scheduler, now)
+        self.rehearsal.set_devices(kind, self.devices[index]);
+        Cluster::add_device(&mut self.scheduler, now, kind)
     }
 
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::{DispatchPolicy, IndexedHeap, ModelOptions, OrderPolicy, Request};
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::cluster::{DispatchPolicy, ModelOptions, OrderPolicy, Request};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 use rand::seq::IndexedRandom;
 use rand_distr::{Distribution, Normal};
 use rand_pcg::Pcg64;
@@ -11,6 +11,7 @@ use rand_pcg::Pcg64;
 use crate::arrivals::{Arrivals, BadArrivals, random};
 use crate::checker::Checker;
 use crate::cluster::{Cluster, Decision};
+use crate::execution::{Execution, SharedDevices};
 use crate::feed::{Arrival, Source};
 use crate::network::Network;
 use crate::pace::Pace;
@@ -44,6 +45,10 @@ pub struct Simulation {
     pub loads: Vec<Load>,
     /// Devices, all free at the start.
     pub devices: u32,
+    /// By device: its kind; one without is of kind 0.
+    pub kinds: Vec<DeviceKind>,
+    /// What runs beside what, where the devices are partitions of others that their batches share; `None`: a batch takes what its profile says.
+    pub shared: Option<Arc<SharedDevices>>,
     /// Arrivals before this are served but not counted.
     pub warm_up: Duration,
     /// Time in which arrivals count, after the warm-up.
@@ -78,6 +83,8 @@ impl Default for Simulation {
             system: System::default(),
             loads: Vec::new(),
             devices: 0,
+            kinds: Vec::new(),
+            shared: None,
             warm_up: Duration::from_millis(1_000),
             span: Duration::from_millis(10_000),
             noise: 0.0,
@@ -117,8 +124,7 @@ struct World<C> {
     /// By device: what it was sent while it runs that.
     sent: Vec<Option<Sent>>,
     network: Network,
-    /// By device: when its batch ends.
-    ends: IndexedHeap<Time>,
+    execution: Execution,
     noise: Option<Normal<f64>>,
     executions: Vec<Arc<[f64]>>,
     rng: Pcg64,
@@ -147,7 +153,7 @@ impl Simulation {
             running: (0..self.devices).map(|_| None).collect(),
             sent: (0..self.devices).map(|_| None).collect(),
             network: self.network,
-            ends: IndexedHeap::new(),
+            execution: Execution::new(self.shared.clone()),
             noise: (self.noise > 0.0).then(|| Normal::new(1.0, self.noise).ok()).flatten(),
             executions: self.executions.clone(),
             rng: random(self.seed, u64::MAX),
@@ -156,8 +162,8 @@ impl Simulation {
             world.checker.network();
         }
         world.cluster.set_network(Time::ZERO, self.network.budget);
-        for _ in 0..self.devices {
-            world.cluster.add_device(Time::ZERO);
+        for device in 0..self.devices as usize {
+            world.cluster.add_device(Time::ZERO, self.kinds.get(device).copied().unwrap_or_default());
             world.checker.device();
         }
         for load in &self.loads {
@@ -169,7 +175,7 @@ impl Simulation {
         let mut switch = self.switch.as_ref();
         loop {
             let arrival = feed.peek();
-            let end = world.ends.peek().map_or(Time::MAX, |(at, _)| at);
+            let end = world.execution.next_event();
             let timeout = world.cluster.poll_timeout().unwrap_or(Time::MAX);
             // At one instant: completions, then arrivals, then timers.
             let next = end.min(arrival).min(timeout);
@@ -219,8 +225,8 @@ impl<C: Cluster> World<C> {
     }
 
     fn complete(&mut self, now: Time) {
-        let Some((_, device)) = self.ends.pop() else { return };
-        let Some((batch, run)) = self.running[device as usize].take() else { return };
+        let Some(device) = self.execution.ended(now) else { return };
+        let Some((batch, run)) = self.running[device.0 as usize].take() else { return };
         self.tally.stopped(now, &run, false);
         self.checker.completion(now, run.device, batch);
         for member in &run.members {
@@ -228,10 +234,10 @@ impl<C: Cluster> World<C> {
             self.tally.finished(now + self.network.budget.reply, &run, *member, &known);
         }
         self.cluster.recycle(run.members);
-        if let Some(next) = self.sent[device as usize].take() {
+        if let Some(next) = self.sent[device.0 as usize].take() {
             self.start(now, next);
         }
-        self.cluster.handle_completion(now, DeviceId(device), batch);
+        self.cluster.handle_completion(now, device, batch);
     }
 
     fn decide(&mut self, now: Time) {
@@ -257,7 +263,7 @@ impl<C: Cluster> World<C> {
                     }
                 }
                 Decision::Preempt { batch: _, device } => {
-                    self.ends.remove(device.0);
+                    self.execution.stop(device);
                     let Some((_, run)) = self.running[device.0 as usize].take() else { continue };
                     self.tally.stopped(now, &run, true);
                     for member in &run.members {
@@ -275,6 +281,6 @@ impl<C: Cluster> World<C> {
         let start = now.max(ready);
         let run = self.tally.started(start, device, model, members, size);
         self.running[device.0 as usize] = Some((batch, run));
-        self.ends.set(device.0, start + took);
+        self.execution.start(start, device, model, size, took);
     }
 }

@@ -1,10 +1,10 @@
 //! Which scheduler is simulated.
 
-use downbeat_core::Time;
 use downbeat_core::cluster::Scheduler;
+use downbeat_core::{DeviceId, Time};
 
 use crate::arrivals::BadArrivals;
-use crate::baseline::{Clockwork, Gather, Nexus, NexusOptions, Shepherd};
+use crate::baseline::{Clockwork, Gather, Nexus, NexusOptions, Pinned, Shepherd};
 use crate::rehearsed::Rehearsed;
 use crate::report::Report;
 use crate::simulation::Simulation;
@@ -21,6 +21,8 @@ pub enum System {
     Nexus(NexusOptions),
     /// [`Shepherd`] Flex; likewise.
     Shepherd(Gather),
+    /// [`Pinned`]: by model, on which devices it is, each with the share of its requests that goes there.
+    Pinned(Vec<Vec<(DeviceId, f64)>>),
 }
 
 impl System {
@@ -37,6 +39,7 @@ impl System {
             },
             System::Clockwork => simulation.run_on(Clockwork::new()),
             System::Nexus(options) => simulation.run_on(Nexus::new(*options)),
+            System::Pinned(places) => simulation.run_on(Pinned::new(places.clone())),
             System::Shepherd(gather) => simulation.run_on(Shepherd::new(*gather)),
         }
     }

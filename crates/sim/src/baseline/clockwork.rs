@@ -1,7 +1,7 @@
 //! Clockwork: earliest latest start first, over one candidate for each batch size of each model.
 
 use downbeat_core::cluster::{ModelOptions, Reject, Request};
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
@@ -72,7 +72,7 @@ impl Cluster for Clockwork {
         self.backlogs.add(&options)
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
+    fn add_device(&mut self, now: Time, _kind: DeviceKind) -> DeviceId {
         let device = self.fleet.add();
         self.dispatch(now);
         device

@@ -8,6 +8,7 @@
 //! |---|---|---|---|
 //! | Clockwork | the candidate that has to start first | what cannot be met, at arrival if that is known | [`Clockwork`] |
 //! | Nexus | the next model of its plan | heads that would hold the batch below the planned size | [`Nexus`] |
+//! | pinned models | what its own queue has, of the models that were put there | by either drop policy | [`Pinned`] |
 //! | Shepherd Flex | the largest batch; it may take a device from a batch a third its size | what cannot be met | [`Shepherd`] |
 //! | eager | the candidate that has to start first | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Eager`] |
 //! | timeout | the same, among those that have waited for long enough | by either drop policy | [`Scheduler`] with [`DispatchPolicy::Timeout`] |
@@ -21,8 +22,10 @@ mod backlogs;
 mod clockwork;
 mod fleet;
 mod nexus;
+mod pinned;
 mod shepherd;
 
 pub use clockwork::Clockwork;
 pub use nexus::{Nexus, NexusOptions};
+pub use pinned::Pinned;
 pub use shepherd::{Gather, Shepherd};

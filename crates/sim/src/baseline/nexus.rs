@@ -1,7 +1,7 @@
 //! Nexus: a plan for each epoch of which device runs which models in which batches; frontends that route by it; early drop.
 
 use downbeat_core::cluster::{DropReason, ModelOptions, Reject, Request};
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 use super::backlog::{Backlog, Profile, Waiting};
 use super::fleet::Fleet;
@@ -328,7 +328,7 @@ impl Cluster for Nexus {
         ModelId(self.models.len() as u32 - 1)
     }
 
-    fn add_device(&mut self, _now: Time) -> DeviceId {
+    fn add_device(&mut self, _now: Time, _kind: DeviceKind) -> DeviceId {
         self.backends.push(Backend::default());
         self.planned_at = None;
         self.fleet.add()

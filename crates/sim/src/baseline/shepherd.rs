@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use downbeat_core::cluster::{ModelOptions, Reject, Request};
-use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 use super::backlog::Waiting;
 use super::backlogs::{BacklogModel, Backlogs};
@@ -141,7 +141,7 @@ impl Cluster for Shepherd {
         self.backlogs.add(&options)
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
+    fn add_device(&mut self, now: Time, _kind: DeviceKind) -> DeviceId {
         let device = self.fleet.add();
         self.running.push(RunningBatch::default());
         self.dispatch(now);

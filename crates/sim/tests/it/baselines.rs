@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request};
-use downbeat_core::{BatchId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Time};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::{
     Arrivals, Clockwork, Cluster, Decision, Gather, Load, Nexus, NexusOptions, Pace, Shepherd, Simulation, System,
 };
@@ -27,7 +27,7 @@ struct Model {
 fn timeline(mut cluster: impl Cluster, devices: u32, models: &[Model], arrivals: &[(f64, u32)]) -> String {
     let mut written = String::new();
     for _ in 0..devices {
-        cluster.add_device(Time::ZERO);
+        cluster.add_device(Time::ZERO, DeviceKind(0));
     }
     let slo = |model: u32| Duration::from_millis_f64(models[model as usize].slo);
     for (Model { profile: (alpha, beta), rate, .. }, index) in models.iter().zip(0..) {

@@ -21,6 +21,7 @@ mod pace;
 mod random;
 mod runs;
 mod section_3_5;
+mod slots;
 mod table_2;
 mod turns;
 mod what_if;

@@ -28,8 +28,8 @@ impl Cluster for Written<'_> {
         }
     }
 
-    fn add_device(&mut self, now: Time) -> DeviceId {
-        match self.0.apply(now, Input::AddDevice(DeviceKind(0))) {
+    fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
+        match self.0.apply(now, Input::AddDevice(kind)) {
             Reply::Device(device) => device,
             other => unreachable!("{other:?}"),
         }

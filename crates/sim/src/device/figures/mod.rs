@@ -6,6 +6,7 @@ mod dvabatch;
 mod e2bird;
 mod gslice;
 mod gslice_control;
+mod slots;
 mod terms;
 
 use std::fmt;
@@ -54,7 +55,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 32] = [
+const NAMES: [(&str, &str, Maker); 34] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -95,6 +96,8 @@ const NAMES: [(&str, &str, Maker); 32] = [
     ("abacus-18", "Abacus figure 18: 99% latencies and violations of three and four models", abacus::figure_18),
     ("abacus-19", "Abacus figure 19: peak throughput of three and four models", abacus::figure_19),
     ("abacus-terms", "Abacus' violations with one term of the device changed at a time", abacus::terms),
+    ("slots", "Symphony on slots of devices beside whole devices, GSLICE and gpu-lets", slots::mixes),
+    ("slots-random", "The same on random mixes", slots::random),
 ];
 
 impl Figure {

@@ -141,7 +141,7 @@ fn switch(model: ModelId, units: u32) -> SpatialOutput {
 }
 
 fn as_in_figure_16() -> Device {
-    let mut device = Device::new(SpatialOptions { spread: false, ..SpatialOptions::new(100, 1) });
+    let mut device = Device::new(SpatialOptions { spread: false, reserve: 0.0, ..SpatialOptions::new(100, 1) });
     for id in [A, B] {
         assert_eq!(device.come(id, None), [prepare(id, 30, ShareReason::Came)], "30% where nobody knows the knee");
         assert_eq!(device.prepared(id, true), [switch(id, 30)]);

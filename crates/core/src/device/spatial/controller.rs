@@ -107,6 +107,7 @@ impl Spatial {
     pub fn handle_batch(&mut self, now: Time, id: ModelId, rows: u32, latency: Duration) {
         let Some(model) = self.models.get_mut(&id).filter(|model| now - latency >= model.changed) else { return };
         let before = model.batch.limit();
+        model.tuning.handle_batch(rows >= before);
         let signal = model.batch.handle_batch(rows, latency);
         let rows = model.batch.limit();
         if rows != before {

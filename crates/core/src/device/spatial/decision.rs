@@ -20,6 +20,9 @@ pub struct SpatialOptions {
     pub period: Duration,
     /// Residuals, and changes of a share, up to this part are none (GSLICE §3.2.2: 5%).
     pub threshold: f64,
+    /// How much more than what comes a model is to be able to answer. GSLICE: nothing, which suits requests that come evenly; where they do not, a model that can answer
+    /// just what comes has a queue that never ends.
+    pub reserve: f64,
     /// How much a window counts in averages.
     pub weight: f64,
     /// Whether units that nobody asks for are given away, too (GSLICE figure 15; figure 16 leaves them idle).
@@ -29,7 +32,7 @@ pub struct SpatialOptions {
 }
 
 impl SpatialOptions {
-    /// GSLICE's, for a device of so many units.
+    /// GSLICE's, for a device of so many units, but with a quarter in reserve.
     pub fn new(units: u32, grain: u32) -> Self {
         SpatialOptions {
             units,
@@ -37,6 +40,7 @@ impl SpatialOptions {
             hold_down: Duration::from_millis(10_000),
             period: Duration::from_millis(2_000),
             threshold: 0.05,
+            reserve: 0.25,
             weight: 0.25,
             spread: true,
             tunes: true,

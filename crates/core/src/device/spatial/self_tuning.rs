@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::average::Average;
+use super::decision::SpatialOptions;
 use crate::time::Duration;
 
 /// What a model did in a window of time.
@@ -41,6 +42,9 @@ pub enum Tuned {
     },
 }
 
+/// How much a batch counts in the part of them that is full.
+const BATCH_WEIGHT: f64 = 0.05;
+
 /// What a model achieves with its share, and which share that asks for (GSLICE §3.2.2, algorithm 1).
 ///
 /// The *residual latency* is the SLO less the average latency, the *residual throughput* what the model could answer less what comes. If either is below zero the share is
@@ -52,27 +56,40 @@ pub enum Tuned {
 /// - shrinks by the larger one, too, measured by the average latency, so that a model with 5 ms of 50 would get less than nothing. Here the smaller decides, and each is measured so that
 ///   the share ends where its residual is nothing.
 ///
-/// Throughput is what is answered a second *of the time that batches ran*: what the share achieves, whatever comes.
+/// Throughput is what is answered a second *of the time that batches ran*: what the share achieves, whatever comes. Beyond the paper:
+/// - what comes counts with a [reserve](SpatialOptions::reserve), and the latency of a model that shrinks, too;
+/// - where most batches are smaller than they may be, throughput lacks nothing: batches are as small as what comes allows, and larger ones answer more. How much more is not known, so that it is not to spare either.
 #[derive(Clone, Debug)]
 pub struct SelfTuning {
     slo: f64,
     threshold: f64,
+    reserve: f64,
     latency: Average,
     throughput: Average,
     arrivals: Average,
+    /// Which part of the batches was as large as it might be.
+    full: Average,
 }
 
 impl SelfTuning {
-    /// Nothing is known. `threshold`: residuals up to this part are none (5% in the paper). `weight`: how much a window counts.
-    pub fn new(slo: Duration, threshold: f64, weight: f64) -> Self {
-        let average = Average::new(weight);
-        SelfTuning { slo: slo.as_secs_f64(), threshold, latency: average, throughput: average, arrivals: average }
+    /// Nothing is known.
+    pub fn new(slo: Duration, options: &SpatialOptions) -> Self {
+        let SpatialOptions { threshold, reserve, weight, .. } = *options;
+        let (latency, full) = (Average::new(weight), Average::new(BATCH_WEIGHT));
+        let (throughput, arrivals) = (latency, latency);
+        SelfTuning { slo: slo.as_secs_f64(), threshold, reserve, latency, throughput, arrivals, full }
     }
 
     /// The model has another share: what it achieved before says nothing any more. What comes is the same.
     pub fn handle_share(&mut self) {
         self.latency.forget();
         self.throughput.forget();
+        self.full.forget();
+    }
+
+    /// A batch ran: whether it was as large as it might be.
+    pub fn handle_batch(&mut self, is_full: bool) {
+        self.full.add(f64::from(u8::from(is_full)));
     }
 
     /// A window is over. One in which nothing ran says only what came.
@@ -92,21 +109,21 @@ impl SelfTuning {
         let (Some(latency), Some(throughput)) = (self.latency.value(), self.throughput.value()) else {
             return Tuned::Suits;
         };
-        let arrivals = self.arrivals.value();
-        let residual_latency = self.slo - latency;
-        let residual_throughput = arrivals.map_or(0.0, |arrivals| throughput - arrivals);
+        let reserve = 1.0 + self.reserve;
+        let is_full = self.full.value().is_none_or(|full| full >= 0.5);
+        // What it is to be able to answer.
+        let due = self.arrivals.value().map(|arrivals| arrivals * reserve);
         let lacking = |residual: f64, average: f64| (-residual / average).max(0.0);
-        let more = lacking(residual_latency, latency).max(lacking(residual_throughput, throughput));
+        let lacks = due.filter(|_| is_full).map_or(0.0, |due| lacking(throughput - due, throughput));
+        let more = lacking(self.slo - latency, latency).max(lacks);
         if more > self.threshold {
             return Tuned::More { factor: 1.0 + more, latency, throughput };
         }
+        let latency = latency * reserve;
         let spare = |residual: f64, limit: f64| residual > self.threshold * limit;
-        let is_spare =
-            spare(residual_latency, self.slo) && arrivals.is_some_and(|arrivals| spare(residual_throughput, arrivals));
-        if !is_spare {
-            return Tuned::Suits;
-        }
-        let needed = (latency / self.slo).max(arrivals.unwrap_or(throughput) / throughput);
+        let is_spare = |due| spare(self.slo - latency, self.slo) && spare(throughput - due, due);
+        let Some(due) = due.filter(|due| is_spare(*due)) else { return Tuned::Suits };
+        let needed = (latency / self.slo).max(due / throughput);
         Tuned::Less { factor: needed }
     }
 }
@@ -119,7 +136,7 @@ mod tests {
 
     /// One window of a second: items a second while batches ran, what came, latency.
     fn tune(throughput: u64, arrivals: Option<u64>, latency_ms: f64) -> Tuned {
-        let mut tuning = SelfTuning::new(SLO, 0.05, 0.25);
+        let mut tuning = SelfTuning::new(SLO, &SpatialOptions { reserve: 0.0, ..SpatialOptions::new(100, 1) });
         let second = Duration::from_millis(1000);
         let latency = Duration::from_millis_f64(latency_ms);
         tuning.handle_window(&MeasuredWindow { span: second, busy: second, items: throughput, arrivals, latency });
@@ -166,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_was_achieved_with_another_share_is_forgotten() {
-        let mut tuning = SelfTuning::new(SLO, 0.05, 0.25);
+        let mut tuning = SelfTuning::new(SLO, &SpatialOptions { reserve: 0.0, ..SpatialOptions::new(100, 1) });
         let second = Duration::from_millis(1000);
         let window = MeasuredWindow { span: second, busy: second, items: 15, arrivals: Some(35), latency: SLO };
         tuning.handle_window(&window);
@@ -174,5 +191,36 @@ mod tests {
         assert_eq!(tuning.tune(), Tuned::Suits);
         tuning.handle_window(&MeasuredWindow { items: 36, latency: Duration::from_millis(30), ..window });
         assert_eq!(tuning.tune(), Tuned::Suits);
+    }
+    fn tuning(reserve: f64, full: &[bool], throughput: u64, latency_ms: f64) -> Tuned {
+        let mut tuning = SelfTuning::new(SLO, &SpatialOptions { reserve, ..SpatialOptions::new(100, 1) });
+        full.iter().for_each(|full| tuning.handle_batch(*full));
+        let (second, latency) = (Duration::from_millis(1000), Duration::from_millis_f64(latency_ms));
+        tuning.handle_window(&MeasuredWindow {
+            span: second,
+            busy: second,
+            items: throughput,
+            arrivals: Some(100),
+            latency,
+        });
+        tuning.tune()
+    }
+
+    #[test]
+    fn a_reserve_keeps_a_share_from_ending_where_the_queue_never_does() {
+        let Tuned::Less { factor } = tuning(0.0, &[true], 200, 5.0) else { panic!("it needs less") };
+        assert!((factor - 0.5).abs() < 1e-9, "{factor}");
+        let Tuned::Less { factor } = tuning(0.25, &[true], 200, 5.0) else { panic!("it needs less") };
+        assert!((factor - 0.625).abs() < 1e-9, "{factor}");
+        assert_eq!(tuning(0.25, &[true], 125, 5.0), Tuned::Suits);
+        let Tuned::More { factor, .. } = tuning(0.25, &[true], 100, 5.0) else { panic!("it needs more") };
+        assert!((factor - 1.25).abs() < 1e-9, "{factor}");
+    }
+
+    #[test]
+    fn batches_that_are_not_full_lack_no_throughput() {
+        assert_eq!(tuning(0.25, &[false], 100, 20.0), Tuned::Suits);
+        assert!(matches!(tuning(0.25, &[true, false, true], 100, 20.0), Tuned::More { .. }));
+        assert!(matches!(tuning(0.25, &[false], 100, 60.0), Tuned::More { .. }), "late is late");
     }
 }

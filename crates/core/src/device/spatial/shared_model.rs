@@ -56,7 +56,7 @@ impl SharedModel {
         SharedModel {
             state: ShareState::default(),
             batch,
-            tuning: SelfTuning::new(slo, options.threshold, options.weight),
+            tuning: SelfTuning::new(slo, options),
             demand: knee.map_or(unknown, f64::from),
             changed: Time::ZERO,
             held_until: Time::ZERO,

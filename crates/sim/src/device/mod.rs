@@ -63,6 +63,7 @@ mod report;
 mod search;
 mod sharing;
 mod simulation;
+mod spatial_play;
 mod spatial_report;
 mod spatial_run;
 mod work;
@@ -96,6 +97,6 @@ pub use search::{
 };
 pub use simulation::DeviceSimulation;
 pub use spatial_report::{Ran, SharingReport};
-pub use spatial_run::{BatchedBy, SharedBy, SharingModel, SpatialRun};
+pub use spatial_run::{BatchedBy, SharedBy, SharingLoad, SharingModel, SpatialRun};
 pub use work::{Kernel, WHOLE_BANDWIDTH, Work};
 pub use workload::{DeviceLoad, Glue};

@@ -25,6 +25,10 @@ pub struct SharingReport {
     pub asked: Vec<(Time, u32, ShareReason)>,
     /// The most items of its batches: since when.
     pub limits: Vec<(Time, u32)>,
+    /// When its requests came, unless it was always busy.
+    pub arrived: Vec<Time>,
+    /// Those that were answered: when they came, and how long that took.
+    pub answered: Vec<(Time, Duration)>,
 }
 
 impl SharingReport {
@@ -41,5 +45,12 @@ impl SharingReport {
         let ran = self.ran.iter().filter(|ran| ran.end > from && ran.end <= until);
         let (all, late) = ran.fold((0.0, 0.0), |(all, late), ran| (all + 1.0, late + f64::from(ran.took > slo)));
         late / all
+    }
+
+    /// Of the requests that came within a time the share that was answered within `limit`.
+    pub fn attained(&self, from: Time, until: Time, limit: Duration) -> f64 {
+        let came = |at: &&Time| from <= **at && **at < until;
+        let kept = self.answered.iter().filter(|(at, took)| came(&at) && *took <= limit).count();
+        kept as f64 / self.arrived.iter().filter(came).count() as f64
     }
 }

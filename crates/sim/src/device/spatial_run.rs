@@ -1,31 +1,16 @@
 //! Several models on one divided device under virtual time: GSLICE, and what it is compared with.
 
-use std::collections::BTreeMap;
+use downbeat_core::device::spatial::SpatialOptions;
+use downbeat_core::{Duration, Time};
 
-use downbeat_core::device::spatial::{
-    Aimd, BatchControl, MeasuredWindow, ShareReason, Slab, Spatial, SpatialModel, SpatialOptions, SpatialOutput,
-};
-use downbeat_core::device::{
-    DeviceOutput, DeviceRequest, DeviceScheduler, LaneId, Launch, LaunchId, Layout, ModelSpec, PartitionId,
-    SegmentProfile, SegmentRange, Span, WindowedOptions,
-};
-use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
-use rand::SeedableRng;
-use rand_distr::{Distribution, Normal};
+use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 
 use super::architecture::Architecture;
-use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
-use super::limits::{DeviceLimits, Sharing};
-use super::model::EmulatedModel;
 use super::platform::Platform;
-use super::spatial_report::{Ran, SharingReport};
-
-/// The largest batch (GSLICE §3.3.2: 64 requests are tracked).
-const MOST: u32 = 64;
-/// How long a window is whose throughput and latency the division is told.
-const WINDOW: Duration = Duration::from_millis(500);
+use super::spatial_play::Play;
+use super::spatial_report::SharingReport;
 
 /// How models share the device.
 #[derive(Clone, PartialEq, Debug)]
@@ -51,8 +36,32 @@ pub enum BatchedBy {
     Aimd,
 }
 
+/// What comes for a model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum SharingLoad {
+    /// There is always more waiting than a batch takes.
+    Busy,
+    /// Items a second, evenly.
+    Even(f64),
+    /// Items a second, Poisson.
+    Poisson(f64),
+}
+
+impl SharingLoad {
+    /// How long after a request the next one comes; for ever where nobody counts.
+    pub(super) fn gap(self, rng: &mut Pcg64) -> Duration {
+        match self {
+            SharingLoad::Busy => Duration::MAX,
+            SharingLoad::Even(rate) => Duration::from_secs_f64(1.0 / rate),
+            SharingLoad::Poisson(rate) => {
+                Exp::new(rate).map_or(Duration::MAX, |gaps| Duration::from_secs_f64(gaps.sample(rng)))
+            }
+        }
+    }
+}
+
 /// A model of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SharingModel {
     /// Its network.
     pub architecture: Architecture,
@@ -60,8 +69,8 @@ pub struct SharingModel {
     pub from: Time,
     /// When it goes.
     pub until: Time,
-    /// Items a second, evenly; `None`: there is always one waiting.
-    pub rate: Option<f64>,
+    /// What comes for it.
+    pub load: SharingLoad,
     /// Its knee, compute units, if it is known.
     pub knee: Option<u32>,
     /// Its SLO.
@@ -70,20 +79,26 @@ pub struct SharingModel {
     pub batch: BatchedBy,
     /// What making lanes for it takes, once it is there.
     pub prepares: Duration,
+    /// Batches of it that run at once (GSLICE §3.3: two where that helps), each from a queue of its own; a request goes to the shorter one.
+    pub streams: u32,
+    /// Whether inputs are copied before a batch begins. Otherwise that happens beside what runs (GSLICE §3.3.2).
+    pub copied: bool,
 }
 
 impl SharingModel {
-    /// There from the beginning to the end, always busy, with a knee that nobody knows.
+    /// There from the beginning to the end, always busy, one batch at a time, with a knee that nobody knows.
     pub fn new(architecture: Architecture, slo: Duration, batch: BatchedBy) -> Self {
         SharingModel {
             architecture,
             from: Time::ZERO,
             until: Time::MAX,
-            rate: None,
+            load: SharingLoad::Busy,
             knee: None,
             slo,
             batch,
             prepares: Duration::from_millis(5_000),
+            streams: 1,
+            copied: false,
         }
     }
 }
@@ -103,364 +118,12 @@ pub struct SpatialRun {
     pub seed: u64,
 }
 
-/// What a model did in the window that is not over.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    busy: Duration,
-    items: u64,
-    arrivals: u64,
-    batches: u32,
-}
-
-struct Running {
-    spec: SharingModel,
-    model: EmulatedModel,
-    report: SharingReport,
-    counted: Counted,
-    /// When its next request comes.
-    next: Time,
-    /// When lanes for it are ready, and in which partition.
-    preparing: Option<(Time, PartitionId)>,
-    /// Lanes that stand by.
-    standby: Option<PartitionId>,
-    partition: PartitionId,
-    is_here: bool,
-}
-
-/// Who limits batches.
-enum Control {
-    Spatial(Spatial),
-    Batches(BTreeMap<ModelId, BatchControl>),
-}
-
-struct Play {
-    scheduler: DeviceScheduler,
-    device: ContendedDevice,
-    control: Control,
-    models: Vec<Running>,
-    /// Launches under way, by the device's token: which, and since when.
-    flights: BTreeMap<u64, (Launch, Time)>,
-    partitions: u32,
-    requests: u64,
-    noise: Option<Normal<f64>>,
-    rng: Pcg64,
-}
-
 impl SpatialRun {
     /// Plays it: what came of each model, by number.
     ///
     /// # Errors
     /// If a model has no profile.
     pub fn play(&self) -> Result<Vec<SharingReport>, DeviceFailure> {
-        let (end, mut play) = (Time::ZERO + self.span, Play::new(self));
-        let mut window = Time::ZERO + WINDOW;
-        let mut now = Time::ZERO;
-        while now < end {
-            play.come_and_go(now)?;
-            play.prepared(now);
-            for completed in play.device.advance(now) {
-                if let Completed::Launch { token, .. } = completed {
-                    play.complete(now, token);
-                }
-            }
-            if now >= window {
-                window = now + WINDOW;
-                play.window();
-            }
-            if let Control::Spatial(spatial) = &mut play.control {
-                spatial.handle_timeout(now);
-            }
-            play.obey(now)?;
-            play.arrive(now);
-            now = play.next(now).min(window).min(end);
-        }
-        Ok(play.models.into_iter().map(|running| running.report).collect())
-    }
-}
-
-impl Play {
-    fn new(run: &SpatialRun) -> Self {
-        let limits = run.platform.limits();
-        let sharing = if run.shared == SharedBy::Turns { Sharing::TimeSliced } else { limits.sharing };
-        let mut device = ContendedDevice::new(DeviceLimits { sharing, ..limits }, 0);
-        let shares = if let SharedBy::Shares(shares) = &run.shared { &shares[..] } else { &[limits.units] };
-        for (partition, units) in shares.iter().enumerate() {
-            device.set_units(Time::ZERO, partition, *units);
-        }
-        let control = match &run.shared {
-            SharedBy::Gslice(options) => Control::Spatial(Spatial::new(*options)),
-            _ => Control::Batches(BTreeMap::new()),
-        };
-        let running = |(index, spec): (usize, &SharingModel)| Running {
-            spec: spec.clone(),
-            model: EmulatedModel::new(spec.architecture, run.platform),
-            report: SharingReport::default(),
-            counted: Counted::default(),
-            next: spec.from,
-            preparing: None,
-            standby: None,
-            partition: PartitionId(if shares.len() > 1 { index as u32 } else { 0 }),
-            is_here: false,
-        };
-        let mut scheduler = DeviceScheduler::new();
-        // Partitions that are asked for are added.
-        let layout = Layout { shared_lanes: vec![0; shares.len()] };
-        scheduler.handle_layout(Time::ZERO, &layout).unwrap_or_default();
-        Play {
-            scheduler,
-            device,
-            control,
-            models: run.models.iter().enumerate().map(running).collect(),
-            flights: BTreeMap::new(),
-            partitions: shares.len() as u32,
-            requests: 0,
-            noise: Normal::new(1.0, run.platform.noise).ok(),
-            rng: Pcg64::seed_from_u64(run.seed),
-        }
-    }
-
-    fn id(index: usize) -> ModelId {
-        ModelId(index as u32)
-    }
-
-    fn next(&self, now: Time) -> Time {
-        let models = self.models.iter().flat_map(|running| {
-            let SharingModel { from, until, .. } = running.spec;
-            let preparing = running.preparing.map(|(at, _)| at);
-            [Some(from), Some(until), Some(running.next).filter(|_| running.is_here), preparing]
-        });
-        let timeout = match &self.control {
-            Control::Spatial(spatial) => spatial.poll_timeout().map(|(at, _)| at),
-            Control::Batches(_) => None,
-        };
-        let all = models.flatten().chain(timeout).filter(|at| *at > now);
-        all.chain(self.device.next_event()).min().unwrap_or(Time::MAX)
-    }
-
-    fn come_and_go(&mut self, now: Time) -> Result<(), DeviceFailure> {
-        for index in 0..self.models.len() {
-            let (id, running) = (Self::id(index), &mut self.models[index]);
-            let is_due = running.spec.from <= now && now < running.spec.until;
-            if is_due == running.is_here {
-                continue;
-            }
-            running.is_here = is_due;
-            let SharingModel { slo, knee, batch, .. } = running.spec;
-            let batch = match batch {
-                BatchedBy::Fixed(rows) => BatchControl::Fixed(rows),
-                BatchedBy::Slab => BatchControl::Slab(Slab::new(slo, MOST)),
-                BatchedBy::Aimd => BatchControl::Aimd(Aimd::new(slo, MOST)),
-            };
-            if !is_due {
-                (running.preparing, running.standby) = (None, None);
-                // Of a policy that takes no more than it is told: no partition is in the way.
-                self.scheduler.handle_model(now, id, None).unwrap_or_default();
-            }
-            match &mut self.control {
-                Control::Spatial(spatial) => {
-                    spatial.handle_model(now, id, is_due.then_some(SpatialModel { slo, knee, batch }));
-                }
-                Control::Batches(batches) if is_due => {
-                    let (rows, partition) = (batch.limit(), running.partition);
-                    batches.insert(id, batch);
-                    self.add(now, index, partition)?;
-                    self.limit(now, index, rows);
-                }
-                Control::Batches(batches) => drop(batches.remove(&id)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings a model onto the device.
-    fn add(&mut self, now: Time, index: usize, partition: PartitionId) -> Result<(), DeviceFailure> {
-        let units = self.device.units(partition.0 as usize);
-        let running = &mut self.models[index];
-        let times = (1..=MOST).map(|rows| running.model.time_on(rows, 64, units)).collect();
-        let profile = SegmentProfile::new(vec![0], &[vec![LatencyProfile::from_table(times)?]])?;
-        let options = WindowedOptions {
-            profile,
-            max_batch: MOST,
-            window: Duration::ZERO,
-            fill: false,
-            drop: false,
-            queue_bound: 4 * MOST,
-            ahead: 0,
-        };
-        let model = ModelSpec::new(&options, partition).build().map_err(|error| DeviceFailure(error.to_string()))?;
-        (running.partition, running.report.shares) =
-            (partition, [&running.report.shares[..], &[(now, units)]].concat());
-        let told = self.scheduler.handle_model(now, Self::id(index), Some(model));
-        told.map_err(|error| DeviceFailure(error.to_string()))
-    }
-
-    fn limit(&mut self, now: Time, index: usize, rows: u32) {
-        self.models[index].report.limits.push((now, rows));
-        self.scheduler.handle_limit(now, Self::id(index), rows);
-    }
-
-    /// Lanes that are ready.
-    fn prepared(&mut self, now: Time) {
-        for index in 0..self.models.len() {
-            let Some((_, partition)) = self.models[index].preparing.take_if(|(at, _)| *at <= now) else { continue };
-            self.models[index].standby = Some(partition);
-            self.scheduler.handle_prepared(now, Self::id(index), Ok(()));
-            if let Control::Spatial(spatial) = &mut self.control {
-                spatial.handle_prepared(now, Self::id(index), true);
-            }
-        }
-    }
-
-    /// Does what the division says.
-    fn obey(&mut self, now: Time) -> Result<(), DeviceFailure> {
-        while let Control::Spatial(spatial) = &mut self.control
-            && let Some(output) = spatial.poll_output()
-        {
-            match output {
-                SpatialOutput::Prepare { model, units, reason } => {
-                    self.prepare(now, model.0 as usize, units, reason)?
-                }
-                SpatialOutput::Switch { model, .. } => {
-                    let index = model.0 as usize;
-                    let Some(partition) = self.models[index].standby.take() else { continue };
-                    if self.scheduler.lanes(model).is_empty() {
-                        self.add(now, index, partition)?;
-                        let rows = self.models[index].report.limits.last().map_or(1, |(_, rows)| *rows);
-                        self.scheduler.handle_limit(now, model, rows);
-                    } else {
-                        self.scheduler.handle_switch(now, model);
-                        let units = self.device.units(partition.0 as usize);
-                        let running = &mut self.models[index];
-                        running.report.shares.push((now, units));
-                        running.partition = partition;
-                    }
-                }
-                SpatialOutput::Limit { model, rows } => self.limit(now, model.0 as usize, rows),
-                SpatialOutput::Discard { model } => {
-                    let partition = self.models[model.0 as usize].partition;
-                    self.models[model.0 as usize].standby = None;
-                    self.scheduler.handle_move(now, model, partition).unwrap_or_default();
-                }
-                SpatialOutput::NoRoom { model } => {
-                    return Err(DeviceFailure(format!("the device has no share for {model}")));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn prepare(&mut self, now: Time, index: usize, units: u32, reason: ShareReason) -> Result<(), DeviceFailure> {
-        let (id, partition) = (Self::id(index), PartitionId(self.partitions));
-        self.partitions += 1;
-        self.device.set_units(now, partition.0 as usize, units);
-        let layout = Layout { shared_lanes: vec![0; self.partitions as usize] };
-        self.scheduler.handle_layout(now, &layout).map_err(|error| DeviceFailure(error.to_string()))?;
-        self.models[index].report.asked.push((now, units, reason));
-        self.models[index].standby = None;
-        if self.scheduler.lanes(id).is_empty() {
-            // It comes when it is loaded.
-            self.models[index].standby = Some(partition);
-            if let Control::Spatial(spatial) = &mut self.control {
-                spatial.handle_prepared(now, id, true);
-            }
-            return Ok(());
-        }
-        self.models[index].preparing = Some((now + self.models[index].spec.prepares, partition));
-        self.scheduler.handle_move(now, id, partition).map_err(|error| DeviceFailure(error.to_string()))
-    }
-
-    /// Requests that come now; who is always busy has a full batch waiting.
-    fn arrive(&mut self, now: Time) {
-        for index in 0..self.models.len() {
-            let id = Self::id(index);
-            if !self.models[index].is_here || self.scheduler.lanes(id).is_empty() {
-                self.models[index].next = self.models[index].next.max(now);
-                continue;
-            }
-            match self.models[index].spec.rate {
-                None => {
-                    self.models[index].next = Time::MAX;
-                    while self.scheduler.stats(id).waiting < MOST {
-                        self.request(now, id);
-                    }
-                }
-                Some(rate) => {
-                    while self.models[index].next <= now {
-                        self.models[index].next += Duration::from_secs_f64(1.0 / rate);
-                        self.models[index].counted.arrivals += 1;
-                        self.request(now, id);
-                    }
-                }
-            }
-        }
-        self.carry_out(now);
-    }
-
-    fn request(&mut self, now: Time, model: ModelId) {
-        self.requests += 1;
-        let id = RequestId(self.requests);
-        let request = DeviceRequest { id, model, deadline: Time::MAX, size: 1, length: 0 };
-        // A full queue refuses it: more comes than is answered.
-        let _ = self.scheduler.handle_request(now, &request);
-    }
-
-    fn carry_out(&mut self, now: Time) {
-        while let Some(output) = self.scheduler.poll_output() {
-            if let DeviceOutput::Launch(launch) = output {
-                self.launch(now, launch);
-            }
-        }
-    }
-
-    fn launch(&mut self, now: Time, launch: Launch) {
-        let running = &mut self.models[launch.model.0 as usize];
-        let partition = self.scheduler.lane(launch.lane).map_or(0, |lane| lane.partition.0 as usize);
-        let segments = SegmentRange::new(0, running.model.segment_count());
-        let mut work = running.model.work(segments, launch.rows, 64, self.device.units(partition));
-        let factor = self.noise.as_ref().map_or(1.0, |noise| noise.sample(&mut self.rng).max(0.01));
-        for kernel in &mut work.kernels {
-            kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
-        }
-        let (LaunchId(token), LaneId(lane)) = (launch.id, launch.lane);
-        self.flights.insert(token, (launch, now));
-        self.device.launch_in(now, partition, LaneId(lane), token, work);
-    }
-
-    fn complete(&mut self, now: Time, token: u64) {
-        let Some((launch, start)) = self.flights.remove(&token) else { return };
-        let (id, rows, took) = (launch.model, launch.rows, now.since(start));
-        let running = &mut self.models[id.0 as usize];
-        running.report.ran.push(Ran { end: now, rows, took });
-        running.counted.busy += took;
-        running.counted.items += u64::from(rows);
-        running.counted.batches += 1;
-        match &mut self.control {
-            Control::Spatial(spatial) => spatial.handle_batch(now, id, rows, took),
-            Control::Batches(batches) => {
-                if let Some(batch) = batches.get_mut(&id) {
-                    let before = batch.limit();
-                    let _ = batch.handle_batch(rows, took);
-                    let rows = batch.limit();
-                    if rows != before {
-                        self.limit(now, id.0 as usize, rows);
-                    }
-                }
-            }
-        }
-        // Before the next launch.
-        self.obey(now).unwrap_or_default();
-        self.scheduler.handle_completion(now, launch.id, Span { start, end: now }, &[]);
-        self.carry_out(now);
-    }
-
-    /// A window is over.
-    fn window(&mut self) {
-        let Control::Spatial(spatial) = &mut self.control else { return };
-        for (index, running) in self.models.iter_mut().enumerate().filter(|(_, running)| running.is_here) {
-            let Counted { busy, items, arrivals, batches } = std::mem::take(&mut running.counted);
-            let arrivals = running.spec.rate.map(|_| arrivals);
-            let latency = Duration::from_nanos(busy.as_nanos() / u64::from(batches.max(1)));
-            spatial.handle_window(Self::id(index), &MeasuredWindow { span: WINDOW, busy, items, arrivals, latency });
-        }
+        Play::new(self).run(Time::ZERO + self.span)
     }
 }

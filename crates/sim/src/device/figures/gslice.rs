@@ -1,20 +1,19 @@
 //! GSLICE's figures of models alone and of several that share a device.
 
-use downbeat_core::device::spatial::{KNEE_TOLERANCE, SpatialOptions, knee};
+use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
 use downbeat_core::{Duration, Time};
 use downbeat_report::{Axis, Line, Scale, bars as chart, lines};
 
 use super::{DeviceFailure, Figure, FigureOptions, change, each, head};
 use crate::device::{
-    Architecture, BatchedBy, Client, EmulatedModel, Platform, SharedBy, SharingModel, SharingReport, SpatialRun,
-    closed_loop,
+    Architecture, BatchedBy, Client, EmulatedModel, Platform, SharedBy, SharingModel, SpatialRun, closed_loop,
 };
 
 pub(super) const PLATFORM: Platform = Platform::V100_TENSORRT;
 /// §4.1.
-const SLO: Duration = Duration::from_millis(25);
+pub(super) const SLO: Duration = Duration::from_millis(25);
 /// The grain of shares: MPS gives out units one by one.
-const GRAIN: u32 = 1;
+pub(super) const GRAIN: u32 = 1;
 
 pub(super) fn emulated(architecture: Architecture) -> EmulatedModel {
     EmulatedModel::new(architecture, PLATFORM)
@@ -42,11 +41,6 @@ pub(super) fn knee_of(architecture: Architecture, batch: u32) -> u32 {
 
 fn percent(units: u32) -> f64 {
     f64::from(units) * 100.0 / f64::from(PLATFORM.units)
-}
-
-/// Throughput over latency (§2.1.4), in items a second and a millisecond.
-fn efficacy((throughput, latency_ms): (f64, f64)) -> f64 {
-    throughput / latency_ms
 }
 
 pub(super) fn figure_1(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
@@ -171,106 +165,6 @@ pub(super) fn figure_5a(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let note =
         "ResNet-50 with several streams. The paper: hardly any gain beyond two streams, and latency goes on growing.";
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
-}
-
-/// Default MPS, MPS with SLAB, and GSLICE.
-const MODES: [&str; 3] = ["default MPS", "MPS+SLAB", "GSLICE"];
-
-/// Runs of models together under each of [`MODES`]: for each mode and model items a second and milliseconds, without the time in which they settle.
-fn compared(models: &[Architecture], options: &FigureOptions) -> Result<Vec<Vec<(f64, f64)>>, DeviceFailure> {
-    let end = Time::ZERO + span(options);
-    let begin = Time::from_nanos(end.as_nanos() / 6);
-    let spatial = SharedBy::Gslice(SpatialOptions::new(PLATFORM.units, GRAIN));
-    let modes = [(SharedBy::All, BatchedBy::Fixed(1)), (SharedBy::All, BatchedBy::Slab), (spatial, BatchedBy::Slab)];
-    let run = |(shared, batch): &(SharedBy, BatchedBy)| {
-        let model = |architecture: &Architecture| SharingModel {
-            knee: Some(knee_of(*architecture, 1)),
-            prepares: Duration::from_millis(500),
-            ..SharingModel::new(*architecture, SLO, *batch)
-        };
-        let models = models.iter().map(model).collect();
-        let run =
-            SpatialRun { platform: PLATFORM, shared: shared.clone(), models, span: span(options), seed: options.seed };
-        Ok(run.play()?.iter().map(|report: &SharingReport| report.within(begin, end)).collect())
-    };
-    modes.iter().map(run).collect()
-}
-
-/// All models together: items a second, and the mean latency of the models.
-fn together(found: &[(f64, f64)]) -> (f64, f64) {
-    let latencies = found.iter().map(|(_, ms)| ms);
-    (found.iter().map(|(rate, _)| rate).sum(), latencies.sum::<f64>() / found.len() as f64)
-}
-
-pub(super) fn figure_8(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    // Table 2: GUE of default MPS, MPS+SLAB, GSLICE.
-    let cases = [
-        (Architecture::AlexNet, [235.75, 382.4, 579.41]),
-        (Architecture::MobileNet, [330.0, 341.2, 379.55]),
-        (Architecture::ResNet50, [29.08, 42.4, 47.93]),
-        (Architecture::Vgg19, [4.96, 5.11, 5.25]),
-        (Architecture::Vgg16, [3.79, 11.13, 12.49]),
-    ];
-    let runs = each(&cases, options, |(architecture, _)| compared(&[*architecture], options))?;
-    let mut table = vec![head("model | mode | images/s | ms | to default MPS | GUE | paper's GUE")];
-    let mut bars = Vec::new();
-    for ((architecture, published), found) in cases.iter().zip(&runs) {
-        let rates: Vec<f64> = found.iter().map(|found| found[0].0).collect();
-        for (mode, (found, paper)) in MODES.iter().zip(found.iter().zip(published)) {
-            let (rate, ms) = found[0];
-            let cells = [format!("{rate:.0}"), format!("{ms:.1}"), format!("{:.2}", rate / rates[0])];
-            let names = vec![architecture.to_string(), (*mode).to_owned()];
-            table.push(
-                [names, cells.to_vec(), vec![format!("{:.1}", efficacy((rate, ms))), paper.to_string()]].concat(),
-            );
-        }
-        bars.push((architecture.to_string(), rates));
-    }
-    let plot = chart("Throughput alone", "By model and mode.", "", "images/s", &MODES.map(str::to_owned), &bars);
-    let note = "Each model alone on the V100, SLO 25 ms, always busy; figures 8 and 9 with table 2. The paper: GSLICE has about 10 times the throughput of default MPS for Alexnet, 9 times for Mobilenet, 2 times for \
-                VGG-19. GUE is images/s a millisecond. GNMT is not emulated.";
-    Ok(Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() })
-}
-
-pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    use Architecture::{AlexNet, MobileNet, ResNet50, Vgg19};
-    // Table 3: GUE of default MPS, MPS+SLAB, GSLICE.
-    let cases: [(&str, &[Architecture], [f64; 3]); 4] = [
-        ("C1", &[AlexNet, ResNet50], [38.82, 72.69, 94.04]),
-        ("C2", &[AlexNet, Vgg19], [6.39, 15.76, 44.79]),
-        ("C3", &[AlexNet, ResNet50, Vgg19], [3.38, 7.83, 24.59]),
-        ("C4", &[AlexNet, ResNet50, Vgg19, MobileNet], [2.01, 7.29, 19.98]),
-    ];
-    let runs = each(&cases, options, |(_, models, _)| compared(models, options))?;
-    let mut table = vec![head(
-        "models | mode | alexnet /s (ms) | resnet50 | vgg19 | mobilenet | all /s | to default MPS | GUE | GUE to default | paper's",
-    )];
-    let mut bars = Vec::new();
-    for ((name, models, published), runs) in cases.iter().zip(&runs) {
-        let base = together(&runs[0]);
-        for (index, (mode, found)) in MODES.iter().zip(runs).enumerate() {
-            let cell = |architecture: Architecture| {
-                let place = models.iter().position(|other| *other == architecture);
-                place.map_or_else(String::new, |place| format!("{:.0} ({:.1})", found[place].0, found[place].1))
-            };
-            let all = together(found);
-            let own = [AlexNet, ResNet50, Vgg19, MobileNet].map(cell);
-            let cells = [
-                format!("{:.0}", all.0),
-                format!("{:.2}", all.0 / base.0),
-                format!("{:.1}", efficacy(all)),
-                format!("{:.2}", efficacy(all) / efficacy(base)),
-                format!("{:.2}", published[index] / published[0]),
-            ];
-            table.push([vec![(*name).to_owned(), (*mode).to_owned()], own.to_vec(), cells.to_vec()].concat());
-        }
-        bars.push(((*name).to_owned(), runs.iter().map(|found| together(found).0).collect()));
-    }
-    let plot =
-        chart("Throughput together", "By combination and mode.", "", "images/s", &MODES.map(str::to_owned), &bars);
-    let note = "Models together on the V100, SLO 25 ms, always busy; figure 10 with table 3. The paper: GSLICE has 6 to 13 times the throughput of default MPS and 1.2 to 4 times that of MPS+SLAB. GUE: all \
-                images/s over the mean of the models' latencies.";
-    Ok(Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() })
 }
 
 pub(super) fn figure_11(options: &FigureOptions) -> Result<Figure, DeviceFailure> {

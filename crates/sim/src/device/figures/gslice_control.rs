@@ -6,7 +6,9 @@ use downbeat_report::{Axis, Line, Scale, lines};
 
 use super::gslice::{PLATFORM, emulated, span};
 use super::{DeviceFailure, Figure, FigureOptions, change, each, head};
-use crate::device::{Architecture, BatchedBy, Client, SharedBy, SharingModel, SharingReport, SpatialRun, closed_loop};
+use crate::device::{
+    Architecture, BatchedBy, Client, SharedBy, SharingLoad, SharingModel, SharingReport, SpatialRun, closed_loop,
+};
 
 /// One model alone with batches as it is told: what came of it.
 fn alone(
@@ -163,13 +165,8 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure
             prepares: at(12).since(Time::ZERO),
             ..SharingModel::new(Architecture::Vgg16, slo, batch)
         };
-        let second = SharingModel {
-            architecture: Architecture::Vgg19,
-            from: at(20),
-            until: Time::MAX,
-            knee: None,
-            ..first.clone()
-        };
+        let second =
+            SharingModel { architecture: Architecture::Vgg19, from: at(20), until: Time::MAX, knee: None, ..first };
         let run = SpatialRun { platform: PLATFORM, shared, models: vec![first, second], span, seed: options.seed };
         let reports = run.play()?;
         let rows = parts(&["vgg16", "vgg19"], &reports, &bounds);
@@ -190,13 +187,14 @@ pub(super) fn figure_16(options: &FigureOptions) -> Result<Figure, DeviceFailure
     // What the paper's VGG-19 lacks on 30% (15 of 35), the emulated one lacks at a higher rate, as it is faster.
     for rate in [35.0, 60.0] {
         let model = |architecture, prepares| SharingModel {
-            rate: Some(rate),
+            load: SharingLoad::Even(rate),
             prepares,
             ..SharingModel::new(architecture, slo, BatchedBy::Fixed(1))
         };
         let models = vec![model(Architecture::ResNet50, since(5)), model(Architecture::Vgg19, since(12))];
         let shared = SharedBy::Gslice(SpatialOptions {
             spread: false,
+            reserve: 0.0,
             hold_down: since(10),
             period: since(2),
             ..SpatialOptions::new(PLATFORM.units, 1)

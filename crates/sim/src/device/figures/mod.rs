@@ -6,6 +6,7 @@ mod dvabatch;
 mod e2bird;
 mod gslice;
 mod gslice_control;
+mod gslice_modes;
 mod slots;
 mod terms;
 
@@ -55,7 +56,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 34] = [
+const NAMES: [(&str, &str, Maker); 35] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -84,12 +85,13 @@ const NAMES: [(&str, &str, Maker); 34] = [
     ("gslice-2", "GSLICE figure 2: throughput by share, and knees", gslice::figure_2),
     ("gslice-3", "GSLICE figure 3: Alexnet by share and batch", gslice::figure_3),
     ("gslice-5a", "GSLICE figure 5a: streams", gslice::figure_5a),
-    ("gslice-8", "GSLICE figures 8 and 9, table 2: models alone", gslice::figure_8),
-    ("gslice-10", "GSLICE figure 10, table 3: models together", gslice::figure_10),
+    ("gslice-8", "GSLICE figures 8 and 9, table 2: models alone", gslice_modes::figure_8),
+    ("gslice-10", "GSLICE figure 10, table 3: models together", gslice_modes::figure_10),
     ("gslice-11", "GSLICE figure 11, table 4: beside one batch at a time", gslice::figure_11),
     ("gslice-12", "GSLICE figure 12: what each part brings", gslice_control::figure_12),
     ("gslice-14", "GSLICE figures 12c and 14: SLAB beside Clipper by SLO", gslice_control::figure_14),
     ("gslice-15", "GSLICE figure 15: models come and go", gslice_control::figure_15),
+    ("gslice-slo", "GSLICE: who answers in time, by mix, load and mode", gslice_modes::attainment),
     ("gslice-16", "GSLICE figure 16: shares that tune themselves", gslice_control::figure_16),
     ("abacus-14", "Abacus figures 14 and 15: 99% latencies and violations of pairs", abacus::figure_14),
     ("abacus-17", "Abacus figure 17: peak throughput of pairs", abacus::figure_17),

@@ -1,0 +1,439 @@
+//! A run of models that share a device, while it is played.
+
+use std::collections::BTreeMap;
+
+use downbeat_core::device::spatial::{
+    Aimd, BatchControl, MeasuredWindow, ShareReason, Slab, Spatial, SpatialModel, SpatialOutput,
+};
+use downbeat_core::device::{
+    DeviceOutput, DeviceRequest, DeviceScheduler, LaneId, Launch, LaunchId, Layout, ModelSpec, PartitionId,
+    SegmentProfile, SegmentRange, Span, WindowedOptions,
+};
+use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
+use rand::SeedableRng;
+use rand_distr::{Distribution, Normal};
+use rand_pcg::Pcg64;
+
+use super::contended::{Completed, ContendedDevice};
+use super::failure::DeviceFailure;
+use super::limits::{DeviceLimits, Sharing};
+use super::model::EmulatedModel;
+use super::spatial_report::{Ran, SharingReport};
+use super::spatial_run::{BatchedBy, SharedBy, SharingLoad, SharingModel, SpatialRun};
+
+/// The largest batch (GSLICE §3.3.2: 64 requests are tracked).
+const MOST: u32 = 64;
+/// Items that wait for a model at most, in all its streams.
+const QUEUE: u32 = 4 * MOST;
+/// How long a window is whose throughput and latency the division is told.
+const WINDOW: Duration = Duration::from_millis(500);
+
+/// What a model did in the window that is not over.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    busy: Duration,
+    items: u64,
+    arrivals: u64,
+    batches: u32,
+}
+
+struct Running {
+    spec: SharingModel,
+    model: EmulatedModel,
+    report: SharingReport,
+    counted: Counted,
+    /// When its next request comes.
+    next: Time,
+    /// When requests came that are not answered.
+    open: BTreeMap<RequestId, Time>,
+    /// Of its arrivals: the same whoever shares the device, and how.
+    rng: Pcg64,
+    /// When lanes for it are ready, and in which partition.
+    preparing: Option<(Time, PartitionId)>,
+    /// Lanes that stand by.
+    standby: Option<PartitionId>,
+    partition: PartitionId,
+    is_here: bool,
+}
+
+/// Who limits batches.
+enum Control {
+    Spatial(Spatial),
+    Batches(BTreeMap<ModelId, BatchControl>),
+}
+
+pub(super) struct Play {
+    scheduler: DeviceScheduler,
+    device: ContendedDevice,
+    control: Control,
+    models: Vec<Running>,
+    /// Launches under way, by the device's token: which, and since when.
+    flights: BTreeMap<u64, (Launch, Time)>,
+    partitions: u32,
+    requests: u64,
+    noise: Option<Normal<f64>>,
+    rng: Pcg64,
+}
+
+impl Play {
+    pub(super) fn new(run: &SpatialRun) -> Self {
+        let limits = run.platform.limits();
+        let sharing = if run.shared == SharedBy::Turns { Sharing::TimeSliced } else { limits.sharing };
+        let mut device = ContendedDevice::new(DeviceLimits { sharing, ..limits }, 0);
+        let shares = if let SharedBy::Shares(shares) = &run.shared { &shares[..] } else { &[limits.units] };
+        for (partition, units) in shares.iter().enumerate() {
+            device.set_units(Time::ZERO, partition, *units);
+        }
+        let control = match &run.shared {
+            SharedBy::Gslice(options) => Control::Spatial(Spatial::new(*options)),
+            _ => Control::Batches(BTreeMap::new()),
+        };
+        let running = |(index, spec): (usize, &SharingModel)| Running {
+            spec: *spec,
+            model: EmulatedModel::new(spec.architecture, run.platform),
+            report: SharingReport::default(),
+            counted: Counted::default(),
+            next: spec.from,
+            open: BTreeMap::new(),
+            rng: Pcg64::seed_from_u64(run.seed.wrapping_mul(1 << 16).wrapping_add(index as u64 + 1)),
+            preparing: None,
+            standby: None,
+            partition: PartitionId(if shares.len() > 1 { index as u32 } else { 0 }),
+            is_here: false,
+        };
+        let mut scheduler = DeviceScheduler::new();
+        // Partitions that are asked for are added.
+        let layout = Layout { shared_lanes: vec![0; shares.len()] };
+        scheduler.handle_layout(Time::ZERO, &layout).unwrap_or_default();
+        Play {
+            scheduler,
+            device,
+            control,
+            models: run.models.iter().enumerate().map(running).collect(),
+            flights: BTreeMap::new(),
+            partitions: shares.len() as u32,
+            requests: 0,
+            noise: Normal::new(1.0, run.platform.noise).ok(),
+            rng: Pcg64::seed_from_u64(run.seed),
+        }
+    }
+
+    /// Goes on until the end: what came of each model, by number.
+    pub(super) fn run(mut self, end: Time) -> Result<Vec<SharingReport>, DeviceFailure> {
+        let mut window = Time::ZERO + WINDOW;
+        let mut now = Time::ZERO;
+        while now < end {
+            self.come_and_go(now)?;
+            self.prepared(now);
+            for completed in self.device.advance(now) {
+                if let Completed::Launch { token, .. } = completed {
+                    self.complete(now, token);
+                }
+            }
+            if now >= window {
+                window = now + WINDOW;
+                self.window();
+            }
+            if let Control::Spatial(spatial) = &mut self.control {
+                spatial.handle_timeout(now);
+            }
+            self.obey(now)?;
+            self.arrive(now);
+            now = self.next(now).min(window).min(end);
+        }
+        Ok(self.models.into_iter().map(|running| running.report).collect())
+    }
+
+    /// What the division calls a model, and the scheduler its first stream.
+    fn id(index: usize) -> ModelId {
+        ModelId(index as u32)
+    }
+
+    /// What the scheduler calls a model's streams.
+    fn streams(&self, index: usize) -> impl Iterator<Item = ModelId> + use<> {
+        let (count, streams) = (self.models.len(), self.models[index].spec.streams as usize);
+        (0..streams).map(move |stream| Self::id(index + stream * count))
+    }
+
+    /// Whose stream that is.
+    fn index(&self, stream: ModelId) -> usize {
+        stream.0 as usize % self.models.len()
+    }
+
+    fn next(&self, now: Time) -> Time {
+        let models = self.models.iter().flat_map(|running| {
+            let SharingModel { from, until, .. } = running.spec;
+            let preparing = running.preparing.map(|(at, _)| at);
+            [Some(from), Some(until), Some(running.next).filter(|_| running.is_here), preparing]
+        });
+        let timeout = match &self.control {
+            Control::Spatial(spatial) => spatial.poll_timeout().map(|(at, _)| at),
+            Control::Batches(_) => None,
+        };
+        let all = models.flatten().chain(timeout).filter(|at| *at > now);
+        all.chain(self.device.next_event()).min().unwrap_or(Time::MAX)
+    }
+
+    fn come_and_go(&mut self, now: Time) -> Result<(), DeviceFailure> {
+        for index in 0..self.models.len() {
+            let (id, running) = (Self::id(index), &mut self.models[index]);
+            let is_due = running.spec.from <= now && now < running.spec.until;
+            if is_due == running.is_here {
+                continue;
+            }
+            running.is_here = is_due;
+            let (SharingModel { slo, knee, batch, .. }, partition) = (running.spec, running.partition);
+            let batch = match batch {
+                BatchedBy::Fixed(rows) => BatchControl::Fixed(rows),
+                BatchedBy::Slab => BatchControl::Slab(Slab::new(slo, MOST)),
+                BatchedBy::Aimd => BatchControl::Aimd(Aimd::new(slo, MOST)),
+            };
+            if !is_due {
+                (running.preparing, running.standby) = (None, None);
+                // Of a policy that takes no more than it is told: no partition is in the way.
+                for stream in self.streams(index) {
+                    self.scheduler.handle_model(now, stream, None).unwrap_or_default();
+                }
+            }
+            match &mut self.control {
+                Control::Spatial(spatial) => {
+                    spatial.handle_model(now, id, is_due.then_some(SpatialModel { slo, knee, batch }));
+                }
+                Control::Batches(batches) if is_due => {
+                    let rows = batch.limit();
+                    batches.insert(id, batch);
+                    self.add(now, index, partition)?;
+                    self.limit(now, index, rows);
+                }
+                Control::Batches(batches) => drop(batches.remove(&id)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings a model onto the device.
+    fn add(&mut self, now: Time, index: usize, partition: PartitionId) -> Result<(), DeviceFailure> {
+        let units = self.device.units(partition.0 as usize);
+        let running = &mut self.models[index];
+        let times = (1..=MOST).map(|rows| running.model.time_on(rows, 64, units)).collect();
+        let profile = SegmentProfile::new(vec![0], &[vec![LatencyProfile::from_table(times)?]])?;
+        let options = WindowedOptions {
+            profile,
+            max_batch: MOST,
+            window: Duration::ZERO,
+            fill: false,
+            drop: false,
+            queue_bound: QUEUE / running.spec.streams,
+            ahead: 0,
+        };
+        running.partition = partition;
+        running.report.shares.push((now, units));
+        for stream in self.streams(index) {
+            let model = ModelSpec::new(&options, partition).build().map_err(failed)?;
+            self.scheduler.handle_model(now, stream, Some(model)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn limit(&mut self, now: Time, index: usize, rows: u32) {
+        self.models[index].report.limits.push((now, rows));
+        self.streams(index).for_each(|stream| self.scheduler.handle_limit(now, stream, rows));
+    }
+
+    /// Lanes that are ready.
+    fn prepared(&mut self, now: Time) {
+        for index in 0..self.models.len() {
+            let Some((_, partition)) = self.models[index].preparing.take_if(|(at, _)| *at <= now) else { continue };
+            self.models[index].standby = Some(partition);
+            self.streams(index).for_each(|stream| self.scheduler.handle_prepared(now, stream, Ok(())));
+            if let Control::Spatial(spatial) = &mut self.control {
+                spatial.handle_prepared(now, Self::id(index), true);
+            }
+        }
+    }
+
+    /// Does what the division says.
+    fn obey(&mut self, now: Time) -> Result<(), DeviceFailure> {
+        while let Control::Spatial(spatial) = &mut self.control
+            && let Some(output) = spatial.poll_output()
+        {
+            match output {
+                SpatialOutput::Prepare { model, units, reason } => {
+                    self.prepare(now, model.0 as usize, units, reason)?
+                }
+                SpatialOutput::Switch { model, .. } => {
+                    let index = model.0 as usize;
+                    let Some(partition) = self.models[index].standby.take() else { continue };
+                    if self.scheduler.lanes(model).is_empty() {
+                        self.add(now, index, partition)?;
+                        let rows = self.models[index].report.limits.last().map_or(1, |(_, rows)| *rows);
+                        self.streams(index).for_each(|stream| self.scheduler.handle_limit(now, stream, rows));
+                    } else {
+                        for stream in self.streams(index) {
+                            self.scheduler.handle_switch(now, stream);
+                        }
+                        let units = self.device.units(partition.0 as usize);
+                        let running = &mut self.models[index];
+                        running.report.shares.push((now, units));
+                        running.partition = partition;
+                    }
+                }
+                SpatialOutput::Limit { model, rows } => self.limit(now, model.0 as usize, rows),
+                SpatialOutput::Discard { model } => {
+                    let index = model.0 as usize;
+                    self.models[index].standby = None;
+                    for stream in self.streams(index) {
+                        self.scheduler.handle_move(now, stream, self.models[index].partition).unwrap_or_default();
+                    }
+                }
+                SpatialOutput::NoRoom { model } => {
+                    return Err(DeviceFailure(format!("the device has no share for {model}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, now: Time, index: usize, units: u32, reason: ShareReason) -> Result<(), DeviceFailure> {
+        let (id, partition) = (Self::id(index), PartitionId(self.partitions));
+        self.partitions += 1;
+        self.device.set_units(now, partition.0 as usize, units);
+        let layout = Layout { shared_lanes: vec![0; self.partitions as usize] };
+        self.scheduler.handle_layout(now, &layout).map_err(failed)?;
+        self.models[index].report.asked.push((now, units, reason));
+        self.models[index].standby = None;
+        if self.scheduler.lanes(id).is_empty() {
+            // It comes when it is loaded.
+            self.models[index].standby = Some(partition);
+            if let Control::Spatial(spatial) = &mut self.control {
+                spatial.handle_prepared(now, id, true);
+            }
+            return Ok(());
+        }
+        self.models[index].preparing = Some((now + self.models[index].spec.prepares, partition));
+        for stream in self.streams(index) {
+            self.scheduler.handle_move(now, stream, partition).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Requests that come now.
+    fn arrive(&mut self, now: Time) {
+        for index in 0..self.models.len() {
+            if !self.models[index].is_here {
+                continue;
+            }
+            if self.models[index].spec.load == SharingLoad::Busy {
+                self.fill(now, index);
+                continue;
+            }
+            while self.models[index].next <= now {
+                let running = &mut self.models[index];
+                let at = running.next;
+                running.next = at + running.spec.load.gap(&mut running.rng);
+                running.counted.arrivals += 1;
+                running.report.arrived.push(at);
+                let waits = |stream: &ModelId| {
+                    let stats = self.scheduler.stats(*stream);
+                    stats.waiting + stats.running
+                };
+                if let Some(stream) = self.streams(index).min_by_key(waits)
+                    && let Some(id) = self.request(now, stream)
+                {
+                    self.models[index].open.insert(id, at);
+                }
+            }
+        }
+        self.carry_out(now);
+    }
+
+    /// More waits than a batch takes.
+    fn fill(&mut self, now: Time, index: usize) {
+        self.models[index].next = Time::MAX;
+        for stream in self.streams(index) {
+            while self.scheduler.stats(stream).waiting < MOST && self.request(now, stream).is_some() {}
+        }
+    }
+
+    /// `None`: it is refused, as the queue is full or the model has no lanes yet.
+    fn request(&mut self, now: Time, model: ModelId) -> Option<RequestId> {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        let request = DeviceRequest { id, model, deadline: Time::MAX, size: 1, length: 0 };
+        self.scheduler.handle_request(now, &request).is_ok().then_some(id)
+    }
+
+    fn carry_out(&mut self, now: Time) {
+        while let Some(output) = self.scheduler.poll_output() {
+            if let DeviceOutput::Launch(launch) = output {
+                self.launch(now, launch);
+            }
+        }
+    }
+
+    fn launch(&mut self, now: Time, launch: Launch) {
+        let index = self.index(launch.model);
+        let running = &mut self.models[index];
+        let partition = self.scheduler.lane(launch.lane).map_or(0, |lane| lane.partition.0 as usize);
+        let segments = SegmentRange::new(0, running.model.segment_count());
+        let mut work = running.model.work(segments, launch.rows, 64, self.device.units(partition));
+        let factor = self.noise.as_ref().map_or(1.0, |noise| noise.sample(&mut self.rng).max(0.01));
+        for kernel in &mut work.kernels {
+            kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
+        }
+        if running.spec.copied {
+            let (bytes, limits) = (running.model.item_bytes(0).0 * u64::from(launch.rows), running.model.limits());
+            let takes = Duration::from_secs_f64(bytes as f64 / limits.copy_bytes_per_second);
+            work.overhead += limits.copy_fixed + takes;
+        }
+        let (LaunchId(token), LaneId(lane)) = (launch.id, launch.lane);
+        self.flights.insert(token, (launch, now));
+        self.device.launch_in(now, partition, LaneId(lane), token, work);
+    }
+
+    fn complete(&mut self, now: Time, token: u64) {
+        let Some((launch, start)) = self.flights.remove(&token) else { return };
+        let (index, rows, took) = (self.index(launch.model), launch.rows, now.since(start));
+        let (id, running) = (Self::id(index), &mut self.models[index]);
+        let answered = launch.members.iter().filter_map(|member| running.open.remove(member));
+        running.report.answered.extend(answered.map(|at| (at, now.since(at))));
+        running.report.ran.push(Ran { end: now, rows, took });
+        running.counted.busy += took;
+        running.counted.items += u64::from(rows);
+        running.counted.batches += 1;
+        match &mut self.control {
+            Control::Spatial(spatial) => spatial.handle_batch(now, id, rows, took),
+            Control::Batches(batches) => {
+                if let Some(batch) = batches.get_mut(&id) {
+                    let before = batch.limit();
+                    let _ = batch.handle_batch(rows, took);
+                    let rows = batch.limit();
+                    if rows != before {
+                        self.limit(now, index, rows);
+                    }
+                }
+            }
+        }
+        // Before the next launch.
+        self.obey(now).unwrap_or_default();
+        self.scheduler.handle_completion(now, launch.id, Span { start, end: now }, &[]);
+        self.carry_out(now);
+    }
+
+    /// A window is over.
+    fn window(&mut self) {
+        let Control::Spatial(spatial) = &mut self.control else { return };
+        for (index, running) in self.models.iter_mut().enumerate().filter(|(_, running)| running.is_here) {
+            let Counted { busy, items, arrivals, batches } = std::mem::take(&mut running.counted);
+            let arrivals = (running.spec.load != SharingLoad::Busy).then_some(arrivals);
+            let latency = Duration::from_nanos(busy.as_nanos() / u64::from(batches.max(1)));
+            // Streams run side by side.
+            let busy = Duration::from_nanos(busy.as_nanos() / u64::from(running.spec.streams));
+            spatial.handle_window(Self::id(index), &MeasuredWindow { span: WINDOW, busy, items, arrivals, latency });
+        }
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> DeviceFailure {
+    DeviceFailure(error.to_string())
+}

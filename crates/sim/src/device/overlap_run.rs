@@ -115,7 +115,8 @@ impl OverlapInputs {
         if self == OverlapInputs::Any { (ROWS[3], LENGTHS[3]) } else { (ROWS[0], LENGTHS[0]) }
     }
 
-    fn draw(self, rng: &mut Pcg64) -> (u32, u32) {
+    /// Items and length of a query.
+    pub(super) fn draw(self, rng: &mut Pcg64) -> (u32, u32) {
         match self {
             OverlapInputs::Any => (ROWS[rng.random_range(0..4)], LENGTHS[rng.random_range(0..4)]),
             OverlapInputs::Smallest => self.largest(),

@@ -132,3 +132,44 @@ fn what_cannot_run_says_why() {
     assert!(run(vec![Architecture::Vgg16], 0.0).is_err());
     assert!(run(vec![Architecture::Vgg16], 10.0).is_ok());
 }
+
+#[test]
+fn section_5_4_samples_are_groups_as_the_controller_makes_them() {
+    let samples = OverlapSample::draw(Platform::A100_CUDNN, 20, 5).unwrap();
+    assert_eq!(samples.len(), 21 * 20);
+    let layout = OverlapSample::layout();
+    for OverlapSample { features, takes_ms, pair } in &samples {
+        let (one, other) = OverlapSample::pairs()[*pair];
+        assert!(features[one] == 1.0 && features[other] == 1.0 && features[..7].iter().sum::<f32>() == 2.0);
+        let is_done = |slot: usize, model: usize| {
+            let (first, end) = (features[7 + 4 * slot], features[8 + 4 * slot]);
+            assert!(first < end, "{features:?}");
+            end == f32::from(layout.models[model].operators)
+        };
+        let done = [is_done(0, one), is_done(1, other)];
+        assert!(done[0] || done[1], "one of them is done: {features:?}");
+        assert!(*takes_ms > 0.0);
+    }
+    assert_eq!(samples, OverlapSample::draw(Platform::A100_CUDNN, 20, 5).unwrap(), "by the seed alone");
+}
+
+#[test]
+fn figure_10_a_perceptron_predicts_what_a_line_cannot() {
+    let samples = OverlapSample::draw(Platform::A100_CUDNN, 60, 1).unwrap();
+    let (test, training): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(index, _)| index % 5 == 0);
+    let [test, training] = [test, training].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<_>>());
+    let (mlp, line) = (train_mlp(&training, 30, 1).unwrap(), train_linear(&training));
+    let off = error(test.iter().copied(), |x| f64::from(mlp.infer(x)[0]));
+    let off_line = error(test.iter().copied(), |x| linear(&line, x));
+    assert!(off < 0.25 && off_line > 0.25 && off < 0.5 * off_line, "perceptron {off:.3}, line {off_line:.3}");
+    assert_eq!(mlp, train_mlp(&training, 30, 1).unwrap(), "by the seed alone");
+}
+
+#[test]
+fn a_line_is_found_where_there_is_one() {
+    let sample =
+        |x: f32, y: f32| OverlapSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), pair: 0 };
+    let samples: Vec<_> = (0..40).map(|index| sample((index % 7) as f32, (index % 5) as f32)).collect();
+    let line = train_linear(&samples.iter().collect::<Vec<_>>());
+    assert!(error(&samples, |x| linear(&line, x)) < 1e-3, "{line:?}");
+}

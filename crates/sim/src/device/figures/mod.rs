@@ -1,6 +1,7 @@
 //! The tables and figures of the papers on the emulated device.
 
 mod abacus;
+mod abacus_predictors;
 mod device_model;
 mod dvabatch;
 mod e2bird;
@@ -56,7 +57,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 35] = [
+const NAMES: [(&str, &str, Maker); 36] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -93,6 +94,7 @@ const NAMES: [(&str, &str, Maker); 35] = [
     ("gslice-15", "GSLICE figure 15: models come and go", gslice_control::figure_15),
     ("gslice-slo", "GSLICE: who answers in time, by mix, load and mode", gslice_modes::attainment),
     ("gslice-16", "GSLICE figure 16: shares that tune themselves", gslice_control::figure_16),
+    ("abacus-10", "Abacus figure 10: how far predictors are off", abacus_predictors::figure_10),
     ("abacus-14", "Abacus figures 14 and 15: 99% latencies and violations of pairs", abacus::figure_14),
     ("abacus-17", "Abacus figure 17: peak throughput of pairs", abacus::figure_17),
     ("abacus-18", "Abacus figure 18: 99% latencies and violations of three and four models", abacus::figure_18),

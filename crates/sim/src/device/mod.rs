@@ -90,7 +90,7 @@ pub use oracle::Oracle;
 pub use overlap_report::OverlapReport;
 pub use overlap_run::{OverlapInputs, OverlapRun, OverlapServing};
 pub use overlap_samples::OverlapSample;
-pub use overlap_training::{error, linear, train_linear, train_mlp};
+pub use overlap_training::{mean_error, predict_linear, train_linear, train_mlp};
 pub use platform::{Platform, TILE};
 pub use policy::{DevicePolicyName, Diversity, Tuning};
 pub use random::{RandomDeviceWorkload, RandomModel};

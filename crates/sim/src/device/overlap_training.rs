@@ -175,13 +175,13 @@ pub fn train_linear(samples: &[&OverlapSample]) -> Vec<f64> {
 }
 
 /// What a linear regression says of features.
-pub fn linear(coefficients: &[f64], features: &[f32]) -> f64 {
+pub fn predict_linear(coefficients: &[f64], features: &[f32]) -> f64 {
     let (constant, rest) = coefficients.split_first().unwrap_or((&0.0, &[]));
     constant + rest.iter().zip(features).map(|(factor, x)| factor * f64::from(*x)).sum::<f64>()
 }
 
 /// Mean absolute error as a share of what groups take (Abacus equation 1).
-pub fn error<'a>(samples: impl IntoIterator<Item = &'a OverlapSample>, predict: impl Fn(&[f32]) -> f64) -> f64 {
+pub fn mean_error<'a>(samples: impl IntoIterator<Item = &'a OverlapSample>, predict: impl Fn(&[f32]) -> f64) -> f64 {
     let one = |sample: &OverlapSample| (predict(&sample.features) / sample.takes_ms - 1.0).abs();
     let (sum, count) = samples.into_iter().fold((0.0, 0.0), |(sum, count), sample| (sum + one(sample), count + 1.0));
     sum / count

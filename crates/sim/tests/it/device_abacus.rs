@@ -159,8 +159,8 @@ fn figure_10_a_perceptron_predicts_what_a_line_cannot() {
     let (test, training): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(index, _)| index % 5 == 0);
     let [test, training] = [test, training].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<_>>());
     let (mlp, line) = (train_mlp(&training, 30, 1).unwrap(), train_linear(&training));
-    let off = error(test.iter().copied(), |x| f64::from(mlp.infer(x)[0]));
-    let off_line = error(test.iter().copied(), |x| linear(&line, x));
+    let off = mean_error(test.iter().copied(), |x| f64::from(mlp.infer(x)[0]));
+    let off_line = mean_error(test.iter().copied(), |x| predict_linear(&line, x));
     assert!(off < 0.25 && off_line > 0.25 && off < 0.5 * off_line, "perceptron {off:.3}, line {off_line:.3}");
     assert_eq!(mlp, train_mlp(&training, 30, 1).unwrap(), "by the seed alone");
 }
@@ -171,5 +171,5 @@ fn a_line_is_found_where_there_is_one() {
         |x: f32, y: f32| OverlapSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), pair: 0 };
     let samples: Vec<_> = (0..40).map(|index| sample((index % 7) as f32, (index % 5) as f32)).collect();
     let line = train_linear(&samples.iter().collect::<Vec<_>>());
-    assert!(error(&samples, |x| linear(&line, x)) < 1e-3, "{line:?}");
+    assert!(mean_error(&samples, |x| predict_linear(&line, x)) < 1e-3, "{line:?}");
 }

@@ -3,7 +3,7 @@
 use downbeat_core::device::overlap::Mlp;
 
 use super::{DeviceFailure, Figure, FigureOptions, head, mean};
-use crate::device::{ABACUS_MODELS, OverlapSample, Platform, error, linear, train_linear, train_mlp};
+use crate::device::{ABACUS_MODELS, OverlapSample, Platform, mean_error, predict_linear, train_linear, train_mlp};
 
 /// How often the samples are gone through.
 const EPOCHS: u32 = 60;
@@ -44,18 +44,18 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
             |all: &[&'_ OverlapSample]| all.iter().copied().filter(|s| s.pair == pair).cloned().collect::<Vec<_>>();
         let (own, tested) = (of_pair(&training), of_pair(&test));
         let own_line = train_linear(&own.iter().collect::<Vec<_>>());
-        let off_own = error(&tested, |x| linear(&own_line, x));
+        let off_own = mean_error(&tested, |x| predict_linear(&own_line, x));
         of_pairs.push(off_own);
         let mut cells = vec![
             format!("{}, {}", ABACUS_MODELS[*a], ABACUS_MODELS[*b]),
             tested.len().to_string(),
             format!("{:.1}", mean(tested.iter().map(|sample| sample.takes_ms))),
-            percent(error(&tested, says(&mlp))),
-            percent(error(&tested, |x| linear(&one, x))),
+            percent(mean_error(&tested, says(&mlp))),
+            percent(mean_error(&tested, |x| predict_linear(&one, x))),
             percent(off_own),
         ];
         if UNSEEN.contains(&(*a, *b)) {
-            let off = (error(&tested, says(&blind)), error(&tested, |x| linear(&blind_line, x)));
+            let off = (mean_error(&tested, says(&blind)), mean_error(&tested, |x| predict_linear(&blind_line, x)));
             left_out.push(off);
             cells.extend([percent(off.0), percent(off.1)]);
         }
@@ -65,8 +65,8 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
         "all".to_owned(),
         test.len().to_string(),
         format!("{:.1}", mean(test.iter().map(|sample| sample.takes_ms))),
-        percent(error(test.iter().copied(), says(&mlp))),
-        percent(error(test.iter().copied(), |x| linear(&one, x))),
+        percent(mean_error(test.iter().copied(), says(&mlp))),
+        percent(mean_error(test.iter().copied(), |x| predict_linear(&one, x))),
         percent(mean(of_pairs.into_iter())),
         percent(mean(left_out.iter().map(|(mlp, _)| *mlp))),
         percent(mean(left_out.iter().map(|(_, line)| *line))),

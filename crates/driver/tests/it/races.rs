@@ -326,10 +326,12 @@ impl Logs {
             let context = format!("seed {seed}, {machine:?} of {shards} shards");
             let replayed = journal::replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_eq!(replayed.divergence, None, "{context}: {replayed:?}");
-            assert_eq!(*ended, self.most < usize::MAX, "{context}");
+            // What is less than a buffer (64 KiB) comes at the end, in one piece, which no sink has refused.
+            assert!(*ended == (self.most < usize::MAX) || bytes.len() < 64 << 10, "{context}");
             let (_, entries) = journal::read(bytes).unwrap();
             logged += entries.filter(|entry| is_dispatch(&entry.as_ref().unwrap().record)).count() as u64;
         }
+        assert_eq!(logs.iter().any(|log| log.ended), self.most < usize::MAX, "seed {seed}");
         if self.most == usize::MAX {
             assert_eq!(logged, dispatched, "seed {seed}, {shards} shards: every dispatch is in a log");
         } else {

@@ -14,18 +14,29 @@ pub struct Occupancy {
     weights: Box<[f64]>,
     /// By partition: its CPUs, where several have some in common.
     cpus: Option<Box<[CoreSet]>>,
+    /// By partition: those that have something in common with it, itself among them.
+    beside: Box<[Box<[usize]>]>,
     running: Mutex<Running>,
 }
 
 struct Running {
-    /// By partition: launches that run.
+    /// By partition: launches that run there.
     launches: Box<[u32]>,
-    /// By partition: several ran at a time since none did.
-    crowded: Box<[bool]>,
-    /// By partition: what models have had of it.
-    uses: Box<[DeviceUse]>,
+    /// By partition: what runs on something of it.
+    reach: Box<[Reach]>,
     /// Until when the busy time is counted.
     counted: Time,
+}
+
+/// What runs on a partition, or on one that has something in common with it.
+#[derive(Default)]
+struct Reach {
+    /// Launches that run.
+    launches: u32,
+    /// Several ran at a time since none did.
+    crowded: bool,
+    /// What models have had of it.
+    used: DeviceUse,
 }
 
 impl Occupancy {
@@ -39,45 +50,50 @@ impl Occupancy {
         let cpus: Option<Box<[CoreSet]>> = parts.iter().map(|part| part.share.cores().copied()).collect();
         let union = |cpus: &[CoreSet]| cpus.iter().fold(CoreSet::default(), |all, cpus| all.with(*cpus)).len();
         let cpus = cpus.filter(|cpus| union(cpus) < cpus.iter().map(CoreSet::len).sum());
-        let (launches, crowded) = (vec![0; weights.len()].into(), vec![false; weights.len()].into());
-        let uses = weights.iter().map(|_| DeviceUse::default()).collect();
-        Occupancy {
-            metrics,
-            weights,
-            cpus,
-            running: Mutex::new(Running { launches, crowded, uses, counted: Time::ZERO }),
-        }
+        let meet = |a: usize, b: usize| {
+            a == b || cpus.as_ref().is_some_and(|cpus| cpus[a].with(cpus[b]).len() < cpus[a].len() + cpus[b].len())
+        };
+        let partitions = 0..weights.len();
+        let beside = partitions.clone().map(|a| partitions.clone().filter(|b| meet(a, *b)).collect()).collect();
+        let reach = partitions.map(|_| Reach::default()).collect();
+        let launches = vec![0; weights.len()].into();
+        let running = Mutex::new(Running { launches, reach, counted: Time::ZERO });
+        Occupancy { metrics, weights, cpus, beside, running }
     }
 
     /// A launch of a model begins.
     pub fn begin(&self, now: Time, partition: PartitionId, model: ModelId) {
-        self.change(now, partition, |running, crowded, used| {
-            *running += 1;
-            *crowded = *running > 1;
-            used.begin(now, model);
+        let mut running = self.running.lock();
+        self.count(&mut running, now, partition, |launches| launches + 1);
+        self.reach(&mut running, partition, |reach| {
+            reach.launches += 1;
+            reach.crowded = reach.launches > 1;
+            reach.used.begin(now, model);
         });
     }
 
-    /// It has ended; says whether it surely had the partition for itself.
+    /// It has ended; says whether it surely had the partition for itself, and what others have in common with it.
     pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) -> bool {
-        let mut alone = false;
-        self.change(now, partition, |running, crowded, used| {
-            alone = *running == 1 && !*crowded;
-            *running = running.saturating_sub(1);
-            used.end(now, model);
+        let mut running = self.running.lock();
+        self.count(&mut running, now, partition, |launches| launches.saturating_sub(1));
+        let own = running.reach.get(partition.0 as usize);
+        let alone = own.is_some_and(|reach| reach.launches == 1 && !reach.crowded);
+        self.reach(&mut running, partition, |reach| {
+            reach.launches = reach.launches.saturating_sub(1);
+            reach.used.end(now, model);
         });
         alone
     }
 
-    /// How long a partition has been busy for other models by now.
+    /// How long a partition, or something of it, has been busy for other models by now.
     pub fn others(&self, now: Time, partition: PartitionId, model: ModelId) -> Duration {
         let mut running = self.running.lock();
-        running.uses.get_mut(partition.0 as usize).map_or(Duration::ZERO, |used| used.others(now, model))
+        running.reach.get_mut(partition.0 as usize).map_or(Duration::ZERO, |reach| reach.used.others(now, model))
     }
 
     /// A model has gone.
     pub fn forget(&self, model: ModelId) {
-        self.running.lock().uses.iter_mut().for_each(|used| used.forget(model));
+        self.running.lock().reach.iter_mut().for_each(|reach| reach.used.forget(model));
     }
 
     /// How much of the device is at work where so many launches run in each partition.
@@ -96,22 +112,25 @@ impl Occupancy {
         at_work.len() as f64 / all.len().max(1) as f64
     }
 
-    fn change(&self, now: Time, partition: PartitionId, change: impl FnOnce(&mut u32, &mut bool, &mut DeviceUse)) {
-        let mut running = self.running.lock();
-        let Running { launches, crowded, uses, counted } = &mut *running;
-        let share = self.at_work(launches);
+    /// Counts the busy time until now, from when on another number of launches runs in a partition.
+    fn count(&self, running: &mut Running, now: Time, partition: PartitionId, change: impl FnOnce(u32) -> u32) {
+        let share = self.at_work(&running.launches);
         if share > 0.0 {
             // Counted as it goes: there may always be another that runs.
-            self.metrics.busy.inc_by(now.since(*counted).as_secs_f64() * share);
+            self.metrics.busy.inc_by(now.since(running.counted).as_secs_f64() * share);
         }
-        *counted = now.max(*counted);
-        let index = partition.0 as usize;
-        if let (Some(launches), Some(crowded), Some(used)) =
-            (launches.get_mut(index), crowded.get_mut(index), uses.get_mut(index))
-        {
-            change(launches, crowded, used);
+        running.counted = now.max(running.counted);
+        if let Some(launches) = running.launches.get_mut(partition.0 as usize) {
+            *launches = change(*launches);
         }
-        self.metrics.running.set(launches.iter().map(|launches| i64::from(*launches)).sum());
+        self.metrics.running.set(running.launches.iter().map(|launches| i64::from(*launches)).sum());
+    }
+
+    /// For the partitions that have something in common with one.
+    fn reach(&self, running: &mut Running, partition: PartitionId, mut tell: impl FnMut(&mut Reach)) {
+        for index in self.beside.get(partition.0 as usize).into_iter().flatten() {
+            tell(&mut running.reach[*index]);
+        }
     }
 }
 
@@ -134,6 +153,28 @@ mod tests {
         let occupancy = Occupancy::new(metrics.device(0), &[part("0", 1), part("1", 1), part("0-1", 2)]);
         let at_work = |launches: [u32; 3]| occupancy.at_work(&launches);
         assert_eq!([at_work([0; 3]), at_work([2, 0, 0]), at_work([1, 1, 0]), at_work([1, 0, 1])], [0.0, 0.5, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn what_runs_in_a_partition_that_has_a_core_in_common_is_beside_it() {
+        let part =
+            |cpus: &str| Part { share: Share::Cores(cpus.parse().unwrap()), threads: 1, units: 1, size: String::new() };
+        let metrics = Metrics::new().unwrap();
+        let occupancy = Occupancy::new(metrics.device(0), &[part("0"), part("1"), part("0-1")]);
+        let [first, second, both] = [0, 1, 2].map(PartitionId);
+        let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        occupancy.begin(at(100), first, ModelId(0));
+        occupancy.begin(at(100), second, ModelId(1));
+        assert!(occupancy.end(at(200), first, ModelId(0)), "the other has the other core");
+        occupancy.begin(at(300), both, ModelId(2));
+        assert!(!occupancy.end(at(400), second, ModelId(1)), "it had to share its core");
+        assert!(!occupancy.end(at(500), both, ModelId(2)), "so had the one that shared it");
+        assert_eq!(
+            occupancy.others(at(500), both, ModelId(2)),
+            Duration::from_nanos(250_000_000),
+            "half of it while both ran"
+        );
+        assert_eq!(occupancy.others(at(500), first, ModelId(0)), Duration::from_nanos(200_000_000));
     }
 
     #[test]

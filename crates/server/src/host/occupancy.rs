@@ -50,9 +50,7 @@ impl Occupancy {
         let cpus: Option<Box<[CoreSet]>> = parts.iter().map(|part| part.share.cores().copied()).collect();
         let union = |cpus: &[CoreSet]| cpus.iter().fold(CoreSet::default(), |all, cpus| all.with(*cpus)).len();
         let cpus = cpus.filter(|cpus| union(cpus) < cpus.iter().map(CoreSet::len).sum());
-        let meet = |a: usize, b: usize| {
-            a == b || cpus.as_ref().is_some_and(|cpus| cpus[a].with(cpus[b]).len() < cpus[a].len() + cpus[b].len())
-        };
+        let meet = |a: usize, b: usize| a == b || cpus.as_ref().is_some_and(|cpus| !cpus[a].common(cpus[b]).is_empty());
         let partitions = 0..weights.len();
         let beside = partitions.clone().map(|a| partitions.clone().filter(|b| meet(a, *b)).collect()).collect();
         let reach = partitions.map(|_| Reach::default()).collect();

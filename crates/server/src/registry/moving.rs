@@ -85,8 +85,9 @@ impl Registry {
         let Some(entry) = entry else { return Err(self.why_not_served(name)) };
         // What is loaded meanwhile would come to where the model was.
         let _busy = entry.busy.lock().await;
-        let (served, partitions) = (self.served(name)?, self.loader.partitions());
         let invalid = |reason: String| ServiceError::InvalidArgument(format!("model '{name}': {reason}"));
+        let served = self.serving.get(name).ok_or_else(|| invalid("it is not in service; load it first".to_owned()))?;
+        let partitions = self.loader.partitions();
         let to = match (partition.map(|partition| partition as usize), partitions.parts.len()) {
             (_, 0) => return Err(invalid("the devices are not divided ([device] partitions)".to_owned())),
             (Some(to), count) if to >= count => {

@@ -220,7 +220,8 @@ impl DeviceRehearser {
         // As arrivals are told: without what was left out.
         let now = Time::ZERO + clock.now().since(Time::ZERO + trials.feed.skipped());
         changes.into_iter().for_each(|change| trials.change(now, change));
-        std::iter::from_fn(|| runs.pop()).for_each(|(model, share)| trials.of(model, |group| group.ran(model, share)));
+        std::iter::from_fn(|| runs.pop())
+            .for_each(|(model, share)| trials.of(model, |group| group.rehearsal.ran(model, share)));
         let (lost, skipped) = (trials.feed.lost(), trials.feed.skipped());
         trials.feed.set_open(arrivals, trials.have_choice(), || clock.now());
         for event in trials.feed.take(arrivals, || clock.now()) {
@@ -316,10 +317,6 @@ impl Group {
         rehearsal.set_wake_margin(WAKE_MARGIN);
         let (slots, models, changing) = Default::default();
         Group { rehearsal, slots, models, changing }
-    }
-
-    fn ran(&mut self, model: ModelId, share: f64) {
-        self.rehearsal.ran(model, share);
     }
 
     fn remove(&mut self, model: ModelId) {

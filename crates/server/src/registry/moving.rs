@@ -88,23 +88,19 @@ impl Registry {
         let invalid = |reason: String| ServiceError::InvalidArgument(format!("model '{name}': {reason}"));
         let served = self.serving.get(name).ok_or_else(|| invalid("it is not in service; load it first".to_owned()))?;
         let partitions = self.loader.partitions();
-        let to = match (partition.map(|partition| partition as usize), partitions.parts.len()) {
+        let asked = match (partition.map(|partition| partition as usize), partitions.parts.len()) {
             (_, 0) => return Err(invalid("the devices are not divided ([device] partitions)".to_owned())),
             (Some(to), count) if to >= count => {
                 return Err(invalid(format!("there is no partition {to}; they are numbered from 0 to {}", count - 1)));
             }
-            (Some(to), _) => to,
-            (None, _) if !self.shares.is_empty() => 0,
-            (None, _) => match partitions.home(name) {
-                Some(home) => home,
-                None => return Ok(()),
-            },
+            (asked, _) => asked,
         };
         if !self.shares.is_empty() {
-            return self.set_share(name, partition.map(|_| to)).await;
+            return self.set_share(name, asked).await;
         }
+        let Some(to) = asked.or_else(|| partitions.home(name)) else { return Ok(()) };
         move_all(&subjects(&served).collect::<Vec<_>>(), PartitionId(to as u32)).await?;
-        match partition {
+        match asked {
             Some(_) => partitions.set(name, to),
             None => partitions.set_free(name),
         }

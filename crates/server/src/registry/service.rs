@@ -39,7 +39,7 @@ impl Registry {
         )))
     }
 
-    pub(super) fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
+    fn served(&self, name: &str) -> Result<Arc<ServedModel>, ServiceError> {
         self.serving.get(name).ok_or_else(|| self.why_not_served(name))
     }
 

@@ -6,7 +6,7 @@ use downbeat_core::device::overlap::{Overlap, OverlapOptions, OverlapOutput};
 use downbeat_core::device::{DeviceRequest, LaneId, SegmentRange, Span};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use rand::RngExt;
-use rand_distr::{Distribution, Normal};
+use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
 use super::architecture::Architecture;
@@ -138,10 +138,13 @@ impl OverlapRun {
     /// # Errors
     /// As [`Self::models`].
     pub fn targets(&self) -> Result<Vec<Duration>, DeviceFailure> {
+        Ok(self.targets_of(&self.models()?))
+    }
+
+    fn targets_of(&self, models: &[EmulatedModel]) -> Vec<Duration> {
         let (rows, length) = self.inputs.largest();
-        let units = self.platform.units;
-        let target = |model: &EmulatedModel| whole(model, rows, length, units).saturating_mul(2);
-        Ok(self.models()?.iter().map(target).collect())
+        let target = |model| whole(model, rows, length, self.platform.units).saturating_mul(2);
+        models.iter().map(target).collect()
     }
 
     /// Plays it until all queries are answered or dropped.
@@ -152,7 +155,8 @@ impl OverlapRun {
         if self.models.is_empty() {
             return Err(DeviceFailure("queries of no model".to_owned()));
         }
-        let (targets, mut play) = (self.targets()?, Play::new(self)?);
+        let models = self.models()?;
+        let (targets, mut play) = (self.targets_of(&models), Play::new(self, models));
         let mut arrivals = Arrivals::Poisson.stream(self.rate, self.seed, 0)?;
         let mut draws = random(self.seed, 1);
         let (mut sent, mut next) = (0, arrivals.next_arrival());
@@ -192,8 +196,7 @@ fn whole(model: &EmulatedModel, rows: u32, length: u32, units: u32) -> Duration 
 }
 
 impl<'a> Play<'a> {
-    fn new(run: &'a OverlapRun) -> Result<Self, DeviceFailure> {
-        let models = run.models()?;
+    fn new(run: &'a OverlapRun, models: Vec<EmulatedModel>) -> Self {
         let server = match run.serving {
             OverlapServing::Abacus { at_once, worth, bias } => {
                 // What launches deviate by from run to run is the error of an oracle: two deviations of one.
@@ -207,7 +210,7 @@ impl<'a> Play<'a> {
             }
             _ => Server::Queues { waiting: Vec::new(), running: Vec::new() },
         };
-        Ok(Play {
+        Play {
             run,
             device: ContendedDevice::new(run.platform.limits(), models.len()),
             models,
@@ -217,7 +220,7 @@ impl<'a> Play<'a> {
             report: OverlapReport::default(),
             noise: Normal::new(1.0, run.platform.noise).ok(),
             rng: random(run.seed, 2),
-        })
+        }
     }
 
     fn arrive(&mut self, now: Time, id: u64, query: Query) {
@@ -333,9 +336,8 @@ impl<'a> Play<'a> {
         (waits, token): (Duration, u64),
     ) {
         let mut work = self.models[model].work(operators, rows, length, self.run.platform.units);
-        let factor = self.noise.as_ref().map_or(1.0, |noise| noise.sample(&mut self.rng).max(0.01));
-        for kernel in &mut work.kernels {
-            kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
+        if let Some(noise) = &self.noise {
+            work.vary(noise, &mut self.rng);
         }
         work.overhead = Duration::from_nanos(work.overhead.as_nanos() + waits.as_nanos());
         self.device.launch(now, LaneId(model as u32), token, work);

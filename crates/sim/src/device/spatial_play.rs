@@ -11,7 +11,7 @@ use downbeat_core::device::{
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use rand::SeedableRng;
-use rand_distr::{Distribution, Normal};
+use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
 use super::contended::{Completed, ContendedDevice};
@@ -377,9 +377,8 @@ impl Play {
         let partition = self.scheduler.lane(launch.lane).map_or(0, |lane| lane.partition.0 as usize);
         let segments = SegmentRange::new(0, running.model.segment_count());
         let mut work = running.model.work(segments, launch.rows, 64, self.device.units(partition));
-        let factor = self.noise.as_ref().map_or(1.0, |noise| noise.sample(&mut self.rng).max(0.01));
-        for kernel in &mut work.kernels {
-            kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
+        if let Some(noise) = &self.noise {
+            work.vary(noise, &mut self.rng);
         }
         if running.spec.copied {
             let (bytes, limits) = (running.model.item_bytes(0).0 * u64::from(launch.rows), running.model.limits());

@@ -1,6 +1,8 @@
 //! What a launch has to do on a device, and what it takes alone.
 
 use downbeat_core::Duration;
+use rand_distr::{Distribution, Normal};
+use rand_pcg::Pcg64;
 
 use super::limits::DeviceLimits;
 
@@ -42,5 +44,13 @@ impl Work {
             ends.push(issued.max(ready) + kernel.run);
         }
         ends.last().copied().unwrap_or(self.overhead) + self.after
+    }
+
+    /// Has all its kernels take as many times longer or shorter as one draw of the `noise` says: runs of the same launch differ.
+    pub(crate) fn vary(&mut self, noise: &Normal<f64>, rng: &mut Pcg64) {
+        let factor = noise.sample(rng).max(0.01);
+        for kernel in &mut self.kernels {
+            kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
+        }
     }
 }

@@ -7,7 +7,7 @@ use downbeat_core::device::{
     InputSource, LaneId, LaneSpec, Launch, LaunchId, Layout, PartitionId, SegmentRange, Span,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
-use rand_distr::{Distribution, Normal};
+use rand_distr::Normal;
 use rand_pcg::Pcg64;
 
 use super::ledger::{Ending, Failure};
@@ -341,10 +341,7 @@ impl Host {
         let units = self.device.units(self.partition(launch));
         let mut work = self.models[&launch.model].work(launch.segments, launch.computed_rows, launch.length, units);
         if let Some((noise, rng)) = &mut self.noise {
-            let factor = noise.sample(rng).max(0.01);
-            for kernel in &mut work.kernels {
-                kernel.run = Duration::from_secs_f64(kernel.run.as_secs_f64() * factor);
-            }
+            work.vary(noise, rng);
         }
         work
     }

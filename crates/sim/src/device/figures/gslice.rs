@@ -93,7 +93,7 @@ pub(super) fn figure_1(options: &FigureOptions) -> Result<Figure, DeviceFailure>
 /// Throughput by share: of these models and batches, with what the paper has as knee.
 fn shares(cases: &[(Architecture, u32, &str)], note: &str) -> Figure {
     let mut table = vec![head("model | batch | 10% | 20% | 30% | 40% | 60% | 80% | 100% | knee | paper")];
-    let mut drawn = Vec::new();
+    let mut drawn: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for (architecture, batch, paper) in cases {
         let curve = curve(*architecture, *batch);
         let at = |percent: usize| format!("{:.0}", curve[percent / 5 - 1].1);
@@ -104,10 +104,8 @@ fn shares(cases: &[(Architecture, u32, &str)], note: &str) -> Figure {
         let points = curve.iter().map(|(units, throughput)| (percent(*units), *throughput)).collect();
         drawn.push((format!("{architecture}, {batch}"), points));
     }
-    let line = |(name, points): &(String, Vec<(f64, f64)>)| (name.clone(), points.clone());
-    let owned: Vec<_> = drawn.iter().map(line).collect();
     let drawn: Vec<Line<'_>> =
-        owned.iter().map(|(name, points)| Line { name, points: points.clone(), stepped: false }).collect();
+        drawn.iter().map(|(name, points)| Line { name, points: points.clone(), stepped: false }).collect();
     let axis = |label| Axis { label, scale: Scale::Linear };
     let plot = lines("Throughput by share", "Images a second.", &axis("share (%)"), &axis("images/s"), &drawn);
     Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() }

@@ -9,6 +9,7 @@ use downbeat_core::{Duration, Time};
 
 use super::contended::ContendedDevice;
 use super::model::EmulatedModel;
+use super::work::Work;
 
 /// Plays each group on a device of its own, without what differs from run to run. Each model has a lane, as on the device that is predicted.
 #[derive(Debug)]
@@ -44,23 +45,34 @@ impl Oracle {
         if let Some(known) = self.known.borrow().get(&key) {
             return Some(*known);
         }
-        let limits = self.models.first()?.limits();
-        let mut device = ContendedDevice::new(limits, self.models.len());
-        for part in group {
-            let model = self.models.get(part.model.0 as usize)?;
-            let work = model.work(part.operators, part.rows, part.length, limits.units);
-            device.launch(Time::ZERO, LaneId(part.model.0), 0, work);
-        }
-        let mut end = Time::ZERO;
-        while let Some(next) = device.next_event() {
-            device.advance(next);
-            end = next;
-        }
+        let takes = play_group(&self.models, group, |_| ())?;
         self.played.set(self.played.get() + 1);
-        let takes = Duration::from_secs_f64(end.since(Time::ZERO).as_secs_f64() * self.bias);
+        let takes = Duration::from_secs_f64(takes.as_secs_f64() * self.bias);
         self.known.borrow_mut().insert(key, takes);
         Some(takes)
     }
+}
+
+/// What a group takes on a device of its own, each model on its lane, with what each launch has to do changed first; `None` if it has a model that is none of these.
+pub(super) fn play_group(
+    models: &[EmulatedModel],
+    group: &[GroupPart],
+    mut change: impl FnMut(&mut Work),
+) -> Option<Duration> {
+    let limits = models.first()?.limits();
+    let mut device = ContendedDevice::new(limits, models.len());
+    for part in group {
+        let model = models.get(part.model.0 as usize)?;
+        let mut work = model.work(part.operators, part.rows, part.length, limits.units);
+        change(&mut work);
+        device.launch(Time::ZERO, LaneId(part.model.0), 0, work);
+    }
+    let mut end = Time::ZERO;
+    while let Some(next) = device.next_event() {
+        device.advance(next);
+        end = next;
+    }
+    Some(end.since(Time::ZERO))
 }
 
 impl Predictor for Oracle {

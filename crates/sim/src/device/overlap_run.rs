@@ -13,7 +13,7 @@ use super::architecture::Architecture;
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
-use super::oracle::Oracle;
+use super::overlap_predictor::{PredictedBy, RunPredictor};
 use super::overlap_report::OverlapReport;
 use super::platform::Platform;
 use crate::arrivals::{Arrivals, random};
@@ -26,17 +26,16 @@ const PASS: Duration = Duration::from_micros(66);
 const MULTI_WAY_PASS: Duration = Duration::from_micros(88);
 
 /// Who says what runs next.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum OverlapServing {
-    /// Groups by prediction, of so many models at once: of one it is one query at a time, the most urgent first, without those that cannot make it. The predictor is the device itself, but says so many times as long: 1
-    /// for an oracle.
+    /// Groups by prediction, of so many models at once: of one it is one query at a time, the most urgent first, without those that cannot make it.
     Abacus {
         /// Models at once.
         at_once: usize,
         /// What running side by side has to save ([`OverlapOptions::worth`]).
         worth: f64,
-        /// Times that the prediction is what the group takes.
-        bias: f64,
+        /// What says how long groups take.
+        by: PredictedBy,
     },
     /// One query at a time, as they came; the queries that are late already are dropped (§7.1), as below.
     Fcfs,
@@ -89,7 +88,7 @@ struct Query {
 }
 
 enum Server {
-    Groups(Box<Overlap<Oracle>>),
+    Groups(Box<Overlap<RunPredictor>>),
     /// One at a time, or one of each model.
     Queues {
         waiting: Vec<(u64, Query)>,
@@ -156,7 +155,7 @@ impl OverlapRun {
             return Err(DeviceFailure("queries of no model".to_owned()));
         }
         let models = self.models()?;
-        let (targets, mut play) = (self.targets_of(&models), Play::new(self, models));
+        let (targets, mut play) = (self.targets_of(&models), Play::new(self, models)?);
         let mut arrivals = Arrivals::Poisson.stream(self.rate, self.seed, 0)?;
         let mut draws = random(self.seed, 1);
         let (mut sent, mut next) = (0, arrivals.next_arrival());
@@ -196,13 +195,12 @@ fn whole(model: &EmulatedModel, rows: u32, length: u32, units: u32) -> Duration 
 }
 
 impl<'a> Play<'a> {
-    fn new(run: &'a OverlapRun, models: Vec<EmulatedModel>) -> Self {
-        let server = match run.serving {
-            OverlapServing::Abacus { at_once, worth, bias } => {
-                // What launches deviate by from run to run is the error of an oracle: two deviations of one.
-                let error = 2.0 * run.platform.noise;
-                let options = OverlapOptions { at_once, worth, error, ..OverlapOptions::default() };
-                let mut overlap = Overlap::new(options, Oracle::new(models.clone(), bias));
+    fn new(run: &'a OverlapRun, models: Vec<EmulatedModel>) -> Result<Self, DeviceFailure> {
+        let server = match &run.serving {
+            OverlapServing::Abacus { at_once, worth, by } => {
+                let (predictor, error) = by.predictor(&run.models, &models, run.platform.noise)?;
+                let options = OverlapOptions { at_once: *at_once, worth: *worth, error, ..OverlapOptions::default() };
+                let mut overlap = Overlap::new(options, predictor);
                 for (model, emulated) in (0..).zip(&models) {
                     overlap.handle_model(Time::ZERO, ModelId(model), Some(emulated.segment_count()));
                 }
@@ -210,7 +208,7 @@ impl<'a> Play<'a> {
             }
             _ => Server::Queues { waiting: Vec::new(), running: Vec::new() },
         };
-        Play {
+        Ok(Play {
             run,
             device: ContendedDevice::new(run.platform.limits(), models.len()),
             models,
@@ -220,7 +218,7 @@ impl<'a> Play<'a> {
             report: OverlapReport::default(),
             noise: Normal::new(1.0, run.platform.noise).ok(),
             rng: random(run.seed, 2),
-        }
+        })
     }
 
     fn arrive(&mut self, now: Time, id: u64, query: Query) {
@@ -298,8 +296,8 @@ impl<'a> Play<'a> {
 
     /// What the baselines run next: one query, or one of each model that has none running.
     fn begin(&mut self, now: Time) {
-        let serving = self.run.serving;
-        let waits = if serving == OverlapServing::Sjf { PASS } else { Duration::ZERO };
+        let serving = &self.run.serving;
+        let waits = if *serving == OverlapServing::Sjf { PASS } else { Duration::ZERO };
         loop {
             let Server::Queues { waiting, running } = &mut self.server else { return };
             let is_running =

@@ -6,13 +6,14 @@ use downbeat_core::{ModelId, RequestId};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
-use super::abacus_cuts::ABACUS_MODELS;
+use super::abacus_cuts::{ABACUS_MODELS, abacus_cuts};
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
 use super::oracle::Oracle;
 use super::overlap_run::OverlapInputs;
 use super::platform::Platform;
 use crate::arrivals::random;
+use crate::parallel;
 
 /// A group and what it takes.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,67 +22,89 @@ pub struct OverlapSample {
     pub features: Vec<f32>,
     /// Milliseconds from its begin to its barrier, the mean of many runs.
     pub takes_ms: f64,
-    /// Which pair of models it is of, in the order of [`OverlapSample::pairs`].
-    pub pair: usize,
+    /// Which of the sets of models that were asked for it is of.
+    pub set: usize,
 }
 
 impl OverlapSample {
-    /// All pairs of Abacus' models, by their numbers in [`ABACUS_MODELS`].
-    pub fn pairs() -> Vec<(usize, usize)> {
-        let count = ABACUS_MODELS.len();
-        (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other))).collect()
+    /// All sets of `count` of these models, which are numbers in [`ABACUS_MODELS`], ascending.
+    pub fn sets(models: &[usize], count: usize) -> Vec<Vec<usize>> {
+        if count == 0 {
+            return vec![Vec::new()];
+        }
+        let with = |(index, first): (usize, &usize)| {
+            let rest = OverlapSample::sets(&models[index + 1..], count - 1);
+            rest.into_iter().map(|rest| [vec![*first], rest].concat()).collect::<Vec<_>>()
+        };
+        models.iter().enumerate().flat_map(with).collect()
     }
 
-    /// How a group of two of Abacus' models is seen: 7 + 4 * 2 numbers.
-    pub fn layout() -> FeatureLayout {
+    /// How a group of so many of Abacus' models is seen: `7 + 4 * at_once` numbers.
+    pub fn layout(at_once: usize) -> FeatureLayout {
         let known = |(model, architecture): (u32, _)| {
-            let cuts = super::abacus_cuts::abacus_cuts(architecture).map_or(0, |cuts| cuts.len() - 1);
+            let cuts = abacus_cuts(architecture).map_or(0, |cuts| cuts.len() - 1);
             FeatureModel { model: ModelId(model), operators: cuts as u16 }
         };
-        FeatureLayout { models: (0..).zip(ABACUS_MODELS).map(known).collect(), at_once: 2 }
+        FeatureLayout { models: (0..).zip(ABACUS_MODELS).map(known).collect(), at_once }
     }
 
-    /// So many groups of each pair (Abacus §5.4): as the controller makes them, one of two requests or both are done in the group, some have come for it and begin with their first operator, and what is left
-    /// open is random.
+    /// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as [`random_group`] draws them, seen as groups of as many models as the largest set has.
     ///
     /// # Errors
-    /// If the platform is not one of theirs.
-    pub fn draw(platform: Platform, each: usize, seed: u64) -> Result<Vec<OverlapSample>, DeviceFailure> {
-        let models: Vec<EmulatedModel> =
-            ABACUS_MODELS.iter().map(|model| EmulatedModel::abacus(*model, platform)).collect::<Result<_, _>>()?;
-        let (layout, oracle) = (OverlapSample::layout(), Oracle::new(models.clone(), 1.0));
-        let mut samples = Vec::with_capacity(each * 21);
-        for (pair, (one, other)) in OverlapSample::pairs().into_iter().enumerate() {
-            let mut rng = random(seed, pair as u64);
-            for _ in 0..each {
-                // 0: the first is done in the group, 1: the other, 2: both.
-                let done = rng.random_range(0..3);
-                let group = [(one, done != 1), (other, done != 0)]
-                    .map(|(model, is_done)| part(&models[model], model, is_done, &mut rng));
-                let takes = oracle.predict(&[&group]).pop().flatten();
-                let mut features = Vec::with_capacity(layout.len());
-                if let (Some(takes), true) = (takes, layout.extend(&mut features, &group)) {
-                    samples.push(OverlapSample { features, takes_ms: takes.as_millis_f64(), pair });
-                }
-            }
+    /// If the platform is not one of theirs, or a set has a model that is none of theirs.
+    pub fn draw(
+        platform: Platform,
+        sets: &[Vec<usize>],
+        each: usize,
+        (seed, threads): (u64, usize),
+    ) -> Result<Vec<OverlapSample>, DeviceFailure> {
+        let models = abacus_models(platform)?;
+        if let Some(bad) = sets.iter().flatten().find(|model| **model >= models.len()) {
+            return Err(DeviceFailure(format!(
+                "there is no model {bad} of Abacus: they are 0 to {}",
+                models.len() - 1
+            )));
         }
-        Ok(samples)
+        let layout = OverlapSample::layout(sets.iter().map(Vec::len).max().unwrap_or(0));
+        let of_set = |(set, of): &(usize, &Vec<usize>)| {
+            let (mut rng, oracle) = (random(seed, *set as u64), Oracle::new(models.clone(), 1.0));
+            let one = |_| {
+                let group = random_group(&models, of, &mut rng);
+                let mut features = Vec::with_capacity(layout.len());
+                let takes_ms = oracle.predict(&[&group]).pop().flatten()?.as_millis_f64();
+                layout.extend(&mut features, &group).then_some(OverlapSample { features, takes_ms, set: *set })
+            };
+            (0..each).filter_map(one).collect::<Vec<_>>()
+        };
+        let jobs: Vec<(usize, &Vec<usize>)> = sets.iter().enumerate().collect();
+        Ok(parallel::map(&jobs, threads, of_set, |_| ()).concat())
     }
 }
 
-/// Operators of one model.
-fn part(emulated: &EmulatedModel, model: usize, is_done: bool, rng: &mut Pcg64) -> GroupPart {
-    let count = emulated.segment_count();
-    let is_new = rng.random_range(0..2) == 0;
-    let first = if is_new { 0 } else { rng.random_range(0..count) };
-    let end = if is_done { count } else { rng.random_range(first + 1..=count) };
-    let (rows, length) = OverlapInputs::Any.draw(rng);
-    let length = if emulated.has_length() { length } else { 0 };
-    GroupPart {
-        request: RequestId(model as u64),
-        model: ModelId(model as u32),
-        operators: SegmentRange::new(first, end),
-        rows,
-        length,
-    }
+/// Abacus' models in its operators, by their numbers in [`ABACUS_MODELS`].
+pub(super) fn abacus_models(platform: Platform) -> Result<Vec<EmulatedModel>, DeviceFailure> {
+    ABACUS_MODELS.iter().map(|model| EmulatedModel::abacus(*model, platform)).collect()
+}
+
+/// A group of some of Abacus' models as the controller makes them (Abacus §5.4, figure 9): one of the requests or several are done in the group, none or several have come for it and begin with their first operator,
+/// and what is left open is random, as are their sizes.
+pub(super) fn random_group(models: &[EmulatedModel], set: &[usize], rng: &mut Pcg64) -> Vec<GroupPart> {
+    let mut chosen = |least: usize| {
+        let mut order: Vec<usize> = (0..set.len()).collect();
+        (1..order.len()).rev().for_each(|index| order.swap(index, rng.random_range(0..=index)));
+        order.truncate(rng.random_range(least..=set.len()));
+        order
+    };
+    let (done, new) = (chosen(1), chosen(0));
+    let part = |(index, model): (usize, &usize)| {
+        let emulated = &models[*model];
+        let count = emulated.segment_count();
+        let first = if new.contains(&index) { 0 } else { rng.random_range(0..count) };
+        let end = if done.contains(&index) { count } else { rng.random_range(first + 1..=count) };
+        let (rows, length) = OverlapInputs::Any.draw(rng);
+        let length = if emulated.has_length() { length } else { 0 };
+        let operators = SegmentRange::new(first, end);
+        GroupPart { request: RequestId(*model as u64), model: ModelId(*model as u32), operators, rows, length }
+    };
+    set.iter().enumerate().map(part).collect()
 }

@@ -52,7 +52,7 @@ pub fn train_mlp(samples: &[&OverlapSample], epochs: u32, seed: u64) -> Result<M
 }
 
 /// Means and standard deviations of features; 1 for those that do not differ.
-fn spread(samples: &[&OverlapSample], inputs: usize) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn spread(samples: &[&OverlapSample], inputs: usize) -> (Vec<f32>, Vec<f32>) {
     let count = samples.len().max(1) as f64;
     let mean_of = |column: usize, of: &dyn Fn(f64) -> f64| {
         samples.iter().map(|sample| of(f64::from(sample.features[column]))).sum::<f64>() / count

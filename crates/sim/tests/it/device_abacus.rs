@@ -5,7 +5,7 @@ use downbeat_core::device::overlap::{GroupPart, Predictor};
 use downbeat_core::{Duration, ModelId, RequestId};
 use downbeat_sim::device::*;
 
-const ABACUS: OverlapServing = OverlapServing::Abacus { at_once: 4, worth: 0.0, bias: 1.0 };
+const ABACUS: OverlapServing = OverlapServing::Abacus { at_once: 4, worth: 0.0, by: PredictedBy::Oracle { bias: 1.0 } };
 
 fn run(serving: OverlapServing, models: &[Architecture], rate: f64) -> OverlapReport {
     let (models, platform, inputs) = (models.to_vec(), Platform::A100_CUDNN, OverlapInputs::Any);
@@ -72,10 +72,11 @@ fn section_7_2_targets_are_twice_the_largest_query_alone() {
 #[test]
 fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
     let baselines = [OverlapServing::Fcfs, OverlapServing::Sjf, OverlapServing::Edf];
-    let sum = |serving| PAIRS.iter().map(|pair| run(serving, pair, 80.0).violations()).sum::<f64>();
+    let sum =
+        |serving: OverlapServing| PAIRS.iter().map(|pair| run(serving.clone(), pair, 80.0).violations()).sum::<f64>();
     let abacus = sum(ABACUS);
     for baseline in baselines {
-        let theirs = sum(baseline);
+        let theirs = sum(baseline.clone());
         assert!(abacus < 0.9 * theirs, "{baseline:?}: {theirs:.2}, Abacus {abacus:.2}");
     }
 }
@@ -105,9 +106,10 @@ fn section_6_3_most_groups_under_load_are_decided_beside_the_one_before() {
 #[test]
 fn a_biased_oracle_costs_little() {
     let of = |bias| {
-        PAIRS
-            .iter()
-            .map(move |pair| run(OverlapServing::Abacus { at_once: 4, worth: 0.1, bias }, pair, 80.0).violations())
+        PAIRS.iter().map(move |pair| {
+            let by = PredictedBy::Oracle { bias };
+            run(OverlapServing::Abacus { at_once: 4, worth: 0.1, by }, pair, 80.0).violations()
+        })
     };
     let right: f64 = of(1.0).sum();
     for bias in [0.5, 2.0] {
@@ -133,29 +135,43 @@ fn what_cannot_run_says_why() {
     assert!(run(vec![Architecture::Vgg16], 10.0).is_ok());
 }
 
+fn sets(count: usize) -> Vec<Vec<usize>> {
+    OverlapSample::sets(&[0, 1, 2, 3, 4, 5, 6], count)
+}
+
 #[test]
 fn section_5_4_samples_are_groups_as_the_controller_makes_them() {
-    let samples = OverlapSample::draw(Platform::A100_CUDNN, 20, 5).unwrap();
-    assert_eq!(samples.len(), 21 * 20);
-    let layout = OverlapSample::layout();
-    for OverlapSample { features, takes_ms, pair } in &samples {
-        let (one, other) = OverlapSample::pairs()[*pair];
-        assert!(features[one] == 1.0 && features[other] == 1.0 && features[..7].iter().sum::<f32>() == 2.0);
-        let is_done = |slot: usize, model: usize| {
-            let (first, end) = (features[7 + 4 * slot], features[8 + 4 * slot]);
-            assert!(first < end, "{features:?}");
-            end == f32::from(layout.models[model].operators)
-        };
-        let done = [is_done(0, one), is_done(1, other)];
-        assert!(done[0] || done[1], "one of them is done: {features:?}");
-        assert!(*takes_ms > 0.0);
+    for (at_once, count) in [(1, 7), (2, 21), (3, 35), (4, 35)] {
+        let sets = sets(at_once);
+        assert_eq!(sets.len(), count, "sets of {at_once}");
+        let samples = OverlapSample::draw(Platform::A100_CUDNN, &sets, 3, (5, 2)).unwrap();
+        assert_eq!(samples.len(), count * 3);
+        let (layout, mut new) = (OverlapSample::layout(at_once), 0);
+        for OverlapSample { features, takes_ms, set } in &samples {
+            let bits: Vec<usize> = (0..7).filter(|model| features[*model] == 1.0).collect();
+            assert_eq!(bits, sets[*set]);
+            let is_done = |(slot, model): (usize, &usize)| {
+                let (first, end) = (features[7 + 4 * slot], features[8 + 4 * slot]);
+                assert!(first < end, "{features:?}");
+                end == f32::from(layout.models[*model].operators)
+            };
+            assert!(sets[*set].iter().enumerate().map(is_done).filter(|done| *done).count() > 0, "one is done");
+            new += (0..at_once).filter(|slot| features[7 + 4 * slot] == 0.0).count();
+            assert!(*takes_ms > 0.0);
+        }
+        let share = new as f64 / (samples.len() * at_once) as f64;
+        assert!(
+            (0.4..0.75).contains(&share),
+            "half of them begin with their first operator, and others by chance: {share}"
+        );
+        assert_eq!(samples, OverlapSample::draw(Platform::A100_CUDNN, &sets, 3, (5, 1)).unwrap(), "by the seed alone");
     }
-    assert_eq!(samples, OverlapSample::draw(Platform::A100_CUDNN, 20, 5).unwrap(), "by the seed alone");
+    assert!(OverlapSample::draw(Platform::A100_CUDNN, &[vec![0, 7]], 1, (1, 1)).is_err(), "none of theirs");
 }
 
 #[test]
 fn figure_10_a_perceptron_predicts_what_a_line_cannot() {
-    let samples = OverlapSample::draw(Platform::A100_CUDNN, 60, 1).unwrap();
+    let samples = OverlapSample::draw(Platform::A100_CUDNN, &sets(2), 60, (1, 1)).unwrap();
     let (test, training): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(index, _)| index % 5 == 0);
     let [test, training] = [test, training].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<_>>());
     let (mlp, line) = (train_mlp(&training, 30, 1).unwrap(), train_linear(&training));
@@ -166,9 +182,39 @@ fn figure_10_a_perceptron_predicts_what_a_line_cannot() {
 }
 
 #[test]
+fn support_vectors_follow_what_is_no_line_within_what_costs_nothing() {
+    let sample = |x: f32| OverlapSample { features: vec![x], takes_ms: 20.0 + f64::from((3.0 * x).sin()), set: 0 };
+    let samples: Vec<_> = (0..60).map(|index| sample(index as f32 / 15.0)).collect();
+    let vectors = SupportVectors::train(&samples.iter().collect::<Vec<_>>());
+    for at in [0.31, 1.57, 2.22, 3.4] {
+        let sample = sample(at);
+        let off = (vectors.predict(&sample.features) - sample.takes_ms).abs();
+        assert!(off < 0.2, "at {at}: {off}");
+    }
+}
+
+#[test]
+fn a_trained_predictor_says_how_far_it_is_off_and_serves_a_run() {
+    let trained = TrainedPredictor::train(Platform::A100_CUDNN, (&[0, 2, 5], 2), 150, (1, 2)).unwrap();
+    assert_eq!(trained.samples, 6 * 150, "three models alone and three pairs");
+    assert!(trained.mean_error < 0.2 && trained.error > trained.mean_error, "{trained:?}");
+    let by = PredictedBy::Trained(std::sync::Arc::new(trained));
+    let serving = OverlapServing::Abacus { at_once: 4, worth: 0.0, by };
+    // The order of models is not the predictor's.
+    let report = run(serving.clone(), &[Architecture::Vgg19, Architecture::ResNet50], 100.0);
+    let off = report.ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / report.ratios.len() as f64;
+    assert!(report.ratios.len() > 20 && off < 0.25, "{off:.3} of {}", report.ratios.len());
+    let baseline = run(OverlapServing::Fcfs, &[Architecture::Vgg19, Architecture::ResNet50], 100.0);
+    assert!(report.violations() < baseline.violations(), "{:.3}", report.violations());
+    // A model that it was not trained for: one query at a time.
+    let other = run(serving, &[Architecture::Vgg16, Architecture::ResNet50], 100.0);
+    assert_eq!((other.stats.together, other.ratios.len()), (0, 0));
+}
+
+#[test]
 fn a_line_is_found_where_there_is_one() {
     let sample =
-        |x: f32, y: f32| OverlapSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), pair: 0 };
+        |x: f32, y: f32| OverlapSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), set: 0 };
     let samples: Vec<_> = (0..40).map(|index| sample((index % 7) as f32, (index % 5) as f32)).collect();
     let line = train_linear(&samples.iter().collect::<Vec<_>>());
     assert!(mean_error(&samples, |x| predict_linear(&line, x)) < 1e-3, "{line:?}");

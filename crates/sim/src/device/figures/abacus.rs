@@ -1,4 +1,6 @@
-//! Abacus' figures: queries of several models on the emulated A100, with a predictor that cannot be better.
+//! Abacus' figures: queries of several models on the emulated A100, with a predictor that cannot be better and with a trained one.
+
+use std::sync::Arc;
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::{GroupPart, Predictor};
@@ -8,29 +10,64 @@ use downbeat_report::bars as chart;
 use super::{DeviceFailure, Figure, FigureOptions, change, each, head, mean};
 use crate::device::{
     ABACUS_MODELS, Architecture, EmulatedModel, Oracle, OverlapInputs, OverlapReport, OverlapRun, OverlapServing,
-    Platform,
+    Platform, PredictedBy, TrainedPredictor,
 };
 
-const PLATFORM: Platform = Platform::A100_CUDNN;
+pub(super) const PLATFORM: Platform = Platform::A100_CUDNN;
 
-const fn groups(at_once: usize, worth: f64) -> OverlapServing {
-    OverlapServing::Abacus { at_once, worth, bias: 1.0 }
+/// A column of the tables: what it is called, and who serves.
+type Column = (&'static str, OverlapServing);
+
+/// Abacus with so many models at once, side by side what saves so much.
+pub(super) fn groups(at_once: usize, worth: f64, by: &PredictedBy) -> OverlapServing {
+    OverlapServing::Abacus { at_once, worth, by: by.clone() }
 }
 
-/// Who serves, and what the columns call it. One at a time by the same controller: what is left is what running side by side brings.
-const SERVING: [(&str, OverlapServing); 7] = [
-    ("FCFS", OverlapServing::Fcfs),
-    ("SJF", OverlapServing::Sjf),
-    ("EDF", OverlapServing::Edf),
-    ("free", OverlapServing::Free),
-    ("one", groups(1, 0.0)),
-    ("Abacus", groups(4, 0.0)),
-    ("worth", groups(4, 0.1)),
-];
-/// Where in it Abacus is as published.
-const ABACUS: usize = 5;
-const NOTE: &str = "FCFS, SJF and EDF drop what is late when its turn comes; free: one query of each model at once, as MPS has it; one: Abacus' controller with one query at a time; worth: Abacus, side by side only what saves 10%. \
-                    The predictor of the last three is the emulated device itself.";
+/// Who serves. One at a time by the same controller: what is left is what running side by side brings.
+pub(super) fn columns(trained: Option<&PredictedBy>) -> Vec<Column> {
+    let oracle = PredictedBy::Oracle { bias: 1.0 };
+    let mut columns = vec![
+        ("FCFS", OverlapServing::Fcfs),
+        ("SJF", OverlapServing::Sjf),
+        ("EDF", OverlapServing::Edf),
+        ("free", OverlapServing::Free),
+        ("one", groups(1, 0.0, &oracle)),
+        (ORACLE, groups(4, 0.0, &oracle)),
+    ];
+    columns.extend(trained.map(|trained| (TRAINED, groups(4, 0.0, trained))));
+    columns.push(("worth", groups(4, 0.1, &oracle)));
+    columns.extend(trained.map(|trained| ("worth, trained", groups(4, 0.1, trained))));
+    columns
+}
+
+/// Abacus as published, but for the margin, with either predictor.
+const ORACLE: &str = "oracle";
+const TRAINED: &str = "trained";
+const NOTE: &str = "FCFS, SJF and EDF drop what is late when its turn comes; free: one query of each model at once, as MPS has it; one: Abacus' controller with one query at a time; oracle: Abacus, its predictor the emulated device itself; \
+                    trained: Abacus, its predictor a perceptron; worth: side by side only what saves 10%.";
+
+/// The perceptron for all groups of up to so many of some models, and what is to be said of it.
+pub(super) fn trained(
+    platform: Platform,
+    (models, at_once): (&[Architecture], usize),
+    options: &FigureOptions,
+) -> Result<(PredictedBy, String), DeviceFailure> {
+    let number = |model: &Architecture| ABACUS_MODELS.iter().position(|other| other == model);
+    let numbers: Vec<usize> = models.iter().filter_map(number).collect();
+    let each = samples_each(options);
+    let trained = TrainedPredictor::train(platform, (&numbers, at_once), each, (options.seed, options.threads))?;
+    let [off, most] = [trained.mean_error, trained.error].map(|share| share * 100.0);
+    let note = format!(
+        "The perceptron was trained on {} groups; of others it is {off:.1}% off, of 95% at most {most:.1}%.",
+        trained.samples
+    );
+    Ok((PredictedBy::Trained(Arc::new(trained)), note))
+}
+
+/// Groups of each set of models that a predictor is trained with: the paper's 2,000 where a figure is made of so many requests.
+pub(super) fn samples_each(options: &FigureOptions) -> usize {
+    options.requests.clamp(10, 2_000) as usize
+}
 
 /// All pairs of Abacus' models, in the order of table 1.
 fn pairs() -> Vec<Vec<Architecture>> {
@@ -65,69 +102,90 @@ fn mean_alone(models: &[Architecture], platform: Platform) -> Result<f64, Device
     Ok(mean(takes.into_iter()))
 }
 
-/// Runs of all of these under all that serve: by models, then as [`SERVING`].
-fn runs(
+/// Runs of some models, each under all that serve.
+struct Runs<'a> {
     platform: Platform,
-    all: &[Vec<Architecture>],
-    options: &FigureOptions,
-    load: Load,
-) -> Result<Vec<Vec<OverlapReport>>, DeviceFailure> {
-    let mut jobs = Vec::new();
-    for models in all {
-        let rate = match load {
-            Load::Rate(rate) => rate,
-            Load::Times(times) => times / mean_alone(models, platform)?,
-        };
-        jobs.extend(SERVING.map(|(_, serving)| OverlapRun {
-            platform,
-            models: models.clone(),
-            serving,
-            rate,
-            queries: options.requests as u32,
-            inputs: OverlapInputs::Any,
-            seed: options.seed,
-        }));
-    }
-    let reports = each(&jobs, options, OverlapRun::play)?;
-    Ok(reports.chunks(SERVING.len()).map(<[_]>::to_vec).collect())
+    all: &'a [Vec<Architecture>],
+    columns: Vec<Column>,
+    inputs: OverlapInputs,
+    /// By models, then by column.
+    reports: Vec<Vec<OverlapReport>>,
 }
 
 type Value = fn(&OverlapReport) -> f64;
 
-/// The mean over all models of each that serves.
-fn means(runs: &[Vec<OverlapReport>], value: Value) -> Vec<f64> {
-    (0..SERVING.len()).map(|index| mean(runs.iter().map(|reports| value(&reports[index])))).collect()
+impl<'a> Runs<'a> {
+    fn new(platform: Platform, all: &'a [Vec<Architecture>], columns: Vec<Column>, inputs: OverlapInputs) -> Self {
+        Runs { platform, all, columns, inputs, reports: Vec::new() }
+    }
+
+    /// Plays all of them.
+    fn play(mut self, options: &FigureOptions, load: Load) -> Result<Self, DeviceFailure> {
+        let Runs { platform, inputs, .. } = self;
+        let mut jobs = Vec::new();
+        for models in self.all {
+            let rate = match load {
+                Load::Rate(rate) => rate,
+                Load::Times(times) => times / mean_alone(models, platform)?,
+            };
+            let job = |(_, serving): &Column| {
+                let (models, serving) = (models.clone(), serving.clone());
+                let queries = options.requests as u32;
+                OverlapRun { platform, models, serving, rate, queries, inputs, seed: options.seed }
+            };
+            jobs.extend(self.columns.iter().map(job));
+        }
+        let reports = each(&jobs, options, OverlapRun::play)?;
+        self.reports = reports.chunks(self.columns.len()).map(<[_]>::to_vec).collect();
+        Ok(self)
+    }
+
+    /// The mean over all models of each column.
+    fn means(&self, value: Value) -> Vec<f64> {
+        let of = |index: usize| mean(self.reports.iter().map(|reports| value(&reports[index])));
+        (0..self.columns.len()).map(of).collect()
+    }
+
+    /// Rows of all models, their means, and what Abacus' means are to those of the others.
+    fn rows(&self, value: Value, digits: usize) -> Vec<Vec<String>> {
+        let row = |(models, reports): (&Vec<Architecture>, &Vec<OverlapReport>)| {
+            cells(&name(models), &reports.iter().map(value).collect::<Vec<_>>(), digits)
+        };
+        let mut rows: Vec<_> = self.all.iter().zip(&self.reports).map(row).collect();
+        rows.extend(self.summary(value, digits));
+        rows
+    }
+
+    /// The last of [`Self::rows`].
+    fn summary(&self, value: Value, digits: usize) -> Vec<Vec<String>> {
+        let means = self.means(value);
+        let mut rows = vec![cells("mean", &means, digits)];
+        for abacus in [ORACLE, TRAINED] {
+            if let Some(of) = self.columns.iter().position(|(name, _)| *name == abacus) {
+                let changes = means.iter().map(|mean| change(means[of], *mean));
+                rows.push([format!("{abacus} to it")].into_iter().chain(changes).collect());
+            }
+        }
+        rows
+    }
+
+    fn plot(&self, title: &str, unit: &str, value: Value) -> String {
+        let names: Vec<String> = self.columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let bars = self.all.iter().zip(&self.reports);
+        let bars = bars.map(|(models, reports)| (name(models), reports.iter().map(value).collect()));
+        chart(title, "By models and who serves.", "", unit, &names, &bars.collect::<Vec<_>>())
+    }
+
+    fn heads(&self, first: &str) -> Vec<String> {
+        [first].into_iter().chain(self.columns.iter().map(|(name, _)| *name)).map(str::to_owned).collect()
+    }
 }
 
 fn cells(first: &str, values: &[f64], digits: usize) -> Vec<String> {
     [first.to_owned()].into_iter().chain(values.iter().map(|value| format!("{value:.digits$}"))).collect()
 }
 
-/// Rows of all models, their means, and what Abacus' mean is to those of the others.
-fn rows(all: &[Vec<Architecture>], runs: &[Vec<OverlapReport>], value: Value, digits: usize) -> Vec<Vec<String>> {
-    let row = |(models, reports): (&Vec<Architecture>, &Vec<OverlapReport>)| {
-        cells(&name(models), &reports.iter().map(value).collect::<Vec<_>>(), digits)
-    };
-    let mut rows: Vec<_> = all.iter().zip(runs).map(row).collect();
-    let means = means(runs, value);
-    rows.push(cells("mean", &means, digits));
-    rows.push(
-        [vec!["Abacus to it".to_owned()], means.iter().map(|mean| change(means[ABACUS], *mean)).collect()].concat(),
-    );
-    rows
-}
-
-fn plot(title: &str, unit: &str, all: &[Vec<Architecture>], runs: &[Vec<OverlapReport>], value: Value) -> String {
-    let names = SERVING.map(|(name, _)| name.to_owned());
-    let bars = all.iter().zip(runs).map(|(models, reports)| (name(models), reports.iter().map(value).collect()));
-    chart(title, "By models and who serves.", "", unit, &names, &bars.collect::<Vec<_>>())
-}
-
-fn heads(first: &str) -> Vec<String> {
-    [first].into_iter().chain(SERVING.map(|(name, _)| name)).map(str::to_owned).collect()
-}
-
-fn violations(report: &OverlapReport) -> f64 {
+pub(super) fn violations(report: &OverlapReport) -> f64 {
     report.violations() * 100.0
 }
 
@@ -135,72 +193,100 @@ fn answered(report: &OverlapReport) -> f64 {
     f64::from(report.in_time + report.late) / report.span.as_secs_f64()
 }
 
-/// 99% latencies and violations of some models at 50 queries a second.
-fn quality(all: &[Vec<Architecture>], options: &FigureOptions, paper: &str) -> Result<Figure, DeviceFailure> {
-    let runs = runs(PLATFORM, all, options, Load::Rate(50.0))?;
-    let mut table = vec![heads("99% latency over target")];
-    table.extend(rows(all, &runs, OverlapReport::tail, 2));
-    table.push(heads("violations, %"));
-    table.extend(rows(all, &runs, violations, 1));
-    let plots = vec![plot("Violations", "% of queries", all, &runs, violations)];
-    Ok(Figure {
-        note: format!("50 queries/s of all models together. {NOTE} {paper}"),
-        table,
-        plots,
-        ..Figure::default()
-    })
+/// The columns for these models, with a perceptron for up to `at_once` of them at a time, and what is to be said of it.
+fn with_trained(
+    models: &[Architecture],
+    at_once: usize,
+    options: &FigureOptions,
+) -> Result<(Vec<Column>, String), DeviceFailure> {
+    let (by, said) = trained(PLATFORM, (models, at_once), options)?;
+    Ok((columns(Some(&by)), format!("{NOTE} {said}")))
+}
+
+/// 99% latencies and violations at 50 queries a second.
+fn quality(runs: Runs<'_>, options: &FigureOptions, note: &str) -> Result<Figure, DeviceFailure> {
+    let runs = runs.play(options, Load::Rate(50.0))?;
+    let mut table = vec![runs.heads("99% latency over target")];
+    table.extend(runs.rows(OverlapReport::tail, 2));
+    table.push(runs.heads("violations, %"));
+    table.extend(runs.rows(violations, 1));
+    let plots = vec![runs.plot("Violations", "% of queries", violations)];
+    Ok(Figure { note: format!("50 queries/s of all models together. {note}"), table, plots, ..Figure::default() })
 }
 
 /// Queries in time a second, at the paper's 100 queries a second and beyond what the device holds.
-fn throughput(all: &[Vec<Architecture>], options: &FigureOptions, paper: &str) -> Result<Figure, DeviceFailure> {
-    let (hundred, beyond) =
-        (runs(PLATFORM, all, options, Load::Rate(100.0))?, runs(PLATFORM, all, options, Load::Times(1.5))?);
-    let mut table = vec![heads("in time/s, of 100/s")];
-    table.extend(rows(all, &hundred, OverlapReport::throughput, 1));
-    table.push(heads("in time/s, of 1.5 times what fits"));
-    table.extend(rows(all, &beyond, OverlapReport::throughput, 1));
-    table.push(heads("answered/s, of 1.5 times what fits"));
-    let all_answered = rows(all, &beyond, answered, 1);
-    table.extend(all_answered.into_iter().skip(all.len()));
-    let plots = vec![plot("Answered in time", "queries/s", all, &beyond, OverlapReport::throughput)];
-    Ok(Figure { note: format!("{NOTE} {paper}"), table, plots, ..Figure::default() })
+fn throughput(
+    all: &[Vec<Architecture>],
+    columns: &[Column],
+    options: &FigureOptions,
+    note: String,
+) -> Result<Figure, DeviceFailure> {
+    let runs = |load| Runs::new(PLATFORM, all, columns.to_vec(), OverlapInputs::Any).play(options, load);
+    let (hundred, beyond) = (runs(Load::Rate(100.0))?, runs(Load::Times(1.5))?);
+    let mut table = vec![hundred.heads("in time/s, of 100/s")];
+    table.extend(hundred.rows(OverlapReport::throughput, 1));
+    table.push(hundred.heads("in time/s, of 1.5 times what fits"));
+    table.extend(beyond.rows(OverlapReport::throughput, 1));
+    table.push(hundred.heads("answered/s, of 1.5 times what fits"));
+    table.extend(beyond.summary(answered, 1));
+    let plots = vec![beyond.plot("Answered in time", "queries/s", OverlapReport::throughput)];
+    Ok(Figure { note, table, plots, ..Figure::default() })
 }
 
 pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let (pairs, (columns, said)) = (pairs(), with_trained(&ABACUS_MODELS, 2, options)?);
     quality(
-        &pairs(),
+        Runs::new(PLATFORM, &pairs, columns, OverlapInputs::Any),
         options,
-        "The paper: Abacus to FCFS, SJF and EDF -23.1%, -34.1% and -23.8% in 99% latency, -38.8%, -71.0% and -44.0% in violations.",
+        &format!(
+            "{said} The paper: Abacus to FCFS, SJF and EDF -23.1%, -34.1% and -23.8% in 99% latency, -38.8%, -71.0% and -44.0% in violations."
+        ),
+    )
+}
+
+pub(super) fn figure_16(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let (pairs, (columns, said)) = (pairs(), with_trained(&ABACUS_MODELS, 2, options)?);
+    quality(
+        Runs::new(PLATFORM, &pairs, columns, OverlapInputs::Smallest),
+        options,
+        &format!(
+            "All queries are the smallest, and targets twice what those take alone. {said} The paper: 99% latencies of Abacus closer to the targets than in figure 14, and within them."
+        ),
     )
 }
 
 pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    throughput(
-        &pairs(),
-        options,
-        "The paper, at 100 queries/s, which saturate its device: Abacus to FCFS, SJF and EDF +25.7%, +38.1% and +25.7%; largest for (ResNet50, ResNet152), slightly below for (VGG16, VGG19).",
-    )
+    let (columns, said) = with_trained(&ABACUS_MODELS, 2, options)?;
+    let paper = "The paper, at 100 queries/s, which saturate its device: Abacus to FCFS, SJF and EDF +25.7%, +38.1% and +25.7%; largest for (ResNet50, ResNet152), slightly below for (VGG16, VGG19).";
+    throughput(&pairs(), &columns, options, format!("{said} {paper}"))
 }
 
-/// §7.4: of ResNet101, ResNet152, VGG19 and BERT all triples and all four.
+/// §7.4: of these all triples and all four.
+pub(super) const FOUR: [Architecture; 4] =
+    [Architecture::ResNet101, Architecture::ResNet152, Architecture::Vgg19, Architecture::BertBase];
+
 fn several() -> Vec<Vec<Architecture>> {
-    let all = [Architecture::ResNet101, Architecture::ResNet152, Architecture::Vgg19, Architecture::BertBase];
     let without = |left_out: usize| {
-        all.iter().enumerate().filter(|(index, _)| *index != left_out).map(|(_, model)| *model).collect::<Vec<_>>()
+        FOUR.iter().enumerate().filter(|(index, _)| *index != left_out).map(|(_, model)| *model).collect::<Vec<_>>()
     };
     [3, 2, 1, 0, 4].map(without).to_vec()
 }
 
 pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let (several, (columns, said)) = (several(), with_trained(&FOUR, 4, options)?);
     quality(
-        &several(),
+        Runs::new(PLATFORM, &several, columns, OverlapInputs::Any),
         options,
-        "The paper: triples -21.3%, -35.3%, -20.8% in 99% latency and -87.7%, -93.4%, -85.3% in violations; four -16.1%, -34.3%, -21.1% and as many violations less.",
+        &format!(
+            "{said} The paper: triples -21.3%, -35.3%, -20.8% in 99% latency and -87.7%, -93.4%, -85.3% in violations; four -16.1%, -34.3%, -21.1% and as many violations less."
+        ),
     )
 }
 
 pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    throughput(&several(), options, "The paper: triples +51.0%, +72.3%, +57.0%; four +38.4%, +53.9%, +63.4%.")
+    let (columns, said) = with_trained(&FOUR, 4, options)?;
+    let paper = "The paper: triples +51.0%, +72.3%, +57.0%; four +38.4%, +53.9%, +63.4%.";
+    throughput(&several(), &columns, options, format!("{said} {paper}"))
 }
 
 /// What pairs take one after the other, over what they take side by side, on average; and of VGG16 with VGG19.
@@ -233,13 +319,15 @@ pub(super) fn terms(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
         ("no interference", Platform { interference_permille: 0, ..PLATFORM }),
         ("no whole waves", Platform { whole_waves: false, ..PLATFORM }),
     ];
-    let mut table = vec![[head("term | saved at 4 | at 32 | VGG at 4"), heads("load")].concat()];
+    let pairs = pairs();
+    let none = Runs::new(PLATFORM, &pairs, columns(None), OverlapInputs::Any);
+    let mut table = vec![[head("term | saved at 4 | at 32 | VGG at 4"), none.heads("load")].concat()];
     for (term, platform) in changed {
         let ((four, vgg), (most, _)) = (saved(platform, 4)?, saved(platform, 32)?);
         for (load, of) in [("100/s", Load::Rate(100.0)), ("1.5 times", Load::Times(1.5))] {
-            let runs = runs(platform, &pairs(), options, of)?;
+            let runs = Runs::new(platform, &pairs, columns(None), OverlapInputs::Any).play(options, of)?;
             let percent = |ratio: f64| change(ratio, 1.0);
-            let found = cells(load, &means(&runs, violations), 1);
+            let found = cells(load, &runs.means(violations), 1);
             table.push([vec![term.to_owned(), percent(four), percent(most), percent(vgg)], found].concat());
         }
     }

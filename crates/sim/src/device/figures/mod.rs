@@ -57,7 +57,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 36] = [
+const NAMES: [(&str, &str, Maker); 37] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -96,6 +96,7 @@ const NAMES: [(&str, &str, Maker); 36] = [
     ("gslice-16", "GSLICE figure 16: shares that tune themselves", gslice_control::figure_16),
     ("abacus-10", "Abacus figure 10: how far predictors are off", abacus_predictors::figure_10),
     ("abacus-14", "Abacus figures 14 and 15: 99% latencies and violations of pairs", abacus::figure_14),
+    ("abacus-16", "Abacus figure 16: 99% latencies of pairs with the smallest inputs", abacus::figure_16),
     ("abacus-17", "Abacus figure 17: peak throughput of pairs", abacus::figure_17),
     ("abacus-18", "Abacus figure 18: 99% latencies and violations of three and four models", abacus::figure_18),
     ("abacus-19", "Abacus figure 19: peak throughput of three and four models", abacus::figure_19),

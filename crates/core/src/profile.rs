@@ -136,12 +136,21 @@ impl LatencyProfile {
     /// The profile that is so many percent slower.
     #[must_use]
     pub fn with_margin(&self, percent: u8) -> Self {
-        if percent == 0 {
+        self.stretched(100 + u32::from(percent), 100)
+    }
+
+    /// The profile that takes `times / of` times as long, where that is more.
+    #[must_use]
+    pub fn stretched(&self, times: u32, of: u32) -> Self {
+        if times <= of {
             return self.clone();
         }
-        let slower = |ns: u64| ns.saturating_add((u128::from(ns) * u128::from(percent) / 100) as u64);
-        let table = self.table.iter().map(|l| Duration::from_nanos(slower(l.as_nanos()))).collect();
-        LatencyProfile { table, slope: slower(self.slope) }
+        let longer = |ns: u64| {
+            let more = u128::from(ns) * u128::from(times - of) / u128::from(of.max(1));
+            ns.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+        };
+        let table = self.table.iter().map(|l| Duration::from_nanos(longer(l.as_nanos()))).collect();
+        LatencyProfile { table, slope: longer(self.slope) }
     }
 
     /// The profile through measured points `(batch size, latency)`: linear between two points, the running

@@ -45,3 +45,8 @@ impl DivisionError {
         DivisionError(format!("{asked} partitions are too many for {most} {of}"))
     }
 }
+
+/// How many hundredths of a device a text such as `25%` is; `None`: it is no share.
+pub(crate) fn percent(text: &str) -> Option<u32> {
+    text.trim().strip_suffix('%')?.trim().parse().ok().filter(|percent| (1..=100).contains(percent))
+}

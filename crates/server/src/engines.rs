@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use downbeat_engine::{Engine, GpuInfo};
 
-use crate::options::ServerOptions;
+use crate::options::{EngineChoice, ServerOptions};
 use crate::partitions::Partitions;
 
 pub struct Engines {
@@ -35,7 +35,12 @@ impl Engines {
         if let Some(warning) = choice.warning {
             tracing::warn!("{warning}");
         }
-        Ok(Engines { onnx: choice.engine, emulated: Arc::new(downbeat_engine::Emulated::new()), gpus: choice.gpus })
+        // There is one of it, whose devices all its models share.
+        let emulated = match options.engine {
+            EngineChoice::Emulated => choice.engine.clone(),
+            _ => Arc::new(downbeat_engine::Emulated::new()),
+        };
+        Ok(Engines { onnx: choice.engine, emulated, gpus: choice.gpus })
     }
 
     /// How many devices a server has that was asked for `asked` of them; 0: nobody said. A CPU that is divided is one, whatever its partitions.

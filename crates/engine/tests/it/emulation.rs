@@ -1,7 +1,9 @@
 //! The emulated engine.
 
+use std::time::{Duration, Instant};
+
 use downbeat_core::tensor::DataType;
-use downbeat_engine::{Emulated, Engine, LoadOptions};
+use downbeat_engine::{Emulated, Engine, Lane, LoadOptions, Place, Share};
 
 use crate::model::{folder, product, write};
 use crate::support::{as_floats, floats, lane, load, run};
@@ -78,6 +80,8 @@ fn wrong_configurations() {
         (CONFIG.replace("alpha_ms", "alfa_ms"), "alfa_ms"),
         (CONFIG.replace("FP32", "FLOAT"), "unknown datatype 'FLOAT'"),
         (CONFIG.replace("max_batch = 4", ""), "expected either latency_ms"),
+        (format!("knee = 0\n{CONFIG}"), "knee is 0; it is the part of the device"),
+        (format!("knee = 60\n{CONFIG}"), "above 0 and at most 1"),
         (CONFIG.replace("max_batch = 4", "max_batch = 4000000000"), "max_batch may be at most"),
         (CONFIG.replace("alpha_ms = 0.01", "alpha_ms = -1.0"), "-1 ms"),
         (CONFIG.replace("alpha_ms = 0.01", "alpha_ms = nan"), "NaN ms"),
@@ -93,4 +97,62 @@ fn wrong_configurations() {
         let message = Emulated::new().load(&options).err().unwrap_or_else(|| panic!("took it: {words}")).to_string();
         assert!(message.contains(words) && message.contains("model.emulated.toml"), "no '{words}' in: {message}");
     }
+}
+
+/// Two models that take 20 ms alone, with a lane each at these places.
+fn pair(engine: &Emulated, knee: &str, places: [Share; 2]) -> [Box<dyn Lane>; 2] {
+    let folder = folder();
+    let text = format!("{knee}\n{}", CONFIG.replace("beta_ms = 0.02", "beta_ms = 20"));
+    let path = folder.path().join("model.emulated.toml");
+    std::fs::write(&path, text).expect("writes");
+    places.map(|share| load(engine, &path).lane_at(Place { device: 0, share }).expect("a place"))
+}
+
+/// How long both take that begin together.
+#[expect(clippy::disallowed_methods, reason = "how long it takes at least is what is asked")]
+fn together(lanes: [Box<dyn Lane>; 2]) -> Duration {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for mut lane in lanes {
+            scope.spawn(move || run(&mut *lane, vec![floats(&[1, 2], &[1.; 2])]).expect("runs"));
+        }
+    });
+    begun.elapsed()
+}
+
+#[test]
+fn models_that_fill_a_device_slow_each_other_down_and_a_quarter_of_it_is_slower() {
+    // Only how long it takes at least can be asked of a machine that others use.
+    assert!(together(pair(&Emulated::new(), "knee = 1.0", [Share::Whole; 2])) >= Duration::from_millis(40));
+    let engine = Emulated::new();
+    let division = engine.divide(&["25%".to_owned(), "50 %".to_owned()]).expect("fits");
+    assert_eq!(division.parts.iter().map(|part| part.units).collect::<Vec<_>>(), [25, 50]);
+    let [first, second] = [0, 1].map(|part| division.parts[part].share);
+    assert!(together(pair(&engine, "knee = 1.0", [first, second])) >= Duration::from_millis(80), "a quarter of it");
+}
+
+#[test]
+fn a_model_on_a_partition_below_its_knee_says_that_it_takes_longer() {
+    let engine = Emulated::new();
+    let division = engine.divide(&["40%".to_owned(), "60%".to_owned()]).expect("fits");
+    let folder = folder();
+    let path = folder.path().join("model.emulated.toml");
+    std::fs::write(&path, format!("knee = 0.6\n{CONFIG}")).expect("writes");
+    let takes = |share| {
+        let model = engine.load(&LoadOptions { share, ..LoadOptions::new(&path, 1) }).expect("loads");
+        model.profile().expect("known").latency(1).as_nanos()
+    };
+    assert_eq!([Share::Whole, division.parts[1].share, division.parts[0].share].map(takes), [30_000, 30_000, 45_000]);
+}
+
+#[test]
+fn shares_of_an_emulated_device_have_to_fit() {
+    let divided = |parts: &[&str]| {
+        let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+        Emulated::new().divide(&parts).map_err(|error| error.to_string())
+    };
+    let said = divided(&["60%", "50%"]).expect_err("too much");
+    assert_eq!(said, "partition 1, \"50%\": those before it leave less than that");
+    let said = divided(&["60%", "0"]).expect_err("a core");
+    assert!(said.contains("partition 1, \"0\"") && said.contains("\"25%\""), "{said}");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::gpu::Gpu;
 use crate::cuda::Splitter;
-use crate::division::{Division, DivisionError, Part};
+use crate::division::{Division, DivisionError, Part, percent};
 use crate::traits::Share;
 
 /// How large a partition is to be.
@@ -42,12 +42,8 @@ pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, Di
 }
 
 fn size(text: &str) -> Result<Size, String> {
-    let number = |text: &str| text.trim().parse::<u32>().ok();
-    let size = match text.trim().strip_suffix('%') {
-        Some(percent) => number(percent).filter(|percent| (1..=100).contains(percent)).map(Size::Percent),
-        None => number(text).map(Size::Units),
-    };
-    size.ok_or_else(|| {
+    let units = || text.trim().parse().ok().map(Size::Units);
+    percent(text).map(Size::Percent).or_else(units).ok_or_else(|| {
         "on a GPU it is a number of compute units such as \"40\", or a share of them such as \"25%\"".to_owned()
     })
 }

@@ -18,9 +18,13 @@
 //! dims = [-1, 10]
 //! ```
 //!
-//! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)` for `b` from 1. A model
-//! may also be an ONNX file, whose signature it then has: with the latencies of `FILE.emulated.toml` beside it
+//! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)` for `b` from 1. With
+//! `knee = 0.6` its launches keep so much of a device busy (above 0, at most 1): they take longer on a smaller partition, and models of
+//! one device slow each other down as on a GPU; without it nothing slows a launch down. A model may also be an ONNX file, whose signature it then has: with the latencies of `FILE.emulated.toml` beside it
 //! (`model.onnx.emulated.toml`, without `inputs` and `outputs`).
+
+mod contention;
+mod device;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -30,14 +34,17 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use downbeat_core::{Duration, LatencyProfile};
 use serde::Deserialize;
 
+use self::device::{Devices, Sharing, Spot};
 use crate::batch;
 use crate::buffer::Buffer;
+use crate::cores::{self, Topology};
+use crate::division::{Division, DivisionError, percent};
 use crate::onnx;
 use crate::probe;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
 use crate::tensor::{Tensor, elements};
-use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError};
+use crate::traits::{Engine, EngineInfo, Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 
 pub(crate) const NAME: &str = "emulated";
 /// Largest configuration that is read, bytes.
@@ -48,13 +55,15 @@ const BATCH_LIMIT: u32 = 1 << 16;
 const STAGE_LIMIT: usize = 1024;
 
 /// The emulated engine.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Emulated;
+#[derive(Clone, Debug, Default)]
+pub struct Emulated {
+    devices: Arc<Devices>,
+}
 
 impl Emulated {
     /// The engine; each model's latencies are in its file.
     pub fn new() -> Self {
-        Emulated
+        Emulated::default()
     }
 }
 
@@ -65,6 +74,7 @@ struct Config {
     beta_ms: Option<f64>,
     max_batch: Option<u32>,
     latency_ms: Option<Vec<f64>>,
+    knee: Option<f64>,
     #[serde(default)]
     inputs: Vec<ConfigTensor>,
     #[serde(default)]
@@ -114,6 +124,15 @@ impl Config {
         profile.map_err(|e| e.to_string())
     }
 
+    fn knee(&self) -> Result<Option<f64>, String> {
+        match self.knee {
+            Some(knee) if !(knee > 0.0 && knee <= 1.0) => Err(format!(
+                "knee is {knee}; it is the part of the device that a launch keeps busy, above 0 and at most 1"
+            )),
+            knee => Ok(knee),
+        }
+    }
+
     fn signature(&self) -> Result<Signature, String> {
         if self.outputs.is_empty() {
             return Err("expected [[inputs]] and [[outputs]]".into());
@@ -141,28 +160,48 @@ impl Engine for Emulated {
 
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
         let path = &options.path;
-        let (signature, profile) = if path.extension().is_some_and(|e| e == "onnx") {
-            let signature = onnx::inspect(path)?;
-            let mut beside = path.clone().into_os_string();
+        let beside = |path: &Path| {
+            let mut beside = path.to_owned().into_os_string();
             beside.push(".emulated.toml");
-            let beside = PathBuf::from(beside);
-            let missing = "no such file; expected the latencies to emulate (alpha_ms, beta_ms, max_batch)";
-            let config = if beside.exists() { Config::read(&beside) } else { Err(missing.to_owned()) };
-            (signature, config.and_then(|c| c.profile()).map_err(file_error(&beside))?)
-        } else {
-            let config = Config::read(path).map_err(file_error(path))?;
-            let signature = config.signature().map_err(file_error(path))?;
-            (signature, config.profile().map_err(file_error(path))?)
+            PathBuf::from(beside)
         };
+        let (config_path, declared) = match path.extension().is_some_and(|e| e == "onnx") {
+            true => (beside(path), Some(onnx::inspect(path)?)),
+            false => (path.clone(), None),
+        };
+        let wrong = file_error(&config_path);
+        if declared.is_some() && !config_path.exists() {
+            let missing = "no such file; expected the latencies to emulate (alpha_ms, beta_ms, max_batch)";
+            return Err(wrong(missing.to_owned()));
+        }
+        let config = Config::read(&config_path).map_err(&wrong)?;
+        let signature = declared.map_or_else(|| config.signature(), Ok).map_err(&wrong)?;
+        let (profile, knee) = (config.profile().map_err(&wrong)?, config.knee().map_err(&wrong)?);
         let segments = segments(&options.cut, &signature, &profile).map_err(|reason| LoadError::Model {
             path: path.clone(),
             engine: NAME,
             reason,
         })?;
-        Ok(Arc::new(EmulatedModel {
-            segments,
-            shared: Arc::new(EmulatedShared { signature, profile, parts: stages(&options.cut) }),
-        }))
+        let parts = stages(&options.cut);
+        let shared = Arc::new(EmulatedShared { signature, profile, parts });
+        let sharing = knee.map(|knee| self.devices.sharing(knee));
+        let there =
+            sharing.as_ref().map(|sharing| sharing.spot(Place::default(), options.share).alone(&shared.profile));
+        Ok(Arc::new(EmulatedModel { segments, shared, sharing, share: options.share, there }))
+    }
+
+    fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        match parts.iter().any(|part| percent(part).is_some()) {
+            true => self.devices.divide(parts),
+            false => cores::divide(parts, &Topology::here()),
+        }
+    }
+
+    fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        match parts.iter().any(|part| percent(part).is_some()) {
+            true => self.devices.divide(parts),
+            false => cores::divide_freely(parts, &Topology::here()),
+        }
     }
 }
 
@@ -219,6 +258,11 @@ fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
 struct EmulatedModel {
     shared: Arc<EmulatedShared>,
     segments: Vec<SegmentInfo>,
+    /// How its launches share a device, where they do.
+    sharing: Option<Sharing>,
+    /// What it was loaded for, and how long batches take there, where that is not its profile.
+    share: Share,
+    there: Option<LatencyProfile>,
 }
 
 struct EmulatedShared {
@@ -238,16 +282,19 @@ impl Model for EmulatedModel {
     }
 
     fn profile(&self) -> Option<&LatencyProfile> {
-        Some(&self.shared.profile)
+        Some(self.there.as_ref().unwrap_or(&self.shared.profile))
     }
 
-    fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
-        Ok(Box::new(EmulatedLane { shared: self.shared.clone() }))
+    fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
+        let spot = self.sharing.as_ref().map(|sharing| sharing.spot(place, self.share));
+        Ok(Box::new(EmulatedLane { shared: self.shared.clone(), spot }))
     }
 }
 
 struct EmulatedLane {
     shared: Arc<EmulatedShared>,
+    /// Where others may be, too.
+    spot: Option<Spot>,
 }
 
 impl Lane for EmulatedLane {
@@ -266,7 +313,11 @@ impl Lane for EmulatedLane {
         let batch = u32::try_from(rows).ok().filter(|b| *b <= profile.max_batch());
         let batch = batch
             .ok_or_else(|| error(format!("a batch of {rows} is larger than the profile's {}", profile.max_batch())))?;
-        spend(share(profile.latency(batch), &range, *parts));
+        let alone = share(profile.latency(batch), &range, *parts);
+        match &self.spot {
+            Some(spot) => spot.spend(alone),
+            None => spend(alone),
+        }
         if range.end < *parts {
             state.tensors = inputs;
             return Ok(());

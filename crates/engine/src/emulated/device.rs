@@ -1,0 +1,151 @@
+//! Emulated devices: threads that wait until what they launched has ended there.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use downbeat_core::{Duration, LatencyProfile};
+
+use super::contention::{Contention, Launch};
+use crate::cores::Topology;
+use crate::division::{Division, DivisionError, Part, percent};
+use crate::traits::{Place, Share};
+
+/// What a device is divided into where partitions are shares of it.
+const HUNDREDTHS: usize = 100;
+
+/// The devices of an engine.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    /// By number, those on which somebody has been.
+    devices: Mutex<BTreeMap<usize, Arc<Device>>>,
+    /// The partitions of each in hundredths, where they are divided into shares.
+    parts: Mutex<Vec<Range<usize>>>,
+    /// Models so far.
+    models: AtomicU64,
+}
+
+impl Devices {
+    /// For the launches of another model, each of which keeps `knee` of a device busy.
+    pub fn sharing(self: &Arc<Self>, knee: f64) -> Sharing {
+        Sharing { devices: self.clone(), model: self.models.fetch_add(1, Ordering::Relaxed), knee }
+    }
+
+    /// Divides each of them into shares, one after another.
+    pub fn divide(&self, asked: &[String]) -> Result<Division, DivisionError> {
+        let (mut ranges, mut begin) = (Vec::new(), 0);
+        for (index, text) in asked.iter().enumerate() {
+            let refused = |reason: &str| DivisionError::part(index, text, reason);
+            let size = percent(text)
+                .ok_or_else(|| refused("beside shares of the emulated device it is a share, too, such as \"25%\""))?;
+            let end = begin + size as usize;
+            if end > HUNDREDTHS {
+                return Err(refused("those before it leave less than that"));
+            }
+            ranges.push(begin..end);
+            begin = end;
+        }
+        let part = |(index, range): (usize, &Range<usize>)| Part {
+            share: Share::Part(index as u32),
+            threads: 1,
+            units: range.len() as u32,
+            size: format!("{}% of the emulated device", range.len()),
+        };
+        let parts = ranges.iter().enumerate().map(part).collect();
+        *lock(&self.parts) = ranges;
+        Ok(Division { parts, notices: Vec::new() })
+    }
+
+    /// All units of a device, and those of a share. What says nothing of an emulated device is all of it.
+    fn units(&self, share: Share) -> (Vec<usize>, Vec<usize>) {
+        let parts = lock(&self.parts);
+        let all: Vec<usize> = match parts.is_empty() {
+            true => Topology::here().usable().iter().collect(),
+            false => (0..HUNDREDTHS).collect(),
+        };
+        let portion = match share {
+            Share::Cores(cores) => Some(cores.iter().collect()),
+            Share::Part(part) => parts.get(part as usize).map(|range| range.clone().collect()),
+            Share::Whole | Share::Units(_) | Share::AllBut(_) => None,
+        };
+        let portion = portion.unwrap_or_else(|| all.clone());
+        (all, portion)
+    }
+}
+
+/// How a model's launches share devices with others.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    devices: Arc<Devices>,
+    model: u64,
+    knee: f64,
+}
+
+impl Sharing {
+    /// A place where they run, of a model that was loaded for a share.
+    pub fn spot(&self, place: Place, loaded: Share) -> Spot {
+        let (all, portion) = self.devices.units(place.share.or(loaded));
+        let device = lock(&self.devices.devices).entry(place.device).or_default().clone();
+        Spot { device, model: self.model, portion: portion.into(), wants: self.knee * all.len() as f64 }
+    }
+}
+
+/// Where launches of a model run.
+#[derive(Debug)]
+pub(super) struct Spot {
+    device: Arc<Device>,
+    model: u64,
+    portion: Arc<[usize]>,
+    wants: f64,
+}
+
+impl Spot {
+    /// What batches take here that take `profile` on all of the device, if nobody else is there.
+    pub fn alone(&self, profile: &LatencyProfile) -> LatencyProfile {
+        let times = self.wants / self.portion.len().max(1) as f64;
+        profile.stretched((times * 1e6) as u32, 1_000_000)
+    }
+
+    /// Keeps the calling thread until what takes `alone` on all of an idle device has run here.
+    pub fn spend(&self, alone: Duration) {
+        let (model, portion, wants) = (self.model, self.portion.clone(), self.wants);
+        self.device.run(Launch { model, portion, wants, alone });
+    }
+}
+
+#[derive(Debug)]
+struct Device {
+    began: std::time::Instant,
+    contention: Mutex<Contention>,
+    /// A launch has ended, so that others are faster.
+    ended: Condvar,
+}
+
+impl Default for Device {
+    #[expect(clippy::disallowed_methods, reason = "the time that passes here is what the emulated device computes")]
+    fn default() -> Self {
+        Device { began: std::time::Instant::now(), contention: Mutex::default(), ended: Condvar::new() }
+    }
+}
+
+impl Device {
+    fn run(&self, launch: Launch) {
+        let mut contention = lock(&self.contention);
+        let id = contention.begin(self.now(), launch);
+        while let Some(left) = contention.ends_in(self.now(), id) {
+            let waited = self.ended.wait_timeout(contention, left.into());
+            contention = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(contention);
+        self.ended.notify_all();
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed().into()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

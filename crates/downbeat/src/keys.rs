@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, LogFormat, MAX_SHARDS, MOST_DEVICES, MOST_LOAD_THREADS,
-    MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
+    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
+    MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -106,6 +106,9 @@ fn engine() -> Vec<Key<Draft>> {
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
             .flag("devices", "Executors, each runs one batch at a time; 0: one for each GPU; on the CPU as many as the models ask for, at least two for two models"),
+        key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
+            .flag("isolation", "What models on the CPU are kept apart from: none, or process (each in a process of its own, whose end costs only this model; see \"Isolation\")")
+            .of_models(),
         optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
             .flag("run-memory-bytes", "What runs of models on the CPU may take together, as estimated before each; 0: no limit (see \"Memory of runs\")"),
         optional("model_memory_bytes", bytes_or_zero(), |d| &mut d.options.model_memory_bytes, "the memory, less --max-in-flight-bytes", "\"8G\"")
@@ -372,6 +375,8 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("How long a request without a deadline may wait; 0: as long as it takes"),
         of_model("threads", number(0..=MOST_THREADS as u64), |m| &mut m.threads, of_all, "2")
             .help("Threads inside one run; 0: as for all models"),
+        of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
+            .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
             .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
         of_model("partition", number(0..=u32::MAX.into()), |m| &mut m.partition, "the one with the fewest models", "0")

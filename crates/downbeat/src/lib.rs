@@ -42,6 +42,7 @@ mod what_if_command;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_bench::scheduler::SchedulerArgs;
@@ -79,6 +80,9 @@ enum Command {
     Timeline(timeline_command::TimelineArgs),
     Man(manual::ManArgs),
     Completions(manual::CompletionsArgs),
+    /// Runs a model for the server that started this process, whose socket standard input is.
+    #[command(hide = true)]
+    Executor,
 }
 
 #[derive(clap::Args, Debug)]
@@ -162,6 +166,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Log(command) => Ok(if log_command::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::WhatIf(args) => Ok(what_if_command::what_if(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Advise(args) => Ok(what_if_command::advice(&args).map(|()| ExitCode::SUCCESS)?),
+        Command::Executor => {
+            downbeat_engine::isolation::serve().context("an executor process is started by a server")?;
+            downbeat_engine::process::end(0)
+        }
         Command::Config(command) => {
             Ok(if config_check::run(&command)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -4,7 +4,7 @@
 //! read (E²bird §6.2). Engines do this themselves; here it is worked out to say what it is worth.
 
 /// Bytes of the intermediate tensors of one item, on one lane.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Activations {
     /// If each had memory of its own for the whole run.
     pub separate: u64,

@@ -3,9 +3,10 @@
 use downbeat_core::Duration;
 pub use downbeat_core::device::Cut;
 use downbeat_core::tensor::TensorSpec;
+use serde::{Deserialize, Serialize};
 
 /// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed one).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SegmentInfo {
     /// How many operators it has.
     pub operators: usize,

@@ -38,6 +38,11 @@ pub(crate) trait Interrupt: Send + Sync {
     /// Ends the call as soon as the engine can; returns at once.
     fn interrupt(&self);
 
+    /// Ends the call whatever it costs, where that can be: whether it is.
+    fn kill(&self) -> bool {
+        false
+    }
+
     /// The call is over: the next one is not to be ended.
     fn clear(&self) {}
 }
@@ -54,6 +59,11 @@ impl Stop {
         state.stopped = true;
         // Under the lock, so that the call that is meant is not over.
         state.calls.iter().filter_map(|call| call.interrupt.as_ref()).for_each(|interrupt| interrupt.interrupt());
+    }
+
+    /// Ends what the thread is in the middle of by ending the process that it goes on in, where it is in one of its own: whether it is.
+    pub fn kill(&self) -> bool {
+        self.state().calls.iter().filter_map(|call| call.interrupt.as_ref()).any(|interrupt| interrupt.kill())
     }
 
     /// Lets the thread go on.

@@ -13,6 +13,7 @@ use crate::cores::{self, CoreSet, Pinned, Topology};
 use crate::cuda::Span;
 use crate::division::{Division, DivisionError};
 use crate::graph_report::GraphReport;
+use crate::isolation::Executor;
 use crate::operator_profile::OperatorProfile;
 use crate::ring_memory::{RingMemory, RingMemoryError};
 use crate::run_memory::{MemoryBudget, RunMemory};
@@ -241,6 +242,11 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// The process that it runs in, where it has one of its own.
+    fn executor(&self) -> Option<&Executor> {
+        None
+    }
+
     /// To what length inputs that are padded anyway are better filled up, so that batches have few different ones; itself where any is as good.
     fn filled_length(&self, length: usize) -> usize {
         length
@@ -447,11 +453,13 @@ pub struct RunError {
     pub reason: String,
     /// Whether it is the device that cannot, whatever the batch: it is lost, or out of memory.
     pub of_device: bool,
+    /// Whether the process that it ran in has ended, or is not there again yet.
+    pub of_executor: bool,
 }
 
 impl RunError {
     /// A failure of this batch.
     pub fn new(engine: &'static str, reason: impl Into<String>) -> RunError {
-        RunError { engine, reason: reason.into(), of_device: false }
+        RunError { engine, reason: reason.into(), of_device: false, of_executor: false }
     }
 }

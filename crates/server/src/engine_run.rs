@@ -18,7 +18,7 @@ pub enum RunFailure {
     Engine(String),
     /// It took too long and was ended, or was left behind: why.
     Ended(String),
-    /// The model is out of service: why.
+    /// The model is out of service, as a run of it does not end or its process has ended: why.
     Refused(String),
 }
 
@@ -94,27 +94,31 @@ pub fn begin<'a>(
     let is_first = watch.begin();
     match caught(|| engine.enqueue(segments, state)) {
         Ok(pending) => Ok(Running { watch, pending, _count: count }),
-        Err(reason) if is_first => end(&watch, Err(reason)),
-        Err(reason) => Err(RunFailure::Engine(reason)),
+        Err(failure) if is_first => end(&watch, Err(failure)),
+        Err(failure) => Err(failure),
     }
 }
 
 /// What the engine does, and its words where it fails.
-fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, String> {
+fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure> {
     // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
-    let ran = std::panic::catch_unwind(AssertUnwindSafe(run));
-    ran.map_or_else(|_| Err("the engine panicked on this batch".to_owned()), |ran| ran.map_err(|e| e.to_string()))
+    match std::panic::catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(ran)) => Ok(ran),
+        Ok(Err(error)) if error.of_executor => Err(RunFailure::Refused(error.reason)),
+        Ok(Err(error)) => Err(RunFailure::Engine(error.to_string())),
+        Err(_) => Err(RunFailure::Engine("the engine panicked on this batch".to_owned())),
+    }
 }
 
 /// The run that is watched is over.
-fn end<T>(watch: &Watch<'_>, ran: Result<T, String>) -> Result<T, RunFailure> {
+fn end<T>(watch: &Watch<'_>, ran: Result<T, RunFailure>) -> Result<T, RunFailure> {
     match (ran, watch.post.end()) {
         (Ok(ran), _) => {
             watch.health.succeeded();
             Ok(ran)
         }
         (Err(_), Some(reason)) => Err(RunFailure::Ended(reason)),
-        (Err(reason), None) => Err(RunFailure::Engine(reason)),
+        (Err(failure), None) => Err(failure),
     }
 }
 

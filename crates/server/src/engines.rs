@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use downbeat_engine::{Engine, GpuInfo};
+use downbeat_engine::{Engine, ExecutorProgram, GpuInfo, Isolated};
 
-use crate::options::{EngineChoice, ServerOptions};
+use crate::options::{EngineChoice, Isolation, ServerOptions};
 use crate::partitions::Partitions;
 
 pub struct Engines {
     pub onnx: Arc<dyn Engine>,
     pub emulated: Arc<dyn Engine>,
+    /// The same two in processes of their own, where models ask for that.
+    isolated: Option<[Arc<dyn Engine>; 2]>,
     /// The GPUs that ONNX models run on, one a device; none: they run on the CPU.
     pub gpus: Vec<GpuInfo>,
 }
@@ -36,11 +38,32 @@ impl Engines {
             tracing::warn!("{warning}");
         }
         // There is one of it, whose devices all its models share.
-        let emulated = match options.engine {
+        let emulated: Arc<dyn Engine> = match options.engine {
             EngineChoice::Emulated => choice.engine.clone(),
             _ => Arc::new(downbeat_engine::Emulated::new()),
         };
-        Ok(Engines { onnx: choice.engine, emulated, gpus: choice.gpus })
+        let (onnx, gpus) = (choice.engine, choice.gpus);
+        let isolated = |engine: &Arc<dyn Engine>| -> anyhow::Result<Arc<dyn Engine>> {
+            let program = ExecutorProgram::default();
+            Ok(Arc::new(Isolated::new(engine.clone(), most_threads(options), program)?))
+        };
+        let isolated = options.isolates().then(|| Ok::<_, anyhow::Error>([isolated(&onnx)?, isolated(&emulated)?]));
+        Ok(Engines { isolated: isolated.transpose()?, onnx, emulated, gpus })
+    }
+
+    /// What runs a model.
+    ///
+    /// # Errors
+    /// If it cannot be in a process of its own and is to be.
+    pub fn of(&self, is_emulated: bool, isolation: Isolation) -> anyhow::Result<&Arc<dyn Engine>> {
+        match (isolation, &self.isolated) {
+            (Isolation::Process, _) if !is_emulated && !self.gpus.is_empty() => anyhow::bail!(
+                "isolation is process, which is for models on the CPU, and this one is on a GPU; leave it out, or choose an engine on the \
+                 CPU (--engine onnxruntime)"
+            ),
+            (Isolation::Process, Some([onnx, emulated])) => Ok(if is_emulated { emulated } else { onnx }),
+            _ => Ok(if is_emulated { &self.emulated } else { &self.onnx }),
+        }
     }
 
     /// How many devices a server has that was asked for `asked` of them; 0: nobody said. A CPU that is divided is one, whatever its partitions.
@@ -114,7 +137,7 @@ mod tests {
                 uuid: String::new(),
             };
             let engine = Arc::new(downbeat_engine::Emulated::new());
-            Engines { onnx: engine.clone(), emulated: engine, gpus: (0..gpus).map(gpu).collect() }
+            Engines { onnx: engine.clone(), emulated: engine, isolated: None, gpus: (0..gpus).map(gpu).collect() }
         };
         let whole = Partitions::in_parts(0);
         let devices = |gpus, asked| engines(gpus).devices(asked, &whole).unwrap();

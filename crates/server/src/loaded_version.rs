@@ -104,13 +104,23 @@ impl LoadedVersion {
 
     /// Why it is not ready at `now`, if that is so.
     pub fn not_ready(&self, now: Time) -> Option<String> {
-        self.hosts.lost().or_else(|| self.health.not_ready(now))
+        self.out_of_service().or_else(|| self.health.not_ready(now))
+    }
+
+    /// Why it takes no requests, if that is so.
+    pub fn out_of_service(&self) -> Option<String> {
+        self.hosts.lost().or_else(|| self.restarting()).or_else(|| self.health.refuses())
+    }
+
+    /// Why nothing of it runs until its process is there again, if that is so.
+    fn restarting(&self) -> Option<String> {
+        self.model.executor()?.down()
     }
 
     /// What a client is told of a request that failed on a device.
     pub fn failure(&self, device: usize, failure: &RunFailure) -> ServiceError {
         let name = &self.name;
-        match (self.model.lost(device), failure) {
+        match (self.model.lost(device).or_else(|| self.restarting()), failure) {
             (Some(lost), _) => ServiceError::Unavailable(format!("model '{name}': {lost}")),
             (None, RunFailure::Engine(reason)) => {
                 ServiceError::Internal(format!("model '{name}' failed on this request: {reason}"))

@@ -89,7 +89,7 @@ impl<'a> Loading<'a> {
         let begin = context.clock.now();
         file.progress.step("reading", 0.0);
         let (options, name) = (&context.options, &definition.name);
-        let engine = if is_emulated(&definition) { &context.engines.emulated } else { &context.engines.onnx };
+        let engine = context.engines.of(is_emulated(&definition), options.isolation(name))?;
         let on_gpus = context.is_on_gpus(&definition);
         // A load that does not end holds up no other for good.
         let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();

@@ -73,6 +73,13 @@ impl ModelHealth {
         self.troubled.store(true, Ordering::Release);
     }
 
+    /// What was being ended has ended with its process: what the process is worth is known otherwise.
+    pub fn run_killed(&self) {
+        let mut trouble = self.trouble.lock();
+        trouble.ended = None;
+        self.troubled.store(trouble.left_behind > 0, Ordering::Release);
+    }
+
     /// A run goes on that was to end, and nobody waits for it any more.
     pub fn run_left_behind(&self, reason: String) {
         let mut trouble = self.trouble.lock();

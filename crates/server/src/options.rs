@@ -118,6 +118,8 @@ with_defaults! {
         /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
         /// at the start. 0: no limit.
         pub run_memory_bytes: Option<usize> = None,
+        /// Whether models run in processes of their own that do not say it themselves.
+        pub isolation: Isolation = Isolation::None,
         /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
         pub model_memory_bytes: Option<usize> = None,
         /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
@@ -164,6 +166,17 @@ impl ServerOptions {
     /// The defaults, on a repository.
     pub fn new(repository: PathBuf) -> Self {
         ServerOptions { repositories: vec![repository], ..Default::default() }
+    }
+
+    /// Whether a model runs in a process of its own.
+    pub fn isolation(&self, model: &str) -> Isolation {
+        self.models.get(model).and_then(|model| model.isolation).unwrap_or(self.isolation)
+    }
+
+    /// Whether any model runs in a process of its own.
+    pub fn isolates(&self) -> bool {
+        let all = std::iter::once(self.isolation).chain(self.models.values().filter_map(|model| model.isolation));
+        all.into_iter().any(|isolation| isolation == Isolation::Process)
     }
 
     /// How many parts the scheduler is in, by [`ServerOptions::scheduler_shards`] or by the cores.
@@ -260,6 +273,8 @@ pub struct ModelOptions {
     pub max_queue_wait: Option<Duration>,
     /// Threads inside one run of it; 0: as if nothing were said.
     pub threads: Option<usize>,
+    /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
+    pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
     pub gpu_memory: Option<u64>,
     /// The number of the partition that it is on ([`DeviceOptions::partitions`]); `None`: the one with the fewest models.
@@ -364,6 +379,16 @@ named! {
         Fixed = "fixed",
         /// What models need of it, as measured (GSLICE): they move while they serve.
         Auto = "auto",
+    }
+}
+
+named! {
+    /// What a model is kept apart from.
+    Isolation as "isolation" {
+        /// From nothing: it runs in the server's own process.
+        None = "none",
+        /// From the server and the other models: it runs in a process of its own.
+        Process = "process",
     }
 }
 

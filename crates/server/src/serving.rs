@@ -132,10 +132,10 @@ impl Serving {
     /// The version that a request is for, if it is taken now.
     ///
     /// # Errors
-    /// `Unavailable` if the server drains, the version's devices are lost or a run of it does not end; those of [`ServedModel::version`].
+    /// `Unavailable` if the server drains, the version's devices are lost, its process is started again or a run of it does not end; those of [`ServedModel::version`].
     pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
-        match loaded.hosts.lost().or_else(|| loaded.health.refuses()) {
+        match loaded.out_of_service() {
             Some(reason) => Err(ServiceError::Unavailable(format!("model '{}': {reason}", loaded.name))),
             None => Ok(loaded),
         }

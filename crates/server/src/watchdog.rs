@@ -2,8 +2,8 @@
 //! goes to another.
 //!
 //! A model may loop for ever, and only some engines can be told to end a run (`onnxruntime` can between operators, `rten` cannot), so that there are three steps:
-//! the engine is told; if the run goes on after a while, whoever owns the thread answers its requests and starts another thread; and with more threads left
-//! behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more. So it is once the engine has no device left.
+//! the engine is told; if the run goes on after a while, its process is ended where the model has one of its own, or else whoever owns the thread answers its requests
+//! and starts another thread; and with more threads left behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more. So it is once the engine has no device left.
 
 use std::sync::{Arc, Weak};
 
@@ -78,6 +78,8 @@ struct Run {
     is_useless: bool,
     /// Since when it has to end, and why.
     told: Option<(Time, String)>,
+    /// Whether the process that it goes on in was ended for that.
+    is_killed: bool,
 }
 
 struct Load {
@@ -85,6 +87,7 @@ struct Load {
     /// The engine's run that was seen last, and when it was seen first.
     seen: Option<(u64, Time)>,
     told: Option<(Time, String)>,
+    is_killed: bool,
 }
 
 impl Watchdog {
@@ -217,14 +220,14 @@ impl Post {
         let is_first = matches!(*doing, Doing::Nothing);
         if is_first {
             let health = health.clone();
-            *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None });
+            *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None, is_killed: false });
         }
         is_first
     }
 
     /// The thread begins a load of a model.
     pub fn begin_load(&self, model: &str) {
-        *self.doing.lock() = Doing::Load(Load { model: model.to_owned(), seen: None, told: None });
+        *self.doing.lock() = Doing::Load(Load { model: model.to_owned(), seen: None, told: None, is_killed: false });
     }
 
     /// What the thread was doing is over; why it was to end, if it was.
@@ -246,13 +249,18 @@ impl Post {
         reason
     }
 
+    /// Ends the process that the thread's run goes on in, once, where it has one of its own: whether it does.
+    fn kill(&self, is_killed: &mut bool) -> bool {
+        !std::mem::replace(is_killed, true) && self.stop.kill()
+    }
+
     /// Why the thread has to be left behind from now on, if that is so. Ends what takes too long.
     fn look(&self, now: Time, limits: &RunLimits) -> Option<String> {
         let mut doing = self.doing.lock();
         let (reason, health) = match &mut *doing {
             Doing::Nothing | Doing::LeftBehind(..) => return None,
             Doing::Run(run) => {
-                let Run { health, device, begin, limit, is_useless, told } = run;
+                let Run { health, device, begin, limit, is_useless, told, is_killed } = run;
                 let elapsed = now.since(*begin);
                 let ModelHealth { name, version, .. } = &**health;
                 match told {
@@ -279,6 +287,13 @@ impl Post {
                         return None;
                     }
                     Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => return None,
+                    Some((since, _)) if self.kill(is_killed) => {
+                        tracing::error!(model = %name, %version, device, %elapsed, "a run does not end: its process is ended");
+                        // It is not ready until it has another process.
+                        health.run_killed();
+                        *since = now;
+                        return None;
+                    }
                     Some((_, reason)) => {
                         tracing::error!(
                             model = %name, %version, device, %elapsed,
@@ -291,9 +306,13 @@ impl Post {
                 }
             }
             Doing::Load(load) => {
-                let Load { model, seen, told } = load;
+                let Load { model, seen, told, is_killed } = load;
                 if let Some((since, reason)) = told {
                     if now.since(*since) <= GRACE {
+                        return None;
+                    }
+                    if self.kill(is_killed) {
+                        *since = now;
                         return None;
                     }
                     tracing::error!(%model, "its load does not end: the thread is left behind");

@@ -5,6 +5,7 @@
 mod command_line;
 mod config_check;
 mod engine_install;
+mod isolation;
 mod log_command;
 mod plan;
 mod profile;

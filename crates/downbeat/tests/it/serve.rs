@@ -12,13 +12,13 @@ use crate::command_line::{downbeat, run, stderr, stdout};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
-const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
+pub const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
 /// Longer than anything takes; a server that does not come up in this time is a failed test.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running server on free ports. Killed when the test is over.
-struct Server {
+pub struct Server {
     child: Child,
     http: SocketAddr,
     log: mpsc::Receiver<String>,
@@ -29,7 +29,7 @@ struct Server {
 
 impl Server {
     /// Starts a server and waits for the line that says `until`.
-    fn start(repository: &Path, flags: &[&str], until: &str) -> Server {
+    pub fn start(repository: &Path, flags: &[&str], until: &str) -> Server {
         let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&["serve"]);
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
@@ -60,30 +60,45 @@ impl Server {
         }
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     fn url(&self) -> String {
         format!("http://{}", self.http)
     }
 
     /// Status and body.
-    fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.http).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        http(self.http, method, path, body)
     }
 
-    fn terminate(mut self) -> ExitStatus {
+    /// Where it answers HTTP.
+    pub fn address(&self) -> SocketAddr {
+        self.http
+    }
+
+    pub fn terminate(mut self) -> ExitStatus {
         let id = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         self.child.wait().unwrap()
     }
+}
+
+/// Status and body of what a server answers at an address.
+pub fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 impl Drop for Server {
@@ -93,7 +108,7 @@ impl Drop for Server {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -106,7 +121,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// A repository with the digits example only.
-fn digits() -> tempfile::TempDir {
+pub fn digits() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("digits"));
     folder

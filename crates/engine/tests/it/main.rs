@@ -10,6 +10,7 @@ mod finding;
 mod gpu;
 mod gpu_device;
 mod installing;
+mod isolation;
 mod model;
 mod plans;
 mod preflight;

@@ -296,7 +296,7 @@ impl DeviceHost {
         reply::together(|| answering::answer_alone(self.device, ran_alone, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
-            self.complete(&grant, (!alone).then_some((launch.rows, end)));
+            self.complete(&grant, (!alone && !has_failed).then_some((launch.rows, end)));
             if has_failed && model.lost().is_some() {
                 self.retire();
             }

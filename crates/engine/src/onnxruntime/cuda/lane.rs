@@ -382,7 +382,7 @@ impl Lane for CudaLane {
             Err(reason) => {
                 self.settle();
                 let (reason, of_device) = self.ground.gpu.explain(reason);
-                Err(RunError { engine: self.shared.maker.engine(), reason, of_device })
+                Err(RunError { engine: self.shared.maker.engine(), reason, of_device, of_executor: false })
             }
         }
     }

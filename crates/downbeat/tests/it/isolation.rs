@@ -1,0 +1,121 @@
+//! Models in processes of their own, in a running server: what a process costs that ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::serve::{REQUEST, Server, copy, digits, http};
+
+/// A repository with two models, of which one runs in a process of its own, and the flags for that.
+fn repository() -> (tempfile::TempDir, String) {
+    let folder = digits();
+    copy(&folder.path().join("digits"), &folder.path().join("beside"));
+    let config = folder.path().join("beside/config.pbtxt");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(config, text.replace("\"digits\"", "\"beside\"")).unwrap();
+    let config = folder.path().join("downbeat.toml");
+    std::fs::write(&config, "[models.digits]\nisolation = \"process\"\n").unwrap();
+    let config = config.to_str().unwrap().to_owned();
+    (folder, config)
+}
+
+/// The processes that a process has started.
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    children.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
+fn kill(pid: u32) {
+    assert!(std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+/// Waits until something is so; a test fails that waits for ever.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..6_000 {
+        if is_so() {
+            return;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    panic!("never: {what}");
+}
+
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Who is gone is a zombie until its parent has looked.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[test]
+fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back() {
+    let (folder, config) = repository();
+    let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
+    let request = std::fs::read_to_string(REQUEST).unwrap();
+    let address = server.address();
+    let infer = |model: &str| http(address, "POST", &format!("/v2/models/{model}/infer"), &request);
+    let (status, expected) = infer("beside");
+    assert_eq!(status, 200, "{expected}");
+    let outputs = |body: &str| serde_json::from_str::<serde_json::Value>(body).unwrap()["outputs"].clone();
+    let [first] = children(server.pid())[..] else { panic!("one model is in a process of its own") };
+    let (done, others) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let mut count = 0;
+            while !done.load(Ordering::SeqCst) {
+                let (status, body) = infer("beside");
+                assert_eq!(status, 200, "{body}");
+                count += 1;
+                others.store(true, Ordering::SeqCst);
+            }
+            count
+        });
+        let load = scope.spawn(|| {
+            let mut statuses = Vec::new();
+            while !done.load(Ordering::SeqCst) {
+                let (status, body) = infer("digits");
+                match status {
+                    200 => assert_eq!(outputs(&body), outputs(&expected)),
+                    503 => assert!(body.contains("executor process has ended (signal 9 (SIGKILL))"), "{body}"),
+                    _ => panic!("{status} {body}"),
+                }
+                if statuses.last() != Some(&status) {
+                    statuses.push(status);
+                }
+            }
+            statuses
+        });
+        until("both serve", || others.load(Ordering::SeqCst));
+        kill(first);
+        until("it is not ready", || server.http("GET", "/v2/models/digits/ready", "").0 != 200);
+        assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "the server is");
+        until("it is ready again", || server.http("GET", "/v2/models/digits/ready", "").0 == 200);
+        until("it answers again", || infer("digits").0 == 200);
+        // The thread of the load has seen it, too, once it has asked once more.
+        std::thread::park_timeout(Duration::from_millis(50));
+        done.store(true, Ordering::SeqCst);
+        assert!(beside.join().unwrap() > 0);
+        assert_eq!(load.join().unwrap(), [200, 503, 200]);
+    });
+    let now = children(server.pid());
+    assert!(now.len() == 1 && now[0] != first, "{now:?} after {first}");
+    assert_eq!(server.terminate().code(), Some(0));
+    until("no process is left", || !is_running(now[0]));
+}
+
+#[test]
+fn a_server_that_is_killed_leaves_no_process() {
+    let (folder, config) = repository();
+    let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
+    let executors = children(server.pid());
+    assert_eq!(executors.len(), 1);
+    // By SIGKILL.
+    drop(server);
+    until("no process is left", || !is_running(executors[0]));
+}
+
+#[test]
+fn a_process_that_has_no_server_says_so() {
+    let output = crate::command_line::run(&["executor"]);
+    let said = crate::command_line::stderr(&output);
+    assert!(said.starts_with("downbeat: an executor process is started by a server: "), "{said}");
+}

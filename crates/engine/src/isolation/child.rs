@@ -1,0 +1,224 @@
+//! The executor process: it loads one model, runs its lanes, and ends with the process that started it.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use downbeat_core::tensor::TensorSpec;
+use rustix::fd::OwnedFd;
+use rustix::process::Signal;
+
+use super::message::{Answer, Batch, Call, LaneCall, LoadCall, Loaded, RunAnswer, RunCall, WarmRun, Wire};
+use super::message::{receive_with, send};
+use super::region::Region;
+use crate::choice::{self, Preference};
+use crate::cuda::CudaOptions;
+use crate::fill::Fill;
+use crate::onnxruntime::Search;
+use crate::state::State;
+use crate::stop::Stop;
+use crate::tensor::{Buffer, Tensor, elements};
+use crate::traits::{Engine, Lane, LoadError, LoadOptions, Model, Place, Share};
+
+/// How nice a load is, as in the server.
+const NICE_OF_LOADS: i32 = 10;
+
+/// The life of an executor process, whose standard input is a socket of the server that started it: ends once that server is gone.
+///
+/// # Errors
+/// If standard input is no such socket.
+pub fn serve() -> io::Result<()> {
+    // Where the server was gone before this, the socket says so.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut process = Process::default();
+    let mut bytes = Vec::new();
+    loop {
+        let (call, files): (Call, _) = match receive_with(&control) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            received => received?,
+        };
+        let answer = match call {
+            Call::Load(call) => process.load(&call),
+            Call::Lane(call) => process.open(&call, files),
+            Call::Stop { lane, run } => {
+                process.stop(lane, run);
+                continue;
+            }
+        };
+        let answer = answer.unwrap_or_else(|Refused { of_file, reason }| Answer::Failed { of_file, reason });
+        send(&control, &mut bytes, &answer, &[])?;
+    }
+}
+
+/// Why something is not done.
+struct Refused {
+    of_file: bool,
+    reason: String,
+}
+
+impl<E: ToString> From<E> for Refused {
+    fn from(error: E) -> Self {
+        Refused { of_file: false, reason: error.to_string() }
+    }
+}
+
+fn refused(error: LoadError) -> Refused {
+    Refused { of_file: matches!(error, LoadError::File { .. }), reason: error.into_reason() }
+}
+
+#[derive(Default)]
+struct Process {
+    /// Holds what models of it use for as long as there are some.
+    engine: Option<Arc<dyn Engine>>,
+    model: Option<Arc<dyn Model>>,
+    lanes: BTreeMap<u64, Arc<AtWork>>,
+}
+
+/// What the thread of a lane is doing.
+struct AtWork {
+    stop: Stop,
+    run: Mutex<Option<u64>>,
+}
+
+impl AtWork {
+    fn run(&self) -> MutexGuard<'_, Option<u64>> {
+        self.run.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    fn load(&mut self, call: &LoadCall) -> Result<Answer, Refused> {
+        let preference: Preference = call.engine.parse()?;
+        let asked = call.library.clone().map(|library| ("the server".to_owned(), library));
+        let search = Search { asked, threads: call.pool, ..Search::default() };
+        // With its threads, which are not to be as nice as the load.
+        let engine = choice::choose(preference, &search, &CudaOptions::default())?.engine;
+        let options = LoadOptions {
+            share: share(call.cores.as_deref())?,
+            cut: call.cut.clone(),
+            cache: call.cache.clone(),
+            operators: call.operators.clone().map(Arc::new),
+            ..LoadOptions::new(&call.path, call.threads)
+        };
+        let nicely = || {
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE_OF_LOADS);
+            engine.load(&options)
+        };
+        let loaded = std::thread::scope(|scope| scope.spawn(nicely).join());
+        let model = loaded.map_err(|panic| panicked(&*panic))?.map_err(refused)?;
+        let signature = model.signature().clone();
+        let loaded = Loaded {
+            inputs: signature.inputs,
+            outputs: signature.outputs,
+            segments: model.segment_info().to_vec(),
+            activations: model.activations().cloned(),
+            operators: model.operators().map(|operators| (**operators).clone()),
+            profile: model.profile().cloned(),
+        };
+        (self.engine, self.model) = (Some(engine), Some(model));
+        Ok(Answer::Loaded(Box::new(loaded)))
+    }
+
+    fn open(&mut self, call: &LaneCall, files: Vec<OwnedFd>) -> Result<Answer, Refused> {
+        let model = self.model.clone().ok_or("no model is loaded")?;
+        let place = Place { device: 0, share: share(call.cores.as_deref())? };
+        let mut lane = model.lane_at(place).map_err(refused)?;
+        let [socket, inputs, outputs] = <[OwnedFd; 3]>::try_from(files).map_err(|_| "a lane has three files")?;
+        let (inputs, outputs) = (Region::open(inputs)?, Region::open(outputs)?);
+        for run in &call.warm_up {
+            warm_up(&*model, &mut *lane, run);
+        }
+        let mut served = ServedLane { wire: Wire::new(socket.into()), inputs, outputs, lane };
+        let (sender, begun) = mpsc::channel();
+        let work = move || {
+            let at_work = Arc::new(AtWork { stop: Stop::of_this_thread(), run: Mutex::default() });
+            // The other end is waited at.
+            let _ = sender.send(at_work.clone());
+            // Whoever had the lane is gone.
+            while served.run_next(&at_work).is_ok() {}
+        };
+        std::thread::Builder::new().name(format!("lane-{}", call.lane)).spawn(work)?;
+        self.lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
+        self.lanes.insert(call.lane, begun.recv()?);
+        Ok(Answer::Lane)
+    }
+
+    fn stop(&self, lane: u64, run: u64) {
+        if let Some(lane) = self.lanes.get(&lane) {
+            // Under the lock, so that the run that is meant is not over.
+            let running = lane.run();
+            if *running == Some(run) {
+                lane.stop.stop();
+            }
+        }
+    }
+}
+
+fn share(cores: Option<&str>) -> Result<Share, Refused> {
+    Ok(match cores {
+        Some(cores) => Share::Cores(cores.parse()?),
+        None => Share::Whole,
+    })
+}
+
+/// A lane, and who has it run.
+struct ServedLane {
+    wire: Wire,
+    inputs: Region,
+    outputs: Region,
+    lane: Box<dyn Lane>,
+}
+
+impl ServedLane {
+    fn run_next(&mut self, at_work: &AtWork) -> io::Result<()> {
+        let RunCall { run, first, end, batch } = self.wire.receive()?;
+        let mut state = State { tensors: batch.read(&mut self.inputs)? };
+        *at_work.run() = Some(run);
+        let ran = catch_unwind(AssertUnwindSafe(|| self.lane.run(first..end, &mut state)));
+        *at_work.run() = None;
+        at_work.stop.resume();
+        let answer = match ran {
+            Ok(Ok(())) => match Batch::write(&state.tensors, &mut self.outputs) {
+                Ok(batch) => RunAnswer::Ran(batch),
+                Err(error) => RunAnswer::Failed(format!("there is no memory for its outputs: {error}")),
+            },
+            Ok(Err(error)) => RunAnswer::Failed(error.reason),
+            Err(panic) => RunAnswer::Failed(panicked(&*panic)),
+        };
+        self.wire.send(&answer)
+    }
+}
+
+/// Runs a lane on a batch of our own making, of shapes that it has run before. The first fill that it takes will do; where it takes none it stays cold.
+fn warm_up(model: &dyn Model, lane: &mut dyn Lane, run: &WarmRun) {
+    let specs: &[TensorSpec] = match run.first.checked_sub(1) {
+        None => &model.signature().inputs,
+        Some(before) => model.segment_info().get(before).map_or(&[], |segment| &segment.live),
+    };
+    let tensor = |fill: Fill, spec: &TensorSpec, shape: &Vec<usize>| {
+        let count = elements(shape)?;
+        let mut data = Buffer::try_with_capacity(count.checked_mul(fill.size(spec.datatype))?).ok()?;
+        fill.write(&spec.name, spec.datatype, count, &mut data);
+        Some(Tensor { datatype: spec.datatype, shape: shape.clone(), data })
+    };
+    for fill in Fill::ALL {
+        let tensors = specs.iter().zip(&run.shapes).map(|(spec, shape)| tensor(fill, spec, shape)).collect();
+        let Some(tensors) = tensors else { return };
+        let mut state = State { tensors };
+        let ran = catch_unwind(AssertUnwindSafe(|| lane.run(run.first..run.end, &mut state)));
+        if matches!(ran, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    format!("the engine panicked: {text}")
+}

@@ -1,0 +1,388 @@
+//! An executor process as the server sees it: started, watched, and started again.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use downbeat_core::tensor::TensorSpec;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::lane::LaneLink;
+use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
+use crate::stop::Interrupt;
+use crate::traits::LoadError;
+
+/// How long it waits before it starts one again that has ended; twice as long each time that one ends soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest such time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// One that has lived so long has not ended soon.
+const LIVED: Duration = Duration::from_secs(60);
+/// How long a lane waits to hear why its process has ended: what holds memory takes time to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is run as an executor process: it calls [`super::serve`].
+#[derive(Clone, Debug)]
+pub struct ExecutorProgram {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+impl Default for ExecutorProgram {
+    /// This program itself, also where its file was replaced since, as `downbeat executor`.
+    fn default() -> Self {
+        ExecutorProgram { program: "/proc/self/exe".into(), arguments: vec!["executor".into()] }
+    }
+}
+
+/// The process that a model runs in, whichever it is just now.
+pub struct Executor {
+    program: ExecutorProgram,
+    call: LoadCall,
+    engine: &'static str,
+    /// What a request looks at.
+    is_up: AtomicBool,
+    restarts: AtomicU64,
+    life: Mutex<Life>,
+    changed: Condvar,
+    /// The lanes that there are.
+    lanes: Mutex<Vec<Weak<LaneLink>>>,
+}
+
+#[derive(Default)]
+struct Life {
+    /// The one that serves, or is being loaded.
+    process: Option<Arc<Process>>,
+    why_down: String,
+    /// Nobody needs the model any more.
+    closed: bool,
+}
+
+/// An executor process.
+pub(super) struct Process {
+    pid: u32,
+    handle: OwnedFd,
+    /// For one call and its answer at a time.
+    control: Mutex<Wire>,
+    /// The same socket, for what has no answer.
+    stops: Mutex<UnixStream>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Process {
+    fn spawn(program: &ExecutorProgram) -> io::Result<(Child, Process)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(&program.program);
+        command.arg0("downbeat").args(&program.arguments);
+        let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?;
+        let pid = child.id();
+        let made = || {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+            let (handle, stops) = (pidfd_open(pid, PidfdFlags::empty())?, Mutex::new(ours.try_clone()?));
+            Ok(Process { pid: child.id(), handle, control: Mutex::new(Wire::new(ours)), stops })
+        };
+        match made() {
+            Ok(process) => Ok((child, process)),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    /// Has it do something, and waits for the answer.
+    pub fn call(&self, call: &Call, files: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+        let mut control = lock(&self.control);
+        let sending = lock(&self.stops);
+        control.send_with(call, files)?;
+        drop(sending);
+        control.receive()
+    }
+
+    /// Has it end a run.
+    pub fn stop(&self, lane: u64, run: u64) {
+        // One that is gone runs nothing.
+        let _ = send(&lock(&self.stops), &mut Vec::new(), &Call::Stop { lane, run }, &[]);
+    }
+
+    pub fn kill(&self) {
+        // It is gone already.
+        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+    }
+}
+
+/// What of a model may not change while it serves: inputs, outputs, how many segments.
+type Likeness = (Vec<TensorSpec>, Vec<TensorSpec>, usize);
+
+/// Ends the load of a model by ending its process.
+struct EndLoad(Weak<Executor>);
+
+impl Interrupt for EndLoad {
+    fn interrupt(&self) {
+        if let Some(executor) = self.0.upgrade() {
+            executor.close();
+        }
+    }
+}
+
+impl Executor {
+    pub(super) fn new(program: ExecutorProgram, call: LoadCall, engine: &'static str) -> Arc<Self> {
+        Arc::new(Executor {
+            program,
+            call,
+            engine,
+            is_up: AtomicBool::new(false),
+            restarts: AtomicU64::new(0),
+            life: Mutex::default(),
+            changed: Condvar::new(),
+            lanes: Mutex::default(),
+        })
+    }
+
+    /// The number of the process that serves just now.
+    pub fn pid(&self) -> Option<u32> {
+        lock(&self.life).process.as_ref().filter(|_| self.is_up.load(Ordering::Acquire)).map(|process| process.pid)
+    }
+
+    /// How often it was started again.
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    /// Why nothing of the model runs just now, if that is so: its process has ended, and is started again. Cheap to ask.
+    pub fn down(&self) -> Option<String> {
+        if self.is_up.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(lock(&self.life).why_down.clone())
+    }
+
+    /// Starts it, and sees to it until it is closed, on a thread that `spawner` starts; gives what it loaded.
+    pub(super) fn start(self: &Arc<Self>, spawner: &Spawner) -> Result<Loaded, LoadError> {
+        let _call =
+            crate::stop::run(Some(Arc::new(EndLoad(Arc::downgrade(self))))).map_err(|r| self.error(false, r))?;
+        let (done, loaded) = mpsc::channel();
+        let executor = self.clone();
+        spawner.spawn(Box::new(move || executor.supervise(&done)));
+        loaded.recv().unwrap_or_else(|_| Err(self.error(false, "there is no thread to watch its process".to_owned())))
+    }
+
+    /// The life of the thread that watches it. A process ends with the thread that has started it, so that this is one for all its life.
+    fn supervise(&self, done: &mpsc::Sender<Result<Loaded, LoadError>>) {
+        let (mut child, loaded) = match self.begin() {
+            Ok(begun) => begun,
+            Err(error) => return drop(done.send(Err(error))),
+        };
+        self.set_up();
+        let like = (loaded.inputs.clone(), loaded.outputs.clone(), loaded.segments.len());
+        // Who does not wait any more has closed it.
+        let _ = done.send(Ok(loaded));
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let begin = now();
+            let status = child.wait();
+            if now().duration_since(begin) >= LIVED {
+                pause = FIRST_PAUSE;
+            }
+            let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
+            if self.set_down(&format!("its executor process has ended ({ended}), and is started again")) {
+                return;
+            }
+            tracing::error!(model = %self.call.path.display(), %ended, pause_ms = pause.as_millis(), "an executor process has ended, and is started again");
+            child = loop {
+                if self.pause(pause) {
+                    return;
+                }
+                pause = LONGEST_PAUSE.min(pause * 2);
+                match self.begin_again(&like) {
+                    Ok(child) => break child,
+                    Err(error) => {
+                        let reason = error.to_string();
+                        tracing::error!(%reason, pause_ms = pause.as_millis(), "an executor process is not there again");
+                        if self.set_down(&format!("its executor process is not there again: {reason}")) {
+                            return;
+                        }
+                    }
+                }
+            };
+            self.restarts.fetch_add(1, Ordering::Relaxed);
+            self.set_up();
+            tracing::info!(model = %self.call.path.display(), pid = child.id(), "an executor process is there again");
+        }
+    }
+
+    /// Starts a process and has it load the model; after an error there is none.
+    fn begin(&self) -> Result<(Child, Loaded), LoadError> {
+        let failed = |error: io::Error| {
+            self.error(
+                false,
+                format!("its executor process {} does not start: {error}", self.program.program.display()),
+            )
+        };
+        let (mut child, process) = Process::spawn(&self.program).map_err(failed)?;
+        let process = Arc::new(process);
+        if self.set_process(&process) {
+            process.kill();
+        }
+        let answer = process.call(&Call::Load(Box::new(self.call.clone())), &[]);
+        if let Ok(Answer::Loaded(loaded)) = answer {
+            return Ok((child, *loaded));
+        }
+        process.kill();
+        let ended = child.wait().map_or_else(|error| error.to_string(), how_it_ended);
+        Err(match answer {
+            Ok(Answer::Failed { of_file, reason }) => self.error(of_file, reason),
+            _ => self.error(false, format!("its executor process has ended while it was loaded ({ended})")),
+        })
+    }
+
+    /// Starts it again, with the lanes that there are.
+    fn begin_again(&self, like: &Likeness) -> Result<Child, LoadError> {
+        let (mut child, loaded) = self.begin()?;
+        let process = lock(&self.life).process.clone();
+        let restored = match process {
+            _ if (&loaded.inputs, &loaded.outputs, loaded.segments.len()) != (&like.0, &like.1, like.2) => {
+                Err("its file has other inputs, outputs or segments than it had; load the model again".to_owned())
+            }
+            Some(process) => self.lanes().iter().try_for_each(|lane| lane.open(&process)),
+            None => Err("it was closed".to_owned()),
+        };
+        restored.map_err(|reason| {
+            let _ = child.kill();
+            let _ = child.wait();
+            self.error(false, reason)
+        })?;
+        Ok(child)
+    }
+
+    /// Adds a lane, which is opened again whenever the process is started again.
+    pub(super) fn add(&self, lane: &Arc<LaneLink>) -> Result<(), LoadError> {
+        let mut lanes = lock(&self.lanes);
+        lanes.retain(|lane| lane.strong_count() > 0);
+        lanes.push(Arc::downgrade(lane));
+        drop(lanes);
+        let process = lock(&self.life).process.clone().filter(|_| self.is_up.load(Ordering::Acquire));
+        let opened = process.map_or_else(|| Err(self.down().unwrap_or_default()), |process| lane.open(&process));
+        opened.map_err(|reason| self.error(false, reason))
+    }
+
+    fn lanes(&self) -> Vec<Arc<LaneLink>> {
+        lock(&self.lanes).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A lane has lost its process, which is of no use any more: why it has ended, once that is known.
+    pub(super) fn lost(&self, process: &Arc<Process>) -> String {
+        process.kill();
+        let serves = |life: &mut Life| life.process.as_ref().is_some_and(|serving| Arc::ptr_eq(serving, process));
+        let waited = self.changed.wait_timeout_while(lock(&self.life), PATIENCE, serves);
+        let life = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(life, _)| life);
+        match life.why_down.is_empty() {
+            true => "its executor process has ended, and is started again".to_owned(),
+            false => life.why_down.clone(),
+        }
+    }
+
+    /// Ends it, for good.
+    pub(super) fn close(&self) {
+        let mut life = lock(&self.life);
+        life.closed = true;
+        life.process.iter().for_each(|process| process.kill());
+        self.changed.notify_all();
+    }
+
+    /// A process is there to be loaded; whether nobody needs it any more.
+    fn set_process(&self, process: &Arc<Process>) -> bool {
+        let mut life = lock(&self.life);
+        life.process = Some(process.clone());
+        life.closed
+    }
+
+    fn set_up(&self) {
+        self.is_up.store(true, Ordering::Release);
+    }
+
+    /// There is no process, for `reason`; whether nobody needs one any more.
+    fn set_down(&self, reason: &str) -> bool {
+        let mut life = lock(&self.life);
+        reason.clone_into(&mut life.why_down);
+        life.process = None;
+        self.is_up.store(false, Ordering::Release);
+        self.changed.notify_all();
+        life.closed
+    }
+
+    /// Waits; whether nobody needs it any more.
+    fn pause(&self, time: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(lock(&self.life), time, |life| !life.closed);
+        waited.map_or_else(|poisoned| poisoned.into_inner().0, |(life, _)| life).closed
+    }
+
+    pub(super) fn error(&self, of_file: bool, reason: String) -> LoadError {
+        let path = self.call.path.clone();
+        match of_file {
+            true => LoadError::File { path, reason },
+            false => LoadError::Model { path, engine: self.engine, reason },
+        }
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a process has lived decides only how soon the next one is started"
+)]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn how_it_ended(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else { return status.to_string() };
+    let name = match signal {
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        _ => "",
+    };
+    format!("signal {signal}{name}")
+}
+
+/// Starts threads that are not as nice as the thread that wants them: what they start would be, too.
+pub(super) struct Spawner(Mutex<mpsc::Sender<Work>>);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+impl Spawner {
+    /// Its thread starts now, as nice as this one.
+    pub fn start() -> io::Result<Spawner> {
+        let (sender, works) = mpsc::channel::<Work>();
+        let start = move || {
+            for work in works {
+                // Who waits for it is told, as it is dropped.
+                let _ = std::thread::Builder::new().name("executor".to_owned()).spawn(work);
+            }
+        };
+        std::thread::Builder::new().name("executors".to_owned()).spawn(start)?;
+        Ok(Spawner(Mutex::new(sender)))
+    }
+
+    fn spawn(&self, work: Work) {
+        // As above.
+        let _ = lock(&self.0).send(work);
+    }
+}

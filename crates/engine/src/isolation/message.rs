@@ -1,0 +1,273 @@
+//! What the server and an executor process say to each other: messages in JSON, each behind its length, over Unix sockets; files go beside them. Tensors are in
+//! shared memory, and a message says where.
+
+use std::io::{self, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use downbeat_core::LatencyProfile;
+use downbeat_core::tensor::{DataType, TensorSpec};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::region::Region;
+use crate::activations::Activations;
+use crate::operator_profile::OperatorProfile;
+use crate::segment::{Cut, SegmentInfo};
+use crate::tensor::{ALIGNMENT, Tensor};
+
+/// Longest message, bytes.
+const LONGEST: usize = 64 << 20;
+/// Most files that come with a message.
+const MOST_FILES: usize = 3;
+
+/// What an executor process is told over its control socket.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Call {
+    /// Loads the model; the first, and once.
+    Load(Box<LoadCall>),
+    /// Opens a lane. Its socket, the region of its inputs and that of its outputs come with the message.
+    Lane(LaneCall),
+    /// Ends a run of a lane as soon as the engine can, unless it is over; not answered.
+    Stop { lane: u64, run: u64 },
+}
+
+/// What to load and how: see [`crate::LoadOptions`].
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct LoadCall {
+    /// Name of the engine.
+    pub engine: String,
+    /// Its library, where it has one.
+    pub library: Option<PathBuf>,
+    /// Threads of the pool that runs share.
+    pub pool: usize,
+    pub path: PathBuf,
+    pub threads: usize,
+    /// The cores that it is bound to.
+    pub cores: Option<String>,
+    #[serde(with = "CutForm")]
+    pub cut: Cut,
+    pub cache: Option<PathBuf>,
+    pub operators: Option<OperatorProfile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Cut")]
+enum CutForm {
+    Whole,
+    Stages(usize),
+    At(Vec<String>),
+}
+
+/// A lane of the model.
+#[derive(Serialize, Deserialize)]
+pub(super) struct LaneCall {
+    /// The server's number for it.
+    pub lane: u64,
+    /// The cores that it is bound to.
+    pub cores: Option<String>,
+    /// What it is to run before it serves.
+    pub warm_up: Vec<WarmRun>,
+}
+
+/// A run by which a lane is warm, of a batch of the process's own making.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct WarmRun {
+    pub first: usize,
+    pub end: usize,
+    pub shapes: Vec<Vec<usize>>,
+}
+
+/// What an executor process answers.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Answer {
+    Loaded(Box<Loaded>),
+    /// The lane is there.
+    Lane,
+    Failed {
+        /// Whether the file cannot be read, rather than run.
+        of_file: bool,
+        reason: String,
+    },
+}
+
+/// What is known of a model that is loaded: see [`crate::Model`].
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Loaded {
+    pub inputs: Vec<TensorSpec>,
+    pub outputs: Vec<TensorSpec>,
+    pub segments: Vec<SegmentInfo>,
+    pub activations: Option<Activations>,
+    pub operators: Option<OperatorProfile>,
+    pub profile: Option<LatencyProfile>,
+}
+
+/// What a lane is told: run segments on a batch.
+#[derive(Serialize, Deserialize)]
+pub(super) struct RunCall {
+    /// The server's number for it.
+    pub run: u64,
+    pub first: usize,
+    pub end: usize,
+    pub batch: Batch,
+}
+
+/// What a lane answers.
+#[derive(Serialize, Deserialize)]
+pub(super) enum RunAnswer {
+    Ran(Batch),
+    Failed(String),
+}
+
+/// Tensors in a region.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Batch {
+    /// How long the region is.
+    region: usize,
+    tensors: Vec<Placed>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Placed {
+    datatype: DataType,
+    shape: Vec<usize>,
+    begin: usize,
+    len: usize,
+}
+
+impl Batch {
+    /// Writes tensors into a region.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn write(tensors: &[Tensor], region: &mut Region) -> io::Result<Batch> {
+        let mut end = 0usize;
+        let mut placed = Vec::with_capacity(tensors.len());
+        for Tensor { datatype, shape, data } in tensors {
+            let (begin, len) = (end.next_multiple_of(ALIGNMENT), data.len());
+            end = begin.checked_add(len).ok_or(io::ErrorKind::OutOfMemory)?;
+            placed.push(Placed { datatype: *datatype, shape: shape.clone(), begin, len });
+        }
+        region.grow_to(end)?;
+        for (tensor, placed) in tensors.iter().zip(&placed) {
+            region.write(placed.begin, tensor.data.as_slice());
+        }
+        Ok(Batch { region: region.len(), tensors: placed })
+    }
+
+    /// The tensors, as they lie there.
+    ///
+    /// # Errors
+    /// If they are not within the region.
+    pub fn read(self, region: &mut Region) -> io::Result<Vec<Tensor>> {
+        region.follow(self.region)?;
+        let tensors = self.tensors.into_iter().map(|Placed { datatype, shape, begin, len }| {
+            let data = region.part(begin, len).ok_or(io::ErrorKind::InvalidData)?;
+            Ok(Tensor { datatype, shape, data: data.into() })
+        });
+        tensors.collect()
+    }
+}
+
+/// One end of a socket, with memory for its messages.
+pub(super) struct Wire {
+    reader: BufReader<UnixStream>,
+    bytes: Vec<u8>,
+}
+
+impl Wire {
+    pub fn new(stream: UnixStream) -> Wire {
+        Wire { reader: BufReader::new(stream), bytes: Vec::new() }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// If the other process is gone.
+    pub fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+        self.send_with(message, &[])
+    }
+
+    /// Sends a message with files.
+    ///
+    /// # Errors
+    /// As [`Wire::send`].
+    pub fn send_with(&mut self, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.reader.get_ref(), &mut self.bytes, message, files)
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// If the other process is gone, or this is no message of these.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        let mut head = [0; 4];
+        self.reader.read_exact(&mut head)?;
+        body(&mut self.reader, head, &mut self.bytes)
+    }
+}
+
+/// Sends a message with files, `bytes` being memory for it.
+///
+/// # Errors
+/// If the other process is gone.
+pub(super) fn send(
+    mut stream: &UnixStream,
+    bytes: &mut Vec<u8>,
+    message: &impl Serialize,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    bytes.clear();
+    bytes.extend([0; 4]);
+    serde_json::to_writer(&mut *bytes, message)?;
+    let len = bytes.len() - 4;
+    let head = u32::try_from(len).ok().filter(|_| len <= LONGEST).ok_or(io::ErrorKind::InvalidInput)?;
+    bytes[..4].copy_from_slice(&head.to_le_bytes());
+    if files.is_empty() {
+        return stream.write_all(bytes);
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    assert!(beside.push(SendAncillaryMessage::ScmRights(files)), "a message has at most {MOST_FILES} files");
+    let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL)?;
+    stream.write_all(bytes.get(sent..).unwrap_or_default())
+}
+
+/// The next message with the files that come with it.
+///
+/// # Errors
+/// As [`Wire::receive`].
+pub(super) fn receive_with<T: DeserializeOwned>(mut stream: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
+    let mut head = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let slice = &mut [IoSliceMut::new(&mut head)];
+    let got = rustix::net::recvmsg(stream, slice, &mut beside, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let mut files = Vec::new();
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            files.extend(more);
+        }
+    }
+    if got == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    stream.read_exact(head.get_mut(got..).unwrap_or_default())?;
+    Ok((body(&mut stream, head, &mut Vec::new())?, files))
+}
+
+fn body<T: DeserializeOwned>(stream: &mut impl Read, head: [u8; 4], bytes: &mut Vec<u8>) -> io::Result<T> {
+    let len = u32::from_le_bytes(head) as usize;
+    if len > LONGEST {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    bytes.clear();
+    bytes.resize(len, 0);
+    stream.read_exact(bytes)?;
+    Ok(serde_json::from_slice(bytes)?)
+}

@@ -1,0 +1,112 @@
+//! Isolation: a model in a process of its own, an executor process, which a server starts and watches. What ends or holds up that process, such as a segmentation
+//! fault in an engine's library, costs this model and no other.
+//!
+//! ```text
+//! server                                        executor process
+//! lane  --- socket: run these segments --->  thread --- the engine's lane
+//!    \----- memory of both: tensors -----/
+//! thread --- control socket: load, open a lane, end a run
+//! ```
+//!
+//! Each lane has a socket of its own, so that none waits for another. Weights are in the executor process alone; a batch comes back with its tensors also where it is
+//! between two segments, so that whoever splits and joins batches need not know. A process that has ended is started again, with the lanes that there were, which run
+//! what they ran first before they serve.
+
+mod child;
+mod executor;
+mod lane;
+mod message;
+mod model;
+mod region;
+
+use std::sync::Arc;
+
+pub use child::serve;
+pub use executor::{Executor, ExecutorProgram};
+
+use crate::division::{Division, DivisionError};
+use crate::emulated;
+use crate::run_memory::RunMemory;
+use crate::traits::{DeviceMemory, Engine, EngineInfo, LoadError, LoadOptions, Model, Share};
+use executor::Spawner;
+use message::LoadCall;
+use model::{Handle, IsolatedModel};
+
+/// An engine on the CPU whose models run in processes of their own.
+pub struct Isolated {
+    engine: Arc<dyn Engine>,
+    /// Threads of the pool that runs share.
+    pool: usize,
+    program: ExecutorProgram,
+    spawner: Spawner,
+}
+
+impl Isolated {
+    /// The same engine in processes that run `program`, whose pools have `threads` threads (0: one a core). To be made on a thread that is not nice: they are as nice as that.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn new(engine: Arc<dyn Engine>, threads: usize, program: ExecutorProgram) -> std::io::Result<Self> {
+        Ok(Isolated { engine, pool: threads, program, spawner: Spawner::start()? })
+    }
+}
+
+impl Engine for Isolated {
+    fn info(&self) -> EngineInfo {
+        let info = self.engine.info();
+        // What is measured of a model includes the way to its process and back.
+        EngineInfo { device: format!("{} in a process", info.device), ..info }
+    }
+
+    fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
+        let EngineInfo { name, library, .. } = self.engine.info();
+        let LoadOptions { path, threads, share, cut, memory, cache, operators, .. } = options;
+        let refused = |reason: String| LoadError::Model { path: path.clone(), engine: name, reason };
+        let cores = match share {
+            Share::Whole => None,
+            Share::Cores(cores) => Some(cores.to_string()),
+            Share::Units(_) | Share::AllBut(_) | Share::Part(_) => {
+                return Err(refused("it cannot be in a process of its own on compute units of a device".to_owned()));
+            }
+        };
+        let call = LoadCall {
+            engine: name.to_owned(),
+            library,
+            pool: self.pool,
+            path: path.clone(),
+            threads: *threads,
+            cores,
+            cut: cut.clone(),
+            cache: cache.clone(),
+            operators: operators.as_deref().cloned(),
+        };
+        let memory = match name {
+            emulated::NAME => None,
+            _ => RunMemory::of(path, memory.as_ref()).map_err(refused)?,
+        };
+        let executor = Executor::new(self.program.clone(), call, name);
+        let handle = Arc::new(Handle { executor, engine: name });
+        let loaded = handle.executor.start(&self.spawner)?;
+        Ok(Arc::new(IsolatedModel::new(handle, loaded, operators.as_ref(), memory)))
+    }
+
+    fn lost(&self) -> Option<String> {
+        self.engine.lost()
+    }
+
+    fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        self.engine.divide(parts)
+    }
+
+    fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
+        self.engine.divide_freely(parts)
+    }
+
+    fn weight_copies(&self) -> u64 {
+        self.engine.weight_copies()
+    }
+
+    fn device_memory(&self, device: usize) -> Option<DeviceMemory> {
+        self.engine.device_memory(device)
+    }
+}

@@ -210,7 +210,7 @@ fn maf_weights(models: usize) -> Vec<f64> {
 }
 
 impl Shape {
-    fn pace(&self, seed: u64, stream: u64, seconds: f64) -> Result<Pace, BadPace> {
+    pub(crate) fn pace(&self, seed: u64, stream: u64, seconds: f64) -> Result<Pace, BadPace> {
         let stretches = |step: Duration| (seconds / step.as_secs_f64().max(1e-3)).ceil().clamp(1.0, 1e6) as u32;
         Ok(match self {
             Shape::Steady => Pace::steady(),

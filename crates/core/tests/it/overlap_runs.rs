@@ -209,6 +209,55 @@ fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
     assert_eq!(group(&mut overlap).1, [(0, range(0, 10)), (1, range(0, 10))]);
 }
 
+/// Of models 0 and 90, each of so many operators.
+fn trained_for_others(operators: u16) -> LearnedPredictor {
+    let known = |model| FeatureModel { model: ModelId(model), operators };
+    let layout = FeatureLayout { models: vec![known(0), known(90)], at_once: 2 };
+    // The logarithm of 10 ms, whatever comes.
+    let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![10.0_f32.ln()] };
+    let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
+    LearnedPredictor::new(layout, mlp).unwrap()
+}
+
+#[test]
+fn models_that_a_predictor_was_not_trained_for_run_one_at_a_time_and_none_is_given_up() {
+    // Of model 0 it knows 5 operators, and there are 10: it is another one.
+    for predictor in [trained_for_others(10), trained_for_others(5)] {
+        let mut overlap = measured(predictor, &[10, 10, 10]);
+        for (id, model) in [(1, 2), (2, 0), (3, 1), (4, 2)] {
+            overlap.handle_request(at(10), &request(id, model, 100 + id)).unwrap();
+        }
+        for id in 1..=4 {
+            let (run, parts) = group(&mut overlap);
+            assert_eq!(parts.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [id]);
+            complete(&mut overlap, &run, id * 10, id * 10 + 10);
+        }
+        assert_eq!(outputs(&mut overlap), [OverlapOutput::Reply { request: RequestId(4) }]);
+    }
+}
+
+#[test]
+fn a_model_of_one_operator_is_in_a_group_whole_or_not_at_all() {
+    // A request takes a millisecond an operator, and beside others 40% of it: 20 ms, then 20.4, and 20.8 with the second small one.
+    for (headroom, ids) in [(20, vec![1]), (21, vec![1, 2, 3]), (19, vec![])] {
+        let mut overlap = measured(RIGHT, &[20, 1, 1]);
+        overlap.handle_request(at(0), &request(9, 0, 900)).unwrap();
+        let (first, _) = group(&mut overlap);
+        for (id, model, deadline) in [(1, 0, 20 + headroom), (2, 1, 800), (3, 2, 900)] {
+            overlap.handle_request(at(0), &request(id, model, deadline)).unwrap();
+        }
+        complete(&mut overlap, &first, 0, 20);
+        let (_, parts) = group(&mut overlap);
+        let found: Vec<u64> = parts.iter().map(|(request, _)| *request).collect();
+        assert_eq!(found, if ids.is_empty() { vec![2, 3] } else { ids }, "headroom of {headroom} ms");
+        assert!(parts.iter().all(|(_, operators)| operators.first == 0), "{parts:?}");
+    }
+    // And alone on the device.
+    let mut overlap = overlap(RIGHT, &[1]);
+    overlap.handle_request(at(0), &request(1, 0, 5)).unwrap();
+    assert_eq!(group(&mut overlap).1, [(1, range(0, 1))]);
+}
+
 #[test]
 fn what_is_late_unknown_or_there_twice_changes_nothing() {
     let mut overlap = overlap(RIGHT, &[10, 20]);

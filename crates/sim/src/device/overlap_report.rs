@@ -25,6 +25,23 @@ pub struct OverlapReport {
 }
 
 impl OverlapReport {
+    /// What came of several devices together, which were all sent queries for as long as the last of them.
+    pub fn joined(reports: impl IntoIterator<Item = OverlapReport>) -> OverlapReport {
+        let (mut all, mut count) = (OverlapReport::default(), 0);
+        for OverlapReport { in_time, late, dropped, latencies, span, used, stats, ratios } in reports {
+            (all.in_time, all.late, all.dropped) = (all.in_time + in_time, all.late + late, all.dropped + dropped);
+            (all.span, all.used, count) = (all.span.max(span), all.used + used, count + 1);
+            all.latencies.extend(latencies);
+            all.ratios.extend(ratios);
+            let own = &mut all.stats;
+            (own.groups, own.together) = (own.groups + stats.groups, own.together + stats.together);
+            (own.passes, own.waited_for) = (own.passes + stats.passes, own.waited_for + stats.waited_for);
+            own.overtaken += stats.overtaken;
+        }
+        all.used /= f64::from(count.max(1));
+        all
+    }
+
     /// The share of queries that were late or not answered (Abacus figure 15).
     pub fn violations(&self) -> f64 {
         f64::from(self.late + self.dropped) / f64::from((self.in_time + self.late + self.dropped).max(1))

@@ -10,7 +10,7 @@ const ROUNDS: u32 = 100;
 
 /// A regression on support vectors with a Gaussian kernel, whose width is the number of features.
 ///
-/// The crates for it are made for fewer samples: a fit of 1,600 takes smartcore 0.7 two seconds and one of 6,000 half a minute, linfa-svm keeps the kernel of all pairs and brings 13 crates. Both find the same minimum.
+/// The crates for it are made for fewer samples: a fit of 1,600 takes smartcore 0.7 two seconds and one of 6,000 half a minute, linfa-svm brings 13 crates more.
 #[derive(Clone, Debug)]
 pub struct SupportVectors {
     means: Vec<f32>,
@@ -34,7 +34,7 @@ impl SupportVectors {
             for (index, row) in kernel.iter().enumerate() {
                 let own = f64::from(row[index]);
                 let best = weights[index] + (samples[index].takes_ms - f64::from(sums[index])) / own;
-                let best = (best.abs() - FREE / own).max(0.0).min(MOST).copysign(best);
+                let best = (best.abs() - FREE / own).clamp(0.0, MOST).copysign(best);
                 let change = best - weights[index];
                 if change != 0.0 {
                     weights[index] = best;

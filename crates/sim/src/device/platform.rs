@@ -151,6 +151,18 @@ impl Platform {
         ..Platform::TITAN_CUDNN
     };
 
+    /// An instance of Abacus' A100 with so many of its 7 parts of 14 units and so many of the 8 parts of its memory (MIG; Abacus table 3).
+    pub fn a100_instance(units: u32, memory: u32) -> Platform {
+        let (whole, units) = (Platform::A100_CUDNN, units.clamp(1, 7) * 14);
+        Platform {
+            name: "instance of an A100 with cuDNN",
+            units,
+            peak: whole.peak * f64::from(units) / f64::from(whole.units),
+            bandwidth: whole.bandwidth * f64::from(memory.clamp(1, 8)) / 8.0,
+            ..whole
+        }
+    }
+
     /// This device with the kernels of another's library.
     const fn with_library_of(self, other: Platform) -> Platform {
         let Platform { efficiency, winograd_gain, dense_factor, traffic, fused, .. } = other;

@@ -89,7 +89,7 @@ enum Load {
 }
 
 /// What a query takes alone, on average.
-fn mean_alone(models: &[Architecture], platform: Platform) -> Result<f64, DeviceFailure> {
+pub(super) fn mean_alone(models: &[Architecture], platform: Platform) -> Result<f64, DeviceFailure> {
     let mut takes = Vec::new();
     for model in models {
         let model = EmulatedModel::abacus(*model, platform)?;
@@ -112,7 +112,8 @@ struct Runs<'a> {
     reports: Vec<Vec<OverlapReport>>,
 }
 
-type Value = fn(&OverlapReport) -> f64;
+/// A number of a report.
+pub(super) type Value = fn(&OverlapReport) -> f64;
 
 impl<'a> Runs<'a> {
     fn new(platform: Platform, all: &'a [Vec<Architecture>], columns: Vec<Column>, inputs: OverlapInputs) -> Self {
@@ -131,7 +132,7 @@ impl<'a> Runs<'a> {
             let job = |(_, serving): &Column| {
                 let (models, serving) = (models.clone(), serving.clone());
                 let queries = options.requests as u32;
-                OverlapRun { platform, models, serving, rate, queries, inputs, seed: options.seed }
+                OverlapRun { platform, models, serving, rate, queries, inputs, target_on: platform, seed: options.seed }
             };
             jobs.extend(self.columns.iter().map(job));
         }

@@ -1,6 +1,8 @@
 //! The tables and figures of the papers on the emulated device.
 
 mod abacus;
+mod abacus_groups;
+mod abacus_instances;
 mod abacus_predictors;
 mod device_model;
 mod dvabatch;
@@ -57,7 +59,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 37] = [
+const NAMES: [(&str, &str, Maker); 43] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -94,12 +96,18 @@ const NAMES: [(&str, &str, Maker); 37] = [
     ("gslice-15", "GSLICE figure 15: models come and go", gslice_control::figure_15),
     ("gslice-slo", "GSLICE: who answers in time, by mix, load and mode", gslice_modes::attainment),
     ("gslice-16", "GSLICE figure 16: shares that tune themselves", gslice_control::figure_16),
+    ("abacus-3", "Abacus figure 3: ResNet152 beside other models under MPS", abacus_groups::figure_3),
+    ("abacus-7", "Abacus figure 7: how far groups differ from run to run", abacus_groups::figure_7),
     ("abacus-10", "Abacus figure 10: how far predictors are off", abacus_predictors::figure_10),
     ("abacus-14", "Abacus figures 14 and 15: 99% latencies and violations of pairs", abacus::figure_14),
     ("abacus-16", "Abacus figure 16: 99% latencies of pairs with the smallest inputs", abacus::figure_16),
     ("abacus-17", "Abacus figure 17: peak throughput of pairs", abacus::figure_17),
     ("abacus-18", "Abacus figure 18: 99% latencies and violations of three and four models", abacus::figure_18),
     ("abacus-19", "Abacus figure 19: peak throughput of three and four models", abacus::figure_19),
+    ("abacus-20", "Abacus figure 20: 99% latencies on instances of a device (MIG)", abacus_instances::figure_20),
+    ("abacus-21", "Abacus figure 21: peak throughput on instances of a device (MIG)", abacus_instances::figure_21),
+    ("abacus-22", "Abacus figure 22: beside Clockwork on 16 devices", abacus_instances::figure_22),
+    ("abacus-23", "Abacus figure 23: passes of the predictor by ways of the search", abacus_groups::figure_23),
     ("abacus-terms", "Abacus' violations with one term of the device changed at a time", abacus::terms),
     ("slots", "Symphony on slots of devices beside whole devices, GSLICE and gpu-lets", slots::mixes),
     ("slots-random", "The same on random mixes", slots::random),

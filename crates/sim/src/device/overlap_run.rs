@@ -24,7 +24,7 @@ pub enum OverlapServing {
     Abacus {
         /// Models at once.
         at_once: usize,
-        /// What running side by side has to save ([`OverlapOptions::worth`]).
+        /// What running side by side has to save (`OverlapOptions::worth`).
         worth: f64,
         /// What says how long groups take.
         by: PredictedBy,

@@ -48,7 +48,7 @@ impl OverlapSample {
         FeatureLayout { models: (0..).zip(ABACUS_MODELS).map(known).collect(), at_once }
     }
 
-    /// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as [`random_group`] draws them, seen as groups of as many models as the largest set has.
+    /// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as `random_group` draws them, seen as groups of as many models as the largest set has.
     ///
     /// # Errors
     /// If the platform is not one of theirs, or a set has a model that is none of theirs.

@@ -4,9 +4,13 @@
 //! Neither knows a measured latency of a whole model: a network is the list of its operators, and an operator on a partition of so many units takes
 //!
 //! ```text
-//! max(waves * 64 * 64 * inner / gain / (peak * efficiency / units of the device), bytes / bandwidth)
+//! max(waves * rows * 64 * inner / gain / (peak * efficiency / units of the device), bytes / bandwidth)
 //! waves = blocks / units of the partition, rounded up;   blocks = tiles of 64 rows by 64 columns of its output
 //! ```
+//!
+//! A product of fewer rows has tiles of fewer, a power of two: a fully connected layer for few items takes what reading its weights takes. A row is an output,
+//! in TensorRT's convolutions by Winograd's algorithm a square of 2x2 outputs, as F(2x2, 3x3) computes them; and these convolutions compute as if there were
+//! a few items more, so that their rate grows with the batch `b` as `b / (b + h)`.
 //!
 //! A few constants for each device with its library are fitted to published latencies, none to a single model:
 //!
@@ -15,12 +19,13 @@
 //! | units | 72 | 72 | 80 | 108 | data sheet |
 //! | peak, 10^12 multiplications with additions a second | 8.15 | 8.15 | 7.066 | 78 (TF32) | data sheet |
 //! | memory, GB/s | 672 | 672 | 900 | 1,555 | data sheet; half of the units saturate it (assumed) |
-//! | efficiency | **0.456** | as V100 | **0.595** | **0.271** | fitted: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3 |
-//! | traffic | **0.861** | 1 | 1 | as Titan | fitted: E²bird table 1; assumed where all is fused |
-//! | Winograd's gain | 2.25 | as V100 | **2.73** | 2.25 | F(2x2, 3x3); fitted: GSLICE table 5 |
-//! | blocks of fully connected layers take | 1 | as V100 | **4.45** | 1 | fitted: GSLICE table 5 |
+//! | efficiency | **0.449** | as V100 | **0.704** | **0.266** | fitted: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3 |
+//! | traffic | **0.840** | 1 | 1 | as Titan | fitted: E²bird table 1; assumed where all is fused |
+//! | Winograd's gain | 2.25 | 2.25 | 2.25 | 2.25 | F(2x2, 3x3) |
+//! | outputs of a row of Winograd's tiles | 1 | as V100 | 2x2 | 1 | fused as in TensorRT; of the two the one that meets GSLICE table 5 better (4.5%, 7.7%), and without an efficiency above 1 E²bird table 1 |
+//! | Winograd's items more, h | 0 | as V100 | **5.124** | 0 | fitted: GSLICE table 5 and §4.5 |
 //! | crowding, each launch more | **10%** | 10% | 10% | 10% | fitted: E²bird figure 12, 32 batches of one take about four times the best |
-//! | interference in a partition | 0 | 0 | **100%** | 100% | fitted: GSLICE figure 1; lanes of one model share its weights: none (E²bird figure 7) |
+//! | interference in a partition | 0 | 0 | **25%** | 25% | fitted: GSLICE figure 1; lanes of one model share its weights: none (E²bird figure 7) |
 //! | tiles | 64x64 | 64x64 | 64x64 | 64x64 | of 32 to 128 the one that meets E²bird table 1 best |
 //! | issue on the host / gap on the device, us a kernel | 5 / 2 | 5 / 2 | 5 / 2 | 5 / 2 | assumed |
 //! | host after a launch, ms | 0 | 0 | 0.7 | 0 | GSLICE figure 5b |

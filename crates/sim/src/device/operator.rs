@@ -33,11 +33,6 @@ impl Operator {
         }
     }
 
-    /// Whether it multiplies one row an item: a fully connected layer.
-    pub fn is_dense(&self) -> bool {
-        self.multiplications > 0 && self.outputs == self.columns
-    }
-
     /// One that only moves: reads `inputs`, writes `outputs`.
     pub fn moving(name: &'static str, inputs: u64, outputs: u64) -> Self {
         Operator { name, multiplications: 0, winograd: false, inputs, outputs, columns: outputs, weights: 0 }

@@ -22,10 +22,12 @@ pub struct Platform {
     pub bandwidth: f64,
     /// The share of the peak that matrix operators reach.
     pub efficiency: f64,
-    /// By how much Winograd's algorithm speeds 3x3 convolutions of stride 1 up.
-    pub winograd_gain: f64,
-    /// How many times as long as other blocks those of fully connected layers take for their multiplications.
-    pub dense_factor: f64,
+    /// The side of the square of outputs that a row of a block has in 3x3 convolutions of stride 1, by Winograd's algorithm.
+    pub winograd_side: u64,
+    /// As if how many items more these convolutions compute: their rate grows with the batch as `batch / (batch + winograd_items)`.
+    pub winograd_items: f64,
+    /// Rows of the smallest block: a product of fewer rows computes as many.
+    pub least_rows: u64,
     /// How often an element goes through the memory for each time that an operator reads or writes it.
     pub traffic: f64,
     /// What issuing a kernel costs the host.
@@ -62,11 +64,20 @@ pub struct Platform {
     pub noise: f64,
 }
 
-/// Blocks of a kernel are tiles of so many rows by so many columns, one on a unit at a time.
+/// Blocks of a kernel are tiles of so many rows by so many columns, one on a unit at a time; of fewer rows where there are fewer, by powers of two.
 pub const TILE: u64 = 64;
+
+/// By how much Winograd's algorithm speeds 3x3 convolutions of stride 1 up: F(2x2, 3x3) has 16 multiplications in place of 36.
+const WINOGRAD_GAIN: f64 = 2.25;
 
 /// 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
 const NOISE: f64 = 0.65 / 15.9;
+
+/// How an operator is cut into blocks.
+struct Tiles {
+    blocks: u64,
+    outputs_a_block: u64,
+}
 
 impl FromStr for Platform {
     type Err = DeviceFailure;
@@ -89,10 +100,11 @@ impl Platform {
         units: 72,
         peak: 8.15e12,
         bandwidth: 672e9,
-        efficiency: 0.456,
-        winograd_gain: 2.25,
-        dense_factor: 1.0,
-        traffic: 0.861,
+        efficiency: 0.449,
+        winograd_side: 1,
+        winograd_items: 0.0,
+        least_rows: 1,
+        traffic: 0.840,
         issue: Duration::from_micros(5),
         gap: Duration::from_micros(2),
         ahead: 1_024,
@@ -126,16 +138,16 @@ impl Platform {
         units: 80,
         peak: 7.066e12,
         bandwidth: 900e9,
-        efficiency: 0.595,
-        winograd_gain: 2.73,
-        dense_factor: 4.45,
+        efficiency: 0.704,
+        winograd_side: 2,
+        winograd_items: 5.124,
         traffic: 1.0,
         fused: true,
         after: Duration::from_micros(700),
         gather_nanos_per_byte: 0.0,
         batch_overhead: Duration::from_micros(200),
         copy_bandwidth: 11e9,
-        interference_permille: 1_000,
+        interference_permille: 250,
         ..Platform::TITAN_CUDNN
     };
 
@@ -145,9 +157,9 @@ impl Platform {
         units: 108,
         peak: 78e12,
         bandwidth: 1_555e9,
-        efficiency: 0.271,
+        efficiency: 0.266,
         copy_bandwidth: 11e9,
-        interference_permille: 1_000,
+        interference_permille: 250,
         ..Platform::TITAN_CUDNN
     };
 
@@ -165,28 +177,23 @@ impl Platform {
 
     /// This device with the kernels of another's library.
     const fn with_library_of(self, other: Platform) -> Platform {
-        let Platform { efficiency, winograd_gain, dense_factor, traffic, fused, .. } = other;
-        Platform { efficiency, winograd_gain, dense_factor, traffic, fused, ..self }
+        let Platform { efficiency, winograd_side, winograd_items, traffic, fused, .. } = other;
+        Platform { efficiency, winograd_side, winograd_items, traffic, fused, ..self }
     }
 
     /// An operator for `items` items on a partition of `units`: as many waves of its blocks as it takes, or as long as what it moves, whichever is longer.
     pub fn kernel(&self, operator: &Operator, items: u32, units: u32) -> Kernel {
-        let (items, units, all) = (u64::from(items.max(1)), u64::from(units.max(1)), f64::from(self.units));
-        let Operator { outputs, columns, .. } = *operator;
-        let rows = outputs / columns.max(1) * items;
-        let blocks = match operator.multiplications {
-            0 => (outputs * items).div_ceil(TILE * TILE),
-            _ => rows.div_ceil(TILE) * columns.div_ceil(TILE),
-        };
-        let waves = blocks.max(1).div_ceil(units);
+        let (units, all) = (u64::from(units.max(1)), f64::from(self.units));
+        let Tiles { blocks, outputs_a_block } = self.tiles(operator, items.max(1));
+        let items = f64::from(items.max(1));
+        let waves = blocks.div_ceil(units);
         // No more than what the waves need: the last is no fuller than the others.
-        let used = blocks.max(1).div_ceil(waves);
-        let rounds = if self.whole_waves { waves as f64 } else { blocks.max(1) as f64 / used as f64 };
-        let inner = operator.multiplications as f64 / outputs.max(1) as f64;
-        let gain = if operator.winograd { self.winograd_gain } else { 1.0 };
-        let slower = if operator.is_dense() { self.dense_factor } else { 1.0 };
-        let block = (TILE * TILE) as f64 * inner / gain * slower / (self.peak * self.efficiency / all);
-        let moved = (operator.inputs + outputs) as f64 * items as f64 * self.traffic + operator.weights as f64;
+        let used = blocks.div_ceil(waves);
+        let rounds = if self.whole_waves { waves as f64 } else { blocks as f64 / used as f64 };
+        let inner = operator.multiplications as f64 / operator.outputs.max(1) as f64;
+        let gain = if operator.winograd { WINOGRAD_GAIN } else { 1.0 };
+        let block = outputs_a_block as f64 * inner / gain / (self.peak * self.efficiency / all);
+        let moved = (operator.inputs + operator.outputs) as f64 * items * self.traffic + operator.weights as f64;
         // Half of the units saturate the memory.
         let moving = moved * 4.0 / (self.bandwidth * (2.0 * used as f64 / all).min(1.0));
         let run = (rounds * block).max(moving);
@@ -197,6 +204,26 @@ impl Platform {
             units: used as u32,
             draw: draw.min(WHOLE_BANDWIDTH),
         }
+    }
+
+    /// The blocks that an operator is for `items` items.
+    fn tiles(&self, operator: &Operator, items: u32) -> Tiles {
+        let Operator { outputs, columns, .. } = *operator;
+        if operator.multiplications == 0 {
+            let blocks = (outputs * u64::from(items)).div_ceil(TILE * TILE).max(1);
+            return Tiles { blocks, outputs_a_block: TILE * TILE };
+        }
+        let rows_an_item = outputs / columns.max(1);
+        let (side, rows) = if operator.winograd {
+            let rows_an_item = rows_an_item.isqrt().div_ceil(self.winograd_side).pow(2);
+            let rows = rows_an_item as f64 * (f64::from(items) + self.winograd_items);
+            (self.winograd_side, rows.ceil() as u64)
+        } else {
+            (1, rows_an_item * u64::from(items))
+        };
+        let rows_a_block = rows.next_power_of_two().clamp(self.least_rows, TILE);
+        let blocks = (rows.div_ceil(rows_a_block) * columns.div_ceil(TILE)).max(1);
+        Tiles { blocks, outputs_a_block: rows_a_block * side * side * TILE }
     }
 
     /// What the device offers to launches together.

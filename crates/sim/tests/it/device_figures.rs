@@ -80,30 +80,30 @@ fn e2bird_figure_14_lanes_hold_more_of_a_deep_network_than_one_batch_at_a_time()
     assert!(held(NEbird) && !held(OptWait));
 }
 
-/// The paper has a gain for VGG, too. Here its fully connected layers keep the device for every lane's small batch.
+/// As in the paper. What holds VGG back: few rows of a fully connected layer take what reading its weights takes, which each lane does for itself.
 #[test]
-fn e2bird_figure_14_lanes_hold_no_more_of_vgg() {
+fn e2bird_figure_14_lanes_hold_more_of_vgg() {
     let throughput = |policy| cudnn(Vgg19, policy, 800.0).throughput;
     let (windowed, naive) = (throughput(OptWait), throughput(NEbird));
-    assert!(naive < 1.05 * windowed, "{naive:.0} to {windowed:.0}/s");
+    assert!(naive > 1.05 * windowed, "{naive:.0} to {windowed:.0}/s");
 }
 
 #[test]
 fn dvabatch_figure_14_high_load_latency_of_resnet152_is_halved_and_more_against_the_papers_server() {
     let to = |ahead| tensorrt(ResNet152, DvaBatch, ahead, 480.0) / tensorrt(ResNet152, NoWait, ahead, 480.0);
-    assert!(to(0) < 0.5 && to(1) < to(0), "{:.2}, {:.2}", to(0), to(1));
+    assert!(to(1) < 0.5 && to(1) < to(0) && to(0) < 0.9, "{:.2}, {:.2}", to(0), to(1));
 }
 
-/// The paper has a shorter latency for VGG19, too. Here every batch pays for the fully connected layers, and two pairs of buffers mean smaller batches.
+/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and two pairs of buffers mean smaller batches.
 #[test]
-fn dvabatch_figure_14_high_load_latency_of_vgg19_is_longer_by_its_fully_connected_layers() {
+fn dvabatch_figure_14_high_load_latency_of_vgg19_is_longer_by_the_rate_of_small_batches() {
     let to = |platform| {
         let mean = |policy| run(platform, Vgg19, policy, 0, 490.0, 1_500).mean_ms;
         mean(DvaBatch) / mean(NoWait)
     };
-    let (all, read_only) =
-        (to(Platform::TITAN_TENSORRT), to(Platform { dense_factor: 0.0, ..Platform::TITAN_TENSORRT }));
-    assert!(all > 1.1 && read_only < all - 0.2, "{all:.2}, {read_only:.2}");
+    let (fitted, same_rate) =
+        (to(Platform::TITAN_TENSORRT), to(Platform { winograd_items: 0.0, ..Platform::TITAN_TENSORRT }));
+    assert!(fitted > 1.1 && same_rate < fitted - 0.2, "{fitted:.2}, {same_rate:.2}");
 }
 
 #[test]

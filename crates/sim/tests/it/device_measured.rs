@@ -111,14 +111,14 @@ fn sharing_and_crowding_are_found_again_from_pairs() {
 }
 
 /// A network of many operators on a GPU of a paper, described by one segment and by six. More segments are no closer: each has steps of whole waves,
-/// which the law has not and which the sum of many operators smooths.
+/// which the law has not and which the sum of many operators smooths. TensorRT's convolutions by Winograd's algorithm are not described as well: their blocks are four
+/// times as large, and what they compute whatever the batch shrinks with the units, where the law's fixed time does not.
 #[test]
-fn a_network_is_described_within_15_percent_by_one_segment_and_by_six() {
-    let error_with = |stages: usize| {
+fn a_network_of_small_blocks_is_described_within_15_percent_by_one_segment_and_by_six() {
+    let error_with = |stages: usize, platform: Platform| {
         let mut measured = Vec::new();
         for units in [10, 20, 30, 40, 50, 60, 70, 80] {
-            let platform = Platform::V100_TENSORRT;
-            let whole = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
+            let whole = EmulatedModel::new(Architecture::ResNet50, platform);
             let boundaries = whole.segments(stages).unwrap();
             let operators = Architecture::ResNet50.operators(true, 0);
             for batch in [1, 2, 4, 8, 16, 32] {
@@ -135,8 +135,11 @@ fn a_network_is_described_within_15_percent_by_one_segment_and_by_six() {
         calibration.fit().unwrap();
         calibration.models[0].worst_error
     };
-    let (one, six) = (error_with(1), error_with(6));
+    let small = Platform { winograd_side: 1, winograd_items: 0.0, ..Platform::V100_TENSORRT };
+    let (one, six) = (error_with(1, small), error_with(6, small));
     assert!(one < 0.15 && six < 0.15, "{six}, with one segment {one}");
+    let (one, six) = (error_with(1, Platform::V100_TENSORRT), error_with(6, Platform::V100_TENSORRT));
+    assert!((0.25..0.35).contains(&one) && (0.25..0.35).contains(&six), "{six}, with one segment {one}");
 }
 
 #[test]

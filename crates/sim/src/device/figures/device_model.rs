@@ -93,16 +93,30 @@ fn knee(model: &EmulatedModel, batch: u32, share: f64) -> f64 {
 
 /// GSLICE figure 2.
 fn knees(rows: &mut Rows) {
-    for (architecture, paper) in [(Architecture::ResNet50, "60"), (Architecture::Vgg19, "70")] {
+    let papers = [(Architecture::AlexNet, "30"), (Architecture::ResNet50, "60"), (Architecture::Vgg19, "70")];
+    for (architecture, paper) in papers {
         let model = EmulatedModel::new(architecture, Platform::V100_TENSORRT);
         for share in [90, 95] {
             let what = format!("{architecture}, batch 1: units with {share}% of the throughput, %");
-            rows.held_out("GSLICE figure 2", &what, paper, knee(&model, 1, f64::from(share) / 100.0));
+            rows.held_out("GSLICE figures 2, 3", &what, paper, knee(&model, 1, f64::from(share) / 100.0));
         }
     }
-    let model = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
-    let alone = model.time(1, 0).as_millis_f64();
-    rows.held_out("GSLICE table 2", "resnet50, batch 1, ms (from its GUE of 29.08)", "5.86", alone);
+    let alone = |architecture| EmulatedModel::new(architecture, Platform::V100_TENSORRT).time(1, 0).as_millis_f64();
+    let after = Platform::V100_TENSORRT.after.as_millis_f64();
+    rows.held_out("GSLICE §4.4", "alexnet, batch 1, inference, ms", "1", alone(Architecture::AlexNet) - after);
+    rows.held_out(
+        "GSLICE table 2",
+        "resnet50, batch 1, ms (from its GUE of 29.08)",
+        "5.86",
+        alone(Architecture::ResNet50),
+    );
+    rows.held_out("GSLICE table 2", "vgg16, batch 1, ms (from its GUE of 3.79)", "16.2", alone(Architecture::Vgg16));
+    rows.held_out(
+        "GSLICE table 2",
+        "mobilenet, batch 1, ms (from its GUE of 330)",
+        "1.74",
+        alone(Architecture::MobileNet),
+    );
     let model = EmulatedModel::new(Architecture::Vgg19, Platform::V100_TENSORRT);
     let share = model.time_on(1, 0, 24).as_millis_f64();
     rows.held_out("GSLICE figure 16", "vgg19 on 30% of the units, images/s", "15", 1e3 / share);

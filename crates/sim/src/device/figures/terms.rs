@@ -20,8 +20,8 @@ const TERMS: [Term; 12] = [
     ("streams cost nothing", |platform| Platform { crowding_permille: 0, ..platform }),
     ("kernels share in proportion", |platform| Platform { sharing: Sharing::Proportional, ..platform }),
     ("no deviation from run to run", |platform| Platform { noise: 0.0, ..platform }),
-    ("fully connected layers as others", |platform| Platform { dense_factor: 1.0, ..platform }),
-    ("fully connected layers read weights only", |platform| Platform { dense_factor: 0.0, ..platform }),
+    ("a product of few rows computes 64", |platform| Platform { least_rows: 64, ..platform }),
+    ("Winograd's rate the same for any batch", |platform| Platform { winograd_items: 0.0, ..platform }),
     ("copies cost nothing", |platform| Platform {
         copy_bandwidth: 1e18,
         copy_fixed: Duration::ZERO,

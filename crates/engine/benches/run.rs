@@ -1,28 +1,44 @@
 //! What a run costs through the trait, from the requests' bytes to the replies': `cargo bench -p downbeat-engine`.
 //!
-//! Prints microseconds a run of the `mlp` example (784-128-10), or of the model whose path is given: the least of many short
-//! rounds that alternate between the rows, because whatever else the machine does can only add to them.
+//! Prints microseconds a run of the `mlp` example (784-128-10), or of the model whose path is given, here and in a process
+//! of its own: the least of many short rounds that alternate between the rows, because whatever else the machine does can only add to them.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
-use downbeat_engine::{Buffer, Engine, Lane, LoadOptions, Onnxruntime, Rten, Search, State, Tensor};
+use downbeat_engine::{
+    Buffer, Engine, ExecutorProgram, Isolated, Lane, LoadOptions, Onnxruntime, Rten, Search, State, Tensor,
+};
 
 const ROUNDS: usize = 60;
+/// Argument with which this program is an executor process.
+const EXECUTOR: &str = "executor";
 /// Time that one round of one row takes.
 const ROUND: Duration = Duration::from_millis(8);
 
 fn main() {
+    if std::env::args().nth(1).is_some_and(|first| first == EXECUTOR) {
+        return downbeat_engine::isolation::serve().unwrap_or_else(|e| println!("{e}"));
+    }
     let path = std::env::args().skip(1).find(|a| !a.starts_with('-')).map_or_else(mlp, PathBuf::from);
     let mut rows = Vec::new();
-    let mut engines: Vec<Box<dyn Engine>> = vec![Box::new(Rten::new())];
+    let mut engines: Vec<Arc<dyn Engine>> = vec![Arc::new(Rten::new())];
     let search = Search { python: true, threads: 2, ..Search::from_env() };
     match Onnxruntime::find(&search) {
-        Ok(Some(engine)) => engines.push(Box::new(engine)),
+        Ok(Some(engine)) => engines.push(Arc::new(engine)),
         Ok(None) => println!("no onnxruntime library found: rten only (set ORT_DYLIB_PATH)"),
         Err(e) => println!("{e}"),
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    for engine in engines.clone() {
+        let program = ExecutorProgram { program: program.clone(), arguments: vec![EXECUTOR.into()] };
+        match Isolated::new(engine, 2, program) {
+            Ok(engine) => engines.push(Arc::new(engine)),
+            Err(e) => println!("{e}"),
+        }
     }
     for engine in &engines {
         for threads in [1, 2] {
@@ -41,7 +57,8 @@ fn main() {
             }
             let row: usize = spec.dims.iter().skip(1).map(|d| usize::try_from(*d).unwrap_or(1)).product();
             let tail: Vec<usize> = spec.dims.iter().skip(1).map(|d| usize::try_from(*d).unwrap_or(1)).collect();
-            rows.push(Row { name: format!("{}, {threads} threads", engine.info().name), lane, row, tail });
+            let apart = if model.executor().is_some() { " in a process" } else { "" };
+            rows.push(Row { name: format!("{}{apart}, {threads} threads", engine.info().name), lane, row, tail });
         }
     }
     println!("{:32}{:>10}{:>10}{:>10}   us a run, {}", "", "batch 1", "batch 8", "batch 32", path.display());

@@ -1,5 +1,6 @@
 //! What devices are divided into, and which model is where.
 
+use downbeat_engine::Executor;
 use serde::{Deserialize, Serialize};
 
 /// What `GET /v2/devices` answers.
@@ -48,6 +49,24 @@ pub struct PlacedModel {
     pub by_hand: bool,
     /// What it has of the device, where shares are auto; `None`: it has no part in that.
     pub share: Option<ShareReport>,
+    /// The process of its own that it runs in; `None`: it has none.
+    pub executor: Option<ExecutorReport>,
+}
+
+/// The process of its own that a model version runs in.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct ExecutorReport {
+    /// Its number; `None`: it has ended, and is started again.
+    pub pid: Option<u32>,
+    /// How often it was started again since the version was loaded.
+    pub restarts: u64,
+}
+
+impl ExecutorReport {
+    /// That of the process of a model.
+    pub fn of(executor: &Executor) -> Self {
+        ExecutorReport { pid: executor.pid(), restarts: executor.restarts() }
+    }
 }
 
 /// What a model has of a device whose shares follow what models do.

@@ -47,6 +47,8 @@ pub struct LoadedVersion {
     waiting: AtomicU32,
     /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
     probed_ns: AtomicU64,
+    /// How often its process was started again, as far as that is counted.
+    restarts_counted: AtomicU64,
     pub health: Arc<ModelHealth>,
     pub hosts: HostedVersion,
     policy: PolicyReport,
@@ -75,6 +77,7 @@ impl LoadedVersion {
             last_gathered: Mutex::new(None),
             waiting: AtomicU32::new(0),
             probed_ns: AtomicU64::new(0),
+            restarts_counted: AtomicU64::new(0),
             hosts,
             policy,
             auto: None,
@@ -110,6 +113,12 @@ impl LoadedVersion {
     /// Why it takes no requests, if that is so.
     pub fn out_of_service(&self) -> Option<String> {
         self.hosts.lost().or_else(|| self.restarting()).or_else(|| self.health.refuses())
+    }
+
+    /// How often its process was started again since this was asked last, where it has one of its own.
+    pub fn new_restarts(&self) -> Option<u64> {
+        let restarts = self.model.executor()?.restarts();
+        Some(restarts.saturating_sub(self.restarts_counted.fetch_max(restarts, Ordering::Relaxed)))
     }
 
     /// Why nothing of it runs until its process is there again, if that is so.

@@ -41,6 +41,8 @@ metric_table! {
         pending: IntGaugeVec["model", "version"], "nv_inference_pending_request_count",
             "Instantaneous number of pending requests awaiting execution, each counted by its batch dimension";
         load_seconds: GaugeVec["model", "version"], "nv_model_load_duration_secs", "Time the model version took to load, warm up and be profiled";
+        executor_restarts: IntCounterVec["model", "version"], "downbeat_executor_restarts_total",
+            "Times that the process of its own of a model version was started again, after it had ended";
         not_answered: IntCounterVec["model", "version", "reason"], "downbeat_requests_not_answered_total", "Requests that got no result, by reason";
         late: IntCounterVec["model", "version"], "downbeat_requests_late_total", "Requests answered after their deadline (misses)";
         phases: HistogramVec["model", "version", "phase"] LATENCY, "downbeat_phase_duration_seconds",
@@ -186,6 +188,11 @@ impl Metrics {
     /// Sets how many items of a version's requests wait for their batch now.
     pub fn set_pending(&self, name: &str, version: &str, items: u64) {
         self.table.pending.with_label_values(&[name, version]).set(i64::try_from(items).unwrap_or(i64::MAX));
+    }
+
+    /// Counts how often the process of a version was started again lately.
+    pub fn add_executor_restarts(&self, name: &str, version: &str, restarts: u64) {
+        self.table.executor_restarts.with_label_values(&[name, version]).inc_by(restarts);
     }
 
     /// Sets how long a version took to load, warm up and be profiled.

@@ -456,6 +456,9 @@ impl Registry {
             for loaded in served.versions.values() {
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));
                 loaded.hosts.update_metrics();
+                if let Some(restarts) = loaded.new_restarts() {
+                    self.metrics.add_executor_restarts(&loaded.name, &loaded.version, restarts);
+                }
             }
         }
         self.metrics.set_budget(&self.budget);

@@ -25,8 +25,17 @@ fn children(pid: u32) -> Vec<u32> {
     children.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
 }
 
-fn kill(pid: u32) {
-    assert!(std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+fn signal(name: &str, pid: u32) {
+    assert!(std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+/// What `GET /v2/devices` says of the process of a model.
+fn executor(server: &Server, model: &str) -> serde_json::Value {
+    let (status, body) = server.http("GET", "/v2/devices", "");
+    assert_eq!(status, 200, "{body}");
+    let report: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let models = report["devices"][0]["models"].as_array().unwrap();
+    models.iter().find(|placed| placed["model"] == model).unwrap()["executor"].clone()
 }
 
 /// Waits until something is so; a test fails that waits for ever.
@@ -57,6 +66,8 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
     assert_eq!(status, 200, "{expected}");
     let outputs = |body: &str| serde_json::from_str::<serde_json::Value>(body).unwrap()["outputs"].clone();
     let [first] = children(server.pid())[..] else { panic!("one model is in a process of its own") };
+    assert_eq!(executor(&server, "digits"), serde_json::json!({"pid": first, "restarts": 0}));
+    assert!(executor(&server, "beside").is_null());
     let (done, others) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
@@ -85,7 +96,7 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
             statuses
         });
         until("both serve", || others.load(Ordering::SeqCst));
-        kill(first);
+        signal("-KILL", first);
         until("it is not ready", || server.http("GET", "/v2/models/digits/ready", "").0 != 200);
         assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "the server is");
         until("it is ready again", || server.http("GET", "/v2/models/digits/ready", "").0 == 200);
@@ -98,8 +109,28 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
     });
     let now = children(server.pid());
     assert!(now.len() == 1 && now[0] != first, "{now:?} after {first}");
+    assert_eq!(executor(&server, "digits"), serde_json::json!({"pid": now[0], "restarts": 1}));
+    let metrics = server.metrics();
+    assert!(metrics.contains("downbeat_executor_restarts_total{model=\"digits\",version=\"1\"} 1"), "{metrics}");
     assert_eq!(server.terminate().code(), Some(0));
     until("no process is left", || !is_running(now[0]));
+}
+
+#[test]
+fn a_process_that_does_not_answer_is_ended_and_started_again() {
+    let (folder, config) = repository();
+    let limits = ["--config", &config, "--run-timeout", "0.5", "--run-timeout-factor", "1"];
+    let server = Server::start(folder.path(), &limits, "\"message\":\"ready\",\"models\":2");
+    let request = std::fs::read_to_string(REQUEST).unwrap();
+    let infer = |model: &str| server.http("POST", &format!("/v2/models/{model}/infer"), &request);
+    let [first] = children(server.pid())[..] else { panic!("one model is in a process of its own") };
+    signal("-STOP", first);
+    let (status, body) = infer("digits");
+    assert_eq!(status, 503, "{body}");
+    assert_eq!(infer("beside").0, 200);
+    until("it answers again", || infer("digits").0 == 200);
+    assert!(!is_running(first));
+    assert_eq!(server.http("GET", "/v2/models/digits/ready", "").0, 200);
 }
 
 #[test]

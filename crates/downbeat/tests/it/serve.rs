@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Server {
     child: Child,
     http: SocketAddr,
+    metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
     /// Profiles of other runs would make this one depend on them.
@@ -39,11 +40,10 @@ impl Server {
         let (sender, log) = mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut server =
-            Server { child, http: SocketAddr::from(([127, 0, 0, 1], 0)), log, said: String::new(), _cache: cache };
-        let line = server.wait_for("\"message\":\"HTTP\"");
-        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-        server.http = line["fields"]["address"].as_str().unwrap().parse().unwrap();
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Server { child, http: nowhere, metrics: nowhere, log, said: String::new(), _cache: cache };
+        server.http = server.wait_for_address("HTTP");
+        server.metrics = server.wait_for_address("metrics");
         server.wait_for(until);
         server
     }
@@ -60,6 +60,12 @@ impl Server {
         }
     }
 
+    fn wait_for_address(&mut self, of: &str) -> SocketAddr {
+        let line = self.wait_for(&format!("\"message\":\"{of}\""));
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        line["fields"]["address"].as_str().unwrap().parse().unwrap()
+    }
+
     /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -72,6 +78,11 @@ impl Server {
     /// Status and body.
     pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         http(self.http, method, path, body)
+    }
+
+    /// What it says of itself at /metrics.
+    pub fn metrics(&self) -> String {
+        http(self.metrics, "GET", "/metrics", "").1
     }
 
     /// Where it answers HTTP.

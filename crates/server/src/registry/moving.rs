@@ -6,7 +6,7 @@ use downbeat_core::device::{BadMove, PartitionId};
 use tokio::sync::oneshot;
 
 use super::Registry;
-use crate::device_report::{DeviceReport, DevicesReport, PartitionReport, PlacedModel};
+use crate::device_report::{DeviceReport, DevicesReport, ExecutorReport, PartitionReport, PlacedModel};
 use crate::error::ServiceError;
 use crate::host::{DeviceHost, HostedModel};
 use crate::serving::ServedModel;
@@ -40,6 +40,7 @@ impl Registry {
                     None => self.loader.partitions().home(&model.name).is_some(),
                 },
                 share: shares.and_then(|shares| shares.report(&model)),
+                executor: model.model.executor().map(ExecutorReport::of),
             });
         }
         let shares = self.options.device.shares.to_string();

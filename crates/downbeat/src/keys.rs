@@ -178,7 +178,7 @@ fn scheduling() -> Vec<Key<Draft>> {
             .flag("device-policy", device_policy_help())
             .of_models(),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
-            .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"); each model runs on one (see \"Partitions\")")
+            .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")
             .of_models(),
         key("device.shares", name("WHO").of(SharesBy::names()), |d| &mut d.options.device.shares)
@@ -379,8 +379,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
             .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
-        of_model("partition", number(0..=u32::MAX.into()), |m| &mut m.partition, "the one with the fewest models", "0")
-            .help("The partition that it runs on, from 0 (see \"Partitions\")"),
+        of_model(
+            "partition",
+            list(number(0..=u32::MAX.into())),
+            |m| &mut m.partitions,
+            "the one with the fewest models",
+            "[0, 1]",
+        )
+        .help("The partition that it runs on, from 0, or several of which each batch runs on one (see \"Partitions\")"),
     ]
 });
 

@@ -184,8 +184,8 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// How long its batches take, and the largest it can run, where that is known without measuring (`emulated`).
-    fn profile(&self) -> Option<&LatencyProfile> {
+    /// How long its batches take on a share of a device, and the largest it can run, where that is known without measuring (`emulated`).
+    fn profile(&self, _share: Share) -> Option<LatencyProfile> {
         None
     }
 

@@ -45,6 +45,8 @@ pub struct PlacedModel {
     pub policy: String,
     /// The partition where its launches go; 0 where devices are not divided.
     pub partition: u32,
+    /// All partitions that its launches go to.
+    pub partitions: Vec<u32>,
     /// Whether somebody has put it there.
     pub by_hand: bool,
     /// What it has of the device, where shares are auto; `None`: it has no part in that.

@@ -95,9 +95,16 @@ impl<'a> Loading<'a> {
         let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();
         let turn = context.turns.begin();
         let routed = policy.name.makes_batches();
-        let partition = context.partitions.of(name);
-        let (on, part) = (partition.map(|(index, _)| index), partition.map(|(_, part)| part));
-        let placed = context.placement.of(&definition, on, !routed, context.driver.devices())?;
+        let (on, part) = (context.partitions.all_of(name), context.partitions.of(name).map(|(_, part)| part));
+        let refuses = |reason| PolicyError { policy: policy.name, reason };
+        if routed && on.len() > 1 {
+            let reason = format!(
+                "it is to run on {} partitions, and has lanes of its own on one; name one in [models.{name}] partition, or use the policy exclusive",
+                on.len()
+            );
+            return Err(refuses(reason).into());
+        }
+        let placed = context.placement.of(&definition, &on, !routed, context.driver.devices())?;
         let most = part.map_or_else(|| most_threads(options), |part| part.threads);
         let threads = match options.chosen_threads(name) {
             // As it was looked at.
@@ -107,7 +114,6 @@ impl<'a> Loading<'a> {
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
             None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
         };
-        let refuses = |reason| PolicyError { policy: policy.name, reason };
         options.check_dispatch(name, policy.name, definition.dispatch).map_err(refuses)?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
         let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
@@ -148,7 +154,7 @@ impl<'a> Loading<'a> {
         self.progress.step("measuring", 0.2);
         let profiled = self.profile(&why, &mut runnable)?;
         let Runnable { model, codec, device, .. } = &runnable;
-        let profiles = self.measuring(codec).by_hardware(&**model, &self.placed, *device, &profiled.profile);
+        let profiles = self.measuring(codec).by_site(&**model, &self.placed, *device, &profiled.profile);
         let (mut report, mut chosen) = match why {
             Why::Asked(report) => (report, None),
             Why::Chosen(chosen) => (chosen.report.clone(), Some(*chosen)),
@@ -230,7 +236,7 @@ impl<'a> Loading<'a> {
     /// How requests become batches of the model, and whether they are padded for that. Completes the definition.
     fn codec(&mut self, model: &dyn Model) -> anyhow::Result<(BatchCodec, Option<Arc<Padding>>)> {
         self.definition.complete(model.signature())?;
-        if let Some(most) = model.profile().map(LatencyProfile::max_batch) {
+        if let Some(most) = model.profile(Share::Whole).map(|profile| profile.max_batch()) {
             limit_batches(&mut self.definition, most, "the model runs no larger batches");
         }
         let defaults = &self.source.defaults;
@@ -289,7 +295,7 @@ impl<'a> Loading<'a> {
         self.budget.begin_lanes(&*model);
         let mut lane = None;
         // An emulated model answers whatever fits its inputs.
-        if model.profile().is_none() {
+        if model.profile(Share::Whole).is_none() {
             let mut first = model.lane_at(Place { device, share: Share::Whole })?;
             if self.definition.warmups.is_empty() {
                 let fill = warm_up::find_answer(&codec, model.segments(), &mut *first)?;
@@ -363,7 +369,7 @@ impl<'a> Loading<'a> {
 
     /// The most of its batches that run at once on its devices.
     fn at_once(&self) -> u32 {
-        self.context.at_once(&self.definition).min(self.placed.devices.len() as u32)
+        self.context.at_once(&self.definition).min(self.placed.places().count() as u32)
     }
 
     /// What its policy decides by.
@@ -392,11 +398,11 @@ impl<'a> Loading<'a> {
         let drop = self.drops();
         let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
         let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
-        let (id, partition) = (context.driver.next_model(), self.placed.partition);
+        let id = context.driver.next_model();
         let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
             let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
             let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
-            Arc::new(PolicyGuard::new(options, context.clock, id, partition, &hosts))
+            Arc::new(PolicyGuard::new(options, context.clock, id, self.placed.home(), &hosts))
         });
         let setup = LaneSetup {
             id,
@@ -416,7 +422,7 @@ impl<'a> Loading<'a> {
             metrics: &context.metrics.lanes,
             memory: self.held.as_ref(),
             hosts: &hosts,
-            partition,
+            partitions: &self.placed.partitions,
             warm_up: warm_up::later(
                 self.source.engine.clone(),
                 definition.name.clone(),

@@ -1,8 +1,8 @@
-//! What is measured of a model while it is loaded, or was stored of it before: its latency, by hardware and by segments, and what two lanes do together.
+//! What is measured of a model while it is loaded, or was stored of it before: its latency, by site and by segments, and what two lanes do together.
 
 use std::sync::Arc;
 
-use downbeat_core::device::SegmentProfile;
+use downbeat_core::device::{PartitionId, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_engine::{Lane, Model, Place, Share};
 
@@ -42,8 +42,8 @@ impl Measuring<'_> {
     /// If it cannot be loaded on those threads.
     pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
         let settled = |profile, threads| Ok(Profiled { profile, threads, settled: true });
-        if let Some(profile) = model.profile() {
-            return settled(profile.clone(), 1);
+        if let Some(profile) = model.profile(Share::Whole) {
+            return settled(profile, 1);
         }
         let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch);
         if !self.context.options.profiling.enabled {
@@ -152,38 +152,50 @@ impl Measuring<'_> {
         Ok(self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), &mut told)?)
     }
 
-    /// What a model takes on each hardware that it is on: `profile` on that of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
+    /// What a model takes at each site that it is on: `profile` on the first partition of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
     /// been observed.
-    pub fn by_hardware(
+    pub fn by_site(
         &self,
         model: &dyn Model,
         placed: &Placed,
         device: usize,
         profile: &LatencyProfile,
     ) -> Vec<LatencyProfile> {
-        let measured = |hardware: usize| {
-            let is_there = |other: &&usize| placed.hardware(**other) == hardware && model.lost(**other).is_none();
-            let other = *placed.devices.iter().find(is_there).filter(|_| hardware != placed.hardware(device))?;
-            if model.profile().is_some() || !self.context.options.profiling.enabled {
+        let LoadContext { engines, partitions, options, .. } = self.context;
+        let measured = |site: usize| {
+            let is_there = |(other, partition): &(usize, PartitionId)| {
+                placed.site(*other, *partition) == site && model.lost(*other).is_none()
+            };
+            let (other, partition) = placed.places().find(is_there)?;
+            let (home, gpu) = (placed.home(), engines.gpus.get(other));
+            if site == placed.site(device, home) {
                 return None;
             }
-            let gpu = self.context.engines.gpus.get(other)?;
+            let part = partitions.parts.get(partition.0 as usize).filter(|_| partition != home);
+            let share = part.map_or(Share::Whole, |part| part.share);
+            if let known @ Some(_) = model.profile(share) {
+                return known;
+            }
+            if !options.profiling.enabled || (part.is_none() && gpu.is_none()) {
+                return None;
+            }
+            let on_gpu = gpu.map(|gpu| format!("-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
+            let on_part = part.map(|part| format!("-part-{}", part.size.replace(' ', "_")));
             let key = self.source.batch_key(self.threads, self.codec.max_batch);
-            let key = key.map(|key| format!("{key}-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
+            let key = key.map(|key| key + &on_gpu.unwrap_or_default() + &on_part.unwrap_or_default());
             if let Some((profile, _)) = self.stored(&key) {
                 return Some(profile);
             }
-            let mut lane = model.lane_at(Place { device: other, share: Share::Whole }).ok()?;
+            let mut lane = model.lane_at(Place { device: other, share }).ok()?;
             let sizes = profiler::default_sizes(self.codec.max_batch);
-            let budget = self.context.options.profiling.budget;
-            let measure = || self.subject(model).measure(&mut *lane, &sizes, budget, &mut ());
+            let measure = || self.subject(model).measure(&mut *lane, &sizes, options.profiling.budget, &mut ());
             let (measurements, settled) = self.source.turn.timed(measure);
             let measurements = measurements.ok()?;
             let profile = profiler::profile(&measurements).ok()?;
             self.keep(key, 1, settled, measurements);
             Some(profile)
         };
-        (0..placed.hardwares()).map(|hardware| measured(hardware).unwrap_or_else(|| profile.clone())).collect()
+        (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
     }
 
     pub fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
@@ -198,7 +210,7 @@ impl Measuring<'_> {
         lane: Option<Box<dyn Lane>>,
     ) -> SegmentProfile {
         let SegmentSubject { subject: Subject { model, .. }, padding, .. } = *subject;
-        let is_known = model.profile().is_some() || (model.segments() == 1 && padding.is_none());
+        let is_known = model.profile(Share::Whole).is_some() || (model.segments() == 1 && padding.is_none());
         if is_known || !self.context.options.profiling.enabled {
             return SegmentProfile::even(profile, model.segments());
         }

@@ -277,8 +277,8 @@ pub struct ModelOptions {
     pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
     pub gpu_memory: Option<u64>,
-    /// The number of the partition that it is on ([`DeviceOptions::partitions`]); `None`: the one with the fewest models.
-    pub partition: Option<u32>,
+    /// The numbers of the partitions that it is on ([`DeviceOptions::partitions`]), at least one; several only where the scheduler makes its batches. `None`: the one with the fewest models.
+    pub partitions: Option<Vec<u32>>,
 }
 
 /// Which models share devices, as `downbeat plan --json` prints it.

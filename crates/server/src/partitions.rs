@@ -18,6 +18,8 @@ pub struct Partitions {
     pub parts: Vec<Part>,
     /// By the models' names.
     placed: Mutex<BTreeMap<String, Spot>>,
+    /// Those beside that of a model that is on several, by its name.
+    more: BTreeMap<String, Vec<usize>>,
     /// Models move by themselves: whoever comes begins on the largest.
     are_shared: bool,
 }
@@ -56,18 +58,18 @@ impl Partitions {
         }
         let count = division.parts.len();
         ensure!(count <= MOST, "[device] partitions: {count} are too many; at most {MOST} are supported");
-        if let Some((name, there)) = options.models.iter().find_map(|(name, model)| Some((name, model.partition?)))
-            && are_shared
-            && there as usize >= count
+        if let Some((name, there)) =
+            options.placed_by_hand().find(|(_, there)| are_shared && there[0] as usize >= count)
         {
-            bail!("[models.{name}] partition is {there}; there are {count}, numbered from 0 to {}", count - 1);
+            bail!("[models.{name}] partition is {}; there are {count}, numbered from 0 to {}", there[0], count - 1);
         }
         for notice in &division.notices {
             tracing::warn!("{notice}");
         }
-        let chosen =
-            options.models.iter().filter_map(|(name, model)| Some((name.clone(), Spot::at(model.partition? as usize))));
-        Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()), are_shared })
+        let chosen = options.placed_by_hand().map(|(name, there)| (name.clone(), Spot::at(there[0] as usize)));
+        let more = |there: &[u32]| there[1..].iter().map(|partition| *partition as usize).collect();
+        let more = options.placed_by_hand().map(|(name, there)| (name.clone(), more(there))).collect();
+        Ok(Partitions { parts: division.parts, placed: Mutex::new(chosen.collect()), more, are_shared })
     }
 
     pub fn are_there(&self) -> bool {
@@ -95,6 +97,13 @@ impl Partitions {
             }
         };
         Some((index, self.parts.get(index)?))
+    }
+
+    /// All that a model is on, first the one that [`of`](Self::of) gives; none where the devices are not divided.
+    pub fn all_of(&self, model: &str) -> Vec<usize> {
+        let first = self.of(model).map(|(index, _)| index);
+        let more = first.and_then(|_| self.more.get(model)).into_iter().flatten();
+        first.into_iter().chain(more.copied()).collect()
     }
 
     /// The models that the options put onto a partition, where these models move by themselves.
@@ -131,19 +140,37 @@ impl ServerOptions {
         let count = self.device.partitions.len();
         let are_made = self.device.shares == SharesBy::Auto && count == 0;
         ensure!(count <= MOST, "[device] partitions: {count} are too many; at most {MOST} are supported");
-        for (name, model) in &self.models {
-            match model.partition {
-                Some(partition) if count == 0 && !are_made => bail!(
+        if let Some((name, _)) =
+            self.models.iter().find(|(_, model)| model.partitions.as_ref().is_some_and(Vec::is_empty))
+        {
+            bail!("[models.{name}] partition names none; leave it out to have one chosen");
+        }
+        for (name, there) in self.placed_by_hand() {
+            for (index, partition) in there.iter().enumerate() {
+                ensure!(
+                    count > 0 || are_made,
                     "[models.{name}] partition is {partition}, and the devices are not divided; name partitions in [device] partitions, or leave it out"
-                ),
-                Some(partition) if partition as usize >= count && !are_made => bail!(
+                );
+                ensure!(
+                    are_made || (*partition as usize) < count,
                     "[models.{name}] partition is {partition}; [device] partitions has {count}, numbered from 0 to {}",
-                    count - 1
-                ),
-                _ => {}
+                    count.saturating_sub(1)
+                );
+                ensure!(!there[..index].contains(partition), "[models.{name}] partition has {partition} twice");
             }
+            ensure!(
+                there.len() == 1 || self.device.shares == SharesBy::Fixed,
+                "[models.{name}] partition names {}, and with shares = \"auto\" a model is on one at a time; name one, or none",
+                there.len()
+            );
         }
         Ok(())
+    }
+
+    /// The partitions of models whose options name some.
+    fn placed_by_hand(&self) -> impl Iterator<Item = (&String, &[u32])> {
+        let named = self.models.iter().filter_map(|(name, model)| Some((name, model.partitions.as_deref()?)));
+        named.filter(|(_, there)| !there.is_empty())
     }
 }
 
@@ -153,7 +180,12 @@ impl Partitions {
     pub fn in_parts(count: u32) -> Self {
         let part =
             |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, units: 1, size: String::new() };
-        Partitions { parts: (0..count).map(part).collect(), placed: Mutex::default(), are_shared: false }
+        Partitions {
+            parts: (0..count).map(part).collect(),
+            placed: Mutex::default(),
+            more: BTreeMap::new(),
+            are_shared: false,
+        }
     }
 }
 
@@ -168,7 +200,7 @@ mod tests {
         let mut options = ServerOptions::new("models".into());
         options.device.partitions = partitions.iter().map(|text| (*text).to_owned()).collect();
         let model = |(name, partition): &(&str, u32)| {
-            ((*name).to_owned(), ModelOptions { partition: Some(*partition), ..ModelOptions::default() })
+            ((*name).to_owned(), ModelOptions { partitions: Some(vec![*partition]), ..ModelOptions::default() })
         };
         options.models = models.iter().map(model).collect();
         options

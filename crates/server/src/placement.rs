@@ -27,11 +27,11 @@ pub struct Placement {
 pub struct Placed {
     /// Ascending, of those that there were when it was loaded.
     pub devices: Arc<[usize]>,
-    /// Which of theirs; the first where they are not divided.
-    pub partition: PartitionId,
-    /// The kinds of these partitions, each with its hardware; `None`: all, those to come too, which are alike.
+    /// Which of theirs, at least one, first the one that it was loaded for; the first of all where devices are not divided.
+    pub partitions: Arc<[PartitionId]>,
+    /// The kinds of these partitions, each with its site; `None`: all, those to come too, which are alike.
     kinds: Option<Arc<[(DeviceKind, usize)]>>,
-    /// Of all devices: see [`Placed::hardware`].
+    /// By device: which of them are alike.
     hardware: Arc<[usize]>,
 }
 
@@ -71,66 +71,86 @@ impl Placement {
         Some(devices)
     }
 
-    /// Where a model is, of `all` devices that there are now, on their `partition` if they are divided. `by_scheduler`: the scheduler makes its batches.
+    /// Where a model is, of `all` devices that there are now, on these of their partitions if they are divided. `by_scheduler`: the scheduler makes its batches.
     ///
     /// # Errors
     /// If the scheduler does not tell these devices from others.
     pub fn of(
         &self,
         model: &ModelDefinition,
-        partition: Option<usize>,
+        partitions: &[usize],
         by_scheduler: bool,
         all: usize,
     ) -> anyhow::Result<Placed> {
-        let devices = match (self.devices(model), partition) {
+        let devices = match (self.devices(model), partitions) {
             (Some(devices), _) => devices,
-            (None, None) if self.hardware.iter().all(|hardware| *hardware == 0) => return Ok(Placed::everywhere(all)),
+            (None, []) if self.hardware.iter().all(|hardware| *hardware == 0) => return Ok(Placed::everywhere(all)),
             (None, _) => (0..all).collect(),
         };
-        let partition = partition.unwrap_or(0);
-        let kind = |device: usize| self.kinds.get(device)?.get(partition).copied();
-        let with_hardware = |device: &usize| Some((kind(*device)?, *self.hardware.get(*device)?));
-        let mut kinds: Vec<(DeviceKind, usize)> = devices.iter().filter_map(with_hardware).collect();
+        let partitions = if partitions.is_empty() { &[0] } else { partitions };
+        let mut placed = Placed {
+            devices: devices.into(),
+            partitions: partitions.iter().map(|partition| PartitionId(*partition as u32)).collect(),
+            kinds: None,
+            hardware: self.hardware.clone(),
+        };
+        let kind = |device: usize, partition: PartitionId| self.kinds.get(device)?.get(partition.0 as usize).copied();
+        let its = placed.places().filter_map(|(device, on)| Some((kind(device, on)?, placed.site(device, on))));
+        let mut kinds: Vec<(DeviceKind, usize)> = its.collect();
         kinds.sort_unstable();
         kinds.dedup();
-        let mut others = (0..self.kinds.len()).filter_map(|device| Some((device, kind(device)?)));
-        let cut = others.find(|(device, kind)| kinds.iter().any(|(its, _)| its == kind) && !devices.contains(device));
-        if let Some((other, _)) = cut.filter(|_| by_scheduler) {
+        let has = |device: usize| {
+            let mut alike = placed.partitions.iter().filter_map(|on| kind(device, *on));
+            alike.any(|kind| kinds.iter().any(|(its, _)| *its == kind))
+        };
+        let cut = (0..self.kinds.len()).find(|device| has(*device) && !placed.devices.contains(device));
+        if let Some(other) = cut.filter(|_| by_scheduler) {
             bail!(
                 "it is to be on {}, and not on device {other}: the server was started with the same models on all of these, and its scheduler does not tell them apart. Start it again, or \
                  give the model a device policy",
-                listed(&devices)
+                listed(&placed.devices)
             );
         }
-        let partition = PartitionId(partition as u32);
-        Ok(Placed { devices: devices.into(), partition, kinds: Some(kinds.into()), hardware: self.hardware.clone() })
+        placed.kinds = Some(kinds.into());
+        Ok(placed)
     }
 }
 
 impl Placed {
     /// On all of so many devices, which are alike.
     pub fn everywhere(devices: usize) -> Self {
-        let hardware = vec![0; devices].into();
-        Placed { devices: (0..devices).collect(), partition: PartitionId::default(), kinds: None, hardware }
+        let (hardware, partitions) = (vec![0; devices].into(), [PartitionId::default()].into());
+        Placed { devices: (0..devices).collect(), partitions, kinds: None, hardware }
     }
 
-    /// A number for what a device is: that of those that run a model alike.
-    pub fn hardware(&self, device: usize) -> usize {
-        self.hardware.get(device).copied().unwrap_or(0)
+    /// The partition that it was loaded for.
+    pub fn home(&self) -> PartitionId {
+        self.partitions.first().copied().unwrap_or_default()
     }
 
-    /// How many kinds of hardware there are, at least one.
-    pub fn hardwares(&self) -> usize {
-        self.hardware.iter().max().map_or(1, |last| last + 1)
+    /// Its devices, each with each of its partitions there.
+    pub fn places(&self) -> impl Iterator<Item = (usize, PartitionId)> {
+        self.devices.iter().flat_map(|device| self.partitions.iter().map(|partition| (*device, *partition)))
     }
 
-    /// What the scheduler plans with of a model that takes so long on each hardware.
-    pub fn profiles(&self, on: impl Fn(usize) -> LatencyProfile) -> DeviceProfiles {
+    /// A number for where it runs: partitions of the same number run it alike.
+    pub fn site(&self, device: usize, partition: PartitionId) -> usize {
+        let hardware = self.hardware.get(device).copied().unwrap_or(0);
+        let position = self.partitions.iter().position(|its| *its == partition).unwrap_or(0);
+        hardware * self.partitions.len() + position
+    }
+
+    /// How many sites there are, at least one.
+    pub fn sites(&self) -> usize {
+        self.hardware.iter().max().map_or(1, |last| last + 1) * self.partitions.len()
+    }
+
+    /// What the scheduler plans with of a model that takes so long at each site.
+    pub fn profiles(&self, at: impl Fn(usize) -> LatencyProfile) -> DeviceProfiles {
         let kinds = self.kinds.as_ref();
-        let kept = kinds.and_then(|kinds| {
-            DeviceProfiles::by_kind(kinds.iter().map(|(kind, hardware)| (*kind, on(*hardware)))).ok()
-        });
-        kept.unwrap_or_else(|| on(0).into())
+        let kept =
+            kinds.and_then(|kinds| DeviceProfiles::by_kind(kinds.iter().map(|(kind, site)| (*kind, at(*site)))).ok());
+        kept.unwrap_or_else(|| at(0).into())
     }
 }
 
@@ -354,16 +374,21 @@ mod tests {
         assert_eq!(kinds, [[0, 1], [2, 3], [0, 1], [4, 5]]);
         let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
         let model = downbeat_repository::ModelRepository::open(examples).unwrap().definition("mlp", None).unwrap();
-        let placed = placement.of(&model, Some(1), true, 4).unwrap();
-        assert_eq!((placed.hardwares(), placed.hardware(3)), (3, 2));
-        let takes = |hardware: usize| {
-            let ms = downbeat_core::Duration::from_millis(1 + hardware as u64);
+        let placed = placement.of(&model, &[1], true, 4).unwrap();
+        assert_eq!((placed.sites(), placed.site(3, PartitionId(1))), (3, 2));
+        let takes = |site: usize| {
+            let ms = downbeat_core::Duration::from_millis(1 + site as u64);
             LatencyProfile::linear(ms, downbeat_core::Duration::ZERO, 4).unwrap()
         };
         let profiles = placed.profiles(takes);
         let of = |kind| profiles.get(DeviceKind(kind));
         assert_eq!((of(1), of(3), of(5)), (Some(&takes(0)), Some(&takes(1)), Some(&takes(2))));
         assert_eq!(of(0), None, "it is on the other partition");
+        let placed = placement.of(&model, &[1, 0], true, 4).unwrap();
+        assert_eq!((placed.sites(), placed.home()), (6, PartitionId(1)));
+        let profiles = placed.profiles(takes);
+        let of = |kind| profiles.get(DeviceKind(kind));
+        assert_eq!((of(1), of(0), of(3), of(2)), (Some(&takes(0)), Some(&takes(1)), Some(&takes(2)), Some(&takes(3))));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use downbeat_core::cluster::{self, ModelOptions as QueueOptions, PriorityLevel};
+use downbeat_core::device::PartitionId;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_repository::ModelDefinition;
@@ -25,12 +26,12 @@ pub struct Queue {
     options: QueueOptions,
     /// The devices that its batches run on.
     pub placed: Placed,
-    /// By hardware, as `placed` numbers it: learns the latency of its batches from what they take there.
+    /// By site, as `placed` numbers them: learns the latency of its batches from what they take there.
     pub refiners: Box<[Mutex<ProfileRefiner>]>,
 }
 
 impl Queue {
-    /// What the scheduler is told of the first queue of a version, of whose batches at most `at_once` run at a time and take what `profiles` say, by hardware.
+    /// What the scheduler is told of the first queue of a version, of whose batches at most `at_once` run at a time and take what `profiles` say, by site.
     pub fn options(
         options: &ServerOptions,
         definition: &ModelDefinition,
@@ -68,7 +69,7 @@ impl Queue {
         });
         QueueOptions {
             max_batch: batching.max_batch_size.max(1),
-            profiles: placed.profiles(|hardware| profiles[hardware].clone()),
+            profiles: placed.profiles(|site| profiles[site].clone()),
             drop,
             dispatch,
             max_in_flight: at_once,
@@ -78,10 +79,10 @@ impl Queue {
         }
     }
 
-    /// What the scheduler is told of a queue for another shape of the same version, whose batches take what `profiles` say, by hardware.
+    /// What the scheduler is told of a queue for another shape of the same version, whose batches take what `profiles` say, by site.
     pub fn options_beside(&self, profiles: &[LatencyProfile]) -> QueueOptions {
         QueueOptions {
-            profiles: self.placed.profiles(|hardware| profiles[hardware].clone()),
+            profiles: self.placed.profiles(|site| profiles[site].clone()),
             shares_limit: Some(self.place.model),
             ..self.options.clone()
         }
@@ -112,13 +113,13 @@ impl Queue {
         self.options.drop != cluster::DropPolicy::None
     }
 
-    /// Learns what its batches take on a device, and those like it.
-    pub fn refiner(&self, device: usize) -> &Mutex<ProfileRefiner> {
-        // There is one for each hardware.
-        &self.refiners[self.placed.hardware(device)]
+    /// Learns what its batches take on a partition of a device, and those like it.
+    pub fn refiner(&self, device: usize, partition: PartitionId) -> &Mutex<ProfileRefiner> {
+        // There is one for each site.
+        &self.refiners[self.placed.site(device, partition)]
     }
 
-    /// What its batches take now, by hardware.
+    /// What its batches take now, by site.
     pub fn profiles(&self) -> Vec<LatencyProfile> {
         self.refiners.iter().map(|refiner| refiner.lock().profile().clone()).collect()
     }

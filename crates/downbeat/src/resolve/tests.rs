@@ -226,7 +226,7 @@ fn a_file_can_say_everything() {
     assert_eq!(options.placement, placement.into());
     let digits = &options.models["digits"];
     assert_eq!((digits.slo, digits.max_queue_size, digits.threads), (Some(ms(5)), Some(1), Some(2)));
-    assert_eq!((digits.gpu_memory, digits.partition), (Some(3000 << 20), Some(1)));
+    assert_eq!((digits.gpu_memory, digits.partitions.clone()), (Some(3000 << 20), Some(vec![1])));
     assert_eq!((digits.dispatch, digits.drop), (Some(DispatchPolicy::Route), Some(DropPolicy::None)));
 }
 

@@ -185,9 +185,7 @@ impl Engine for Emulated {
         let parts = stages(&options.cut);
         let shared = Arc::new(EmulatedShared { signature, profile, parts });
         let sharing = knee.map(|knee| self.devices.sharing(knee));
-        let there =
-            sharing.as_ref().map(|sharing| sharing.spot(Place::default(), options.share).alone(&shared.profile));
-        Ok(Arc::new(EmulatedModel { segments, shared, sharing, share: options.share, there }))
+        Ok(Arc::new(EmulatedModel { segments, shared, sharing, share: options.share }))
     }
 
     fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
@@ -260,9 +258,8 @@ struct EmulatedModel {
     segments: Vec<SegmentInfo>,
     /// How its launches share a device, where they do.
     sharing: Option<Sharing>,
-    /// What it was loaded for, and how long batches take there, where that is not its profile.
+    /// What it was loaded for.
     share: Share,
-    there: Option<LatencyProfile>,
 }
 
 struct EmulatedShared {
@@ -281,8 +278,10 @@ impl Model for EmulatedModel {
         &self.segments
     }
 
-    fn profile(&self) -> Option<&LatencyProfile> {
-        Some(self.there.as_ref().unwrap_or(&self.shared.profile))
+    fn profile(&self, share: Share) -> Option<LatencyProfile> {
+        let EmulatedShared { profile, .. } = &*self.shared;
+        let alone = |sharing: &Sharing| sharing.spot(Place { device: 0, share }, self.share).alone(profile);
+        Some(self.sharing.as_ref().map_or_else(|| profile.clone(), alone))
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {

@@ -118,7 +118,7 @@ impl Process {
             segments: model.segment_info().to_vec(),
             activations: model.activations().cloned(),
             operators: model.operators().map(|operators| (**operators).clone()),
-            profile: model.profile().cloned(),
+            profile: model.profile(options.share),
         };
         (self.engine, self.model) = (Some(engine), Some(model));
         Ok(Answer::Loaded(Box::new(loaded)))

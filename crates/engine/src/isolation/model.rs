@@ -76,8 +76,8 @@ impl Model for IsolatedModel {
         self.operators.as_ref()
     }
 
-    fn profile(&self) -> Option<&LatencyProfile> {
-        self.profile.as_ref()
+    fn profile(&self, _: Share) -> Option<LatencyProfile> {
+        self.profile.clone()
     }
 
     fn run_memory(&self) -> Option<&RunMemory> {

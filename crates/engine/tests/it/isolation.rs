@@ -119,7 +119,7 @@ fn a_run_that_does_not_end_ends_with_its_process() {
     std::fs::write(&path, text).unwrap();
     let apart = isolated(Arc::new(Emulated::new()));
     let model = load(&apart, &path);
-    assert!(model.profile().is_some());
+    assert!(model.profile(downbeat_engine::Share::Whole).is_some());
     let inputs = Random::new("does_not_end").inputs(model.signature(), |_, _| 1);
     let (sender, stops) = mpsc::channel();
     let mut runs = lane(&*model);

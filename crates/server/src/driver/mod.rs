@@ -215,7 +215,7 @@ impl Driver {
         self.cluster.handler().clock
     }
 
-    /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by hardware.
+    /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by site.
     pub fn add_queue(
         &self,
         model: &str,

@@ -296,31 +296,31 @@ impl DeviceHost {
         reply::together(|| answering::answer_alone(self.device, ran_alone, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
-            self.complete(&grant, (!alone && !has_failed).then_some((launch.rows, end)));
+            self.complete(&grant, (!alone && !has_failed).then_some((partition, launch.rows, end)));
             if has_failed && model.lost().is_some() {
                 self.retire();
             }
         }
     }
 
-    /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, of how many items it was and when it ended.
-    fn complete(&self, grant: &Grant, ran: Option<(u32, Time)>) {
+    /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, in which partition, of how many items it was and when it ended.
+    fn complete(&self, grant: &Grant, ran: Option<(PartitionId, u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
         if rehearser.listens() {
-            let at = ran.map_or_else(|| self.clock.now(), |(_, end)| end);
+            let at = ran.map_or_else(|| self.clock.now(), |(_, _, end)| end);
             rehearser.answered(queue.place, at, grant.requests, false);
         }
-        let observe = |(rows, end): (u32, Time)| {
-            let (mut refiner, took) = (queue.refiner(self.device).lock(), end.since(grant.dispatched));
+        let observe = |(partition, rows, end): (PartitionId, u32, Time)| {
+            let (mut refiner, took) = (queue.refiner(self.device, partition).lock(), end.since(grant.dispatched));
             if rehearser.listens() {
                 rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
             }
             refiner.observe(rows, took)
         };
         if ran.and_then(observe).is_some() {
-            let profiles = queue.placed.profiles(|hardware| queue.refiners[hardware].lock().profile().clone());
+            let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());
             rehearser.profiled(queue.place, profiles.clone());
             cluster.set_profile(queue.place, profiles);
         }

@@ -1,5 +1,6 @@
 //! A model version on one device: all that is needed to run its launches there.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_core::device::{LaneSpec, Launch, PartitionId};
@@ -73,18 +74,25 @@ impl HostedModel {
 /// An engine's lane, which one launch uses at a time.
 pub type EngineLane = Mutex<Box<dyn Lane>>;
 
-/// The engine's lanes of a model, which are alike, so that any will do.
+/// The engine's lanes of a model by partition. Those of a partition are alike, so that any will do.
 #[derive(Default)]
-pub struct EngineLanes(Vec<EngineLane>);
+pub struct EngineLanes(BTreeMap<PartitionId, Vec<EngineLane>>);
 
 impl EngineLanes {
-    pub fn new(lanes: Vec<Box<dyn Lane>>) -> Self {
-        EngineLanes(lanes.into_iter().map(Mutex::new).collect())
+    pub fn new(lanes: impl IntoIterator<Item = (PartitionId, Vec<Box<dyn Lane>>)>) -> Self {
+        let locked = |lanes: Vec<Box<dyn Lane>>| lanes.into_iter().map(Mutex::new).collect();
+        EngineLanes(lanes.into_iter().map(|(partition, lanes)| (partition, locked(lanes))).collect())
     }
 
-    /// The engine's lane for a lane of the device, once nobody else uses it; `None` if there is none.
-    pub fn lane(&self, lane: usize) -> Option<MutexGuard<'_, Box<dyn Lane>>> {
-        let free = self.0.iter().find_map(Mutex::try_lock);
-        free.or_else(|| Some(self.0.get(lane % self.0.len().max(1))?.lock()))
+    /// Where there are some.
+    pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        self.0.keys().copied()
+    }
+
+    /// The engine's lane for a lane of a partition, once nobody else uses it; `None` if there is none.
+    pub fn lane(&self, partition: PartitionId, lane: usize) -> Option<MutexGuard<'_, Box<dyn Lane>>> {
+        let lanes = self.0.get(&partition)?;
+        let free = lanes.iter().find_map(Mutex::try_lock);
+        free.or_else(|| Some(lanes.get(lane % lanes.len().max(1))?.lock()))
     }
 }

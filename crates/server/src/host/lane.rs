@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::device::{Launch, SegmentRange};
+use downbeat_core::device::{Launch, PartitionId, SegmentRange};
 use downbeat_core::{Duration, RequestId, Time};
 use downbeat_engine::{Lane, Pinned, State};
 use parking_lot::Mutex;
@@ -64,6 +64,7 @@ struct Run<'a> {
     seat: Arc<Seat>,
     /// Which of the model's lanes, as far as it matters.
     lane: usize,
+    partition: PartitionId,
     is_granted: bool,
     segments: SegmentRange,
     rows: u32,
@@ -202,14 +203,14 @@ impl Worker {
         let Work { head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
         let expected = match &head.grant {
-            Some(grant) => grant.queue.refiner(host.device).lock().profile().latency(launch.rows),
+            Some(grant) => grant.queue.refiner(host.device, head.partition).lock().profile().latency(launch.rows),
             None => model.profile.latency(launch.computed_rows),
         };
         let watch = Watch { post, health: model.health.clone(), device: host.device, limit: post.limit(expected) };
         let Launch { segments, rows, computed_rows, length, .. } = *launch;
-        let (is_granted, lane) = (head.grant.is_some(), head.lane);
+        let (is_granted, lane, partition) = (head.grant.is_some(), head.lane, head.partition);
         let seat = seat.clone();
-        let run = Run { model, watch, host, seat, lane, is_granted, segments, rows, computed_rows, length };
+        let run = Run { model, watch, host, seat, lane, partition, is_granted, segments, rows, computed_rows, length };
         let begin = host.begin(&head);
         let mut flights = self.flights.lock();
         if let Some(reason) = flights.left_behind.clone() {
@@ -255,7 +256,7 @@ impl Run<'_> {
         if let Some(reason) = self.watch.health.refuses() {
             return Err(RunFailure::Refused(reason));
         }
-        let engine = self.seat.engine().or_else(|| self.model.engines.lane(self.lane));
+        let engine = self.seat.engine().or_else(|| self.model.engines.lane(self.partition, self.lane));
         match engine {
             Some(mut lane) => run(&mut **lane),
             None => Err(RunFailure::Engine(format!("the model has no lane on device {}", self.watch.device))),

@@ -70,7 +70,8 @@ pub struct LaneSetup<'a> {
     pub memory: Option<&'a HeldMemory>,
     /// The devices that it is to be on.
     pub hosts: &'a [Arc<DeviceHost>],
-    pub partition: PartitionId,
+    /// Its partitions of these, first the one that it was loaded for; several only where the scheduler makes its batches.
+    pub partitions: &'a [PartitionId],
     /// Runs lanes for the first time that are made later.
     pub warm_up: WarmUpLanes,
 }
@@ -119,9 +120,16 @@ pub fn check_padding(
         .map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))
 }
 
-/// The engine's lanes of a model whose batches the scheduler makes.
+impl LaneSetup<'_> {
+    /// The partition that it was loaded for.
+    fn home(&self) -> PartitionId {
+        self.partitions.first().copied().unwrap_or_default()
+    }
+}
+
+/// The engine's lanes of a model whose batches the scheduler makes, on each of its partitions.
 pub enum LanesWanted {
-    /// One on each device, of which the one on a device may be there before.
+    /// One on each device, of which the one on a device, in its first partition, may be there before.
     EachDevice(Option<(usize, Box<dyn Lane>)>),
     /// So many for all devices, which are alike: no more of its batches run at once.
     AnyDevice(usize),
@@ -163,7 +171,7 @@ impl<'a> Started<'a> {
             version: setup.version.to_owned(),
             model: setup.model.clone(),
             device,
-            partition: setup.partition,
+            partition: setup.home(),
             policy_name: setup.policy.name.name(),
             tensors,
             profile: setup.profile.clone(),
@@ -203,32 +211,40 @@ pub fn start_granted(
     mut warm_up: impl FnMut(usize, &mut dyn Lane) -> anyhow::Result<()>,
 ) -> anyhow::Result<HostedVersion> {
     let mut started = Started::new(setup);
-    let LaneSetup { model, hosts, .. } = started.setup;
+    let LaneSetup { model, hosts, partitions, .. } = started.setup;
+    let home = started.setup.home();
     let plan = started.setup.plan.clone();
     let (policy, _) = policy(&started.setup, 0, None).map_err(anyhow::Error::msg)?;
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
         let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
         started.add(host, tensors, [].into(), engines, policy.clone(), Vec::new())
     };
+    let share = |host: &DeviceHost, partition| if partition == home { Share::Whole } else { host.share(partition) };
     match lanes {
         LanesWanted::EachDevice(mut first) => {
             for host in hosts {
                 let device = host.device;
                 let mut lanes = Vec::new();
-                if model.lost(device).is_none() {
-                    let mut lane = match first.take_if(|(on, _)| *on == device) {
+                for partition in partitions.iter().filter(|_| model.lost(device).is_none()) {
+                    let mut lane = match first.take_if(|(on, _)| (*on, *partition) == (device, home)) {
                         Some((_, lane)) => lane,
-                        None => model.lane_at(Place { device, share: Share::Whole })?,
+                        None => model.lane_at(Place { device, share: share(host, *partition) })?,
                     };
                     warm_up(device, &mut *lane)?;
-                    lanes.push(lane);
+                    lanes.push((*partition, vec![lane]));
                 }
                 add(host, Arc::new(EngineLanes::new(lanes)))?;
             }
         }
         LanesWanted::AnyDevice(count) => {
-            let mut lanes = (0..count).map(|_| model.lane()).collect::<Result<Vec<_>, _>>()?;
-            lanes.iter_mut().try_for_each(|lane| warm_up(0, &mut **lane))?;
+            let mut lanes = Vec::new();
+            for partition in partitions {
+                let place =
+                    Place { device: 0, share: hosts.first().map_or(Share::Whole, |host| share(host, *partition)) };
+                let mut there = (0..count).map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
+                there.iter_mut().try_for_each(|lane| warm_up(0, &mut **lane))?;
+                lanes.push((*partition, there));
+            }
             let lanes = Arc::new(EngineLanes::new(lanes));
             hosts.iter().try_for_each(|host| add(host, lanes.clone()))?;
         }
@@ -274,7 +290,7 @@ pub fn start(
             memory.hold(MemoryPart::Rings, rings.bytes())?;
         }
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;
-        let lanes = built.policy.lanes(setup.partition);
+        let lanes = built.policy.lanes(setup.home());
         let place = Place { device, share: Share::Whole };
         let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
@@ -301,7 +317,7 @@ fn policy(
         },
     };
     let model = PolicyModel {
-        partition: setup.partition,
+        partition: setup.home(),
         profile: setup.segments.clone(),
         max_batch,
         padded: padding.is_some(),

@@ -29,7 +29,7 @@ impl Loading<'_> {
         if chosen.rehearsed.is_none() {
             chosen.rehearsed = self.rehearsed(&chosen, segments).map(Arc::new);
         }
-        let on = DeviceSet { devices: placed.devices.clone(), partition: placed.partition };
+        let on = DeviceSet { devices: placed.devices.clone(), partition: placed.home() };
         let events = context.driver.device_events();
         AutoModel::new(definition.name.clone(), self.version.clone(), chosen, on, events)
     }
@@ -38,13 +38,14 @@ impl Loading<'_> {
     fn rehearsed(&self, chosen: &Chosen, segments: &SegmentProfile) -> Option<RehearsedModel> {
         let Loading { context, definition, placed, .. } = self;
         let (options, inputs) = (&context.options, &chosen.inputs);
-        let hardware = placed.devices.first().map(|device| placed.hardware(*device));
-        let is_alike = placed.devices.iter().all(|device| Some(placed.hardware(*device)) == hardware);
+        let mut sites = placed.places().map(|(device, partition)| placed.site(device, partition));
+        let first = sites.next();
+        let is_alike = sites.all(|site| Some(site) == first);
         if !is_alike || options.rehearsal_cpu <= 0.0 || !inputs.is_batched || inputs.varies {
             return None;
         }
         let profile = &chosen.profiled.profile;
-        let profiles: Vec<LatencyProfile> = (0..placed.hardwares()).map(|_| profile.clone()).collect();
+        let profiles: Vec<LatencyProfile> = (0..placed.sites()).map(|_| profile.clone()).collect();
         let mut queue = Queue::options(options, definition, placed, &profiles, context.at_once(definition));
         // A replay knows one kind of device.
         queue.profiles = profile.clone().into();

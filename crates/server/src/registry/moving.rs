@@ -35,6 +35,10 @@ impl Registry {
                 version: model.version.clone(),
                 policy: model.policy_name.to_owned(),
                 partition: host.partition(&model).0,
+                partitions: match model.engines.partitions().map(|partition| partition.0).collect::<Vec<_>>() {
+                    none if none.is_empty() => vec![host.partition(&model).0],
+                    all => all,
+                },
                 by_hand: match shares {
                     Some(shares) => shares.is_by_hand(&model.name),
                     None => self.loader.partitions().home(&model.name).is_some(),

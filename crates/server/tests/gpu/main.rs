@@ -226,7 +226,7 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
         options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
         // The third is put where none is.
         for (name, partition) in [("mlp", 2), ("digits", 0)] {
-            options.models.get_mut(name).unwrap().partition = Some(partition);
+            options.models.get_mut(name).unwrap().partitions = Some(vec![partition]);
         }
         let settings = match policy {
             "exclusive" => json!({}),
@@ -271,7 +271,7 @@ async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
     options.device.policy = "exclusive".parse().unwrap();
     options.device.partitions = ["40", "24"].map(str::to_owned).to_vec();
     for (name, partition) in [("mlp", 0), ("slow", 1), ("digits", 1)] {
-        options.models.get_mut(name).unwrap().partition = Some(partition);
+        options.models.get_mut(name).unwrap().partitions = Some(vec![partition]);
     }
     let registry = Registry::open(Arc::new(options)).unwrap();
     for name in ["mlp", "digits", "slow"] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_engine::{CoreSet, Topology};
-use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
+use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions, SharesBy};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use serde_json::json;
@@ -25,10 +25,12 @@ pub fn two_cores() -> Option<[String; 2]> {
 
 fn divide(options: &mut ServerOptions, partitions: &[String], models: &[(&str, u32)]) {
     options.device.partitions = partitions.to_vec();
-    for (name, partition) in models {
-        let model = ModelOptions { partition: Some(*partition), ..ModelOptions::default() };
-        options.models.insert((*name).to_owned(), model);
-    }
+    models.iter().for_each(|(name, partition)| put(options, name, &[*partition]));
+}
+
+fn put(options: &mut ServerOptions, model: &str, partitions: &[u32]) {
+    let placed = ModelOptions { partitions: Some(partitions.to_vec()), ..ModelOptions::default() };
+    options.models.insert(model.to_owned(), placed);
 }
 
 /// Why a server with these partitions, whose model `m` is on `partition`, does not start.
@@ -62,6 +64,46 @@ async fn partitions_run_beside_each_other_and_each_one_batch_at_a_time() {
     assert!(!behind.is_finished(), "its partition has something else to do");
     assert_eq!(metric(&registry, "downbeat_device_running", "device=\"0\""), 1.0, "the CPU is one device");
     assert_eq!(metric(&registry, "downbeat_device_running", ""), 1.0);
+}
+
+#[tokio::test]
+async fn a_model_on_several_partitions_has_a_batch_on_each_at_the_same_time() {
+    let Some(cores) = two_cores() else { return };
+    let models = Models::new();
+    models.add("slow", 1, (0.0, 500.0), 4, "max_batch_size: 1");
+    models.add("behind", 1, (0.0, 1.0), 4, "");
+    let registry = models
+        .serve(|options| {
+            options.device.partitions = cores.to_vec();
+            put(options, "slow", &[1, 0]);
+            put(options, "behind", &[1]);
+        })
+        .await;
+    let report = registry.devices().unwrap();
+    let of = |name: &str| report.devices[0].models.iter().find(|placed| placed.model == name).unwrap();
+    assert_eq!((of("slow").partition, &of("slow").partitions), (1, &vec![0, 1]));
+    assert_eq!((of("behind").partition, &of("behind").partitions), (1, &vec![1]));
+    let mut answers = Vec::new();
+    for _ in 0..6 {
+        answers.push(send(&registry, request("slow", 1, 4)).await);
+    }
+    answers.push(send(&registry, request("behind", 1, 4)).await);
+    for answer in answers {
+        answer.await.unwrap().unwrap();
+    }
+    assert_eq!(metric(&registry, "nv_inference_exec_count", "slow"), 6.0);
+    let timeline = registry.timeline(std::time::Duration::from_secs(60)).unwrap();
+    let runs = timeline
+        .devices
+        .iter()
+        .filter(|past| past.model == "slow")
+        .flat_map(|past| past.launches.iter().map(|launch| (launch.partition, launch.begin_ns, launch.end_ns)));
+    let runs: Vec<_> = runs.collect();
+    assert_eq!(runs.len(), 6, "each once: {runs:?}");
+    let meet = |(a, b): (&(u32, u64, u64), &(u32, u64, u64))| a.1.max(b.1) < a.2.min(b.2);
+    let pairs = || runs.iter().enumerate().flat_map(|(index, a)| runs[..index].iter().map(move |b| (a, b)));
+    assert!(pairs().any(|(a, b)| a.0 != b.0 && meet((a, b))), "both run at the same time: {runs:?}");
+    assert!(!pairs().any(|(a, b)| a.0 == b.0 && meet((a, b))), "one batch at a time on each: {runs:?}");
 }
 
 /// That of exclusive is to be seen only by what waits for what.
@@ -206,6 +248,22 @@ fn partitions_that_cannot_be_keep_the_server_from_starting() {
     assert_eq!(error, "[models.m] partition is 2; [device] partitions has 2, numbered from 0 to 1");
     let error = refused(&[], 0, 0);
     assert!(error.starts_with("[models.m] partition is 0, and the devices are not divided"), "{error}");
+    let several = |on: &[u32], change: fn(&mut ServerOptions)| {
+        let models = Models::new();
+        models.add("m", 1, (0.0, 1.0), 4, "");
+        let mut options = models.options();
+        options.device.partitions = vec![first.clone(), second.clone()];
+        change(&mut options);
+        put(&mut options, "m", on);
+        format!("{:#}", Registry::open(Arc::new(options)).err().expect("it is refused"))
+    };
+    let error = several(&[], |_| ());
+    assert_eq!(error, "[models.m] partition names none; leave it out to have one chosen");
+    let error = several(&[0, 2], |_| ());
+    assert_eq!(error, "[models.m] partition is 2; [device] partitions has 2, numbered from 0 to 1");
+    assert_eq!(several(&[1, 0, 1], |_| ()), "[models.m] partition has 1 twice");
+    let error = several(&[0, 1], |options| options.device.shares = SharesBy::Auto);
+    assert!(error.starts_with("[models.m] partition names 2, and with shares = \"auto\""), "{error}");
     let error = refused(&[&first, &second], 0, 3);
     assert!(error.starts_with("devices is 3, and [device] partitions divides the CPU, which is one device"), "{error}");
 }

@@ -87,6 +87,7 @@ fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
     assert!(error("scheduler = 'egaer'").starts_with("1:13: unknown dispatch policy 'egaer'"));
     let undivided = refused("[models.m]\npartition = 0", &["models"]);
     assert!(undivided.starts_with("[models.m] partition is 0, and the devices are not divided"), "{undivided}");
+    assert!(error("[models.m]\npartition = [0, -1]").starts_with("2:"));
     assert!(error("[models.m]\ngpu_memory_mb = 0").starts_with("2:17: 0: must be at least 1"));
     assert!(error("slo_ms = -1").starts_with("1:10: -1 ms: must be more than 0"));
     assert!(error("max_body_bytes = '1T'").contains("is not a size"));

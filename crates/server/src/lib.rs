@@ -62,6 +62,7 @@ pub mod share_profiler;
 pub mod shared_memory;
 mod shares;
 mod statistics;
+pub mod stored_predictor;
 mod ticket;
 mod unanswered;
 mod warm_up;

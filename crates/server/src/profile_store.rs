@@ -81,12 +81,17 @@ impl ProfileStore {
 
     /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, on which part of it if it is divided, and on what.
     pub fn key(file: &str, engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
+        format!("{file}-{}", ProfileStore::place_key(engine, threads, part))
+    }
+
+    /// Of such a key what says where it was measured.
+    pub fn place_key(engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let processor = crc32fast::hash(processor().as_bytes());
         let part = part.map_or_else(String::new, |part| format!("-{part}"));
         // What was measured on zeros is not found again.
         format!(
-            "{file}-{}-{}-{}-random-p{processor:08x}-c{cores}{part}-t{threads}",
+            "{}-{}-{}-random-p{processor:08x}-c{cores}{part}-t{threads}",
             engine.name, engine.version, engine.device,
         )
         .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")

@@ -6,6 +6,7 @@ use super::features::FeatureLayout;
 use super::group::GroupPart;
 use super::mlp::{BadMlp, Mlp};
 use super::predictor::Predictor;
+use crate::ids::ModelId;
 use crate::time::Duration;
 
 /// A perceptron on the features of groups, whose outputs are milliseconds.
@@ -46,6 +47,13 @@ impl LearnedPredictor {
     /// How it sees groups.
     pub fn layout(&self) -> &FeatureLayout {
         &self.layout
+    }
+
+    /// The same, where its models have other numbers.
+    #[must_use]
+    pub fn renumbered(mut self, number: impl Fn(ModelId) -> ModelId) -> Self {
+        self.layout.models.iter_mut().for_each(|known| known.model = number(known.model));
+        self
     }
 }
 

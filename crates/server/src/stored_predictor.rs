@@ -1,0 +1,402 @@
+//! A predictor of operator groups in a file: whose it is, what it was trained for, and how right it was.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use downbeat_core::ModelId;
+use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, LearnedPredictor};
+use downbeat_engine::Cut;
+use serde::{Deserialize, Serialize};
+
+/// What such a file says that it is.
+const FORMAT: &str = "downbeat-overlap-predictor";
+/// The version of the format that is written and read.
+const FORMAT_VERSION: u32 = 1;
+
+/// A model that a predictor was trained for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PredictedModel {
+    /// Its name in the repository.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// What tells its file from another: [`crate::profile_store::ProfileStore::file_key`].
+    pub file: String,
+    /// Into how many segments it is cut, which are the operators of a group.
+    pub segments: u16,
+    /// The last operators of its segments but the last, as the engine names them. Empty where it is one segment, or the engine has no operators (`emulated`).
+    pub cuts: Vec<String>,
+    /// The most items of a request that it was trained with.
+    pub most_rows: u32,
+    /// The size of its dimension that varies, if it has one: the greatest that it was trained with; 0: it has none.
+    pub longest: u32,
+}
+
+impl PredictedModel {
+    /// What cuts it into the same segments.
+    pub fn cut(&self) -> Cut {
+        match self.segments {
+            0 | 1 => Cut::Whole,
+            _ if self.cuts.is_empty() => Cut::Stages(self.segments.into()),
+            _ => Cut::At(self.cuts.clone()),
+        }
+    }
+}
+
+/// A trained predictor of what groups of operators take (Abacus §5), with what it is for: `downbeat profile --co-run` writes it, a server reads it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StoredPredictor {
+    format: String,
+    format_version: u32,
+    /// What it was measured on, as profiles name it: [`crate::profile_store::ProfileStore::place_key`].
+    pub device: String,
+    /// Threads of a run of each model.
+    pub threads: usize,
+    /// Its models, in the order of its features; the first is number 0 there.
+    pub models: Vec<PredictedModel>,
+    /// The relative error that it was below for 95% of the groups that it was tested with and not trained with: [`downbeat_core::device::overlap::OverlapOptions::error`].
+    pub error: f64,
+    /// Mean absolute relative error of the same groups (Abacus equation 1).
+    pub mean_error: f64,
+    /// Groups that it was trained with.
+    pub samples: usize,
+    /// Groups that it was tested with.
+    pub tested: usize,
+    /// It; models have the numbers of their places in `models`.
+    predictor: LearnedPredictor,
+}
+
+/// Why a file is no predictor.
+#[derive(Debug, thiserror::Error)]
+pub enum PredictorFileError {
+    /// It cannot be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("{path} is no file of a predictor of operator groups ({reason}); `downbeat profile MODEL --co-run MODELS --predictor FILE` writes one", path = path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        reason: String,
+    },
+    /// It is of another version of Downbeat.
+    #[error("{path} has version {found} of the format of predictors, this is Downbeat {known}'s; train it again with `downbeat profile --co-run`", path = path.display(), known = FORMAT_VERSION)]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version that it has.
+        found: u32,
+    },
+    /// What it says is no predictor: a weight is NaN, parts do not fit each other.
+    #[error("{path}: {reason}; train it again with `downbeat profile --co-run`", path = path.display())]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Why a predictor is not for what is served here.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PredictorMisfit {
+    /// It was measured elsewhere.
+    #[error(
+        "the predictor was trained on {trained}, and this is {here}: train it here with `downbeat profile --co-run`"
+    )]
+    Device {
+        /// What it was measured on.
+        trained: String,
+        /// What is here.
+        here: String,
+    },
+    /// It does not know a model.
+    #[error(
+        "the predictor does not know the model '{model}', only {known}: train it with all of them, `downbeat profile --co-run`"
+    )]
+    Unknown {
+        /// The model.
+        model: String,
+        /// Those that it knows.
+        known: String,
+    },
+    /// The file of a model is another one.
+    #[error(
+        "the file of model '{model}' (version {version}) is not the one that the predictor was trained with (version {trained}): train it again with `downbeat profile --co-run`"
+    )]
+    Changed {
+        /// The model.
+        model: String,
+        /// The version that is served.
+        version: u64,
+        /// The version that it was trained with.
+        trained: u64,
+    },
+}
+
+/// What every version of the format has.
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    format_version: u32,
+}
+
+/// What is to be stored of a training: see [`StoredPredictor`].
+#[derive(Clone, Debug)]
+pub struct Training {
+    /// What it was measured on.
+    pub device: String,
+    /// Threads of a run.
+    pub threads: usize,
+    /// Its models, as in the layout of the predictor.
+    pub models: Vec<PredictedModel>,
+    /// What 95% of the test were below.
+    pub error: f64,
+    /// Mean absolute relative error of the test.
+    pub mean_error: f64,
+    /// Groups of the training.
+    pub samples: usize,
+    /// Groups of the test.
+    pub tested: usize,
+}
+
+impl StoredPredictor {
+    /// How groups of up to `at_once` of these models are seen.
+    pub fn layout(models: &[PredictedModel], at_once: usize) -> FeatureLayout {
+        let known = |(number, model): (u32, &PredictedModel)| FeatureModel {
+            model: ModelId(number),
+            operators: model.segments,
+        };
+        FeatureLayout { models: (0..).zip(models).map(known).collect(), at_once }
+    }
+
+    /// What came of a training.
+    ///
+    /// # Errors
+    /// In words, if its parts do not fit each other, or an error is no number.
+    pub fn new(training: Training, predictor: LearnedPredictor) -> Result<Self, String> {
+        let Training { device, threads, models, error, mean_error, samples, tested } = training;
+        let (format, format_version) = (FORMAT.to_owned(), FORMAT_VERSION);
+        let stored = StoredPredictor {
+            format,
+            format_version,
+            device,
+            threads,
+            models,
+            error,
+            mean_error,
+            samples,
+            tested,
+            predictor,
+        };
+        stored.checked()
+    }
+
+    fn checked(self) -> Result<Self, String> {
+        for (what, error) in [("error", self.error), ("mean_error", self.mean_error)] {
+            if !error.is_finite() || error < 0.0 {
+                return Err(format!("the predictor's {what} is {error}, which is none: its training failed"));
+            }
+        }
+        let layout = self.predictor.layout();
+        if *layout != StoredPredictor::layout(&self.models, layout.at_once) {
+            return Err("the predictor is of other models, or of other segments, than its file says".to_owned());
+        }
+        Ok(self)
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is something else or of another version of the format, or what it says is no predictor.
+    pub fn load(path: &Path) -> Result<Self, PredictorFileError> {
+        let file = || path.to_owned();
+        let text = std::fs::read(path).map_err(|source| PredictorFileError::File { path: file(), source })?;
+        let foreign = |reason: String| PredictorFileError::Foreign { path: file(), reason };
+        let head: Head = serde_json::from_slice(&text).map_err(|error| foreign(error.to_string()))?;
+        if head.format != FORMAT {
+            return Err(foreign(format!("it says that it is '{}'", head.format.escape_debug())));
+        }
+        if head.format_version != FORMAT_VERSION {
+            return Err(PredictorFileError::Version { path: file(), found: head.format_version });
+        }
+        let bad = |reason: String| PredictorFileError::Bad { path: file(), reason };
+        let read = |error: serde_json::Error| {
+            let reason = error.to_string();
+            // How JSON writes NaN.
+            let hint = if reason.contains("null") { " (a number that is NaN or infinite)" } else { "" };
+            bad(format!("{reason}{hint}"))
+        };
+        let stored: StoredPredictor = serde_json::from_slice(&text).map_err(read)?;
+        stored.checked().map_err(bad)
+    }
+
+    /// Writes it, aside first, so that nobody reads half of it.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self, path: &Path) -> Result<(), PredictorFileError> {
+        let write = || -> io::Result<()> {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let mut aside = tempfile::NamedTempFile::new_in(folder)?;
+            serde_json::to_writer(&mut aside, self)?;
+            aside.persist(path)?;
+            Ok(())
+        };
+        write().map_err(|source| PredictorFileError::File { path: path.to_owned(), source })
+    }
+
+    /// Whether it is for what is served: the place (`device`, see [`crate::profile_store::ProfileStore::place_key`]), and models by name, version and
+    /// [`crate::profile_store::ProfileStore::file_key`]. It may know more models than there are.
+    ///
+    /// # Errors
+    /// Why it is not. Whoever serves goes on without: one model at a time.
+    pub fn check<'a>(
+        &self,
+        device: &str,
+        models: impl IntoIterator<Item = (&'a str, u64, &'a str)>,
+    ) -> Result<(), PredictorMisfit> {
+        if self.device != device {
+            return Err(PredictorMisfit::Device { trained: self.device.clone(), here: device.to_owned() });
+        }
+        for (name, version, file) in models {
+            let Some(known) = self.model(name) else {
+                let known: Vec<&str> = self.models.iter().map(|model| &*model.name).collect();
+                return Err(PredictorMisfit::Unknown { model: name.to_owned(), known: known.join(", ") });
+            };
+            if known.version != version || known.file != file {
+                return Err(PredictorMisfit::Changed { model: name.to_owned(), version, trained: known.version });
+            }
+        }
+        Ok(())
+    }
+
+    /// What it knows of a model.
+    pub fn model(&self, name: &str) -> Option<&PredictedModel> {
+        self.models.iter().find(|model| model.name == name)
+    }
+
+    /// How many requests of different models it has seen in a group at most.
+    pub fn at_once(&self) -> usize {
+        self.predictor.layout().at_once
+    }
+
+    /// The predictor where models have these numbers. Of one that has none it says nothing.
+    pub fn predictor(&self, number: impl Fn(&PredictedModel) -> Option<ModelId>) -> LearnedPredictor {
+        let numbers: Vec<Option<ModelId>> = self.models.iter().map(number).collect();
+        let of = |model: ModelId| numbers.get(model.0 as usize).copied().flatten();
+        // Of a model that is not served there is no group.
+        self.predictor.clone().renumbered(|model| of(model).unwrap_or(ModelId(u32::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use downbeat_core::RequestId;
+    use downbeat_core::device::SegmentRange;
+    use downbeat_core::device::overlap::{GroupPart, Layer, Mlp, Predictor};
+
+    fn model(name: &str, cuts: &[&str]) -> PredictedModel {
+        let cuts: Vec<String> = cuts.iter().map(|cut| (*cut).to_owned()).collect();
+        PredictedModel {
+            name: name.to_owned(),
+            version: 1,
+            file: format!("{name}-file"),
+            segments: cuts.len() as u16 + 1,
+            cuts,
+            most_rows: 32,
+            longest: 0,
+        }
+    }
+
+    fn stored() -> StoredPredictor {
+        let models = vec![model("a", &["x", "y"]), model("b", &[])];
+        let layout = StoredPredictor::layout(&models, 2);
+        let inputs = layout.len();
+        let layer = Layer { weights: vec![0.01; inputs], biases: vec![1.0] };
+        let mlp = Mlp::new(vec![0.0; inputs], vec![1.0; inputs], vec![layer]).unwrap();
+        let predictor = LearnedPredictor::new(layout, mlp).unwrap();
+        let training = Training {
+            device: "here".to_owned(),
+            threads: 1,
+            models,
+            error: 0.1,
+            mean_error: 0.05,
+            samples: 80,
+            tested: 20,
+        };
+        StoredPredictor::new(training, predictor).unwrap()
+    }
+
+    fn part(model: u32, operators: SegmentRange) -> GroupPart {
+        GroupPart { request: RequestId(0), model: ModelId(model), operators, rows: 4, length: 0 }
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_and_says_the_same_of_models_of_other_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predictor.json");
+        let saved = stored();
+        saved.save(&path).unwrap();
+        let loaded = StoredPredictor::load(&path).unwrap();
+        assert_eq!(loaded, saved);
+        assert_eq!(
+            (loaded.models[0].cut(), loaded.models[1].cut()),
+            (Cut::At(vec!["x".into(), "y".into()]), Cut::Whole)
+        );
+        let own = loaded.predictor(|model| Some(ModelId(u32::from(model.name == "b"))));
+        let other = loaded.predictor(|model| (model.name == "a").then_some(ModelId(7)));
+        let said = |predictor: &LearnedPredictor, model| predictor.predict(&[&[part(model, SegmentRange::new(0, 3))]]);
+        assert!(said(&own, 0)[0].is_some());
+        assert_eq!((said(&own, 0), vec![None]), (said(&other, 7), said(&other, 0)));
+    }
+
+    #[test]
+    fn files_that_are_no_predictor_say_what_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predictor.json");
+        let mut good = Vec::new();
+        serde_json::to_writer(&mut good, &stored()).unwrap();
+        let good = String::from_utf8(good).unwrap();
+        let said = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            StoredPredictor::load(&path).unwrap_err().to_string()
+        };
+        assert!(
+            said("{\"models\":[]}").contains("is no file of a predictor of operator groups (missing field `format`")
+        );
+        assert!(said("hello").contains("is no file of a predictor"));
+        assert!(said(&good.replace("\"format_version\":1", "\"format_version\":9")).contains("has version 9"));
+        let nan = said(&good.replacen("0.01", "null", 1));
+        assert!(nan.contains("a number that is NaN or infinite"), "{nan}");
+        assert!(said(&good.replacen("0.01", "1e39", 1)).contains("number out of range"));
+        let scales = said(&good.replacen("\"scales\":[1.0", "\"scales\":[0.0", 1));
+        assert!(scales.contains("a number among its scales that is none to compute with (0)"), "{scales}");
+        assert!(said(&good.replace("\"error\":0.1", "\"error\":-1")).contains("its training failed"));
+        assert!(said(&good.replace("\"segments\":3", "\"segments\":2")).contains("of other segments"));
+        assert!(said(&good[..good.len() / 2]).contains("EOF"));
+        assert!(StoredPredictor::load(&folder.path().join("none")).unwrap_err().to_string().contains("No such file"));
+    }
+
+    #[test]
+    fn a_new_device_a_changed_file_and_a_model_that_it_does_not_know_are_noticed() {
+        let stored = stored();
+        assert_eq!(stored.check("here", [("b", 1, "b-file")]), Ok(()));
+        let misfit = |device, model| stored.check(device, [model]).unwrap_err().to_string();
+        assert!(misfit("there", ("a", 1, "a-file")).contains("was trained on here, and this is there"));
+        assert!(misfit("here", ("a", 1, "other")).contains("the file of model 'a' (version 1) is not the one"));
+        assert!(
+            misfit("here", ("a", 2, "a-file"))
+                .contains("(version 2) is not the one that the predictor was trained with (version 1)")
+        );
+        assert!(misfit("here", ("c", 1, "c")).contains("does not know the model 'c', only a, b"));
+    }
+}

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration as Elapsed, Instant};
 
 use downbeat_core::device::overlap::{
-    GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapOptions, OverlapOutput, Predictor,
+    GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput, Predictor,
 };
 use downbeat_core::device::{DeviceRequest, SegmentRange, Span};
 use downbeat_core::{Duration, ModelId, RequestId, Time, quantiles};
@@ -108,7 +108,7 @@ fn decisions(predictor: &LearnedPredictor, operators: &[u16], ways: usize) {
     let overlap = Overlap::new(options, predictor.clone());
     let mut run = Loop { overlap, now: Time::ZERO, next: 0, running: None, answered: VecDeque::new() };
     for (model, count) in (0..).zip(operators) {
-        run.overlap.handle_model(run.now, ModelId(model), Some(*count));
+        run.overlap.handle_model(run.now, ModelId(model), Some(OverlapModel { operators: *count, drop: true }));
     }
     run.answered.extend((0..16).map(|index| ModelId(index % 4)));
     let (mut took, mut passes) = (Vec::with_capacity(DECISIONS as usize), 0);
@@ -122,6 +122,7 @@ fn decisions(predictor: &LearnedPredictor, operators: &[u16], ways: usize) {
         run.now += group.expected.unwrap_or(Duration::from_millis(10));
         let (before, begin) = (run.overlap.stats().passes, now());
         run.overlap.handle_completion(run.now, group.id, Span { start, end: run.now });
+        run.overlap.handle_timeout(run.now);
         took.push(begin.elapsed().as_secs_f64() * 1e6);
         passes += run.overlap.stats().passes - before;
         run.poll();

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::groups::GroupSettings;
 use super::launch::{DeviceOutput, GrantedBatch, Launch, Span};
 use super::note::Note;
 use super::request::{DeviceReject, DeviceRequest};
@@ -46,6 +47,8 @@ pub enum DeviceInput {
     Switch(ModelId),
     /// Batches of a model have at most so many items.
     Limit(ModelId, u32),
+    /// Groups of operators are made like this.
+    Groups(GroupSettings),
     /// A time came that was asked for.
     Timeout,
 }
@@ -88,6 +91,7 @@ impl DeviceScheduler {
             DeviceInput::Move(model, partition) => self.handle_move(now, model, partition)?,
             DeviceInput::Switch(model) => return Ok(self.handle_switch(now, model)),
             DeviceInput::Limit(model, rows) => self.handle_limit(now, model, rows),
+            DeviceInput::Groups(settings) => self.handle_groups(now, settings),
             DeviceInput::Timeout => self.handle_timeout(now),
         }
         Ok(true)
@@ -317,6 +321,16 @@ fn told(f: &mut fmt::Formatter<'_>, input: &DeviceInput) -> fmt::Result {
         DeviceInput::Move(model, partition) => write!(f, "{model} is to move to {partition}"),
         DeviceInput::Switch(model) => write!(f, "{model} is to change over to its new lanes"),
         DeviceInput::Limit(model, rows) => write!(f, "batches of {model} have at most {rows} items"),
+        DeviceInput::Groups(GroupSettings { predictor, error }) => match predictor {
+            Some(predictor) => write!(
+                f,
+                "a predictor of groups of up to {} of {} models, 95% of its errors below {:.1}%",
+                predictor.layout().at_once,
+                predictor.layout().models.len(),
+                error * 100.0
+            ),
+            None => f.write_str("no predictor of groups: one request at a time"),
+        },
         DeviceInput::Timeout => f.write_str("timeout"),
     }
 }
@@ -350,6 +364,10 @@ fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
             Note::Exit { batch, rows, stage } => write!(f, "{rows} items leave {batch} after stage {stage}"),
             Note::Switch { load } => write!(f, "lanes for a load of {load} items from now on"),
             Note::RingFull { waiting } => write!(f, "the input ring is full, {waiting} requests wait for room"),
+            Note::Group { requests, predicted, took, .. } => {
+                write!(f, "a group of {requests} requests took {took}")?;
+                predicted.map_or(Ok(()), |predicted| write!(f, ", predicted {predicted}"))
+            }
             Note::PrepareFailed { partition, reason } => write!(f, "no lanes in {partition}: {reason}"),
         },
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::groups::DeviceGroups;
 use super::launch::{DeviceOutput, LaneSpec, Launch, SegmentRange, Span};
 use super::resident::{Resident, ResidentKey, Standby};
 use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
@@ -51,6 +52,8 @@ pub struct Device {
     /// The shared lanes of each partition.
     shared: Vec<Vec<LaneId>>,
     outputs: VecDeque<DeviceOutput>,
+    /// For models whose operators run beside those of others.
+    pub groups: DeviceGroups,
     next_launch: u64,
     next_batch: u64,
 }

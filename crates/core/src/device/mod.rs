@@ -18,12 +18,13 @@
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
+//! | [`Overlapped`] | nothing: [`overlap`] says for all its models which operators run side by side | Abacus |
 //!
 //! [`AutoInputs`] chooses between them for a model by what is measured, a [`DeviceRehearsal`] by what came since, and an [`AutoGuard`] watches what was chosen.
 //!
 //! [`spatial`] says on how much of the device each model runs (GSLICE), whatever its policy.
 //!
-//! [`overlap`] says which operators of which models run side by side (Abacus).
+//! [`overlap`] says which operators of which models run side by side (Abacus): one for the device, which speaks to each model's policy ([`DevicePolicy::handle_group`]).
 //!
 //! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
 
@@ -32,6 +33,7 @@ mod auto_guard;
 mod device_use;
 mod elastic;
 mod granted;
+mod groups;
 mod input_ring;
 pub mod journal;
 mod lanes;
@@ -39,6 +41,7 @@ mod launch;
 mod mix;
 mod note;
 pub mod overlap;
+mod overlapped;
 mod policy;
 mod rehearsal;
 mod request;
@@ -59,10 +62,12 @@ pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState,
 pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
 pub use granted::{Granted, GrantedOptions};
+pub use groups::{GroupDecision, GroupSettings, GroupStats};
 pub use input_ring::{InputRing, SlotRun};
 pub use launch::{DeviceOutput, GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;
+pub use overlapped::{Overlapped, OverlappedOptions};
 pub use policy::DevicePolicy;
 pub use rehearsal::{Candidate, DeviceDecision, DeviceRehearsal, RehearsedModel, Replayable, TriedPolicy};
 pub use request::{DeviceDrop, DeviceReject, DeviceRequest};

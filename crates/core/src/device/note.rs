@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{BatchId, PartitionId};
+use crate::time::Duration;
 
 /// What a device policy did to its batches, beside launching them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,6 +55,17 @@ pub enum Note {
     RingFull {
         /// Requests that wait for room now.
         waiting: u32,
+    },
+    /// A group of operators is done (Abacus §6.1); the model is that of its most urgent request.
+    Group {
+        /// How many requests ran side by side.
+        requests: u32,
+        /// What the predictor said that it takes; `None`: it could not say.
+        predicted: Option<Duration>,
+        /// What that was taken for, by what groups before it took.
+        expected: Option<Duration>,
+        /// What it took, from the begin of its first launch to the end of its last.
+        took: Duration,
     },
     /// Lanes could not be made: everything stays as it was.
     PrepareFailed {

@@ -2,7 +2,9 @@
 
 use std::fmt::Debug;
 
+use super::groups::GroupDecision;
 use super::launch::{GrantedBatch, LaneSpec, Span};
+use super::overlap::OverlapModel;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};
 use super::turn::{DeviceTimeout, Turn};
@@ -29,6 +31,14 @@ pub trait DevicePolicy: Debug + Send {
     fn pool_mut(&mut self) -> Option<&mut RequestPool> {
         None
     }
+
+    /// What its requests are to the device where they run in groups with those of other models, by [`Turn::join_groups`].
+    fn in_groups(&self) -> Option<OverlapModel> {
+        None
+    }
+
+    /// What was decided about a request that has joined the groups.
+    fn handle_group(&mut self, _: &mut Turn<'_>, _: GroupDecision) {}
 
     /// Everything that can begin, does.
     fn advance(&mut self, _: &mut Turn<'_>) {}

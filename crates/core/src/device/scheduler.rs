@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::groups::{GroupDecision, GroupSettings, GroupStats};
 use super::lanes::Device;
 use super::launch::{DeviceOutput, GrantedBatch, LaneSpec, Span};
 use super::note::Note;
+use super::overlap::OverlapOutput;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::PoolStats;
@@ -174,10 +176,19 @@ impl DeviceScheduler {
             let key = ResidentKey { model, generation: self.generations };
             self.generations += 1;
             let lanes = self.device.add_lanes(key, &policy.lanes(partition));
+            if let Some(shared) = policy.in_groups() {
+                self.device.groups.set_model(now, model, Some((shared, profile.clone())));
+            }
             let resident = Resident { key, profile, partition, lanes, standby: None, leaving: false };
             self.residents.insert(key, (resident, policy));
         }
         Ok(())
+    }
+
+    /// Groups of operators are made like this from now on, for all models that share them ([`overlap`](super::overlap)).
+    pub fn handle_groups(&mut self, now: Time, settings: GroupSettings) {
+        self.device.groups.set(now, settings);
+        self.carry_out_groups(now);
     }
 
     /// A request came, for a model whose policy makes batches.
@@ -292,6 +303,10 @@ impl DeviceScheduler {
         for key in keys {
             self.tell(key, now, |policy, turn| policy.handle_timeout(turn));
         }
+        if self.device.groups.poll_timeout().is_some_and(|at| at <= now) {
+            self.device.groups.timeout(now);
+            self.carry_out_groups(now);
+        }
     }
 
     /// The next decision.
@@ -301,7 +316,8 @@ impl DeviceScheduler {
 
     /// When to call [`handle_timeout`](Self::handle_timeout), and why.
     pub fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).min()
+        let next_group = self.device.groups.poll_timeout().map(|at| (at, DeviceTimeout::NextGroup));
+        self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).chain(next_group).min()
     }
 
     /// When the device will probably have done everything that is launched or waits in the model's partition, of whatever model: a request of the
@@ -350,6 +366,11 @@ impl DeviceScheduler {
         self.of(model).fold(PoolStats::default(), |sum, (_, (_, policy))| sum.and(policy.stats()))
     }
 
+    /// What the groups of operators came to.
+    pub fn groups(&self) -> GroupStats {
+        self.device.groups.stats()
+    }
+
     /// The policies of a model, former ones first.
     fn of(
         &self,
@@ -379,8 +400,46 @@ impl DeviceScheduler {
         (!resident.leaving).then_some(*key)
     }
 
-    /// Gives a policy its turn.
+    /// Gives a policy its turn, and the others theirs where groups of operators follow from it.
     fn tell<R>(
+        &mut self,
+        key: ResidentKey,
+        now: Time,
+        tell: impl FnOnce(&mut dyn DevicePolicy, &mut Turn<'_>) -> R,
+    ) -> Option<R> {
+        let told = self.tell_one(key, now, tell);
+        self.carry_out_groups(now);
+        told
+    }
+
+    /// Hands out what was decided about groups.
+    fn carry_out_groups(&mut self, now: Time) {
+        while let Some(output) = self.device.groups.poll() {
+            match output {
+                OverlapOutput::Run(group) => {
+                    group.parts.iter().for_each(|part| self.hand_out(now, part.request, GroupDecision::Run(*part)));
+                    let mut launches = self.device.groups.begin(now, group);
+                    if launches.len() > 1 {
+                        self.device.push(DeviceOutput::Group(launches));
+                    } else if let Some(launch) = launches.pop() {
+                        self.device.push(DeviceOutput::Launch(launch));
+                    }
+                }
+                OverlapOutput::Drop { request, reason } => {
+                    self.hand_out(now, request, GroupDecision::Drop(request, reason));
+                }
+                // Its policy did when its own launch was done.
+                OverlapOutput::Reply { .. } => {}
+            }
+        }
+    }
+
+    fn hand_out(&mut self, now: Time, request: RequestId, decision: GroupDecision) {
+        let Some(key) = self.device.groups.owner(request) else { return };
+        self.tell_one(key, now, |policy, turn| policy.handle_group(turn, decision));
+    }
+
+    fn tell_one<R>(
         &mut self,
         key: ResidentKey,
         now: Time,
@@ -399,6 +458,9 @@ impl DeviceScheduler {
                 let lanes: Vec<LaneId> = std::mem::take(&mut resident.lanes).into_iter().chain(standby).collect();
                 self.device.release(&lanes, Some(key));
                 self.residents.remove(&key);
+                if self.of(key.model).all(|(_, (_, policy))| policy.in_groups().is_none()) {
+                    self.device.groups.set_model(now, key.model, None);
+                }
             }
         }
         Some(told)

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::elastic::ElasticOptions;
 use super::granted::GrantedOptions;
+use super::overlapped::OverlappedOptions;
 use super::scheduler::{BadPolicy, DeviceModel};
 use super::settings::{self, PolicySettings};
 use super::staged::StagedOptions;
@@ -22,8 +23,13 @@ pub const MOST_LANES: u32 = 256;
 pub const MOST_ROWS: u32 = 1 << 24;
 
 /// Every policy.
-static POLICIES: [&PolicyEntry; 4] =
-    [GrantedOptions::ENTRY, WindowedOptions::ENTRY, ElasticOptions::ENTRY, StagedOptions::ENTRY];
+static POLICIES: [&PolicyEntry; 5] = [
+    GrantedOptions::ENTRY,
+    WindowedOptions::ENTRY,
+    ElasticOptions::ENTRY,
+    StagedOptions::ENTRY,
+    OverlappedOptions::ENTRY,
+];
 
 /// The options of a policy: what they may be, and what comes of them.
 pub trait PolicyOptions: Serialize + DeserializeOwned {
@@ -91,6 +97,9 @@ impl PolicyName {
 
     /// DVABatch's.
     pub const STAGED: PolicyName = PolicyName(StagedOptions::ENTRY);
+
+    /// Abacus'.
+    pub const OVERLAP: PolicyName = PolicyName(OverlappedOptions::ENTRY);
 
     /// Not one of the table, but whichever suits a model by what is measured of it where it is served ([`AutoInputs::choose`](super::AutoInputs::choose)).
     pub const AUTO: PolicyName = PolicyName(&PolicyEntry {

@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::groups::GroupEnd;
 use super::lanes::Device;
-use super::launch::{DeviceOutput, LaneSpec, Launch};
+use super::launch::{DeviceOutput, LaneSpec, Launch, Span};
 use super::note::Note;
+use super::request::{DeviceReject, DeviceRequest};
 use super::resident::Resident;
-use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId};
+use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::Time;
 
 /// Why a device wants to be called at a time.
@@ -18,6 +20,8 @@ pub enum DeviceTimeout {
     Hopeless,
     /// A policy looks at itself every so often.
     Period,
+    /// A group of operators runs, and the next is to be decided beside it (Abacus §6.3).
+    NextGroup,
 }
 
 /// What a policy is lent while it decides: the time, the names of what it makes, and the device that takes its decisions.
@@ -71,6 +75,34 @@ impl Turn<'_> {
             self.device.begin(self.now, self.resident, launch);
         }
         self.push(DeviceOutput::Group(launches));
+    }
+
+    /// A request is to run in groups with those of other models: [`super::DevicePolicy::handle_group`] says what becomes of it.
+    ///
+    /// # Errors
+    /// If it cannot; nothing is changed then.
+    pub fn join_groups(&mut self, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        self.device.groups.request(self.now, self.resident.key, request)
+    }
+
+    /// Nothing more of a request is to run in groups.
+    pub fn leave_groups(&mut self, request: RequestId) {
+        self.device.groups.forget(self.now, request);
+    }
+
+    /// Runs a launch in the group that begins. Asserts that its lane has room.
+    pub fn launch_in_group(&mut self, launch: Launch) {
+        self.device.begin(self.now, self.resident, &launch);
+        self.device.groups.add(launch);
+    }
+
+    /// A launch of the group that runs is done.
+    pub fn end_in_group(&mut self, span: Span) {
+        if let Some(GroupEnd { model, requests, predicted, expected, took }) =
+            self.device.groups.end_part(self.now, span)
+        {
+            self.push(DeviceOutput::Note { model, note: Note::Group { requests, predicted, expected, took } });
+        }
     }
 
     /// Asks for lanes in another partition, beside those there are. [`super::DevicePolicy::handle_prepared`] says what came of it. `false`, and nothing

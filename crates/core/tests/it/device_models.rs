@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::device::journal::{DeviceEvent, DeviceInput, DeviceJournal, read, replay};
+use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::*;
 use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
@@ -17,6 +18,7 @@ enum Kind {
     Windowed { window_us: u64, ahead: u32 },
     Elastic,
     Staged { by_length: bool, ring: bool },
+    Overlap,
 }
 
 impl Kind {
@@ -42,6 +44,9 @@ impl Kind {
                     ElasticOptions { profile, mixes, max_running, ring_slots, drop, queue_bound, cores: None };
                 ModelSpec::new(&options, PARTITION)
             }
+            Kind::Overlap => {
+                ModelSpec::new(&OverlappedOptions { profile, max_batch: MOST, drop, queue_bound }, PARTITION)
+            }
             Kind::Staged { by_length, ring } => ModelSpec::new(
                 &StagedOptions {
                     profile,
@@ -60,6 +65,15 @@ impl Kind {
             ),
         }
     }
+}
+
+/// Says the same of all groups of up to three of the models that there may be.
+fn predictor(ms: f32) -> LearnedPredictor {
+    let known = |model| FeatureModel { model: ModelId(model), operators: SEGMENTS };
+    let layout = FeatureLayout { models: (0..120).map(known).collect(), at_once: 3 };
+    let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![ms.ln()] };
+    let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
+    LearnedPredictor::new(layout, mlp).unwrap()
 }
 
 #[derive(Clone, Debug)]
@@ -82,6 +96,8 @@ enum Step {
     Prepared(usize, bool),
     Switch(usize),
     Limit(usize, u32),
+    /// Groups are predicted to take so long, milliseconds, or nobody can say it.
+    Predict(Option<f32>),
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
@@ -91,6 +107,8 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
             (0..300u64, 0..3u32).prop_map(|(window_us, ahead)| Kind::Windowed { window_us, ahead }),
             Just(Kind::Elastic),
             any::<(bool, bool)>().prop_map(|(by_length, ring)| Kind::Staged { by_length, ring }),
+            Just(Kind::Overlap),
+            Just(Kind::Overlap),
         ]
     };
     let deadline = prop_oneof![2 => Just(None), 1 => (100..5_000u64).prop_map(Some)];
@@ -106,6 +124,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
         4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(model, made)| Step::Prepared(model, made)),
         4 => any::<usize>().prop_map(Step::Switch),
         1 => (any::<usize>(), 1..10u32).prop_map(|(model, rows)| Step::Limit(model, rows)),
+        1 => prop::option::weighted(0.7, 0.01..2.0f32).prop_map(Step::Predict),
     ];
     prop::collection::vec((prop_oneof![Just(0), 1..200u64, 200..2_000u64], step), 1..120)
 }
@@ -139,6 +158,12 @@ struct World {
     switches: u32,
     /// Whose batches were launched, and what they were granted as.
     batches: BTreeMap<BatchId, (ModelId, Option<BatchId>)>,
+    /// Models that have run in groups, and whose requests may be given up by what is predicted.
+    grouped: BTreeSet<ModelId>,
+    /// Their lanes.
+    group_lanes: BTreeSet<LaneId>,
+    /// Launches of the group that runs.
+    group: BTreeSet<LaunchId>,
     state: u64,
     /// Answered in time, late, given up as hopeless or with their model, cancelled.
     met: u32,
@@ -164,6 +189,9 @@ impl World {
             preparing: Vec::new(),
             switches: 0,
             batches: BTreeMap::new(),
+            grouped: BTreeSet::new(),
+            group_lanes: BTreeSet::new(),
+            group: BTreeSet::new(),
             state: 1,
             met: 0,
             missed: 0,
@@ -219,6 +247,7 @@ impl World {
     fn complete(&mut self, now: Time) {
         let (_, lane) = self.ends.pop_first().unwrap();
         let launch = self.lanes.get_mut(&lane).and_then(VecDeque::pop_front).unwrap();
+        self.group.remove(&launch.id);
         let start = self.since[&lane];
         if !self.lanes[&lane].is_empty() {
             self.begin(now, lane);
@@ -271,12 +300,30 @@ impl World {
         }
     }
 
+    /// Launches that begin together, each of another model, when none of the group before them runs (Abacus §6.1).
+    fn begin_group(&mut self, launches: &[Launch]) {
+        assert!(self.group.is_empty(), "one group at a time");
+        let models: BTreeSet<ModelId> = launches.iter().map(|launch| launch.model).collect();
+        assert_eq!(models.len(), launches.len(), "a group has one request of each model");
+        assert!(launches.iter().all(|launch| self.group_lanes.contains(&launch.lane) && launch.members.len() == 1));
+        self.group.extend(launches.iter().map(|launch| launch.id));
+    }
+
     fn carry_out(&mut self, now: Time, output: DeviceOutput) {
         match output {
             DeviceOutput::Admit { model, request, .. } => {
                 self.inputs.insert((now + Duration::from_micros(5), model, request));
             }
-            DeviceOutput::Launch(launch) => self.launch(now, launch),
+            DeviceOutput::Launch(launch) => {
+                if self.group_lanes.contains(&launch.lane) {
+                    self.begin_group(std::slice::from_ref(&launch));
+                }
+                self.launch(now, launch);
+            }
+            DeviceOutput::Group(launches) => {
+                self.begin_group(&launches);
+                launches.into_iter().for_each(|launch| self.launch(now, launch));
+            }
             DeviceOutput::Reply { request, launch: _ } => {
                 let known = self.close(request);
                 assert!(known.running.is_none() && (known.exited || known.done == SEGMENTS), "{request} has run");
@@ -287,9 +334,14 @@ impl World {
             }
             DeviceOutput::Drop { request, reason } => {
                 let known = self.close(request);
-                assert!(known.running.is_none() && known.done == 0, "{request} has not run");
-                let needed = Kind::profile().total(known.size, 0);
-                let (model, is_hopeless) = (known.model, now + needed > known.deadline);
+                let (model, deadline) = (known.model, known.deadline);
+                let has_run = known.running.is_some() || known.done > 0;
+                let is_late = now + Kind::profile().total(known.size, 0) > deadline;
+                let is_hopeless = match self.grouped.contains(&model) {
+                    true => deadline < Time::MAX,
+                    false => is_late && !has_run,
+                };
+                assert!(reason == DeviceDrop::Hopeless || !has_run, "{request} has not run");
                 let is_right = if reason == DeviceDrop::Removed { self.gone.contains(&model) } else { is_hopeless };
                 assert!(is_right, "{request}: {reason:?}");
                 self.dropped += 1;
@@ -298,11 +350,15 @@ impl World {
                 for lane in lanes {
                     assert!(self.lanes.remove(&lane).unwrap_or_default().is_empty(), "{lane} is idle");
                     assert_eq!(self.owners.remove(&lane), model, "{lane} was {model:?}'s");
+                    self.group_lanes.remove(&lane);
                 }
             }
             DeviceOutput::Prepare { model, lanes, partition } => {
                 // A model that has changed may have some under way for its former policy.
                 self.preparing.push(model);
+                if self.models.get(&model) == Some(&Kind::Overlap) {
+                    self.group_lanes.extend(&lanes);
+                }
                 for lane in lanes {
                     assert_eq!(self.journal.scheduler().lane(lane).map(|spec| spec.partition), Some(partition));
                     assert!(self.owners.insert(lane, model).is_none(), "{lane} is one model's");
@@ -313,7 +369,6 @@ impl World {
                 self.switches += 1;
             }
             DeviceOutput::Note { .. } => {}
-            other => panic!("no policy there is does this: {other:?}"),
         }
     }
 
@@ -330,6 +385,10 @@ impl World {
                 };
                 assert!(self.tell(now, DeviceInput::Model(model, Some(kind.spec(drop)))));
                 self.models.insert(model, kind);
+                if kind == Kind::Overlap {
+                    self.group_lanes.extend(self.journal.scheduler().lanes(model));
+                    self.grouped.extend(drop.then_some(model));
+                }
                 for lane in self.journal.scheduler().lanes(model) {
                     assert!(self.owners.insert(*lane, model).is_none(), "{lane} is one model's");
                 }
@@ -363,6 +422,10 @@ impl World {
             Step::Limit(n, rows) => {
                 let Some(model) = pick(&self.models, n) else { return };
                 assert!(self.tell(now, DeviceInput::Limit(model, rows)));
+            }
+            Step::Predict(ms) => {
+                let predictor = ms.map(predictor);
+                self.tell(now, DeviceInput::Groups(GroupSettings { predictor, error: 0.1 }));
             }
             Step::Cancel(n) => {
                 let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };

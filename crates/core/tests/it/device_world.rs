@@ -280,6 +280,6 @@ fn describe(note: &Note) -> String {
         Note::Exit { batch, rows, stage } => format!("exit of {rows} from {batch} after stage {stage}"),
         Note::Switch { load } => format!("lanes for a load of {load}"),
         Note::RingFull { waiting } => format!("the ring is full, {waiting} wait"),
-        Note::PrepareFailed { .. } => panic!("nothing is prepared"),
+        Note::PrepareFailed { .. } | Note::Group { .. } => panic!("nothing is prepared or grouped"),
     }
 }

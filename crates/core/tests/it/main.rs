@@ -3,6 +3,7 @@
 
 mod allocations;
 mod auto;
+mod device_groups;
 mod device_journal;
 mod device_models;
 mod device_random;

@@ -44,10 +44,14 @@ impl Predictor for Biased {
     }
 }
 
+fn model(operators: u16) -> OverlapModel {
+    OverlapModel { operators, drop: true }
+}
+
 fn overlap<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     let mut overlap = Overlap::new(OverlapOptions { error: 0.0, worth: 0.0, ..OverlapOptions::default() }, predictor);
-    for (model, operators) in (0..).zip(models) {
-        overlap.handle_model(Time::ZERO, ModelId(model), Some(*operators));
+    for (id, operators) in (0..).zip(models) {
+        overlap.handle_model(Time::ZERO, ModelId(id), Some(model(*operators)));
     }
     overlap
 }
@@ -55,7 +59,7 @@ fn overlap<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
 /// As that, of which as many groups have run as it takes to believe its predictions of requests alone.
 fn measured<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     let mut overlap = overlap(predictor, models);
-    overlap.handle_model(Time::ZERO, ModelId(99), Some(10));
+    overlap.handle_model(Time::ZERO, ModelId(99), Some(model(10)));
     for id in 1000..1008 {
         overlap.handle_request(at(0), &request(id, 99, 99)).unwrap();
         let (run, _) = group(&mut overlap);
@@ -65,8 +69,14 @@ fn measured<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     overlap
 }
 
+/// What is decided, carried out at once.
 fn outputs<P: Predictor>(overlap: &mut Overlap<P>) -> Vec<OverlapOutput> {
-    std::iter::from_fn(|| overlap.poll_output()).collect()
+    let mut outputs = Vec::new();
+    loop {
+        outputs.extend(std::iter::from_fn(|| overlap.poll_output()));
+        let Some(at) = overlap.poll_timeout() else { return outputs };
+        overlap.handle_timeout(at);
+    }
 }
 
 /// The only group among what was decided: requests with their operators.
@@ -161,7 +171,7 @@ fn what_saves_too_little_does_not_run_side_by_side() {
     for (worth, together) in [(0.0, true), (0.4, true), (0.45, false)] {
         let options = OverlapOptions { error: 0.0, worth, ..OverlapOptions::default() };
         let mut overlap = Overlap::new(options, RIGHT);
-        (0..3).for_each(|model| overlap.handle_model(at(0), ModelId(model), Some(10)));
+        (0..3).for_each(|id| overlap.handle_model(at(0), ModelId(id), Some(model(10))));
         overlap.handle_request(at(0), &request(1, 2, 90)).unwrap();
         let (first, _) = group(&mut overlap);
         overlap.handle_request(at(0), &request(2, 0, 90)).unwrap();

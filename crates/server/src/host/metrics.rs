@@ -28,10 +28,17 @@ metric_table! {
             "The most slots that were in use at a time";
         ring_overflowed: IntCounterVec["model", "version", "device"], "downbeat_ring_overflowed_total",
             "Requests that found the input ring full and waited with the host";
+        groups: IntCounterVec["model", "version", "device", "requests"], "downbeat_operator_groups_total",
+            "Groups of operators of which the model's request was the most urgent: of one request, and of several";
+        group_seconds: CounterVec["model", "version", "device", "requests", "kind"], "downbeat_operator_group_seconds_total",
+            "Time of groups of operators, of those that were predicted: as predicted, and as they took";
         padding_checks: IntCounterVec["model", "version", "result"], "downbeat_padding_checks_total",
             "Padded requests that were run once more alone: whose answer was the same, and different";
     }
 }
+
+/// Sizes of groups of operators, requests.
+const GROUP_SIZES: [&str; 2] = ["one", "several"];
 
 impl LaneMetricsFamily {
     /// What became of looks at padded requests of a model version: same, different.
@@ -54,6 +61,11 @@ impl LaneMetricsFamily {
             gauges: [&self.lanes, &self.lanes_busy, &self.ring_slots, &self.ring_occupied, &self.ring_most_occupied]
                 .map(|family| family.with_label_values(&labels)),
             ring_overflowed: self.ring_overflowed.with_label_values(&labels),
+            groups: GROUP_SIZES.map(|size| kind(&self.groups, size)),
+            group_seconds: GROUP_SIZES.map(|size| {
+                let of_kind = |kind| self.group_seconds.with_label_values(&[model, version, &device, size, kind]);
+                ["predicted", "actual"].map(of_kind)
+            }),
         }
     }
 
@@ -83,6 +95,10 @@ pub struct LaneMetrics {
     /// Lanes, busy ones; slots of the ring, occupied ones, the most of these.
     gauges: [IntGauge; 5],
     ring_overflowed: IntCounter,
+    /// Of one request, of several.
+    groups: [IntCounter; 2],
+    /// The same, each predicted and actual.
+    group_seconds: [[prometheus::Counter; 2]; 2],
 }
 
 impl LaneMetrics {
@@ -112,8 +128,19 @@ impl LaneMetrics {
             Note::Switch { .. } => return self.record_switch(),
             Note::RingFull { .. } => return self.ring_overflowed.inc(),
             Note::PrepareFailed { .. } => 5,
+            Note::Group { requests, predicted, took, .. } => return self.record_group(*requests, *predicted, *took),
         };
         self.events[event].inc();
+    }
+
+    fn record_group(&self, requests: u32, predicted: Option<Duration>, took: Duration) {
+        let of_size = usize::from(requests > 1);
+        self.groups[of_size].inc();
+        // Only those that were predicted can be compared.
+        if let Some(predicted) = predicted {
+            self.group_seconds[of_size][0].inc_by(predicted.as_secs_f64());
+            self.group_seconds[of_size][1].inc_by(took.as_secs_f64());
+        }
     }
 
     /// Counts that it runs on other lanes from now on.

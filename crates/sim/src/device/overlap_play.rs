@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::overlap::{OperatorGroup, Overlap, OverlapOptions, OverlapOutput};
+use downbeat_core::device::overlap::{OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput};
 use downbeat_core::device::{DeviceRequest, LaneId, SegmentRange, Span};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use rand_distr::Normal;
@@ -68,7 +68,8 @@ impl<'a> Play<'a> {
                 let options = OverlapOptions { at_once: *at_once, worth: *worth, error, ..OverlapOptions::default() };
                 let mut overlap = Overlap::new(options, predictor);
                 for (model, emulated) in (0..).zip(&models) {
-                    overlap.handle_model(Time::ZERO, ModelId(model), Some(emulated.segment_count()));
+                    let comes = OverlapModel { operators: emulated.segment_count(), drop: true };
+                    overlap.handle_model(Time::ZERO, ModelId(model), Some(comes));
                 }
                 Server::Groups(Box::new(overlap))
             }
@@ -165,7 +166,12 @@ impl<'a> Play<'a> {
             let output = match &mut self.server {
                 Server::Groups(overlap) => {
                     self.report.stats = overlap.stats();
-                    overlap.poll_output()
+                    let output = overlap.poll_output();
+                    if output.is_none() && overlap.poll_timeout().is_some() {
+                        overlap.handle_timeout(now);
+                        continue;
+                    }
+                    output
                 }
                 Server::Queues { .. } => return self.begin(now),
             };

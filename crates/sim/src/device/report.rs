@@ -93,7 +93,7 @@ impl DeviceReport {
             Note::Exit { .. } => self.exits += 1,
             Note::Switch { .. } => self.switches += 1,
             Note::RingFull { .. } => self.ring_full += 1,
-            Note::PrepareFailed { .. } => {}
+            Note::PrepareFailed { .. } | Note::Group { .. } => {}
         }
     }
 

@@ -41,6 +41,15 @@ impl Default for OverlapOptions {
     }
 }
 
+/// A model whose requests come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OverlapModel {
+    /// How many operators it has.
+    pub operators: u16,
+    /// Give up requests that can no longer be answered by their deadline. Otherwise one that is late runs in its turn, and whatever is worth it beside it.
+    pub drop: bool,
+}
+
 /// What is decided.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -81,27 +90,32 @@ pub struct OverlapStats {
 /// **Headroom** (§6.2, equation 2): the time until a request's deadline; what it waited, what was copied and what has run is in it. The request with the least goes first. All that is left of it is in
 /// the next group, and of others, one of each model, as many operators as the prediction says that it has room for. Who cannot make it even alone is given up.
 ///
-/// **Beside the running group** the next one is decided (§6.3): the headroom is that at the predicted end (equation 3). It is decided again where a request comes that belongs into it, or if
-/// the group before it took so long that it does not suit any more.
+/// **Beside the running group** the next one is decided (§6.3): the headroom is that at the predicted end (equation 3). It is decided when the outputs of the one that begins are carried out
+/// ([`handle_timeout`](Self::handle_timeout)), again where a request comes that belongs into it, or if the group before it took so long that it does not suit any more.
 ///
 /// **Margin** (ours): predictions are taken for what groups before took that were predicted as long. Several requests run together only if 95% of such groups would be in time; one is given up only if half
 /// of such would not. So a predictor that is wrong by a factor costs groups, and no deadlines: it is found out within eight groups.
 ///
-/// **Contract.** Time never goes back. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives nothing, and carry the outputs out. At most one group runs; it is
-/// answered by one [`handle_completion`](Self::handle_completion). Nothing is due at a time, so nothing has to be called at one. Events of requests, models and groups that are not there are ignored. Same calls,
-/// same decisions.
+/// **Contract.** Time never goes back. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives nothing, carry the outputs out, and then do what
+/// [`poll_timeout`](Self::poll_timeout) says. At most one group runs; it is answered by one [`handle_completion`](Self::handle_completion). Events of requests, models and groups that are not there are
+/// ignored. Same calls, same decisions.
 #[derive(Debug)]
 pub struct Overlap<P> {
     options: OverlapOptions,
     predictor: P,
     margins: Margins,
-    /// How many operators each model has.
-    models: BTreeMap<ModelId, u16>,
+    models: BTreeMap<ModelId, OverlapModel>,
     /// By deadline, then as they came.
     waiting: BTreeMap<Key, Waiting>,
+    /// Their items.
+    items: u64,
+    /// How many of each model there are among them.
+    queued: BTreeMap<ModelId, u32>,
     keys: BTreeMap<RequestId, Key>,
     running: Option<Running>,
     planned: Option<Planned>,
+    /// A group has begun, and what follows it is not decided; since when.
+    undecided: Option<Time>,
     outputs: VecDeque<OverlapOutput>,
     arrivals: u64,
     drops_in_a_row: u32,
@@ -117,6 +131,8 @@ struct Waiting {
     request: DeviceRequest,
     /// The operator that it is at, as it will be when what runs is done.
     next: u16,
+    /// How many its model had when it came, and whether it may be given up.
+    model: OverlapModel,
 }
 
 #[derive(Debug)]
@@ -133,6 +149,8 @@ struct Planned {
     predicted: Option<Duration>,
     deadline: Time,
     is_trial: bool,
+    /// Its most urgent request is late, and is not given up.
+    is_late: bool,
 }
 
 impl<P: Predictor> Overlap<P> {
@@ -144,9 +162,12 @@ impl<P: Predictor> Overlap<P> {
             predictor,
             models: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            items: 0,
+            queued: BTreeMap::new(),
             keys: BTreeMap::new(),
             running: None,
             planned: None,
+            undecided: None,
             outputs: VecDeque::new(),
             arrivals: 0,
             drops_in_a_row: 0,
@@ -170,20 +191,23 @@ impl<P: Predictor> Overlap<P> {
         self.waiting.len()
     }
 
-    /// Another predictor takes over, with the error that it had when it was tested. What the former's groups took is forgotten.
-    pub fn set_predictor(&mut self, now: Time, predictor: P, error: f64) {
-        (self.predictor, self.options.error) = (predictor, error);
+    /// What says how long groups take, to be changed: then say so by [`handle_predictor`](Self::handle_predictor).
+    pub fn predictor_mut(&mut self) -> &mut P {
+        &mut self.predictor
+    }
+
+    /// The predictor is another from now on, which had this error when it was tested and knows groups of so many requests. What the former's groups took is forgotten.
+    pub fn handle_predictor(&mut self, now: Time, at_once: usize, error: f64) {
+        (self.options.at_once, self.options.error) = (at_once, error);
         self.margins = Margins::new(error);
         self.decide(now);
     }
 
-    /// A model comes, of so many operators; `None`: it goes, and its requests with it, but for those whose last operators run. One that changes its operators goes and comes again.
-    pub fn handle_model(&mut self, now: Time, model: ModelId, operators: Option<u16>) {
-        let former = match operators.filter(|count| *count > 0) {
-            Some(count) => self.models.insert(model, count).filter(|former| *former != count),
-            None => self.models.remove(&model),
-        };
-        if former.is_some() {
+    /// A model comes, or changes for what comes from now on; `None`: it goes, and its requests with it, but for those whose last operators run.
+    pub fn handle_model(&mut self, now: Time, model: ModelId, comes: Option<OverlapModel>) {
+        if let Some(comes) = comes.filter(|model| model.operators > 0) {
+            self.models.insert(model, comes);
+        } else if self.models.remove(&model).is_some() {
             let of_it = |(key, waiting): (&Key, &Waiting)| (waiting.request.model == model).then_some(*key);
             let gone: Vec<Key> = self.waiting.iter().filter_map(of_it).collect();
             gone.into_iter().for_each(|key| self.give_up(key, DeviceDrop::Removed));
@@ -197,9 +221,7 @@ impl<P: Predictor> Overlap<P> {
     /// If its model is not there, it has no item, its name is taken, or as many items wait as may.
     pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let is_ending = |running: &Running| running.ending.contains(&request.id);
-        if !self.models.contains_key(&request.model) {
-            return Err(DeviceReject::NoModel(request.model));
-        }
+        let model = *self.models.get(&request.model).ok_or(DeviceReject::NoModel(request.model))?;
         if request.size == 0 {
             return Err(DeviceReject::Empty);
         }
@@ -207,14 +229,15 @@ impl<P: Predictor> Overlap<P> {
             return Err(DeviceReject::NameTaken(request.id));
         }
         let bound = self.options.queue_bound;
-        let items: u64 = self.waiting.values().map(|waiting| u64::from(waiting.request.size)).sum();
-        if items + u64::from(request.size) > u64::from(bound) {
+        if self.items + u64::from(request.size) > u64::from(bound) {
             return Err(DeviceReject::QueueFull { bound });
         }
         let key = (request.deadline, self.arrivals);
         self.arrivals += 1;
         self.keys.insert(request.id, key);
-        self.waiting.insert(key, Waiting { request: *request, next: 0 });
+        self.items += u64::from(request.size);
+        *self.queued.entry(request.model).or_default() += 1;
+        self.waiting.insert(key, Waiting { request: *request, next: 0, model });
         // Behind one of its model it changes nothing.
         let is_behind = |planned: &Planned| {
             let of_model = planned.parts.iter().find(|part| part.model == request.model);
@@ -231,8 +254,8 @@ impl<P: Predictor> Overlap<P> {
         if let Some(running) = &mut self.running {
             running.ending.retain(|ending| *ending != request);
         }
-        if let Some(key) = self.keys.remove(&request) {
-            self.waiting.remove(&key);
+        if let Some(key) = self.keys.get(&request).copied() {
+            self.remove(key);
             self.decide(now);
         }
     }
@@ -254,6 +277,18 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
+    /// When to call [`handle_timeout`](Self::handle_timeout) once all outputs are carried out: at once, or not at all.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.undecided
+    }
+
+    /// What runs has begun: decides what is next (§6.3). Where nobody says so it is decided when the device is free.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.undecided.is_some() {
+            self.decide(now);
+        }
+    }
+
     /// The next decision.
     pub fn poll_output(&mut self) -> Option<OverlapOutput> {
         self.outputs.pop_front()
@@ -263,6 +298,7 @@ impl<P: Predictor> Overlap<P> {
     fn decide(&mut self, now: Time) {
         let start = self.running.as_ref().map_or(now, |running| self.ends(now, running));
         let before = self.stats.passes;
+        self.undecided = None;
         self.planned = self.plan(start);
         if self.running.is_none()
             && let Some(planned) = self.planned.take()
@@ -280,15 +316,16 @@ impl<P: Predictor> Overlap<P> {
     fn still_suits(&self, now: Time, planned: &Planned) -> bool {
         let needed = |predicted| self.margins.needed(planned.parts.len(), predicted);
         let needs = planned.predicted.map_or(Duration::ZERO, needed);
-        now < planned.deadline && (planned.is_trial || now + needs <= planned.deadline)
+        planned.is_late || now < planned.deadline && (planned.is_trial || now + needs <= planned.deadline)
     }
 
     /// The group that begins at `start`; gives up who cannot make it.
     fn plan(&mut self, start: Time) -> Option<Planned> {
         loop {
             let (key, candidates) = self.candidates()?;
-            let headroom = key.0.since(start);
-            if headroom == Duration::ZERO {
+            let may_drop = self.waiting.get(&key).is_some_and(|first| first.model.drop);
+            let mut headroom = key.0.since(start);
+            if headroom == Duration::ZERO && may_drop {
                 self.give_up(key, DeviceDrop::Hopeless);
                 continue;
             }
@@ -297,6 +334,13 @@ impl<P: Predictor> Overlap<P> {
             let mut found = search.find(&candidates, headroom);
             self.stats.passes += u64::from(found.passes);
             let mut is_trial = false;
+            let is_late = found.parts.is_empty() && !may_drop;
+            if is_late {
+                // Nothing makes it later than it matters.
+                headroom = Duration::MAX;
+                found = search.find(&candidates, headroom);
+                self.stats.passes += u64::from(found.passes);
+            }
             if found.parts.is_empty() {
                 let most = if self.margins.of(1).is_measured() { DROPS_IN_A_ROW } else { 0 };
                 if self.drops_in_a_row < most {
@@ -321,7 +365,13 @@ impl<P: Predictor> Overlap<P> {
             if !is_trial {
                 self.leave_out(&mut found);
             }
-            return Some(Planned { parts: found.parts, predicted: found.predicted, deadline: key.0, is_trial });
+            return Some(Planned {
+                parts: found.parts,
+                predicted: found.predicted,
+                deadline: key.0,
+                is_trial,
+                is_late,
+            });
         }
     }
 
@@ -343,14 +393,13 @@ impl<P: Predictor> Overlap<P> {
     /// What is left of the most urgent request of each model, and the first's place.
     fn candidates(&self) -> Option<(Key, Vec<GroupPart>)> {
         let first = *self.waiting.keys().next()?;
-        let most = self.options.at_once.clamp(1, self.models.len().max(1));
+        let most = self.options.at_once.clamp(1, self.queued.len().max(1));
         let mut parts: Vec<GroupPart> = Vec::with_capacity(most);
-        for Waiting { request, next } in self.waiting.values() {
+        for Waiting { request, next, model } in self.waiting.values() {
             if parts.iter().any(|part| part.model == request.model) {
                 continue;
             }
-            let end = self.models.get(&request.model).copied().unwrap_or(next + 1);
-            let operators = SegmentRange::new(*next, end);
+            let operators = SegmentRange::new(*next, model.operators);
             let DeviceRequest { id, model, size, length, .. } = *request;
             parts.push(GroupPart { request: id, model, operators, rows: size, length });
             if parts.len() == most {
@@ -361,24 +410,34 @@ impl<P: Predictor> Overlap<P> {
     }
 
     fn give_up(&mut self, key: Key, reason: DeviceDrop) {
-        if let Some(Waiting { request, .. }) = self.waiting.remove(&key) {
-            self.keys.remove(&request.id);
+        if let Some(Waiting { request, .. }) = self.remove(key) {
             self.outputs.push_back(OverlapOutput::Drop { request: request.id, reason });
         }
     }
 
-    /// Begins a group, and decides the next.
+    fn remove(&mut self, key: Key) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&key)?;
+        let DeviceRequest { id, model, size, .. } = waiting.request;
+        self.keys.remove(&id);
+        self.items -= u64::from(size);
+        if let Some(queued) = self.queued.get_mut(&model) {
+            *queued -= 1;
+            self.queued.retain(|_, queued| *queued > 0);
+        }
+        Some(waiting)
+    }
+
+    /// Begins a group.
     fn launch(&mut self, now: Time, planned: Planned, waited_for: u32) {
-        let Planned { parts, predicted, deadline, is_trial } = planned;
+        let Planned { parts, predicted, deadline, is_trial, .. } = planned;
         let mut ending = Vec::new();
-        for GroupPart { request, model, operators, .. } in &parts {
+        for GroupPart { request, operators, .. } in &parts {
             let Some(key) = self.keys.get(request).copied() else { continue };
-            if self.models.get(model) == Some(&operators.end) {
-                self.keys.remove(request);
-                self.waiting.remove(&key);
+            let Some(waiting) = self.waiting.get_mut(&key) else { continue };
+            waiting.next = operators.end;
+            if waiting.model.operators == operators.end {
+                self.remove(key);
                 ending.push(*request);
-            } else if let Some(waiting) = self.waiting.get_mut(&key) {
-                waiting.next = operators.end;
             }
         }
         let id = GroupId(self.stats.groups);
@@ -390,6 +449,6 @@ impl<P: Predictor> Overlap<P> {
         let group = OperatorGroup { id, parts, predicted, expected, deadline, waited_for, is_trial };
         self.outputs.push_back(OverlapOutput::Run(group.clone()));
         self.running = Some(Running { group, since: now, ending });
-        self.decide(now);
+        self.undecided = (!self.waiting.is_empty()).then_some(now);
     }
 }

@@ -25,7 +25,7 @@ mod multi_way;
 mod predictor;
 mod search;
 
-pub use controller::{Overlap, OverlapOptions, OverlapOutput, OverlapStats};
+pub use controller::{Overlap, OverlapModel, OverlapOptions, OverlapOutput, OverlapStats};
 pub use features::{FeatureLayout, FeatureModel};
 pub use group::{GroupId, GroupPart, OperatorGroup};
 pub use learned::LearnedPredictor;

@@ -1,0 +1,246 @@
+//! A model whose operators run in groups with those of others: the policy `overlap`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::groups::GroupDecision;
+use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::overlap::{GroupPart, OverlapModel};
+use super::policy::DevicePolicy;
+use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
+use super::request_pool::PoolStats;
+use super::scheduler::DeviceModel;
+use super::segment_profile::SegmentProfile;
+use super::settings::{self, Cut, PolicyModel, PolicySettings};
+use super::table::{MOST_LANES, MOST_ROWS, ModelSpec, PolicyEntry, PolicyOptions, at_most};
+use super::turn::Turn;
+use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
+use crate::time::Duration;
+
+/// Operators, where nobody says (Abacus §5.2 has 12 to 52).
+const OPERATORS: u16 = 8;
+/// How many models at least are expected to run side by side.
+const AT_ONCE: u32 = 2;
+
+/// How an [`Overlapped`] runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverlappedOptions {
+    /// What its segments take; each is an operator.
+    pub profile: SegmentProfile,
+    /// The most items of a request.
+    pub max_batch: u32,
+    /// Give up requests that can no longer be answered by their deadline.
+    pub drop: bool,
+    /// The most items that wait.
+    pub queue_bound: u32,
+}
+
+/// A model of those whose operators the device runs in groups (Abacus §6): what is in a group is decided for all of them together, by
+/// [`overlap`](super::overlap). Requests run as they come, each by itself; what is between two of its launches is kept.
+///
+/// Who is in a group with others is answered as soon as its own launch is done. The barrier is for what begins next.
+#[derive(Debug)]
+pub struct Overlapped {
+    options: OverlappedOptions,
+    requests: BTreeMap<RequestId, Open>,
+    running: Option<(LaunchId, GroupPart)>,
+    /// Items of those that no launch has.
+    waiting: u32,
+    /// What all of them have left.
+    backlog: Duration,
+}
+
+/// A request that is not answered.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    rows: u32,
+    length: u32,
+    /// Once it has begun.
+    batch: Option<BatchId>,
+    /// What it has left, if it waits.
+    left: Duration,
+    runs: bool,
+}
+
+impl Overlapped {
+    /// Nothing waits. Asserts that batches have a size.
+    pub fn new(options: OverlappedOptions) -> Self {
+        assert!(options.max_batch > 0, "a batch has at least one item");
+        let (waiting, backlog) = (0, Duration::ZERO);
+        Overlapped { options, requests: BTreeMap::new(), running: None, waiting, backlog }
+    }
+
+    fn segments(&self) -> SegmentRange {
+        SegmentRange::new(0, self.options.profile.segments())
+    }
+
+    /// It waits for a launch from `segment` on.
+    fn wait(&mut self, request: RequestId, segment: u16) {
+        let Some(open) = self.requests.get_mut(&request) else { return };
+        open.left = self.options.profile.remaining(segment, open.rows, open.length);
+        open.runs = false;
+        self.waiting += open.rows;
+        self.backlog += open.left;
+    }
+
+    /// It waits no more.
+    fn leave(&mut self, Open { rows, left, runs, .. }: Open) {
+        if !runs {
+            self.waiting -= rows;
+            self.backlog = self.backlog.saturating_sub(left);
+        }
+    }
+
+    fn remove(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+        let Some(open) = self.requests.remove(&request) else { return false };
+        self.leave(open);
+        turn.leave_groups(request);
+        true
+    }
+
+    fn launch(&mut self, turn: &mut Turn<'_>, part: GroupPart) {
+        let Some(open) = self.requests.get(&part.request).copied() else { return };
+        self.leave(open);
+        let (id, batch) = (turn.new_launch(), open.batch.unwrap_or_else(|| turn.new_batch()));
+        self.requests.insert(part.request, Open { batch: Some(batch), runs: true, ..open });
+        self.running = Some((id, part));
+        turn.launch_in_group(Launch {
+            id,
+            batch,
+            granted: None,
+            model: turn.model(),
+            lane: turn.lanes()[0],
+            segments: part.operators,
+            members: vec![part.request],
+            rows: open.rows,
+            computed_rows: open.rows,
+            length: open.length,
+            inputs: if part.operators.first == 0 { InputSource::Host } else { InputSource::Device },
+        });
+    }
+}
+
+/// What people say about it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct OverlappedSettings {
+    /// Into how many operators of about equal time the model is cut.
+    stages: Option<u16>,
+    /// The tensors after which the model is cut, in place of `stages`.
+    cut_at: Vec<String>,
+}
+
+impl PolicySettings for OverlappedSettings {
+    fn check(&self) -> Result<(), String> {
+        settings::at_least_one(&[("stages", self.stages.map(u32::from))])?;
+        match self.stages.is_some() && !self.cut_at.is_empty() {
+            true => Err("`stages` and `cut_at` both say where the model is cut; leave one of them out".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    fn cut(&self) -> (Cut, bool) {
+        match self.stages {
+            _ if !self.cut_at.is_empty() => (Cut::At(self.cut_at.clone()), true),
+            Some(1) => (Cut::Whole, true),
+            stages => (Cut::Stages(usize::from(stages.unwrap_or(OPERATORS))), stages.is_some()),
+        }
+    }
+
+    fn at_once(&self) -> u32 {
+        AT_ONCE
+    }
+
+    fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
+        let PolicyModel { partition, profile, max_batch, drop, queue_bound, .. } = model;
+        Ok(ModelSpec::new(&OverlappedOptions { profile, max_batch, drop, queue_bound }, partition))
+    }
+}
+
+impl PolicyOptions for OverlappedOptions {
+    const ENTRY: &'static PolicyEntry = &PolicyEntry::new::<OverlappedOptions, OverlappedSettings>(
+        "overlap",
+        "operators of several models side by side, by prediction",
+    );
+
+    fn check(&self) -> Result<(), String> {
+        at_most("max_batch", self.max_batch, MOST_ROWS)?;
+        at_most("stages", u32::from(self.profile.segments()), MOST_LANES)
+    }
+
+    fn build(self) -> DeviceModel {
+        let profile = self.profile.clone();
+        DeviceModel::new(Overlapped::new(self), profile)
+    }
+}
+
+impl DevicePolicy for Overlapped {
+    fn lanes(&self, partition: PartitionId) -> Vec<LaneSpec> {
+        vec![LaneSpec { partition, max_rows: self.options.max_batch, segments: self.segments() }]
+    }
+
+    fn in_groups(&self) -> Option<OverlapModel> {
+        Some(OverlapModel { operators: self.options.profile.segments(), drop: self.options.drop })
+    }
+
+    fn handle_request(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest) -> Result<(), DeviceReject> {
+        let (DeviceRequest { id, size, length, .. }, bound) = (*request, self.options.queue_bound);
+        if size > self.options.max_batch {
+            return Err(DeviceReject::TooLarge { size, largest: self.options.max_batch });
+        }
+        if self.waiting.saturating_add(size) > bound {
+            return Err(DeviceReject::QueueFull { bound });
+        }
+        turn.join_groups(request)?;
+        self.requests.insert(id, Open { rows: size, length, batch: None, left: Duration::ZERO, runs: false });
+        self.wait(id, 0);
+        Ok(())
+    }
+
+    fn handle_group(&mut self, turn: &mut Turn<'_>, decision: GroupDecision) {
+        match decision {
+            GroupDecision::Run(part) => self.launch(turn, part),
+            GroupDecision::Drop(request, reason) => {
+                if self.remove(turn, request) {
+                    turn.push(DeviceOutput::Drop { request, reason });
+                }
+            }
+        }
+    }
+
+    fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, span: Span, exits: &[RequestId]) {
+        let Some((_, part)) = self.running.take_if(|(running, _)| *running == launch) else { return };
+        let GroupPart { request, operators, .. } = part;
+        let is_done = operators.end == self.options.profile.segments() || exits.contains(&request);
+        if !is_done {
+            self.wait(request, operators.end);
+        } else if self.remove(turn, request) {
+            turn.push(DeviceOutput::Reply { request, launch });
+        }
+        turn.end_in_group(span);
+    }
+
+    fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
+        self.remove(turn, request)
+    }
+
+    fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
+        let is_new = |(request, open): (&RequestId, &Open)| open.batch.is_none().then_some(*request);
+        let requests: Vec<RequestId> = self.requests.iter().filter_map(is_new).collect();
+        for request in requests {
+            self.remove(turn, request);
+            turn.push(DeviceOutput::Drop { request, reason });
+        }
+    }
+
+    fn backlog(&self) -> Duration {
+        self.backlog
+    }
+
+    fn stats(&self) -> PoolStats {
+        let running = self.running.map_or(0, |(_, part)| part.rows);
+        PoolStats { waiting: self.waiting, running, ..PoolStats::default() }
+    }
+}

@@ -191,6 +191,19 @@ fn section_3_3_1_five_batches_in_a_row_that_miss_the_slo_are_not_waited_for() {
 }
 
 #[test]
+fn section_3_2_2_when_a_share_does_not_suit_all_models_are_asked_what_they_need() {
+    let mut device = as_in_figure_16();
+    device.now = at(10_100);
+    device.window(A, 15, 35, 40);
+    device.window(B, 10, 10, 80);
+    for _ in 0..5 {
+        device.spatial.handle_batch(device.now, B, 1, Duration::from_millis(80));
+    }
+    assert_eq!(device.spatial.share(B).unwrap().target, 42, "30% and 30 ms of 80 more");
+    assert_eq!(device.spatial.share(A).unwrap().target, 58, "70% for 35 a second, of what B leaves");
+}
+
+#[test]
 fn section_3_2_4_who_grows_waits_for_those_who_shrink() {
     let mut device = Device::new(SpatialOptions::new(100, 1));
     assert_eq!(device.come(A, Some(70)), [prepare(A, 100, ShareReason::Came)], "nobody else wants the rest");

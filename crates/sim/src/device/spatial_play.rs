@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use downbeat_core::device::spatial::{
-    Aimd, BatchControl, MeasuredWindow, ShareReason, Slab, Spatial, SpatialModel, SpatialOutput,
+    Aimd, BatchControl, Clipper, MeasuredWindow, ShareReason, Slab, Spatial, SpatialModel, SpatialOutput,
 };
 use downbeat_core::device::{
     DeviceOutput, DeviceRequest, DeviceScheduler, LaneId, Launch, LaunchId, Layout, ModelSpec, PartitionId,
@@ -31,7 +31,10 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// What a model did in the window that is not over.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
+    /// In which anything ran; streams run side by side.
     busy: Duration,
+    /// What batches took.
+    took: Duration,
     items: u64,
     arrivals: u64,
     batches: u32,
@@ -42,6 +45,8 @@ struct Running {
     model: EmulatedModel,
     report: SharingReport,
     counted: Counted,
+    /// How many of its batches run, and since when that is not counted.
+    at_once: (u32, Time),
     /// When its next request comes.
     next: Time,
     /// When requests came that are not answered.
@@ -54,6 +59,17 @@ struct Running {
     standby: Option<PartitionId>,
     partition: PartitionId,
     is_here: bool,
+}
+
+impl Running {
+    /// Counts the time since this was called last, if anything ran.
+    fn count_busy(&mut self, now: Time) {
+        let (count, since) = self.at_once;
+        if count > 0 {
+            self.counted.busy += now.since(since);
+        }
+        self.at_once.1 = now;
+    }
 }
 
 /// Who limits batches.
@@ -93,6 +109,7 @@ impl Play {
             model: EmulatedModel::new(spec.architecture, run.platform),
             report: SharingReport::default(),
             counted: Counted::default(),
+            at_once: (0, Time::ZERO),
             next: spec.from,
             open: BTreeMap::new(),
             rng: Pcg64::seed_from_u64(run.seed.wrapping_mul(1 << 16).wrapping_add(index as u64 + 1)),
@@ -132,7 +149,7 @@ impl Play {
             }
             if now >= window {
                 window = now + WINDOW;
-                self.window();
+                self.window(now);
             }
             if let Control::Spatial(spatial) = &mut self.control {
                 spatial.handle_timeout(now);
@@ -187,6 +204,7 @@ impl Play {
                 BatchedBy::Fixed(rows) => BatchControl::Fixed(rows),
                 BatchedBy::Slab => BatchControl::Slab(Slab::new(slo, MOST)),
                 BatchedBy::Aimd => BatchControl::Aimd(Aimd::new(slo, MOST)),
+                BatchedBy::Clipper => BatchControl::Clipper(Clipper::new(slo, MOST)),
             };
             if !is_due {
                 (running.preparing, running.standby) = (None, None);
@@ -312,7 +330,10 @@ impl Play {
         }
         self.models[index].preparing = Some((now + self.models[index].spec.prepares, partition));
         for stream in self.streams(index) {
-            self.scheduler.handle_move(now, stream, partition).map_err(failed)?;
+            match self.models[index].spec.restarts {
+                true => self.scheduler.handle_model(now, stream, None).map_err(failed)?,
+                false => self.scheduler.handle_move(now, stream, partition).map_err(failed)?,
+            }
         }
         Ok(())
     }
@@ -386,6 +407,8 @@ impl Play {
             work.overhead += limits.copy_fixed + takes;
         }
         let (LaunchId(token), LaneId(lane)) = (launch.id, launch.lane);
+        running.count_busy(now);
+        running.at_once.0 += 1;
         self.flights.insert(token, (launch, now));
         self.device.launch_in(now, partition, LaneId(lane), token, work);
     }
@@ -397,7 +420,9 @@ impl Play {
         let answered = launch.members.iter().filter_map(|member| running.open.remove(member));
         running.report.answered.extend(answered.map(|at| (at, now.since(at))));
         running.report.ran.push(Ran { end: now, rows, took });
-        running.counted.busy += took;
+        running.count_busy(now);
+        running.at_once.0 -= 1;
+        running.counted.took += took;
         running.counted.items += u64::from(rows);
         running.counted.batches += 1;
         match &mut self.control {
@@ -420,14 +445,13 @@ impl Play {
     }
 
     /// A window is over.
-    fn window(&mut self) {
+    fn window(&mut self, now: Time) {
         let Control::Spatial(spatial) = &mut self.control else { return };
         for (index, running) in self.models.iter_mut().enumerate().filter(|(_, running)| running.is_here) {
-            let Counted { busy, items, arrivals, batches } = std::mem::take(&mut running.counted);
+            running.count_busy(now);
+            let Counted { busy, took, items, arrivals, batches } = std::mem::take(&mut running.counted);
             let arrivals = (running.spec.load != SharingLoad::Busy).then_some(arrivals);
-            let latency = Duration::from_nanos(busy.as_nanos() / u64::from(batches.max(1)));
-            // Streams run side by side.
-            let busy = Duration::from_nanos(busy.as_nanos() / u64::from(running.spec.streams));
+            let latency = Duration::from_nanos(took.as_nanos() / u64::from(batches.max(1)));
             spatial.handle_window(Self::id(index), &MeasuredWindow { span: WINDOW, busy, items, arrivals, latency });
         }
     }

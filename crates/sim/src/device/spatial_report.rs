@@ -40,6 +40,12 @@ impl SharingReport {
         (f64::from(rows) / until.since(from).as_secs_f64(), took / ran.len() as f64)
     }
 
+    /// The longest time between two answers of which the later came within a time.
+    pub fn longest_pause(&self, from: Time, until: Time) -> Duration {
+        let pairs = self.ran.windows(2).filter(|pair| pair[1].end > from && pair[1].end <= until);
+        pairs.map(|pair| pair[1].end.since(pair[0].end)).max().unwrap_or(Duration::ZERO)
+    }
+
     /// The share of launches within a time that took longer than this.
     pub fn late(&self, from: Time, until: Time, slo: Duration) -> f64 {
         let ran = self.ran.iter().filter(|ran| ran.end > from && ran.end <= until);

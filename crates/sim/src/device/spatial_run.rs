@@ -32,8 +32,10 @@ pub enum BatchedBy {
     Fixed(u32),
     /// GSLICE.
     Slab,
-    /// Clipper.
+    /// Clipper's paper.
     Aimd,
+    /// Clipper's code.
+    Clipper,
 }
 
 /// What comes for a model.
@@ -83,6 +85,8 @@ pub struct SharingModel {
     pub streams: u32,
     /// Whether inputs are copied before a batch begins. Otherwise that happens beside what runs (GSLICE §3.3.2).
     pub copied: bool,
+    /// Whether it stops while lanes with another share are made for it, where GSLICE has lanes that stand by (figure 16).
+    pub restarts: bool,
 }
 
 impl SharingModel {
@@ -99,6 +103,7 @@ impl SharingModel {
             prepares: Duration::from_millis(5_000),
             streams: 1,
             copied: false,
+            restarts: false,
         }
     }
 }

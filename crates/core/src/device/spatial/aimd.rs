@@ -1,4 +1,4 @@
-//! Clipper's control of the batch size, to compare with.
+//! The control of the batch size of Clipper's paper, to compare with.
 
 use crate::time::Duration;
 

@@ -1,6 +1,7 @@
 //! How large a model's batches may be, and who says so.
 
 use super::aimd::Aimd;
+use super::clipper::Clipper;
 use super::slab::{Provision, Slab};
 use crate::time::Duration;
 
@@ -11,8 +12,10 @@ pub enum BatchControl {
     Fixed(u32),
     /// By the headroom.
     Slab(Slab),
-    /// By Clipper.
+    /// By Clipper's paper.
     Aimd(Aimd),
+    /// By Clipper's code.
+    Clipper(Clipper),
 }
 
 impl BatchControl {
@@ -22,6 +25,7 @@ impl BatchControl {
             BatchControl::Fixed(limit) => *limit,
             BatchControl::Slab(slab) => slab.limit(),
             BatchControl::Aimd(aimd) => aimd.limit(),
+            BatchControl::Clipper(clipper) => clipper.limit(),
         }
     }
 
@@ -32,6 +36,10 @@ impl BatchControl {
             BatchControl::Slab(slab) => slab.handle_batch(rows, latency),
             BatchControl::Aimd(aimd) => {
                 aimd.handle_batch(rows, latency);
+                None
+            }
+            BatchControl::Clipper(clipper) => {
+                clipper.handle_batch(rows, latency);
                 None
             }
         }

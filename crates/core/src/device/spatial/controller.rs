@@ -184,12 +184,16 @@ impl Spatial {
         (!self.models.is_empty()).then_some((self.next, SpatialTimeout::Period))
     }
 
-    /// Gives out the device anew if one of these models asks for something else than before.
+    /// Gives out the device anew if one of these models asks for something else than before. Then all are asked: nobody gets by what it asked for long ago, and is
+    /// held down with that.
     fn tune_all(&mut self, now: Time, ids: &[ModelId]) {
-        let tuned: BTreeMap<_, _> = ids.iter().filter_map(|id| Some((*id, self.tune(now, *id)?))).collect();
-        if !tuned.is_empty() {
-            self.divide(now, &Cause::Tuned(tuned));
+        let mut tuned: BTreeMap<_, _> = ids.iter().filter_map(|id| Some((*id, self.tune(now, *id)?))).collect();
+        if tuned.is_empty() {
+            return;
         }
+        let others: Vec<ModelId> = self.models.keys().copied().filter(|id| !ids.contains(id)).collect();
+        tuned.extend(others.into_iter().filter_map(|id| Some((id, self.tune(now, id)?))));
+        self.divide(now, &Cause::Tuned(tuned));
     }
 
     /// What a model asks for by what it achieves; says why, if that is something else than before.

@@ -11,11 +11,13 @@
 //! | [`SelfTuning`] | the share that the residuals of latency and throughput ask for | §3.2.2, algorithm 1 |
 //! | [`FairShare`] | what each gets of what all ask for | §3.2.3 |
 //! | [`Slab`] | batches in proportion to the headroom | §3.3.1 |
-//! | [`Aimd`] | the same by Clipper, to compare with | §4.5 |
+//! | [`Aimd`] | the same by Clipper's paper, to compare with | |
+//! | [`Clipper`] | the same by Clipper's code, to compare with | §4.5 |
 
 mod aimd;
 mod average;
 mod batch_control;
+mod clipper;
 mod controller;
 mod decision;
 mod fair_share;
@@ -27,6 +29,7 @@ mod slab;
 pub use aimd::Aimd;
 pub use average::Average;
 pub use batch_control::BatchControl;
+pub use clipper::Clipper;
 pub use controller::Spatial;
 pub use decision::{BadShare, ShareReason, SpatialOptions, SpatialOutput, SpatialTimeout};
 pub use fair_share::{Claim, FairShare};

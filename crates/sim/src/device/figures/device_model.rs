@@ -101,6 +101,19 @@ fn knees(rows: &mut Rows) {
             rows.held_out("GSLICE figures 2, 3", &what, paper, knee(&model, 1, f64::from(share) / 100.0));
         }
     }
+    let weights = |architecture: Architecture| {
+        let operators = architecture.operators(true, 0);
+        operators.iter().map(|operator| operator.weights as f64 * 4.0).sum::<f64>() / f64::from(1 << 20)
+    };
+    let published = [
+        ("240", Architecture::AlexNet),
+        ("98", Architecture::ResNet50),
+        ("232", Architecture::ResNet152),
+        ("549", Architecture::Vgg19),
+    ];
+    for (paper, architecture) in published {
+        rows.held_out("GSLICE table 1", &format!("{architecture}, weights, MiB"), paper, weights(architecture));
+    }
     let alone = |architecture| EmulatedModel::new(architecture, Platform::V100_TENSORRT).time(1, 0).as_millis_f64();
     let after = Platform::V100_TENSORRT.after.as_millis_f64();
     rows.held_out("GSLICE §4.4", "alexnet, batch 1, inference, ms", "1", alone(Architecture::AlexNet) - after);

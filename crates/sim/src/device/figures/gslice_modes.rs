@@ -18,8 +18,8 @@ enum Mode {
     DefaultMps,
     /// Batches by SLAB, one process at a time.
     NoMps,
-    /// Batches by Clipper, all on the whole device.
-    Clipper,
+    /// Batches by the rule of Clipper's paper, all on the whole device.
+    Aimd,
     /// Batches by SLAB, all on the whole device.
     MpsSlab,
     /// Batches by SLAB, each model on as much as the others.
@@ -29,15 +29,15 @@ enum Mode {
 }
 
 impl Mode {
-    const ALL: [Mode; 6] = [Mode::DefaultMps, Mode::NoMps, Mode::Clipper, Mode::MpsSlab, Mode::Even, Mode::Gslice];
+    const ALL: [Mode; 6] = [Mode::DefaultMps, Mode::NoMps, Mode::Aimd, Mode::MpsSlab, Mode::Even, Mode::Gslice];
     /// Those that differ where a model is alone.
-    const ALONE: [Mode; 4] = [Mode::DefaultMps, Mode::Clipper, Mode::MpsSlab, Mode::Gslice];
+    const ALONE: [Mode; 4] = [Mode::DefaultMps, Mode::Aimd, Mode::MpsSlab, Mode::Gslice];
 
     fn name(self) -> &'static str {
         match self {
             Mode::DefaultMps => "default MPS",
             Mode::NoMps => "no MPS+SLAB",
-            Mode::Clipper => "MPS+Clipper",
+            Mode::Aimd => "MPS+AIMD",
             Mode::MpsSlab => "MPS+SLAB",
             Mode::Even => "even shares+SLAB",
             Mode::Gslice => "GSLICE",
@@ -46,7 +46,7 @@ impl Mode {
 
     /// Whether all models have the whole device at once.
     fn is_free(self) -> bool {
-        matches!(self, Mode::DefaultMps | Mode::Clipper | Mode::MpsSlab)
+        matches!(self, Mode::DefaultMps | Mode::Aimd | Mode::MpsSlab)
     }
 
     /// Its number, of those that the paper has: of default MPS, MPS+SLAB and GSLICE.
@@ -69,7 +69,7 @@ impl Mode {
         };
         let batch = match self {
             Mode::DefaultMps => BatchedBy::Fixed(1),
-            Mode::Clipper => BatchedBy::Aimd,
+            Mode::Aimd => BatchedBy::Aimd,
             _ => BatchedBy::Slab,
         };
         let model = |served: &Served| SharingModel {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_engine::{Cut, Search};
-use downbeat_report::{Html, Json, out};
+use downbeat_engine::{Cut, LoadError, Search};
+use downbeat_report::{Html, Json, note, out};
 use downbeat_server::batch_codec::PROFILED_LENGTH;
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
@@ -18,6 +18,7 @@ use downbeat_server::profiler::{self, Measurement};
 use crate::calibration_file;
 use crate::engine_command::{engine_choice, engine_for};
 use crate::mix_report::MixReport;
+use crate::profile_groups::{self, GroupFlags, SEGMENTS};
 use crate::profile_pairs::{self, PairFlags};
 use crate::profile_report::ProfileReport;
 use crate::profile_shares::{self, ShareFlags};
@@ -84,6 +85,8 @@ pub struct ProfileArgs {
     shares: ShareFlags,
     #[command(flatten)]
     pairs: PairFlags,
+    #[command(flatten)]
+    groups: GroupFlags,
 }
 
 /// Most items of all lanes that run at once while mixes are measured: there are as many threads.
@@ -146,6 +149,9 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         return kept(&ProfileStore::new(args.profile_cache.clone()), args.clear);
     };
     let batch = args.batch.as_ref().map(|sizes| &*sizes.0);
+    if !args.groups.co_run.is_empty() {
+        return measure_groups(args, model, batch);
+    }
     let cut = args.shares.segments.map_or(Cut::Whole, |segments| Cut::Stages(segments.into()));
     let profiled = load(args, model, args.model_version, batch, cut, None)?;
     if let Some(other) = &args.pairs.beside {
@@ -175,7 +181,7 @@ fn load(
     beside: Option<&ProfiledModel>,
 ) -> anyhow::Result<ProfiledModel> {
     // Lanes side by side are what uses the cores where several run.
-    let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some();
+    let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some() || !args.groups.co_run.is_empty();
     let threads = if has_company && args.threads == 0 { 1 } else { units::threads_of(args.threads) };
     let repository = resolve::repository_of(name, args.repository.as_deref(), &std::env::current_dir()?)?;
     let largest_batch = sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
@@ -228,6 +234,45 @@ fn measure_pairs(
     args.json.print(&report)?;
     args.html.write(|| report.page())?;
     args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, profiled, &report))
+}
+
+/// What groups of operators of the model and others take, and a predictor of that.
+fn measure_groups(args: &ProfileArgs, model: &str, batch: Option<&[u32]>) -> anyhow::Result<()> {
+    let (names, before) = args.groups.begin(model)?;
+    let mut models: Vec<ProfiledModel> = Vec::new();
+    for name in &names {
+        let known = before.iter().flat_map(|before| &before.on.models).find(|known| known.name == *name);
+        let load = |cut| {
+            let version = args.model_version.filter(|_| name == model);
+            load(args, name, version, batch, cut, models.first())
+        };
+        let loaded = match known {
+            Some(known) => load(known.cut()),
+            None => load_cut(name, args.shares.segments.unwrap_or(SEGMENTS), load),
+        };
+        models.push(loaded?);
+    }
+    let report = profile_groups::measure(&args.groups, &models, before, (batch, args.length, args.budget))?;
+    args.json.print(&report)?;
+    args.html.write(|| report.page())
+}
+
+/// A model in so many segments, or in fewer where it has not as many places to cut it at.
+fn load_cut(
+    name: &str,
+    mut segments: u16,
+    load: impl Fn(Cut) -> anyhow::Result<ProfiledModel>,
+) -> anyhow::Result<ProfiledModel> {
+    loop {
+        let cut = if segments > 1 { Cut::Stages(segments.into()) } else { Cut::Whole };
+        match load(cut) {
+            Err(error) if segments > 1 && matches!(error.downcast_ref(), Some(LoadError::Model { .. })) => {
+                segments /= 2;
+                note(format_args!("'{name}' is cut into at most {segments} segments: {error}"));
+            }
+            loaded => return loaded,
+        }
+    }
 }
 
 /// The offline phase of E-Ebird (E²bird §7.3.2).

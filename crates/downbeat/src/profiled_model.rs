@@ -1,6 +1,6 @@
 //! A model of the repository, loaded to be measured.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
@@ -35,6 +35,7 @@ pub struct ModelWanted<'a> {
 pub struct ProfiledModel {
     pub name: String,
     pub version: u64,
+    pub file: PathBuf,
     /// What its file is.
     pub format: ModelFormat,
     /// What runs it.
@@ -73,7 +74,7 @@ impl ProfiledModel {
         let model = engine.load(&LoadOptions {
             cut,
             priority: stream_priority(&definition),
-            ..LoadOptions::new(file, threads)
+            ..LoadOptions::new(&file, threads)
         })?;
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
@@ -91,6 +92,7 @@ impl ProfiledModel {
         Ok(ProfiledModel {
             name: name.to_owned(),
             version,
+            file,
             format: definition.format,
             engine,
             model,

@@ -212,6 +212,45 @@ pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: 
     out + "</figure>"
 }
 
+/// Points of one kind, named in the legend.
+#[derive(Clone, Debug)]
+pub struct Cloud<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Where they are.
+    pub points: &'a [(f64, f64)],
+}
+
+/// Points over common axes, and a line to compare them with. Kinds are told apart by colour and shape.
+pub fn scatter(
+    title: &str,
+    description: &str,
+    [x, y]: &[Axis<'_>; 2],
+    clouds: &[Cloud<'_>],
+    line: &[(f64, f64)],
+) -> String {
+    let points = || clouds.iter().flat_map(|cloud| cloud.points).chain(line);
+    let x_range = Range::new(points().map(|p| p.0), x.scale);
+    let y_range = Range::new(points().map(|p| p.1), y.scale);
+    let mut out = begin(title, description);
+    axes(&mut out, &x_range, &y_range, x.label, y.label);
+    let at = |point: &(f64, f64)| (x_at(&x_range, point.0), y_at(&y_range, point.1));
+    let line: Vec<String> = line.iter().map(at).map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
+    if !line.is_empty() {
+        put!(out, "<path class=\"grid\" fill=\"none\" d=\"M{}\"/>", line.join("L"));
+    }
+    let drawn = || clouds.iter().enumerate().filter(|(_, cloud)| !cloud.points.is_empty());
+    for (i, cloud) in drawn() {
+        let markers: String = cloud.points.iter().map(at).map(|(x, y)| marker(i, x, y)).collect();
+        put!(out, "<g fill-opacity=\"0.5\" {}>{markers}</g>", ink(i));
+    }
+    out += "</svg>";
+    if drawn().count() > 1 {
+        out += &legend(drawn().map(|(i, cloud)| (i, cloud.name, marker(i, 14.0, 6.0))));
+    }
+    out + "</figure>"
+}
+
 /// Most markers of a line.
 const MOST_MARKERS: usize = 12;
 

@@ -2,7 +2,7 @@
 //! and where all of it goes ([`Json`], [`Html`], [`out`]). JSON is what was measured itself, by its `Serialize`.
 //!
 //! Plots are drawn by hand, decided once: a page is to follow the reader's dark mode and paper, and to need no script. Of the libraries for Rust
-//! plotters writes its colours into the picture, and charming brings a script; lines, bars and timelines are all that is needed, and are little
+//! plotters writes its colours into the picture, and charming brings a script; lines, bars, points and timelines are all that is needed, and are little
 //! more than the styles that a library would have to be told.
 
 mod chart;
@@ -12,7 +12,7 @@ mod style;
 mod table;
 mod timeline;
 
-pub use chart::{Axis, Line, Scale, bars, escape, lines};
+pub use chart::{Axis, Cloud, Line, Scale, bars, escape, lines, scatter};
 pub use output::{Html, Json, Out, note, out, say, show, write};
 pub use page::Page;
 pub use table::Table;

@@ -155,13 +155,17 @@ mod tests {
 
     use std::sync::{Arc, Mutex};
 
+    use downbeat_core::device::SegmentRange;
+    use downbeat_core::device::overlap::GroupPart;
     use downbeat_core::tensor::{DataType, Signature, TensorSpec};
+    use downbeat_core::{ModelId, RequestId};
     use downbeat_engine::{Fill, LoadError, Model, Place, State};
     use downbeat_repository::TensorBinding;
 
     use crate::batch_codec::BatchCodec;
     use crate::clock::Clock;
     use crate::device_budget::DeviceBudget;
+    use crate::group_profiler::GroupLanes;
     use crate::profile_store::ProfileStore;
     use crate::segment_profiler::SegmentSubject;
     use crate::warm_up::WarmUp;
@@ -210,7 +214,7 @@ mod tests {
         let mut lane = model.lane().unwrap();
         let engine = downbeat_engine::Emulated::new();
         let device_budget = DeviceBudget::before(&engine, &[0], None);
-        let steps: [(&str, &mut dyn FnMut()); 6] = [
+        let steps: [(&str, &mut dyn FnMut()); 7] = [
             ("batches", &mut || drop(subject.measure(&mut *model.lane().unwrap(), &[1, 2], budget, &mut ()).unwrap())),
             ("shares", &mut || {
                 drop(subject.measure_shares(&[(None, Default::default())], &[2], budget, &mut ()).unwrap());
@@ -218,6 +222,21 @@ mod tests {
             ("mixes", &mut || drop(mix_profiler::measure(&subject, &[2], 2, budget, &mut ()).unwrap())),
             ("pairs", &mut || {
                 drop(pair_profiler::measure([&subject, &subject], 0, &[[1, 2]], None, budget, &mut ()).unwrap());
+            }),
+            ("groups", &mut || {
+                let part = |model, end| GroupPart {
+                    request: RequestId(0),
+                    model: ModelId(model),
+                    operators: SegmentRange::new(0, end),
+                    rows: 2,
+                    length: 0,
+                };
+                let mut lanes = GroupLanes::open(&[subject, subject]).unwrap();
+                assert!(lanes.measure(&[part(0, 1), part(1, 1)], 2).is_ok());
+                let refused = |group: &[GroupPart], lanes: &mut GroupLanes<'_>| lanes.measure(group, 1).unwrap_err();
+                for wrong in [&[part(0, 1), part(0, 1)][..], &[part(2, 1)]] {
+                    assert!(refused(wrong, &mut lanes).reason.contains("a group has a model twice"));
+                }
             }),
             ("segments", &mut || {
                 let segments = SegmentSubject { subject, padding: None, budget };

@@ -1,6 +1,9 @@
 //! `downbeat profile`, on the embedded engine and the emulated one.
 
 use std::fs;
+use std::path::Path;
+
+use downbeat_server::stored_predictor::StoredPredictor;
 
 use crate::command_line::{downbeat, run, stderr, stdout};
 
@@ -185,6 +188,38 @@ fn a_pair_can_have_partitions_of_a_gpu() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// Abacus §5, on the CPU. `mlp` has two operators that it can be cut at.
+#[test]
+fn groups_of_operators_are_sampled_in_a_file_that_is_gone_on_with_and_a_predictor_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (samples, predictor, json, page) = (file("samples"), file("predictor"), file("p.json"), file("p.html"));
+    let co_run = |other: &str, more: &[&str]| {
+        profile(
+            &[&["mlp", "--co-run", other, "--at-once", "2", "--samples", &samples, "--batch", "1,4"], more].concat(),
+        )
+    };
+    let output = co_run("digits", &["--predictor", &predictor, "--json", &json, "--html", &page]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let of_both = stdout(&output);
+    assert!(of_both.contains("Trained with 48 groups, tested with 12 others"), "{of_both}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(json).unwrap()).unwrap();
+    let sets: Vec<String> = report["sets"].as_array().unwrap().iter().map(|set| set["models"].to_string()).collect();
+    assert_eq!(sets, ["[\"mlp\"]", "[\"digits\"]", "[\"mlp\",\"digits\"]", "[\"all\"]"]);
+    assert!(fs::read_to_string(page).unwrap().contains("Predicted against actual"));
+    let stored = StoredPredictor::load(Path::new(&predictor)).unwrap();
+    assert_eq!((stored.at_once(), stored.samples, stored.tested), (2, 48, 12));
+    assert_eq!(stored.models[0].most_rows, 4);
+    let all = fs::read_to_string(&samples).unwrap();
+    let some: Vec<&str> = all.lines().take(31).collect();
+    fs::write(&samples, some.join("\n") + "\n").unwrap();
+    assert_eq!(co_run("digits", &[]).status.code(), Some(0));
+    let again = fs::read_to_string(&samples).unwrap();
+    assert!(again.starts_with(&some.join("\n")) && again.lines().count() == 61, "{again}");
+    let other = co_run("encoder", &[]);
+    assert!(stderr(&other).contains("has samples of mlp, digits, asked for are mlp, encoder"), "{}", stderr(&other));
+}
+
 #[test]
 fn what_cannot_be_measured_is_named() {
     let refuses = |arguments: &[&str], code: i32, expected: &str| {
@@ -204,6 +239,9 @@ fn what_cannot_be_measured_is_named() {
     refuses(&["digits", "--beside", "nobody"], 1, "no model 'nobody' in");
     refuses(&["digits", "--beside", "mlp", "--beside-batch", "9999"], 2, "'9999' is not a batch size");
     refuses(&["digits", "--split", "8"], 2, "--beside");
+    refuses(&["digits", "--co-run", "mlp,digits"], 1, "--co-run: 'digits' is named twice");
+    refuses(&["digits", "--co-run", "nobody"], 1, "no model 'nobody' in");
+    refuses(&["digits", "--predictor", "p.json"], 2, "--co-run");
     refuses(&["digits", "--model-version", "9"], 1, "'digits' has no version 9 that is served (there is: 1)");
     refuses(
         &["digits", "--json", "/nonexistent/p.json", "--batch", "1"],

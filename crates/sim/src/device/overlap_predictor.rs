@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use downbeat_core::device::overlap::{BadMlp, FeatureModel, GroupPart, LearnedPredictor, Mlp, Predictor};
-use downbeat_core::{Duration, ModelId, quantiles};
+use downbeat_core::{Duration, ModelId};
 
 use super::abacus_cuts::ABACUS_MODELS;
 use super::architecture::Architecture;
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
 use super::oracle::Oracle;
+use super::overlap_compared::{error_below, says};
 use super::overlap_samples::OverlapSample;
 use super::overlap_training::{mean_error, train_mlp};
 use super::platform::Platform;
@@ -70,10 +71,8 @@ impl TrainedPredictor {
         let test = draw(each.div_ceil(TESTED), seed.wrapping_add(2))?;
         let bad = |bad: BadMlp| DeviceFailure(bad.to_string());
         let mlp = train_mlp(&training.iter().collect::<Vec<_>>(), EPOCHS, seed).map_err(bad)?;
-        let says = |features: &[f32]| mlp.infer(features).first().copied().map_or(f64::NAN, f64::from);
-        let off = test.iter().map(|sample| (says(&sample.features) / sample.takes_ms - 1.0).abs());
-        let error = quantiles(off, [0.95]).map_or(f64::NAN, |[error]| error);
-        let mean_error = mean_error(&test, says);
+        let error = error_below(&mlp, &test.iter().collect::<Vec<_>>());
+        let mean_error = mean_error(&test, |features| says(&mlp, features));
         Ok(TrainedPredictor { mlp, models: models.to_vec(), at_once, samples: training.len(), mean_error, error })
     }
 

@@ -1,13 +1,12 @@
 //! Groups of operators with what they take: what a predictor is trained and judged with.
 
-use downbeat_core::device::SegmentRange;
+use downbeat_core::ModelId;
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, GroupPart, Predictor};
-use downbeat_core::{ModelId, RequestId};
-use rand::RngExt;
 use rand_pcg::Pcg64;
 
 use super::abacus_cuts::{ABACUS_MODELS, abacus_cuts};
 use super::failure::DeviceFailure;
+use super::group_sampler::random_group;
 use super::model::EmulatedModel;
 use super::oracle::Oracle;
 use super::overlap_run::OverlapInputs;
@@ -48,7 +47,7 @@ impl OverlapSample {
         FeatureLayout { models: (0..).zip(ABACUS_MODELS).map(known).collect(), at_once }
     }
 
-    /// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as `random_group` draws them, seen as groups of as many models as the largest set has.
+    /// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as the controller makes them, seen as groups of as many models as the largest set has.
     ///
     /// # Errors
     /// If the platform is not one of theirs, or a set has a model that is none of theirs.
@@ -69,7 +68,7 @@ impl OverlapSample {
         let of_set = |(set, of): &(usize, &Vec<usize>)| {
             let (mut rng, oracle) = (random(seed, *set as u64), Oracle::new(models.clone(), 1.0));
             let one = |_| {
-                let group = random_group(&models, of, &mut rng);
+                let group = emulated_group(&models, of, &mut rng);
                 let mut features = Vec::with_capacity(layout.len());
                 let takes_ms = oracle.predict(&[&group]).pop().flatten()?.as_millis_f64();
                 layout.extend(&mut features, &group).then_some(OverlapSample { features, takes_ms, set: *set })
@@ -86,25 +85,11 @@ pub(super) fn abacus_models(platform: Platform) -> Result<Vec<EmulatedModel>, De
     ABACUS_MODELS.iter().map(|model| EmulatedModel::abacus(*model, platform)).collect()
 }
 
-/// A group of some of Abacus' models as the controller makes them (Abacus §5.4, figure 9): one of the requests or several are done in the group, none or several have come for it and begin with their first operator,
-/// and what is left open is random, as are their sizes.
-pub(super) fn random_group(models: &[EmulatedModel], set: &[usize], rng: &mut Pcg64) -> Vec<GroupPart> {
-    let mut chosen = |least: usize| {
-        let mut order: Vec<usize> = (0..set.len()).collect();
-        (1..order.len()).rev().for_each(|index| order.swap(index, rng.random_range(0..=index)));
-        order.truncate(rng.random_range(least..=set.len()));
-        order
-    };
-    let (done, new) = (chosen(1), chosen(0));
-    let part = |(index, model): (usize, &usize)| {
-        let emulated = &models[*model];
-        let count = emulated.segment_count();
-        let first = if new.contains(&index) { 0 } else { rng.random_range(0..count) };
-        let end = if done.contains(&index) { count } else { rng.random_range(first + 1..=count) };
+/// A group of some of Abacus' models, of any of table 1's sizes.
+pub(super) fn emulated_group(models: &[EmulatedModel], set: &[usize], rng: &mut Pcg64) -> Vec<GroupPart> {
+    let inputs = |model: usize, rng: &mut Pcg64| {
         let (rows, length) = OverlapInputs::Any.draw(rng);
-        let length = if emulated.has_length() { length } else { 0 };
-        let operators = SegmentRange::new(first, end);
-        GroupPart { request: RequestId(*model as u64), model: ModelId(*model as u32), operators, rows, length }
+        (rows, if models[model].has_length() { length } else { 0 })
     };
-    set.iter().enumerate().map(part).collect()
+    random_group(set, rng, |model| models[model].segment_count(), inputs)
 }

@@ -10,7 +10,7 @@ use super::abacus::{FOUR, PLATFORM, trained};
 use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
 use crate::arrivals::{Arrivals, random};
 use crate::device::oracle::play_group;
-use crate::device::overlap_samples::{abacus_models, random_group};
+use crate::device::overlap_samples::{abacus_models, emulated_group};
 use crate::device::{
     ABACUS_MODELS, Architecture, Completed, ContendedDevice, EmulatedModel, OverlapInputs, OverlapSample,
 };
@@ -91,7 +91,7 @@ pub(super) fn figure_3(options: &FigureOptions) -> Result<Figure, DeviceFailure>
 fn runs_of(set: &[usize], groups: usize, seed: u64) -> Result<Vec<(f64, f64)>, DeviceFailure> {
     let (models, noise, mut rng) = (abacus_models(PLATFORM)?, noise()?, random(seed, 40));
     let one = |_| {
-        let group = random_group(&models, set, &mut rng);
+        let group = emulated_group(&models, set, &mut rng);
         let run = |_| play_group(&models, &group, |work| work.vary(&noise, &mut rng)).map(Duration::as_millis_f64);
         let runs: Vec<f64> = (0..RUNS).filter_map(run).collect();
         let middle = mean(runs.iter().copied());
@@ -140,7 +140,7 @@ fn states(
 ) -> Vec<(Vec<GroupPart>, Duration)> {
     let mut rng = random(seed, 50);
     let state = |_| {
-        let mut parts = random_group(models, set, &mut rng);
+        let mut parts = emulated_group(models, set, &mut rng);
         parts.iter_mut().for_each(|part| part.operators.end = models[part.model.0 as usize].segment_count());
         let takes = predictor.predict(&[&parts[..1], &parts]);
         let [Some(alone), Some(together)] = takes[..] else { return None };

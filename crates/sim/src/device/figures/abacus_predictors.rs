@@ -1,27 +1,17 @@
 //! Abacus' figure 10: how far predictors are off.
 
-use downbeat_core::device::overlap::Mlp;
-
 use super::abacus::{PLATFORM, samples_each};
 use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
+use crate::device::overlap_compared::{VECTORS, vectors};
 use crate::device::overlap_predictor::EPOCHS;
-use crate::device::{
-    ABACUS_MODELS, OverlapSample, SupportVectors, mean_error, predict_linear, train_linear, train_mlp,
-};
+use crate::device::{ABACUS_MODELS, ComparedPredictors, OverlapSample, mean_error, predict_linear, train_linear};
 
 /// Every so many samples are for the test: 20% (§5.5).
 const TESTED: usize = 5;
 /// Pairs that are left out of training: every model is in one of them at least.
 const UNSEEN: [[usize; 2]; 4] = [[0, 4], [1, 6], [2, 3], [3, 5]];
-/// The most samples of a regression on support vectors, whose time grows with their square.
-const VECTORS: usize = 4_000;
-
 fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
-}
-
-fn says(mlp: &Mlp) -> impl Fn(&[f32]) -> f64 {
-    |features| mlp.infer(features).first().copied().map_or(f64::NAN, f64::from)
 }
 
 /// Groups of all sets of so many models.
@@ -45,35 +35,6 @@ impl Groups {
     }
 }
 
-/// Of these, evenly, as many as a regression on support vectors takes.
-fn vectors(samples: &[&OverlapSample]) -> SupportVectors {
-    let step = samples.len().div_ceil(VECTORS).max(1);
-    SupportVectors::train(&samples.iter().step_by(step).copied().collect::<Vec<_>>())
-}
-
-/// The three of all groups.
-struct Unified {
-    mlp: Mlp,
-    line: Vec<f64>,
-    vectors: SupportVectors,
-}
-
-impl Unified {
-    fn train(samples: &Vec<&OverlapSample>, seed: u64) -> Result<Unified, DeviceFailure> {
-        let mlp = train_mlp(samples, EPOCHS, seed).map_err(|bad| DeviceFailure(bad.to_string()))?;
-        Ok(Unified { mlp, line: train_linear(samples), vectors: vectors(samples) })
-    }
-
-    /// How far they are off.
-    fn off(&self, test: &[&OverlapSample]) -> [f64; 3] {
-        [
-            mean_error(test.iter().copied(), says(&self.mlp)),
-            mean_error(test.iter().copied(), |x| predict_linear(&self.line, x)),
-            mean_error(test.iter().copied(), |x| self.vectors.predict(x)),
-        ]
-    }
-}
-
 /// What a set is called, its groups, and what they take on average.
 fn begin(name: String, test: &[&OverlapSample]) -> Vec<String> {
     vec![name, test.len().to_string(), format!("{:.1}", mean(test.iter().map(|sample| sample.takes_ms)))]
@@ -85,7 +46,10 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let is_seen = |sample: &&&OverlapSample| !UNSEEN.iter().any(|pair| pairs.sets[sample.set] == pair);
     let seen: Vec<&OverlapSample> = training.iter().filter(is_seen).copied().collect();
     let jobs = [training, seen, triples.of(false), fours.of(false)];
-    let trained = each(&jobs, options, |samples| Unified::train(samples, options.seed))?;
+    let train = |samples: &Vec<&OverlapSample>| {
+        ComparedPredictors::train(samples, EPOCHS, options.seed).map_err(|bad| DeviceFailure(bad.to_string()))
+    };
+    let trained = each(&jobs, options, train)?;
     let ([training, ..], [all, blind, of_triples, of_fours]) = (&jobs, trained.as_slice()) else {
         return Err(DeviceFailure("a training is missing".to_owned()));
     };

@@ -1,0 +1,195 @@
+//! Measured groups of operators in a file that is added to as they come, one line each.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use downbeat_core::device::overlap::GroupPart;
+use downbeat_server::stored_predictor::PredictedModel;
+use serde::{Deserialize, Serialize};
+
+/// What such a file says that it is.
+const FORMAT: &str = "downbeat-overlap-samples";
+const FORMAT_VERSION: u32 = 1;
+
+/// The first line: what was measured, and on what.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SampledOn {
+    format: String,
+    format_version: u32,
+    /// As profiles name it.
+    pub device: String,
+    /// Threads of a run.
+    pub threads: usize,
+    /// By their numbers in groups.
+    pub models: Vec<PredictedModel>,
+}
+
+/// A group, and what it took.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MeasuredGroup {
+    /// Its operators.
+    pub group: Vec<GroupPart>,
+    /// From its begin to its barrier, nanoseconds: the median of several runs.
+    pub takes_ns: u64,
+}
+
+impl SampledOn {
+    pub fn new(device: String, threads: usize, models: Vec<PredictedModel>) -> Self {
+        SampledOn { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, device, threads, models }
+    }
+
+    /// Says no to samples of something else.
+    fn ensure_like(&self, other: &SampledOn, path: &Path) -> anyhow::Result<()> {
+        let path = path.display();
+        let names = |of: &SampledOn| of.models.iter().map(|model| model.name.clone()).collect::<Vec<_>>().join(", ");
+        let [had, asked] = [self, other].map(names);
+        ensure!(had == asked, "{path} has samples of {had}, asked for are {asked}: name another file with --samples");
+        let places = [self, other].map(|on| format!("{}, {} threads", on.device, on.threads));
+        ensure!(
+            places[0] == places[1],
+            "{path} has samples of {}, and this is {}: name another file with --samples",
+            places[0],
+            places[1]
+        );
+        for (had, asked) in self.models.iter().zip(&other.models) {
+            let key = |model: &PredictedModel| (model.version, model.file.clone(), model.segments, model.cuts.clone());
+            ensure!(
+                key(had) == key(asked),
+                "{path} has samples of another file, version or cut of '{}': name another file with --samples",
+                had.name
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What was measured before.
+pub struct GroupSamples {
+    /// On what.
+    pub on: SampledOn,
+    /// The groups.
+    pub groups: Vec<MeasuredGroup>,
+    /// Bytes of whole lines: what comes behind was not written to its end.
+    whole: u64,
+}
+
+impl GroupSamples {
+    /// Reads a file; `None`: there is none yet.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is something else.
+    pub fn read(path: &Path) -> anyhow::Result<Option<GroupSamples>> {
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let mut lines = text[..whole].lines();
+        let Some(first) = lines.next() else {
+            ensure!(text.is_empty(), "{} is no file of samples of operator groups", path.display());
+            return Ok(None);
+        };
+        let on: SampledOn = serde_json::from_str(first)
+            .with_context(|| format!("{} is no file of samples of operator groups", path.display()))?;
+        if (&*on.format, on.format_version) != (FORMAT, FORMAT_VERSION) {
+            bail!("{} is no file of samples of operator groups of this version of Downbeat", path.display());
+        }
+        let group = |(number, line): (usize, &str)| {
+            serde_json::from_str(line).with_context(|| format!("{}, line {}", path.display(), number + 2))
+        };
+        let groups = lines.enumerate().map(group).collect::<anyhow::Result<Vec<MeasuredGroup>>>()?;
+        Ok(Some(GroupSamples { on, groups, whole: whole as u64 }))
+    }
+
+    /// Opens the file to add to it what is measured `on` this.
+    ///
+    /// # Errors
+    /// If what it has was measured on something else, or it cannot be written.
+    pub fn open(path: &Path, before: Option<&GroupSamples>, on: &SampledOn) -> anyhow::Result<SampleWriter> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        match before {
+            Some(before) => {
+                before.on.ensure_like(on, path)?;
+                file.set_len(before.whole)?;
+                std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+            }
+            None => writeln!(file, "{}", serde_json::to_string(on)?)?,
+        }
+        Ok(SampleWriter(file))
+    }
+}
+
+/// Adds to a file of samples.
+pub struct SampleWriter(File);
+
+impl SampleWriter {
+    /// Adds a group.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn add(&mut self, group: &MeasuredGroup) -> anyhow::Result<()> {
+        // One write: who is killed leaves at most the last line half.
+        let line = serde_json::to_string(group)? + "\n";
+        self.0.write_all(line.as_bytes()).context("cannot write the samples")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(name: &str, device: &str) -> SampledOn {
+        let model = PredictedModel {
+            name: name.to_owned(),
+            version: 1,
+            file: "f".to_owned(),
+            segments: 1,
+            cuts: Vec::new(),
+            most_rows: 1,
+            longest: 0,
+        };
+        SampledOn::new(device.to_owned(), 1, vec![model])
+    }
+
+    #[test]
+    fn samples_are_added_to_and_a_line_that_was_not_written_whole_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples");
+        assert!(GroupSamples::read(&path).unwrap().is_none());
+        let group = |takes_ns| MeasuredGroup { group: Vec::new(), takes_ns };
+        let mut writer = GroupSamples::open(&path, None, &on("a", "here")).unwrap();
+        writer.add(&group(1)).unwrap();
+        writer.add(&group(2)).unwrap();
+        let half = std::fs::read_to_string(&path).unwrap() + "{\"group\":[";
+        std::fs::write(&path, half).unwrap();
+        let before = GroupSamples::read(&path).unwrap().unwrap();
+        assert_eq!(before.groups, [group(1), group(2)]);
+        GroupSamples::open(&path, Some(&before), &on("a", "here")).unwrap().add(&group(3)).unwrap();
+        assert_eq!(GroupSamples::read(&path).unwrap().unwrap().groups, [group(1), group(2), group(3)]);
+    }
+
+    #[test]
+    fn samples_of_something_else_are_not_added_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples");
+        drop(GroupSamples::open(&path, None, &on("a", "here")).unwrap());
+        let before = GroupSamples::read(&path).unwrap();
+        let refused = |on: &SampledOn| GroupSamples::open(&path, before.as_ref(), on).err().unwrap().to_string();
+        assert!(refused(&on("b", "here")).contains("has samples of a, asked for are b"));
+        assert!(refused(&on("a", "there")).contains("has samples of here, 1 threads, and this is there"));
+        let mut changed = on("a", "here");
+        changed.models[0].file = "g".to_owned();
+        assert!(refused(&changed).contains("of another file, version or cut of 'a'"));
+        for wrong in ["hello\n", "{}\n", "no line"] {
+            std::fs::write(&path, wrong).unwrap();
+            assert!(format!("{:#}", GroupSamples::read(&path).err().unwrap()).contains("no file of samples"));
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `downbeat profile --co-run`: what groups of operators of several models take, and a predictor of that (Abacus §5).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use downbeat_core::device::overlap::{FeatureLayout, LearnedPredictor};
+use downbeat_core::{Duration, median};
+use downbeat_report::note;
+use downbeat_server::clock::Clock;
+use downbeat_server::group_profiler::GroupLanes;
+use downbeat_server::profile_store::ProfileStore;
+use downbeat_server::profiler::{Threads, few_sizes};
+use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
+use downbeat_sim::device::{
+    ComparedPredictors, GroupSampler, OverlapSample, SampledModel, error_below, mean_error, says, train_mlp,
+};
+
+use crate::group_report::{GroupReport, SetReport};
+use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
+use crate::profiled_model::ProfiledModel;
+use crate::watched::watched_quietly;
+
+/// Flags of what is measured of groups.
+#[derive(Args, Debug)]
+pub struct GroupFlags {
+    /// Run groups of operators of the model and of these side by side, and train a predictor of what they take (Abacus). The
+    /// models are cut into --segments each (8 unless that is said); one thread in each run, unless --threads says otherwise
+    #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "save", "shares", "beside"])]
+    pub co_run: Vec<String>,
+    /// Keep what groups took in this file; if it is there, go on with it
+    #[arg(long, value_name = "FILE", requires = "co_run")]
+    pub samples: Option<PathBuf>,
+    /// Write the predictor
+    #[arg(long, value_name = "FILE", requires = "co_run")]
+    pub predictor: Option<PathBuf>,
+    /// Most models that run at once [default: one a core, at least 2]
+    #[arg(long, value_name = "N", requires = "co_run", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub at_once: Option<u8>,
+}
+
+/// Into how many segments models are cut where nobody says.
+pub const SEGMENTS: u16 = 8;
+/// Most models of a predictor: one has a bit for each.
+const MOST_MODELS: usize = 16;
+/// Runs of a group.
+const RUNS: usize = 5;
+/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+const TESTED: usize = 5;
+/// The fewest groups of a set that a predictor is trained with.
+const FEWEST: usize = 20;
+/// Chooses groups, and what training begins with.
+const SEED: u64 = 17;
+
+impl GroupFlags {
+    /// All models, and what was sampled of them before.
+    ///
+    /// # Errors
+    /// If one is named twice, there are too many, or the file of samples is something else.
+    pub fn begin(&self, model: &str) -> anyhow::Result<(Vec<String>, Option<GroupSamples>)> {
+        let names: Vec<String> = [model.to_owned()].into_iter().chain(self.co_run.iter().cloned()).collect();
+        let twice = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
+        ensure!(twice.is_none(), "--co-run: '{}' is named twice", twice.map_or("", |(_, name)| name));
+        ensure!(
+            names.len() <= MOST_MODELS,
+            "--co-run: {} models are too many, up to {MOST_MODELS} can be",
+            names.len()
+        );
+        let before = self.samples.as_deref().map(GroupSamples::read).transpose()?.flatten();
+        Ok((names, before))
+    }
+
+    fn at_once(&self, models: usize) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.at_once.map_or(cores.max(2), usize::from).min(models)
+    }
+}
+
+/// The model as a predictor knows it.
+fn predicted(model: &ProfiledModel) -> anyhow::Result<PredictedModel> {
+    let info = model.model.segment_info();
+    let last = |segment: &downbeat_engine::SegmentInfo| segment.last.clone();
+    let has_operators = model.format == downbeat_repository::ModelFormat::Onnx;
+    let before_last = &info[..info.len().saturating_sub(1)];
+    Ok(PredictedModel {
+        name: model.name.clone(),
+        version: model.version,
+        file: ProfileStore::file_key(&model.file).with_context(|| model.file.display().to_string())?,
+        segments: u16::try_from(model.model.segments())?,
+        cuts: if has_operators { before_last.iter().map(last).collect() } else { Vec::new() },
+        most_rows: 0,
+        longest: 0,
+    })
+}
+
+/// Sizes of requests to draw from.
+fn sampled(model: &ProfiledModel, batch: Option<&[u32]>, length: i64) -> anyhow::Result<SampledModel> {
+    let rows = model.sizes(batch, |most| few_sizes(most.min(16)))?;
+    let length = model.length(length).and_then(|length| u32::try_from(length).ok());
+    let mut lengths: Vec<u32> = length.into_iter().flat_map(|most| [most / 4, most / 2, most]).collect();
+    lengths.iter_mut().for_each(|length| *length = (*length).max(1));
+    lengths.dedup();
+    Ok(SampledModel { operators: u16::try_from(model.model.segments())?, rows, lengths })
+}
+
+/// Samples groups for about `budget`, and as many as a predictor needs at least, beside what was sampled before, and trains a predictor.
+///
+/// # Errors
+/// If an engine cannot run its model, a file cannot be written or has samples of something else, or it was interrupted with too few samples.
+pub fn measure(
+    flags: &GroupFlags,
+    models: &[ProfiledModel],
+    before: Option<GroupSamples>,
+    (batch, length, budget): (Option<&[u32]>, i64, Duration),
+) -> anyhow::Result<GroupReport> {
+    let engine = &models[0].engine.info();
+    let device = ProfileStore::place_key(engine, Threads::Chosen(models[0].threads), None);
+    let known = models.iter().map(predicted).collect::<anyhow::Result<Vec<_>>>()?;
+    let on = SampledOn::new(device, models[0].threads, known);
+    let mut writer = match &flags.samples {
+        Some(path) => Some(GroupSamples::open(path, before.as_ref(), &on)?),
+        None => None,
+    };
+    let mut groups = before.map_or_else(Vec::new, |before| before.groups);
+    let sampled = models.iter().map(|model| sampled(model, batch, length)).collect::<anyhow::Result<Vec<_>>>()?;
+    let all: Vec<usize> = (0..models.len()).collect();
+    let sets: Vec<_> = (1..=flags.at_once(models.len())).flat_map(|count| OverlapSample::sets(&all, count)).collect();
+    let least = (FEWEST * sets.len()) as u64;
+    let sampler = GroupSampler { models: sampled, sets, seed: SEED };
+    let clock = Clock::start();
+    let subjects: Vec<_> = models.iter().map(|model| model.subject(length, clock)).collect();
+    let mut lanes = GroupLanes::open(&subjects)?;
+    let first = groups.len() as u64;
+    let new = watched_quietly(|watch| {
+        let (begin, mut new) = (clock.now(), Vec::new());
+        for index in first.. {
+            let share = clock.now().since(begin).as_secs_f64() / budget.as_secs_f64().max(f64::MIN_POSITIVE);
+            let share = if index < least { share.min(index as f64 / least as f64) } else { share };
+            let Some((_, group)) = sampler.group(index).filter(|_| share < 1.0 && watch.goes_on(share)) else { break };
+            let takes_ns = lanes.measure(&group, RUNS)?.as_nanos();
+            let measured = MeasuredGroup { group, takes_ns };
+            if let Some(writer) = &mut writer {
+                writer.add(&measured)?;
+            }
+            new.push(measured);
+        }
+        anyhow::Ok(new)
+    })?;
+    groups.extend(new);
+    let (stored, mut report) = train(on, &groups)?;
+    report.conditions = models[0].conditions(length);
+    if let Some(path) = &flags.predictor {
+        stored.save(path)?;
+        note(format_args!("the predictor is in {}", path.display()));
+    }
+    Ok(report)
+}
+
+/// Samples of a set of models.
+struct Split<'a> {
+    training: Vec<&'a OverlapSample>,
+    test: Vec<&'a OverlapSample>,
+}
+
+impl<'a> Split<'a> {
+    /// Of each set every fifth is for the test.
+    fn new(samples: &'a [OverlapSample], sets: usize) -> Self {
+        let mut split = Split { training: Vec::new(), test: Vec::new() };
+        let mut seen = vec![0; sets];
+        for sample in samples {
+            let is_tested = (seen[sample.set] % TESTED) == TESTED - 1;
+            seen[sample.set] += 1;
+            if is_tested { split.test.push(sample) } else { split.training.push(sample) }
+        }
+        split
+    }
+}
+
+/// What a training is repeated for: few samples are gone through more often.
+fn epochs(samples: usize) -> u32 {
+    (200_000 / samples.max(1)).clamp(60, 400) as u32
+}
+
+/// Groups as a predictor sees them, and the sets of models that they are of.
+fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec<Vec<usize>>, Vec<OverlapSample>)> {
+    let set_of = |measured: &MeasuredGroup| {
+        let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
+        set.sort_unstable();
+        set
+    };
+    let mut sets: Vec<Vec<usize>> = groups.iter().map(set_of).collect();
+    sets.sort_unstable_by_key(|set| (set.len(), set.clone()));
+    sets.dedup();
+    let sample = |(number, measured): (usize, &MeasuredGroup)| {
+        let mut features = Vec::new();
+        ensure!(
+            layout.extend(&mut features, &measured.group),
+            "group {} of the samples is of other models or segments",
+            number + 1
+        );
+        ensure!(measured.takes_ns > 0, "group {} of the samples took no time", number + 1);
+        let set = set_of(measured);
+        let set = sets.iter().position(|known| *known == set).unwrap_or_default();
+        Ok(OverlapSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
+    };
+    let samples = groups.iter().enumerate().map(sample).collect::<anyhow::Result<_>>()?;
+    Ok((sets, samples))
+}
+
+/// Trains a predictor on four fifths of the groups, and tests it with the rest.
+fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredictor, GroupReport)> {
+    let at_once = groups.iter().map(|measured| measured.group.len()).max().unwrap_or(1);
+    let layout = StoredPredictor::layout(&on.models, at_once);
+    let (sets, samples) = seen(&layout, groups)?;
+    ensure!(
+        samples.len() >= FEWEST * sets.len().max(1),
+        "{} groups were sampled, and a predictor of {} sets of models needs {} at least: let it go on, with --samples FILE from where it was",
+        samples.len(),
+        sets.len().max(1),
+        FEWEST * sets.len().max(1)
+    );
+    let Split { training, test } = Split::new(&samples, sets.len());
+    let all = ComparedPredictors::train(&training, epochs(training.len()), SEED)?;
+    let mlp = &all.mlp;
+    let (error, mean_error) = (error_below(mlp, &test), mean_error(test.iter().copied(), |x| says(mlp, x)));
+    let report = |models: Vec<String>, tested: &[&OverlapSample], unseen| {
+        let [mlp, linear, svm] = all.off(tested);
+        let mean_ms = tested.iter().map(|sample| sample.takes_ms).sum::<f64>() / tested.len().max(1) as f64;
+        SetReport { models, tested: tested.len(), mean_ms, mlp, linear, svm, unseen }
+    };
+    let of_set = |number: usize| test.iter().copied().filter(|sample| sample.set == number).collect::<Vec<_>>();
+    let mut of_sets = Vec::new();
+    for (number, set) in sets.iter().enumerate() {
+        let tested = of_set(number);
+        let is_one_of_several = set.len() == 2 && sets.iter().filter(|set| set.len() == 2).count() > 2;
+        let unseen = is_one_of_several.then(|| unseen_error(&training, number, &tested)).transpose()?;
+        of_sets.push(report(set.iter().map(|model| on.models[*model].name.clone()).collect(), &tested, unseen));
+    }
+    of_sets.push(report(vec!["all".to_owned()], &test, None));
+    let mut points = vec![Vec::new(); at_once];
+    for sample in &test {
+        points[sets[sample.set].len() - 1].push((sample.takes_ms, says(mlp, &sample.features)));
+    }
+    let report = GroupReport {
+        models: on.models.iter().map(|model| (model.name.clone(), model.segments)).collect(),
+        conditions: String::new(),
+        samples: training.len(),
+        tested: test.len(),
+        error,
+        mean_error,
+        repeated: repeated(&samples),
+        sets: of_sets,
+        points,
+    };
+    let SampledOn { device, threads, mut models, .. } = on;
+    for part in groups.iter().flat_map(|measured| &measured.group) {
+        let model = &mut models[part.model.0 as usize];
+        model.most_rows = model.most_rows.max(part.rows);
+        model.longest = model.longest.max(part.length);
+    }
+    let (samples, tested) = (training.len(), test.len());
+    let training = Training { device, threads, models, error, mean_error, samples, tested };
+    let predictor = LearnedPredictor::new(layout, all.mlp.clone())?;
+    Ok((StoredPredictor::new(training, predictor).map_err(anyhow::Error::msg)?, report))
+}
+
+/// How far their median is off for groups that are the same, on average, as a share of what they took; `None`: no group was drawn twice.
+fn repeated(samples: &[OverlapSample]) -> Option<f64> {
+    let mut same: BTreeMap<Vec<u32>, Vec<f64>> = BTreeMap::new();
+    for sample in samples {
+        let key = sample.features.iter().map(|feature| feature.to_bits()).collect();
+        same.entry(key).or_default().push(sample.takes_ms);
+    }
+    let off = |times: &Vec<f64>| {
+        let middle = median(times.iter().copied()).filter(|_| times.len() > 1)?;
+        Some(times.iter().map(|ms| (middle / ms - 1.0).abs()).collect::<Vec<_>>())
+    };
+    let off: Vec<f64> = same.values().filter_map(off).flatten().collect();
+    (!off.is_empty()).then(|| off.iter().sum::<f64>() / off.len() as f64)
+}
+
+/// The error for groups of a pair of a perceptron that has seen none of them.
+fn unseen_error(training: &[&OverlapSample], pair: usize, tested: &[&OverlapSample]) -> anyhow::Result<f64> {
+    let others: Vec<&OverlapSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
+    let blind = train_mlp(&others, epochs(others.len()), SEED)?;
+    Ok(mean_error(tested.iter().copied(), |features| says(&blind, features)))
+}

@@ -1,0 +1,104 @@
+//! Which groups of operators a predictor is trained with.
+
+use downbeat_core::device::SegmentRange;
+use downbeat_core::device::overlap::GroupPart;
+use downbeat_core::{ModelId, RequestId};
+use rand::RngExt;
+use rand_pcg::Pcg64;
+
+use crate::arrivals::random;
+
+/// A group of some models, which are numbers, as the controller makes them (Abacus §5.4, figure 9): one of the requests or several are done in the group, none or several have come for it and begin with their first operator,
+/// and what is left open is random. `operators` says how many a model has, `inputs` draws the items and the length of a request.
+pub(super) fn random_group(
+    set: &[usize],
+    rng: &mut Pcg64,
+    operators: impl Fn(usize) -> u16,
+    inputs: impl Fn(usize, &mut Pcg64) -> (u32, u32),
+) -> Vec<GroupPart> {
+    let mut chosen = |least: usize| {
+        let mut order: Vec<usize> = (0..set.len()).collect();
+        (1..order.len()).rev().for_each(|index| order.swap(index, rng.random_range(0..=index)));
+        order.truncate(rng.random_range(least..=set.len()));
+        order
+    };
+    let (done, new) = (chosen(1), chosen(0));
+    let part = |(index, model): (usize, &usize)| {
+        let count = operators(*model);
+        let first = if new.contains(&index) { 0 } else { rng.random_range(0..count) };
+        let end = if done.contains(&index) { count } else { rng.random_range(first + 1..=count) };
+        let (rows, length) = inputs(*model, rng);
+        let operators = SegmentRange::new(first, end);
+        GroupPart { request: RequestId(*model as u64), model: ModelId(*model as u32), operators, rows, length }
+    };
+    set.iter().enumerate().map(part).collect()
+}
+
+/// A model of which groups are drawn.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SampledModel {
+    /// How many operators it has, at least one.
+    pub operators: u16,
+    /// Items of a request: any of these, all as often; at least one.
+    pub rows: Vec<u32>,
+    /// The size of the dimension that varies: any of these; none where nothing varies.
+    pub lengths: Vec<u32>,
+}
+
+/// Draws groups of models, of all sets of them in turn.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupSampler {
+    /// The models, by their numbers in groups.
+    pub models: Vec<SampledModel>,
+    /// The sets of models that groups are of.
+    pub sets: Vec<Vec<usize>>,
+    /// Chooses all random numbers.
+    pub seed: u64,
+}
+
+impl GroupSampler {
+    /// The `index`-th group, by that alone, and the number of its set; `None` where there is no set.
+    pub fn group(&self, index: u64) -> Option<(usize, Vec<GroupPart>)> {
+        let set = index.checked_rem(self.sets.len() as u64)? as usize;
+        let mut rng = random(self.seed, index);
+        let any = |of: &[u32], rng: &mut Pcg64| match of.len() {
+            0 => 0,
+            count => of[rng.random_range(0..count)],
+        };
+        let inputs = |model: usize, rng: &mut Pcg64| {
+            let model = &self.models[model];
+            (any(&model.rows, rng), any(&model.lengths, rng))
+        };
+        Some((set, random_group(&self.sets[set], &mut rng, |model| self.models[model].operators, inputs)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Abacus §5.4, figure 9.
+    #[test]
+    fn groups_follow_from_seed_and_index_and_one_of_their_models_is_done() {
+        let model = |operators| SampledModel { operators, rows: vec![1, 8], lengths: Vec::new() };
+        let with_length = SampledModel { lengths: vec![16, 64], ..model(1) };
+        let sets = vec![vec![0], vec![1], vec![0, 1], vec![0, 1, 2]];
+        let sampler = GroupSampler { models: vec![model(5), with_length, model(3)], sets, seed: 7 };
+        let mut ends_early = 0;
+        for index in 0..400 {
+            let (set, group) = sampler.group(index).unwrap();
+            assert_eq!(sampler.group(index), Some((set, group.clone())));
+            assert_eq!(group.iter().map(|part| part.model.0 as usize).collect::<Vec<_>>(), sampler.sets[set]);
+            let of = |part: &GroupPart| &sampler.models[part.model.0 as usize];
+            assert!(group.iter().any(|part| part.operators.end == of(part).operators), "{group:?}");
+            ends_early += group.iter().filter(|part| part.operators.end < of(part).operators).count();
+            for part in &group {
+                assert!(part.operators.first < part.operators.end && part.operators.end <= of(part).operators);
+                assert!(of(part).rows.contains(&part.rows));
+                assert!(of(part).lengths.contains(&part.length) || part.length == 0 && of(part).lengths.is_empty());
+            }
+        }
+        assert!(ends_early > 50, "others stop anywhere: {ends_early}");
+        assert_eq!(GroupSampler { sets: Vec::new(), ..sampler }.group(3), None);
+    }
+}

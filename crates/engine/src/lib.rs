@@ -33,7 +33,7 @@ mod traits;
 
 pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};
-pub use cores::{CoreSet, NotACoreSet, Pinned, Topology};
+pub use cores::{CoreSet, NotACoreSet, Pinned, Topology, ask_for_short_slices};
 pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider, Span};
 pub use division::{Division, DivisionError, Part};
 pub use emulated::Emulated;

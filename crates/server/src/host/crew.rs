@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::thread::Thread;
 
 use downbeat_core::Duration;
-use downbeat_engine::Lane;
+use downbeat_engine::{CoreSet, Lane};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::hosted_model::EngineLane;
 use super::launch::Work;
 
 /// The threads of a partition's lanes.
-#[derive(Default)]
 pub struct Crew {
+    /// Where they run; `None`: anywhere.
+    pub cores: Option<CoreSet>,
     duty: Mutex<Duty>,
 }
 
@@ -52,6 +53,11 @@ struct Waiting {
 }
 
 impl Crew {
+    /// Without threads, which are to run on these cores.
+    pub fn on(cores: Option<CoreSet>) -> Arc<Self> {
+        Arc::new(Crew { cores, duty: Mutex::default() })
+    }
+
     /// Has a thread take a lane, which is held for it.
     fn call(&self, seat: Arc<Seat>) {
         self.change(|duty| duty.due.push_back(seat));

@@ -75,7 +75,7 @@ impl DeviceHost {
         let host = Arc::new_cyclic(|me| DeviceHost {
             me: me.clone(),
             device,
-            crews: shares.iter().map(|_| Arc::default()).collect(),
+            crews: shares.iter().map(|share| Crew::on(share.cores().copied())).collect(),
             shares,
             clock,
             watchdog,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, PartitionId, SegmentRange};
 use downbeat_core::{Duration, RequestId, Time};
-use downbeat_engine::{Lane, Pinned, State};
+use downbeat_engine::{Lane, Pinned, State, ask_for_short_slices};
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
@@ -136,7 +136,10 @@ impl Guest {
 impl Worker {
     /// The life of a thread.
     fn work(self: Arc<Self>, crew: &Arc<Crew>) {
+        ask_for_short_slices();
         Pinned::stay();
+        // Now, and not in the first launch. If it cannot be, the engine says so there.
+        drop(crew.cores.as_ref().map(Pinned::to));
         let owner: Weak<Worker> = Arc::downgrade(&self);
         let post = self.host.watchdog.post(owner);
         let mut follows = None;

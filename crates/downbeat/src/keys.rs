@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
+    BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
     MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
 };
 
@@ -183,6 +183,8 @@ fn scheduling() -> Vec<Key<Draft>> {
             .of_models(),
         key("device.shares", name("WHO").of(SharesBy::names()), |d| &mut d.options.device.shares)
             .help("Who says on which partition a model runs: fixed (the options, once and for all), auto (what models need, as measured: they move while they serve; see \"Shares\")"),
+        key("device.share_batches", name("WHO").of(BatchesBy::names()), |d| &mut d.options.device.share_batches)
+            .help("Who says how large batches are where shares are auto: policy (the device policy), slab (what they took, as far from the SLO as that was), aimd (the same, one more after each in time); see \"Shares\""),
         key("device.share_period_s", seconds_from(Duration::from_millis(100)), |d| &mut d.options.device.share_period)
             .help("How often shares that are auto are looked at"),
         key("device.share_hold_down_s", seconds(), |d| &mut d.options.device.share_hold_down)

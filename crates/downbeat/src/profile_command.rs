@@ -12,7 +12,7 @@ use downbeat_server::batch_codec::PROFILED_LENGTH;
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
 use downbeat_server::options::EngineChoice;
-use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile};
+use downbeat_server::profile_store::{ProfileStore, StoredKnees, StoredOperators, StoredProfile};
 use downbeat_server::profiler::{self, Measurement};
 
 use crate::calibration_file;
@@ -24,6 +24,7 @@ use crate::profile_report::ProfileReport;
 use crate::profile_shares::{self, ShareFlags};
 use crate::profiled_model::{ModelWanted, ProfiledModel};
 use crate::resolve;
+use crate::share_report::ShareReport;
 use crate::units;
 use crate::watched::{watched, watched_quietly};
 
@@ -160,6 +161,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
         let mut out = args.json.text();
         let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget, &mut out)?;
+        keep_knees(&ProfileStore::new(args.profile_cache.clone()), &profiled, &report);
         args.json.write(&report)?;
         args.html.write(|| report.page())?;
         let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
@@ -168,6 +170,16 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     match &args.lane_mix {
         Some(BatchSizes(totals)) => measure_mixes(args, &profiled, totals),
         None => measure_batches(args, &profiled, batch),
+    }
+}
+
+/// Keeps the knees for the server, which divides devices by them.
+fn keep_knees(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareReport) {
+    let info = profiled.engine.info();
+    let key = ProfileStore::file_key(&profiled.file).map(|file| ProfileStore::knees_key(&file, &info));
+    let (model, engine, knees) = (profiled.file.clone(), info.name.to_owned(), report.knees.clone());
+    if !knees.is_empty() {
+        store.keep(key.map_err(|error| error.to_string()), "its knees", &StoredKnees { model, engine, knees });
     }
 }
 

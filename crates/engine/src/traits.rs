@@ -189,6 +189,11 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// Compute units of a device beyond which a launch is hardly faster (GSLICE §2.1.3), where that is known without measuring (`emulated`).
+    fn knee(&self) -> Option<u32> {
+        None
+    }
+
     /// A lane on this model: activations and scratch memory of its own, the weights shared with the other lanes of the device.
     ///
     /// # Errors

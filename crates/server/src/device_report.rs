@@ -80,6 +80,10 @@ pub struct ShareReport {
     pub next_units: u32,
     /// The partition where lanes are made for it, or are ready until there is room.
     pub preparing: Option<u32>,
+    /// Compute units beyond which it is hardly faster, which it asked for when it came; `None`: nobody knows, and it asked for 30% (GSLICE §3.2.3).
+    pub knee: Option<u32>,
+    /// The most items of its batches; `None`: that is left to its device policy.
+    pub batch_limit: Option<u32>,
     /// Why it has, or is to have, this share.
     pub reason: Option<String>,
 }

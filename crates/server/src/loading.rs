@@ -184,7 +184,7 @@ impl<'a> Loading<'a> {
         let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
         let model = runnable.model.clone();
         let auto = chosen.map(|chosen| Arc::new(self.auto_model(chosen, &segments)));
-        let hosts = self.start(runnable, auto.clone(), &profiled.profile, segments)?;
+        let hosts = self.start(runnable, auto.clone(), &profiled, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
         }
@@ -389,19 +389,18 @@ impl<'a> Loading<'a> {
         &self,
         Runnable { model, codec, padding, device: measured, lane }: Runnable,
         auto: Option<Arc<AutoModel>>,
-        profile: &LatencyProfile,
+        Profiled { profile, threads, .. }: &Profiled,
         segments: SegmentProfile,
     ) -> anyhow::Result<HostedVersion> {
         let (context, definition) = (self.context, &self.definition);
         let samples = warm_up::samples(definition, &codec)?;
         let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
-        let drop = self.drops();
         let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
         let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
         let id = context.driver.next_model();
         let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
             let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
-            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop };
+            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
             Arc::new(PolicyGuard::new(options, context.clock, id, self.placed.home(), &hosts))
         });
         let setup = LaneSetup {
@@ -416,9 +415,10 @@ impl<'a> Loading<'a> {
             guard,
             auto,
             queue_delay: definition.batching.max_queue_delay,
-            drop,
+            drop: self.drops(),
             queue_bound: context.queue_bound(definition),
             cores: self.cores(),
+            knee: self.knee(&*model, *threads, codec.max_batch),
             metrics: &context.metrics.lanes,
             memory: self.held.as_ref(),
             hosts: &hosts,

@@ -13,7 +13,7 @@ use downbeat_repository::{ModelDefinition, ModelFormat};
 use tempfile::TempDir;
 
 use crate::load_turns::LoadTurn;
-use crate::profile_store::{ProfileStore, StoredOperators};
+use crate::profile_store::{ProfileStore, StoredKnees, StoredOperators};
 use crate::profiler::Threads;
 
 /// A model file and the engine that reads it.
@@ -97,18 +97,28 @@ impl<'a> ModelSource<'a> {
         Ok(model)
     }
 
+    /// Compute units beyond which a batch of up to so many items is hardly faster, if that is known, or stored of it.
+    pub fn knee(&self, model: &dyn Model, max_batch: u32) -> Option<u32> {
+        let stored = || {
+            let key = ProfileStore::knees_key(self.file().ok()?, &self.engine.info());
+            self.store.get::<StoredKnees>(&key)?.up_to(max_batch)
+        };
+        model.knee().or_else(stored)
+    }
+
     /// Its file, and its engine's name, for what is stored.
     pub fn names(&self) -> (std::path::PathBuf, String) {
         (self.options.path.clone(), self.engine.info().name.to_owned())
     }
 
+    /// What tells its file from others. Reads it, once.
+    fn file(&self) -> Result<&str, &std::io::Error> {
+        self.file.get_or_init(|| ProfileStore::file_key(&self.options.path)).as_deref()
+    }
+
     /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
     fn key(&self, threads: Threads) -> Result<String, String> {
-        let file = self
-            .file
-            .get_or_init(|| ProfileStore::file_key(&self.options.path))
-            .as_ref()
-            .map_err(ToString::to_string)?;
+        let file = self.file().map_err(ToString::to_string)?;
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 

@@ -240,6 +240,8 @@ with_defaults! {
         pub partitions: Vec<String> = Vec::new(),
         /// Who says on which of them a model runs.
         pub shares: SharesBy = SharesBy::Fixed,
+        /// Who says how large batches are where they do.
+        pub share_batches: BatchesBy = BatchesBy::Policy,
         /// How often shares are looked at, where they follow what models do (GSLICE figure 16: 2 s).
         pub share_period: Duration = Duration::from_millis(2_000),
         /// How long the share of a model stays as it is after it was changed (GSLICE §3.2.1: 10 s).
@@ -389,6 +391,18 @@ named! {
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
+    }
+}
+
+named! {
+    /// Who says how large the batches of models are that share a device.
+    BatchesBy as "control of batches" {
+        /// The device policy, by what it knows of the model.
+        Policy = "policy",
+        /// What batches took, as far from the SLO as that was (GSLICE §3.3.1).
+        Slab = "slab",
+        /// What batches took: one more after each that was in time, a tenth fewer after one that was not (Clipper).
+        Aimd = "aimd",
     }
 }
 

@@ -40,6 +40,25 @@ pub struct StoredOperators {
     pub operators: OperatorProfile,
 }
 
+/// The knees of a model file on a GPU, as `downbeat profile --shares` found them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoredKnees {
+    /// The model's file.
+    pub model: PathBuf,
+    /// What ran it.
+    pub engine: String,
+    /// By batch size, ascending: beyond how many compute units a batch is hardly faster.
+    pub knees: Vec<(u32, u32)>,
+}
+
+impl StoredKnees {
+    /// That of the largest batch up to `most`, or of the smallest.
+    pub fn up_to(&self, most: u32) -> Option<u32> {
+        let fits = self.knees.iter().rfind(|(batch, _)| *batch <= most);
+        fits.or(self.knees.first()).map(|(_, units)| *units)
+    }
+}
+
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
@@ -77,6 +96,12 @@ impl ProfileStore {
             length += read as u64;
         }
         Ok(format!("{:08x}-{length}", hasher.finalize()))
+    }
+
+    /// What the knees of a file are stored under, by what ran it.
+    pub fn knees_key(file: &str, engine: &EngineInfo) -> String {
+        let key = format!("{file}-{}-{}-{}-knees", engine.name, engine.version, engine.device);
+        key.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
     }
 
     /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, on which part of it if it is divided, and on what.
@@ -186,6 +211,15 @@ mod tests {
         assert_eq!(store.list::<StoredProfile>().unwrap(), [profile]);
         assert_eq!(store.list::<StoredOperators>().unwrap(), []);
         assert_eq!((store.clear().unwrap(), store.list::<StoredProfile>().unwrap()), (2, Vec::new()));
+    }
+
+    #[test]
+    fn the_knee_is_that_of_the_largest_batch_that_there_is() {
+        let of =
+            |knees: &[(u32, u32)]| StoredKnees { model: "m".into(), engine: "cuda".to_owned(), knees: knees.to_vec() };
+        let knees = of(&[(1, 24), (4, 40), (16, 72)]);
+        assert_eq!([0, 1, 15, 16, 64].map(|most| knees.up_to(most)), [24, 24, 40, 72, 72].map(Some));
+        assert_eq!(of(&[]).up_to(1), None);
     }
 
     #[test]

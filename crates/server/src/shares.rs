@@ -1,6 +1,8 @@
 //! On how much of a device each of its models runs (GSLICE), where nobody says it once and for all: [`Spatial`] decides, its device carries it out.
 
-use std::collections::BTreeMap;
+mod batches;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use downbeat_core::device::PartitionId;
@@ -10,10 +12,11 @@ use downbeat_engine::{CoreSet, Part};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use self::batches::{BatchLimit, Unheard};
 use crate::device_report::ShareReport;
 use crate::host::{DeviceHost, HostedModel, Worked};
 use crate::metric_table::metric_table;
-use crate::options::DeviceOptions;
+use crate::options::{BatchesBy, DeviceOptions};
 
 metric_table! {
     /// What models have of their devices. A clone is the same.
@@ -21,6 +24,8 @@ metric_table! {
     pub struct ShareMetrics {
         units: IntGaugeVec["model", "version", "device"], "downbeat_share_units",
             "Compute units that a model has of a device; 0: it has no share of its own, and runs on all of it";
+        batch_limit: IntGaugeVec["model", "version", "device"], "downbeat_share_batch_limit",
+            "The most items of a model's batches, where what they took says how large they may be";
         changes: IntCounterVec["model", "version", "device", "reason"], "downbeat_share_changes_total",
             "How often a model changed over to another share, by the reason";
     }
@@ -33,15 +38,19 @@ pub struct DeviceShares {
     parts: Arc<[Part]>,
     grain: u32,
     hold_down: Duration,
-    state: Mutex<State>,
+    batches: BatchesBy,
+    state: Arc<Mutex<State>>,
     /// What became of lanes, since the last tick.
     made: Arc<Mutex<Vec<Made>>>,
+    unheard: Unheard,
     wake: Arc<Notify>,
     metrics: ShareMetrics,
 }
 
 struct State {
     spatial: Spatial,
+    /// What was decided as a batch was heard of, for the next tick.
+    postponed: VecDeque<SpatialOutput>,
     models: BTreeMap<ModelId, Shared>,
     /// The partitions of models that somebody has put there, by name.
     by_hand: BTreeMap<String, usize>,
@@ -54,6 +63,8 @@ struct Shared {
     to: Option<usize>,
     /// They are made to be where somebody put it, and no share changes.
     is_aligned: bool,
+    /// The most items of its batches; `None`: that is left to its device policy.
+    batch_limit: Option<BatchLimit>,
     reason: Option<ShareReason>,
     /// There is no share for it.
     has_no_room: bool,
@@ -84,9 +95,12 @@ impl DeviceShares {
             hold_down: options.share_hold_down,
             ..SpatialOptions::new(all_units(&parts).max(grain), grain)
         };
-        let state = State { spatial: Spatial::new(spatial), models: BTreeMap::new(), by_hand };
+        let postponed = VecDeque::new();
+        let state = State { spatial: Spatial::new(spatial), postponed, models: BTreeMap::new(), by_hand };
         let hold_down = options.share_hold_down;
-        DeviceShares { host, parts, grain, hold_down, state: Mutex::new(state), made: Arc::default(), wake, metrics }
+        let (batches, state) = (options.share_batches, Arc::new(Mutex::new(state)));
+        let (made, unheard) = Default::default();
+        DeviceShares { host, parts, grain, hold_down, batches, state, made, unheard, wake, metrics }
     }
 
     /// The number of the device.
@@ -100,6 +114,7 @@ impl DeviceShares {
         for Made(id, made) in std::mem::take(&mut *self.made.lock()) {
             self.hear(state, now, id, made);
         }
+        state.hear_batches(&self.host, &self.unheard);
         let gone: Vec<ModelId> =
             state.models.keys().copied().filter(|id| models.iter().all(|(model, _)| model.id != *id)).collect();
         for id in gone {
@@ -168,6 +183,8 @@ impl DeviceShares {
             units: share.active,
             next_units: share.target,
             preparing: shared.to.map(|to| to as u32),
+            knee: self.knee(model),
+            batch_limit: shared.batch_limit.as_ref().map(|limit| limit.rows),
             reason: match shared.has_no_room {
                 true => Some("there is no share for it: it runs on all of the device".to_owned()),
                 false => shared.reason.map(|reason| reason.to_string()),
@@ -186,11 +203,20 @@ impl DeviceShares {
         (units / self.grain * self.grain).max(self.grain)
     }
 
+    /// The units that a model asks for when it comes; `None`: nobody knows how many it can use.
+    fn knee(&self, model: &HostedModel) -> Option<u32> {
+        Some(model.knee?.clamp(1, all_units(&self.parts).max(1)))
+    }
+
     fn comes(&self, state: &mut State, now: Time, model: &Arc<HostedModel>, slo: Option<Duration>) {
+        // A request waits for the batch before its own, so that each may take half.
+        let of_batch = slo.map(|slo| Duration::from_nanos(slo.as_nanos() / 2));
+        let (batch, batch_limit) = of_batch.and_then(|slo| self.batch_control(model, slo)).unzip();
         let shared = Shared {
             model: model.clone(),
             to: None,
             is_aligned: false,
+            batch_limit,
             reason: None,
             has_no_room: false,
             failed_until: Time::ZERO,
@@ -198,9 +224,9 @@ impl DeviceShares {
             waiting: Vec::new(),
         };
         state.models.insert(model.id, shared);
-        // Without an SLO what counts is that it can answer what comes. What makes its batches knows how large they may be.
-        let slo = slo.unwrap_or(Duration::from_nanos(u64::MAX));
-        let comes = SpatialModel { slo, knee: None, batch: BatchControl::Fixed(u32::MAX) };
+        // Without an SLO what counts is that it can answer what comes. Otherwise what makes its batches knows how large they may be.
+        let slo = if batch.is_some() { of_batch } else { slo }.unwrap_or(Duration::from_nanos(u64::MAX));
+        let comes = SpatialModel { slo, knee: self.knee(model), batch: batch.unwrap_or(BatchControl::Fixed(u32::MAX)) };
         state.spatial.handle_model(now, model.id, Some(comes));
         if let Some(to) = state.by_hand.get(&model.name)
             && let Err(refused) = state.spatial.handle_share(now, model.id, Some(self.units(*to)))
@@ -237,7 +263,7 @@ impl DeviceShares {
 
     /// Carries out what was decided, and sees to it that models that somebody put somewhere come there.
     fn carry_out(&self, state: &mut State, now: Time) {
-        while let Some(output) = state.spatial.poll_output() {
+        while let Some(output) = state.postponed.pop_front().or_else(|| state.spatial.poll_output()) {
             match output {
                 SpatialOutput::Prepare { model, units, reason } => {
                     let to = self.choose(state, model, units);
@@ -256,8 +282,7 @@ impl DeviceShares {
                     // Lanes that are ready go as it is asked to be where it is.
                     let _ = self.host.prepare_move(&shared.model, self.host.partition(&shared.model), Box::new(drop));
                 }
-                // Whoever makes its batches knows how large they may be.
-                SpatialOutput::Limit { .. } => {}
+                SpatialOutput::Limit { model, rows } => state.limit(&self.host, model, rows),
                 SpatialOutput::NoRoom { model } => {
                     let Some(shared) = state.models.get_mut(&model) else { continue };
                     if !std::mem::replace(&mut shared.has_no_room, true) {
@@ -324,7 +349,9 @@ impl DeviceShares {
 
     fn forget(&self, model: &HostedModel) {
         // An error means that there was none.
-        let _ = self.metrics.units.remove_label_values(&[&model.name, &model.version, &self.host.device.to_string()]);
+        let labels: [&str; 3] = [&model.name, &model.version, &self.host.device.to_string()];
+        let _ = self.metrics.units.remove_label_values(&labels);
+        let _ = self.metrics.batch_limit.remove_label_values(&labels);
     }
 
     /// The partition for so many units of a model: where somebody put it, else of those that come nearest the one that has least in common with where others are or go, and of these where the

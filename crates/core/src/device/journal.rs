@@ -71,7 +71,7 @@ pub enum DeviceRefusal {
 }
 
 impl DeviceScheduler {
-    /// Hands it an input. Gives whether a cancelled request, or lanes to change over to, were there; `true` for all else.
+    /// Hands it an input. Gives whether a cancelled request, or lanes to change over to, were there, or batches can be limited; `true` for all else.
     ///
     /// # Errors
     /// What the function for this input says.
@@ -90,7 +90,7 @@ impl DeviceScheduler {
             DeviceInput::Prepared(model, made) => self.handle_prepared(now, model, made),
             DeviceInput::Move(model, partition) => self.handle_move(now, model, partition)?,
             DeviceInput::Switch(model) => return Ok(self.handle_switch(now, model)),
-            DeviceInput::Limit(model, rows) => self.handle_limit(now, model, rows),
+            DeviceInput::Limit(model, rows) => return Ok(self.handle_limit(now, model, rows)),
             DeviceInput::Groups(settings) => self.handle_groups(now, settings),
             DeviceInput::Timeout => self.handle_timeout(now),
         }

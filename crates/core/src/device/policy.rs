@@ -85,9 +85,11 @@ pub trait DevicePolicy: Debug + Send {
     /// The lanes that [`Turn::prepare`] asked for are there, and [`Turn::switch`] may be called; or they could not be made, which changes nothing.
     fn handle_prepared(&mut self, _: &mut Turn<'_>, _made: bool) {}
 
-    /// Batches have at most so many items from now on, as far as the policy is one whose batches can be limited: for whoever controls them from outside
-    /// ([`Spatial`](super::spatial::Spatial)).
-    fn handle_limit(&mut self, _: &mut Turn<'_>, _rows: u32) {}
+    /// Batches have at most so many items from now on, for whoever controls them from outside ([`Spatial`](super::spatial::Spatial)). Says whether the policy is one whose batches can be
+    /// limited.
+    fn handle_limit(&mut self, _: &mut Turn<'_>, _rows: u32) -> bool {
+        false
+    }
 
     /// Gives up everything that waits for its first launch; what has been launched goes on to its end.
     fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {

@@ -20,6 +20,8 @@ pub struct Resident {
     pub partition: PartitionId,
     pub lanes: Vec<LaneId>,
     pub standby: Option<Standby>,
+    /// The most items of its batches, where that was said.
+    pub limit: Option<u32>,
     /// It takes nothing in any more.
     pub leaving: bool,
 }

@@ -161,6 +161,7 @@ impl DeviceScheduler {
             return Err(BadPolicy::NoPartition(*partition));
         }
         let goes = comes.is_none();
+        let limit = self.of(model).next_back().and_then(|(_, (former, _))| former.limit);
         self.any(model, |scheduler, key| {
             if let Some((resident, _)) = scheduler.residents.get_mut(&key) {
                 resident.leaving = true;
@@ -179,8 +180,11 @@ impl DeviceScheduler {
             if let Some(shared) = policy.in_groups() {
                 self.device.groups.set_model(now, model, Some((shared, profile.clone())));
             }
-            let resident = Resident { key, profile, partition, lanes, standby: None, leaving: false };
+            let resident = Resident { key, profile, partition, lanes, standby: None, limit, leaving: false };
             self.residents.insert(key, (resident, policy));
+            if let Some(rows) = limit {
+                self.handle_limit(now, model, rows);
+            }
         }
         Ok(())
     }
@@ -289,10 +293,13 @@ impl DeviceScheduler {
         self.device.switch(resident, false)
     }
 
-    /// Batches of a model have at most so many items from now on, if its policy can be limited.
-    pub fn handle_limit(&mut self, now: Time, model: ModelId, rows: u32) {
-        let Some(key) = self.current(model) else { return };
-        self.tell(key, now, |policy, turn| policy.handle_limit(turn, rows));
+    /// Batches of a model have at most so many items from now on, also if another policy takes it over meanwhile. Says whether its policy can be limited.
+    pub fn handle_limit(&mut self, now: Time, model: ModelId, rows: u32) -> bool {
+        let Some(key) = self.current(model) else { return false };
+        if let Some((resident, _)) = self.residents.get_mut(&key) {
+            resident.limit = Some(rows);
+        }
+        self.tell(key, now, |policy, turn| policy.handle_limit(turn, rows)).unwrap_or(false)
     }
 
     /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.

@@ -219,9 +219,10 @@ impl DevicePolicy for Windowed {
         self.advance(turn);
     }
 
-    fn handle_limit(&mut self, turn: &mut Turn<'_>, rows: u32) {
+    fn handle_limit(&mut self, turn: &mut Turn<'_>, rows: u32) -> bool {
         self.limit = rows.clamp(1, self.options.max_batch);
         self.advance(turn);
+        true
     }
 
     fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {

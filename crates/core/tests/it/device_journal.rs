@@ -282,3 +282,40 @@ proptest! {
         read(&bytes).filter_map(Result::ok).for_each(|(_, record)| drop(record.to_string()));
     }
 }
+
+#[test]
+fn a_limit_of_batches_holds_for_the_policies_that_follow_and_plays_again() {
+    let mut journal = DeviceJournal::new(Some("m on device 0".to_owned()));
+    let mut rows = Vec::new();
+    let mut tell = |ms, input| {
+        let told = journal.apply(at(ms), input);
+        while let Some(output) = journal.poll_output() {
+            if let DeviceOutput::Launch(launch) = output {
+                rows.push(launch.rows);
+            }
+        }
+        told
+    };
+    let end = |launch: u64, ms| {
+        let span = Span { start: at(ms - 10), end: at(ms) };
+        DeviceInput::Completion { launch: LaunchId(launch), span, exits: Vec::new() }
+    };
+    let unlimited = || ModelSpec::new(&WindowedOptions { queue_bound: 50, ..windowed() }, PartitionId(0));
+    tell(0, DeviceInput::Model(MODEL, Some(ModelSpec::new(&elastic(), PartitionId(0))))).unwrap();
+    assert_eq!(tell(0, DeviceInput::Limit(MODEL, 2)), Ok(false), "elastic is none whose batches can be limited");
+    tell(1, DeviceInput::Model(MODEL, Some(unlimited()))).unwrap();
+    assert_eq!(tell(2, DeviceInput::Limit(MODEL, 3)), Ok(true));
+    (0..5).for_each(|id| assert_eq!(tell(3, request(id)), Ok(true)));
+    // While it is idle, too.
+    tell(13, end(0, 13)).unwrap();
+    tell(23, end(1, 23)).unwrap();
+    tell(33, end(2, 33)).unwrap();
+    tell(40, DeviceInput::Model(MODEL, Some(unlimited()))).unwrap();
+    (5..10).for_each(|id| assert_eq!(tell(41, request(id)), Ok(true)));
+    tell(51, end(3, 51)).unwrap();
+    tell(52, DeviceInput::Model(MODEL, None)).unwrap();
+    tell(61, end(4, 61)).unwrap();
+    assert_eq!(rows, [1, 3, 1, 1, 3]);
+    let replay = replay(&journal.take_log()).unwrap();
+    assert_eq!(replay.divergence, None);
+}

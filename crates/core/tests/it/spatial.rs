@@ -11,6 +11,11 @@ const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
 const SLO: Duration = Duration::from_millis(50);
 
+/// Something that took so many ms, until now.
+fn ran(now: Time, ms: u64) -> Span {
+    Span { start: now - Duration::from_millis(ms), end: now }
+}
+
 fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
@@ -183,7 +188,7 @@ fn section_3_3_1_five_batches_in_a_row_that_miss_the_slo_are_not_waited_for() {
     device.now = at(10_100);
     device.window(B, 10, 10, 80);
     for batch in 1..=5 {
-        device.spatial.handle_batch(device.now, B, 1, Duration::from_millis(80));
+        device.spatial.handle_batch(device.now, B, 1, ran(device.now, 80));
         let outputs = device.outputs();
         assert_eq!(outputs.len(), usize::from(batch == 5), "{outputs:?}");
     }
@@ -197,7 +202,7 @@ fn section_3_2_2_when_a_share_does_not_suit_all_models_are_asked_what_they_need(
     device.window(A, 15, 35, 40);
     device.window(B, 10, 10, 80);
     for _ in 0..5 {
-        device.spatial.handle_batch(device.now, B, 1, Duration::from_millis(80));
+        device.spatial.handle_batch(device.now, B, 1, ran(device.now, 80));
     }
     assert_eq!(device.spatial.share(B).unwrap().target, 42, "30% and 30 ms of 80 more");
     assert_eq!(device.spatial.share(A).unwrap().target, 58, "70% for 35 a second, of what B leaves");
@@ -278,7 +283,7 @@ fn a_batch_that_began_with_the_former_share_is_not_held_against_the_new_one() {
     device.now = at(1_000);
     device.prepared(A, true);
     for (now, limit) in [(1_010, 1), (1_019, 1), (1_021, 2)] {
-        device.spatial.handle_batch(at(now), A, 1, Duration::from_millis(20));
+        device.spatial.handle_batch(at(now), A, 1, ran(at(now), 20));
         assert_eq!(device.spatial.limit(A), Some(limit), "{now} ms");
     }
 }
@@ -360,7 +365,7 @@ proptest! {
                     device.spatial.handle_prepared(now, ModelId(id), made);
                 }
                 Event::Batch(id, rows, ms) => {
-                    device.spatial.handle_batch(now, ModelId(id), rows, Duration::from_millis(ms));
+                    device.spatial.handle_batch(now, ModelId(id), rows, ran(now, ms));
                 }
                 Event::Window(id, items, arrivals, ms) => {
                     let (span, latency) = (Duration::from_millis(1_000), Duration::from_millis(ms));

@@ -83,6 +83,12 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
+    /// Compute units that a launch keeps busy.
+    pub fn knee(&self) -> u32 {
+        let (all, _) = self.devices.units(Share::Whole);
+        (self.knee * all.len() as f64).ceil() as u32
+    }
+
     /// A place where they run, of a model that was loaded for a share.
     pub fn spot(&self, place: Place, loaded: Share) -> Spot {
         let (all, portion) = self.devices.units(place.share.or(loaded));

@@ -284,6 +284,10 @@ impl Model for EmulatedModel {
         Some(self.sharing.as_ref().map_or_else(|| profile.clone(), alone))
     }
 
+    fn knee(&self) -> Option<u32> {
+        self.sharing.as_ref().map(Sharing::knee)
+    }
+
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
         let spot = self.sharing.as_ref().map(|sharing| sharing.spot(place, self.share));
         Ok(Box::new(EmulatedLane { shared: self.shared.clone(), spot }))

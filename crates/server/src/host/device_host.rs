@@ -291,6 +291,9 @@ impl DeviceHost {
         model.tell_run(&launch, end.since(begin), was_alone && !has_failed);
         self.history.lock().push(&launch, lane, partition, begin, end);
         let span = Span { start: begin, end };
+        if !has_failed {
+            model.tell_batch(&launch, span);
+        }
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
         let ((ran_alone, now), actions) = self.decide(&model, end_launch);
         reply::together(|| answering::answer_alone(self.device, ran_alone, now));

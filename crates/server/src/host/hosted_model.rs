@@ -1,9 +1,9 @@
 //! A model version on one device: all that is needed to run its launches there.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use downbeat_core::device::{LaneSpec, Launch, PartitionId};
+use downbeat_core::device::{LaneSpec, Launch, PartitionId, Span};
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model};
 use parking_lot::{Mutex, MutexGuard};
@@ -31,11 +31,15 @@ pub struct HostedModel {
     pub tensors: BatchTensors,
     /// What its batches take.
     pub profile: LatencyProfile,
+    /// Compute units beyond which all its lanes together are hardly faster, where that is known (GSLICE §2.1.3).
+    pub knee: Option<u32>,
     /// Where requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
     /// What it has done here.
     pub work: WorkMeter,
+    /// Says how large its batches may be, where somebody outside its policy does.
+    pub batch_control: OnceLock<BatchControl>,
     /// Watches its policy, where that was chosen for it.
     pub guard: Option<Arc<PolicyGuard>>,
     /// Hears of its launches, where `auto` was asked for.
@@ -52,6 +56,9 @@ pub struct HostedModel {
 /// Runs the engine's lanes of a device for the first time, each as what it is for.
 pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()> + Send + Sync>;
 
+/// Hears of a model's batches, before the next one is made: how many items each had, and when it ran.
+pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
+
 impl HostedModel {
     pub fn segments(&self) -> usize {
         self.model.segments()
@@ -62,6 +69,14 @@ impl HostedModel {
         let is_whole = usize::from(launch.segments.end - launch.segments.first) == self.segments();
         if let Some(auto) = self.auto.as_ref().filter(|_| is_whole && alone) {
             auto.ran(took.as_secs_f64() / self.profile.latency(launch.computed_rows).as_secs_f64());
+        }
+    }
+
+    /// Tells of a whole batch that has run.
+    pub(super) fn tell_batch(&self, launch: &Launch, span: Span) {
+        if let Some(control) = self.batch_control.get().filter(|_| usize::from(launch.segments.end) == self.segments())
+        {
+            control(self, launch.rows, span);
         }
     }
 

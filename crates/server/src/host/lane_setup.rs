@@ -1,6 +1,6 @@
 //! Brings a device policy into service for a loaded model: checks that it can, measures, starts its lanes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
 use downbeat_core::device::{
@@ -65,6 +65,8 @@ pub struct LaneSetup<'a> {
     pub queue_bound: u32,
     /// Cores that run its launches, where that is the CPU.
     pub cores: Option<u32>,
+    /// Compute units beyond which a launch of it is hardly faster, where that is known.
+    pub knee: Option<u32>,
     pub metrics: &'a LaneMetricsFamily,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
@@ -176,9 +178,11 @@ impl<'a> Started<'a> {
             tensors,
             profile: setup.profile.clone(),
             exits,
+            knee: setup.knee.map(|knee| knee.saturating_mul(own.len().max(1) as u32)),
             guard: setup.guard.clone(),
             auto: setup.auto.clone(),
             work: Default::default(),
+            batch_control: OnceLock::new(),
             metrics: setup.metrics.lanes(setup.name, setup.version, device),
             health: self.health.clone(),
             engines,

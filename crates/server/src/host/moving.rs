@@ -43,6 +43,16 @@ impl DeviceHost {
         switched
     }
 
+    /// From its next batch on those of a model have at most so many items; says whether its policy is one whose batches can be limited.
+    pub fn limit(&self, model: &HostedModel, rows: u32) -> bool {
+        let limit = |inner: &mut super::device_state::DeviceState, now| {
+            matches!(inner.journal.apply(now, DeviceInput::Limit(model.id, rows)), Ok(true))
+        };
+        let (limited, actions) = self.decide(model, limit);
+        self.carry_out(actions, None);
+        limited
+    }
+
     /// The partition where a model's launches go.
     pub fn partition(&self, model: &HostedModel) -> PartitionId {
         self.inner.lock().partition(model)

@@ -1,7 +1,7 @@
 //! A model on a device of its own, for tests of what a host carries out.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use downbeat_core::device::ModelSpec;
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
@@ -85,9 +85,11 @@ impl Served {
             brief_rows: brief_rows(&*model, &plan, &profile),
             profile,
             exits: [].into(),
+            knee: None,
             guard: None,
             auto: None,
             work: Default::default(),
+            batch_control: OnceLock::new(),
             metrics: metrics.lanes.lanes("m", "1", 0),
             engines: Arc::default(),
             warm_up,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use downbeat_core::LatencyProfile;
 use downbeat_core::device::{Cores, Cut, PartitionId, PolicyModel, PolicyName, RehearsedModel, SegmentProfile};
+use downbeat_engine::Model;
 use downbeat_repository::policy::DropPolicy;
 
 use super::Loading;
@@ -94,6 +95,12 @@ impl Loading<'_> {
         let (options, definition) = (&self.context.options, &self.definition);
         let dispatch = options.dispatch_policy(&definition.name, definition.dispatch);
         options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None
+    }
+
+    /// Compute units beyond which a launch of it is hardly faster, where that is known: on the CPU its threads.
+    pub(super) fn knee(&self, model: &dyn Model, threads: usize, max_batch: u32) -> Option<u32> {
+        let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0);
+        self.cores().and(threads).or_else(|| self.source.knee(model, max_batch))
     }
 
     /// Cores that run its launches, where that is the CPU.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use downbeat_core::LatencyProfile;
-use downbeat_core::device::{PolicyModel, PolicyName, SegmentProfile, WrittenSettings};
+use downbeat_core::device::{PolicyModel, PolicyName, SegmentProfile, Span, WrittenSettings};
 use downbeat_core::tensor::Signature;
 use downbeat_engine::{Lane, LoadError, Model, Place, RunError, Share, State as Tensors};
 
@@ -12,28 +12,39 @@ use super::*;
 use crate::host::test_support::{self, Served, item};
 use crate::options::RunLimits;
 
-/// Gives back what it is given. Lanes cannot be made in one of the partitions.
-struct EchoModel(Signature, Arc<AtomicU32>);
+/// Gives back what it is given. Lanes cannot be made in one of the partitions, and do not run while somebody holds the gate.
+struct EchoModel {
+    signature: Signature,
+    broken: Arc<AtomicU32>,
+    gate: Arc<Mutex<()>>,
+}
 
-struct Echo;
+struct Echo(Arc<Mutex<()>>);
+
+impl EchoModel {
+    fn new() -> Self {
+        EchoModel { signature: test_support::signature(), broken: Arc::new(AtomicU32::new(9)), gate: Arc::default() }
+    }
+}
 
 impl Lane for Echo {
     fn run(&mut self, _range: Range<usize>, _state: &mut Tensors) -> Result<(), RunError> {
+        drop(self.0.lock());
         Ok(())
     }
 }
 
 impl Model for EchoModel {
     fn signature(&self) -> &Signature {
-        &self.0
+        &self.signature
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {
-        if place.share == Share::Part(self.1.load(Ordering::Relaxed)) {
+        if place.share == Share::Part(self.broken.load(Ordering::Relaxed)) {
             let (path, reason) = ("m".into(), "no memory for it".to_owned());
             return Err(LoadError::File { path, reason });
         }
-        Ok(Box::new(Echo))
+        Ok(Box::new(Echo(self.gate.clone())))
     }
 }
 
@@ -45,8 +56,8 @@ fn until(what: &str, mut reached: impl FnMut() -> bool) {
     }
 }
 
-#[test]
-fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost() {
+/// A model in batches of up to four, on a device that is divided into one unit and two.
+fn serve(engine: EchoModel, options: &DeviceOptions) -> (Served, DeviceShares) {
     let part = |(index, units)| Part { share: Share::Part(index), threads: 1, units, size: String::new() };
     let parts: Vec<Part> = [(0, 1), (1, 2)].map(part).to_vec();
     let profile = LatencyProfile::linear(Duration::from_micros(1), Duration::ZERO, 4).unwrap();
@@ -62,17 +73,25 @@ fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost(
         ring_slots: 0,
         cores: None,
     });
-    let broken = Arc::new(AtomicU32::new(1));
-    let engine = Arc::new(EchoModel(test_support::signature(), broken.clone()));
-    let served = Served::new(engine, policy.unwrap(), &parts, RunLimits::default(), Arc::new(|_, _, _| Ok(())));
+    let served =
+        Served::new(Arc::new(engine), policy.unwrap(), &parts, RunLimits::default(), Arc::new(|_, _, _| Ok(())));
+    let metrics = served.metrics.shares.clone();
+    let shares =
+        DeviceShares::new(served.host.clone(), parts.into(), options, BTreeMap::new(), Arc::default(), metrics);
+    (served, shares)
+}
+
+#[test]
+fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost() {
     let options = DeviceOptions {
         share_hold_down: Duration::from_millis(20),
         share_period: Duration::from_millis(10),
         ..DeviceOptions::default()
     };
-    let metrics = served.metrics.shares.clone();
-    let shares =
-        DeviceShares::new(served.host.clone(), parts.into(), &options, BTreeMap::new(), Arc::default(), metrics);
+    let engine = EchoModel::new();
+    engine.broken.store(1, Ordering::Relaxed);
+    let broken = engine.broken.clone();
+    let (served, shares) = serve(engine, &options);
     let models = [(served.model.clone(), None)];
     let mut sent = 0u8;
     let mut look = || {
@@ -110,6 +129,56 @@ fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost(
         served.host.partition(&served.model) == PartitionId(1)
     });
     assert_eq!(shares.report(&served.model).unwrap().units, 3, "all there is");
+}
+
+#[test]
+fn section_3_3_1_batches_are_as_large_as_what_they_took_says_and_each_of_them_is_heard_of() {
+    let options = DeviceOptions { share_batches: BatchesBy::Slab, ..DeviceOptions::default() };
+    let engine = EchoModel::new();
+    let gate = engine.gate.clone();
+    let (served, shares) = serve(engine, &options);
+    let models = [(served.model.clone(), Some(Duration::from_millis(60_000)))];
+    let limit = || shares.report(&served.model).unwrap().batch_limit;
+    let launches = || served.metric("downbeat_launches_total{");
+    // One that is launched, and three that wait for it.
+    let four = || {
+        let closed = gate.lock();
+        let answers = [0, 1, 2, 3].map(|sent| served.send(sent).1);
+        drop(closed);
+        assert_eq!(answers.map(item), [0, 1, 2, 3]);
+    };
+    four();
+    until("two are not counted", || launches() == 2.0);
+    until("it has no share", || {
+        shares.tick(&models);
+        shares.report(&served.model).unwrap().units == 3
+    });
+    assert_eq!(limit(), Some(1));
+    // Nobody waits for who looks at shares.
+    let looked_at = shares.state.lock();
+    four();
+    until("each does not run alone", || launches() == 6.0);
+    drop(looked_at);
+    shares.tick(&models);
+    assert_eq!((limit(), served.metric("downbeat_share_batch_limit{")), (Some(4), 4.0), "they were in time");
+    four();
+    until("they do not run together", || launches() == 8.0);
+    // Half of the SLO is for waiting.
+    let now = served.host.clock.now();
+    let late = Span { start: now, end: now + Duration::from_millis(40_000) };
+    let tell = served.model.batch_control.get().unwrap();
+    (0..4).for_each(|_| tell(&served.model, 4, late));
+    assert!(limit() < Some(4), "{:?}", limit());
+    assert_eq!(served.metric("downbeat_share_batch_limit{"), f64::from(limit().unwrap()));
+}
+
+#[test]
+fn batches_are_left_to_the_device_policy_without_an_slo() {
+    let options = DeviceOptions { share_batches: BatchesBy::Slab, ..DeviceOptions::default() };
+    let (served, shares) = serve(EchoModel::new(), &options);
+    shares.tick(&[(served.model.clone(), None)]);
+    assert_eq!(shares.report(&served.model).unwrap().batch_limit, None);
+    assert!(served.model.batch_control.get().is_none());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_server::device_report::PlacedModel;
-use downbeat_server::options::{ModelControl, ServerOptions, SharesBy};
+use downbeat_server::options::{BatchesBy, ModelControl, ModelOptions, ServerOptions, SharesBy};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use serde_json::json;
@@ -137,6 +137,55 @@ async fn a_share_that_is_set_by_hand_stays_and_the_others_make_room() {
     until(|| share(&registry, "a") == Some((2, 2))).await;
     registry.infer(request("a", 1, 4)).await.unwrap();
     assert!(!placed(&registry, "a").unwrap().by_hand);
+    looks.abort();
+}
+
+#[tokio::test]
+async fn a_model_whose_knee_is_known_asks_for_that_when_it_comes() {
+    let models = Models::new();
+    let shares = |options: &mut ServerOptions| options.device.partitions = vec!["25%".to_owned(), "75%".to_owned()];
+    let Some((registry, looks)) = serve(&models, &[], shares).await else { return };
+    for (name, knee) in [("a", "knee = 0.2\n"), ("b", "knee = 0.75\n"), ("c", "")] {
+        let file = models.path().join(name).join("1/model.emulated.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(file, format!("{knee}{text}")).unwrap();
+    }
+    for name in ["a", "b"] {
+        registry.load(name, Default::default()).await.unwrap();
+    }
+    // Each would ask for as much as the other.
+    until(|| (share(&registry, "a"), share(&registry, "b")) == (Some((0, 25)), Some((1, 75)))).await;
+    registry.load("c", Default::default()).await.unwrap();
+    until(|| share(&registry, "c").is_some()).await;
+    let knees = ["a", "b", "c"].map(|name| placed(&registry, name).unwrap().share.unwrap().knee);
+    assert_eq!(knees, [Some(20), Some(75), None]);
+    looks.abort();
+}
+
+#[tokio::test]
+async fn batches_of_windowed_models_grow_as_long_as_they_are_in_time() {
+    let models = Models::new();
+    let slab = |options: &mut ServerOptions| {
+        options.device.share_batches = BatchesBy::Slab;
+        options.device.groups =
+            vec![crate::lanes::group(&["a"], "windowed", json!({})), crate::lanes::group(&["b"], "elastic", json!({}))];
+        let slo = Some(downbeat_core::Duration::from_millis(60_000));
+        options.models.insert("a".to_owned(), ModelOptions { slo, ..ModelOptions::default() });
+    };
+    let Some((registry, looks)) = serve(&models, &["a", "b"], slab).await else { return };
+    let limit = |name: &str| placed(&registry, name)?.share?.batch_limit;
+    until(|| limit("a") == Some(1) && placed(&registry, "b").is_some_and(|placed| placed.share.is_some())).await;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let answered = clients(&registry, "a", &stopped);
+    until(|| limit("a") == Some(8)).await;
+    stopped.store(true, Ordering::Relaxed);
+    for client in answered {
+        assert!(client.await.unwrap() > 0);
+    }
+    assert_eq!(metric(&registry, "downbeat_share_batch_limit", "model=\"a\""), 8.0);
+    assert_eq!(limit("b"), None, "it is no policy whose batches can be limited");
+    registry.unload("a").await.unwrap();
+    until(|| metric(&registry, "downbeat_share_batch_limit", "model=\"a\"") == 0.0).await;
     looks.abort();
 }
 

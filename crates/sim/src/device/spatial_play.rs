@@ -255,7 +255,9 @@ impl Play {
 
     fn limit(&mut self, now: Time, index: usize, rows: u32) {
         self.models[index].report.limits.push((now, rows));
-        self.streams(index).for_each(|stream| self.scheduler.handle_limit(now, stream, rows));
+        for stream in self.streams(index) {
+            self.scheduler.handle_limit(now, stream, rows);
+        }
     }
 
     /// Lanes that are ready.
@@ -285,7 +287,9 @@ impl Play {
                     if self.scheduler.lanes(model).is_empty() {
                         self.add(now, index, partition)?;
                         let rows = self.models[index].report.limits.last().map_or(1, |(_, rows)| *rows);
-                        self.streams(index).for_each(|stream| self.scheduler.handle_limit(now, stream, rows));
+                        for stream in self.streams(index) {
+                            self.scheduler.handle_limit(now, stream, rows);
+                        }
                     } else {
                         for stream in self.streams(index) {
                             self.scheduler.handle_switch(now, stream);
@@ -426,7 +430,7 @@ impl Play {
         running.counted.items += u64::from(rows);
         running.counted.batches += 1;
         match &mut self.control {
-            Control::Spatial(spatial) => spatial.handle_batch(now, id, rows, took),
+            Control::Spatial(spatial) => spatial.handle_batch(now, id, rows, Span { start, end: now }),
             Control::Batches(batches) => {
                 if let Some(batch) = batches.get_mut(&id) {
                     let before = batch.limit();

@@ -6,8 +6,9 @@ use super::decision::{BadShare, ShareReason, SpatialOptions, SpatialOutput, Spat
 use super::fair_share::{Claim, FairShare};
 use super::self_tuning::{MeasuredWindow, Tuned};
 use super::shared_model::{ShareState, SharedModel, SpatialModel};
+use crate::device::launch::Span;
 use crate::ids::ModelId;
-use crate::time::{Duration, Time};
+use crate::time::Time;
 
 /// On how much of a device each of its models runs (GSLICE §3.2, §3.3.1).
 ///
@@ -103,12 +104,12 @@ impl Spatial {
         }
     }
 
-    /// A batch of a model took so long. One that began with another share says nothing.
-    pub fn handle_batch(&mut self, now: Time, id: ModelId, rows: u32, latency: Duration) {
-        let Some(model) = self.models.get_mut(&id).filter(|model| now - latency >= model.changed) else { return };
+    /// A batch of a model has run, now or before. One that began with another share says nothing.
+    pub fn handle_batch(&mut self, now: Time, id: ModelId, rows: u32, ran: Span) {
+        let Some(model) = self.models.get_mut(&id).filter(|model| ran.start >= model.changed) else { return };
         let before = model.batch.limit();
         model.tuning.handle_batch(rows >= before);
-        let signal = model.batch.handle_batch(rows, latency);
+        let signal = model.batch.handle_batch(rows, ran.end.since(ran.start));
         let rows = model.batch.limit();
         if rows != before {
             self.outputs.push_back(SpatialOutput::Limit { model: id, rows });

@@ -254,6 +254,7 @@ impl DeviceState {
                     let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
                     if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {
                         model.metrics.record_switch();
+                        model.guard.iter().for_each(|guard| guard.moved(now, device, partition));
                         tracing::info!(model = %model.name, device, %partition, "runs on other lanes from now on");
                     }
                 }

@@ -19,17 +19,48 @@ pub struct PolicyGuard {
 
 /// Where a model is.
 struct Devices {
-    occupancies: Box<[Arc<Occupancy>]>,
-    partition: PartitionId,
+    spots: Box<[Spot]>,
     model: ModelId,
+}
+
+/// Where it is on a device.
+struct Spot {
+    device: usize,
+    occupancy: Arc<Occupancy>,
+    at: Mutex<Stay>,
+}
+
+/// Since when it has been in a partition.
+#[derive(Clone, Copy)]
+struct Stay {
+    partition: PartitionId,
+    /// How long others had had the partition when it came.
+    begin: Duration,
+    /// How long others had those where it was before, meanwhile.
+    before: Duration,
+}
+
+impl Spot {
+    /// How long others have had the partitions where it was, while it was there.
+    fn others(&self, now: Time, model: ModelId, stay: &Stay) -> Duration {
+        stay.before + self.occupancy.others(now, stay.partition, model).saturating_sub(stay.begin)
+    }
 }
 
 impl Devices {
     /// How long they have been busy for other models by now, on average.
     fn others(&self, now: Time) -> Duration {
-        let busy = self.occupancies.iter().map(|device| device.others(now, self.partition, self.model));
+        let busy = self.spots.iter().map(|spot| spot.others(now, self.model, &spot.at.lock()));
         let sum = busy.fold(Duration::ZERO, |sum, busy| sum + busy);
-        Duration::from_nanos(sum.as_nanos() / (self.occupancies.len() as u64).max(1))
+        Duration::from_nanos(sum.as_nanos() / (self.spots.len() as u64).max(1))
+    }
+
+    fn moved(&self, now: Time, device: usize, to: PartitionId) {
+        for spot in self.spots.iter().filter(|spot| spot.device == device) {
+            let mut stay = spot.at.lock();
+            let (before, begin) = (spot.others(now, self.model, &stay), spot.occupancy.others(now, to, self.model));
+            *stay = Stay { partition: to, begin, before };
+        }
     }
 }
 
@@ -42,8 +73,9 @@ impl PolicyGuard {
         partition: PartitionId,
         hosts: &[Arc<DeviceHost>],
     ) -> Self {
-        let occupancies = hosts.iter().map(|host| host.occupancy.clone()).collect();
-        let devices = Devices { occupancies, partition, model };
+        let at = || Mutex::new(Stay { partition, begin: Duration::ZERO, before: Duration::ZERO });
+        let spot = |host: &Arc<DeviceHost>| Spot { device: host.device, occupancy: host.occupancy.clone(), at: at() };
+        let devices = Devices { spots: hosts.iter().map(spot).collect(), model };
         PolicyGuard { clock, guard: Mutex::new(AutoGuard::new(options)), devices }
     }
 
@@ -54,6 +86,11 @@ impl PolicyGuard {
     /// Whether the model is to go back to `exclusive`.
     pub fn has_lost(&self) -> bool {
         self.guard.lock().report().state == GuardState::Back
+    }
+
+    /// From now on it runs in another partition of a device.
+    pub(super) fn moved(&self, now: Time, device: usize, to: PartitionId) {
+        self.devices.moved(now, device, to);
     }
 
     /// A request is taken in.
@@ -84,5 +121,40 @@ impl Drop for Watched {
         // Read under the lock: for the guard time never goes back.
         let now = clock.now();
         guard.handle_end(now, self.request, self.end, || devices.others(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use downbeat_engine::{Part, Share};
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn what_others_have_of_a_device_is_what_they_have_where_the_model_is() {
+        let part = || Part { share: Share::Whole, threads: 1, units: 1, size: String::new() };
+        let occupancy = Arc::new(Occupancy::new(Metrics::new().unwrap().device(3), &[part(), part()]));
+        let [here, there] = [PartitionId(0), PartitionId(1)];
+        let (model, other) = (ModelId(0), ModelId(1));
+        let at = |ms: u64| Time::ZERO + Duration::from_millis(ms);
+        let stay = Stay { partition: here, begin: Duration::ZERO, before: Duration::ZERO };
+        let spot = Spot { device: 3, occupancy: occupancy.clone(), at: Mutex::new(stay) };
+        let devices = Devices { spots: [spot].into(), model };
+        let runs = |partition, from, until| {
+            occupancy.begin(at(from), partition, other);
+            occupancy.end(at(until), partition, other);
+        };
+        runs(there, 0, 500);
+        runs(here, 500, 600);
+        assert_eq!(devices.others(at(600)), Duration::from_millis(100));
+        devices.moved(at(600), 3, there);
+        assert_eq!(devices.others(at(600)), Duration::from_millis(100), "it was not there then");
+        runs(here, 600, 900);
+        runs(there, 900, 950);
+        assert_eq!(devices.others(at(950)), Duration::from_millis(150));
+        devices.moved(at(950), 2, here);
+        runs(there, 950, 960);
+        assert_eq!(devices.others(at(960)), Duration::from_millis(160), "another device");
     }
 }

@@ -31,6 +31,8 @@ pub struct SharedPlace {
     pub partition: u32,
     /// Its compute units.
     pub units: u32,
+    /// Which of the device's lanes runs what is here, one launch at a time.
+    pub lane: u32,
 }
 
 /// What batches take.
@@ -59,7 +61,7 @@ impl Execution {
         let Some(shared) = shared else { return Execution::Planned(IndexedHeap::new()) };
         let count = shared.places.iter().map(|place| place.device + 1).max().unwrap_or(0);
         let mut devices: Vec<ContendedDevice> = (0..count).map(|_| ContendedDevice::new(shared.limits, 1)).collect();
-        for SharedPlace { device, partition, units } in &shared.places {
+        for SharedPlace { device, partition, units, .. } in &shared.places {
             devices[*device as usize].set_units(Time::ZERO, *partition as usize, *units);
         }
         let (events, works, ended) = (IndexedHeap::new(), BTreeMap::new(), (Time::ZERO, VecDeque::new()));
@@ -100,7 +102,7 @@ impl Execution {
 
 impl SharedExecution {
     fn start(&mut self, now: Time, place: DeviceId, model: ModelId, size: u32) {
-        let SharedPlace { device, partition, units } = self.shared.places[place.0 as usize];
+        let SharedPlace { device, partition, units, lane } = self.shared.places[place.0 as usize];
         let emulated = &self.shared.models[model.0 as usize];
         let length = self.shared.length;
         let work = self
@@ -108,8 +110,8 @@ impl SharedExecution {
             .entry((model.0, size, units))
             .or_insert_with(|| emulated.work(SegmentRange::new(0, emulated.segment_count()), size, length, units));
         let contended = &mut self.devices[device as usize];
-        // A lane for each partition; the token says whose it is.
-        contended.launch_in(now, partition as usize, LaneId(partition), u64::from(place.0), work.clone());
+        // The token says whose it is.
+        contended.launch_in(now, partition as usize, LaneId(lane), u64::from(place.0), work.clone());
         self.expect(device);
     }
 

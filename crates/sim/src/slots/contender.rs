@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use downbeat_core::cluster::{DropPolicy, ModelOptions};
-use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, ProfileError};
+use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ProfileError};
 use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
 use super::mix::{LENGTH, MeasuredMix, SlotMix};
@@ -31,6 +31,19 @@ pub enum Contender {
     Tuned,
     /// gpu-lets' greedy.
     GpuLets,
+    /// Whole devices under a policy of the cluster scheduler, each of which runs two batches at a time, side by side on all units.
+    Together(Policy, Plan),
+}
+
+/// What batches that run side by side are planned with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// What they take alone, as Symphony does.
+    Alone,
+    /// What they are predicted to take beside another (Abacus §5), in the schedulable window (Symphony §3.1).
+    Predicted,
+    /// That, or one at a time: as holds more in a trial with other arrivals.
+    Tried,
 }
 
 /// What came of it.
@@ -52,6 +65,8 @@ struct Placing {
     runs: Vec<Vec<bool>>,
     system: System,
     policy: Policy,
+    /// What two batches at a time on each slot are planned with; `None`: there is one at a time.
+    together: Option<Plan>,
 }
 
 impl Contender {
@@ -93,6 +108,12 @@ impl Contender {
         let problem = &measured.problem;
         match self {
             Contender::Whole(policy) => vec![placed_by(problem, SlotLayout::whole(problem), None, policy)],
+            Contender::Together(policy, plan) => {
+                let placed =
+                    |together| Placing { together, ..placed_by(problem, SlotLayout::whole(problem), None, policy) };
+                let alone = (*plan == Plan::Tried).then(|| placed(None));
+                alone.into_iter().chain([placed(Some(*plan))]).collect()
+            }
             Contender::Slots(policy) => {
                 let mut layouts = vec![(SlotLayout::whole(problem), None)];
                 layouts.extend((2..=4).map(|slots| (equal(problem, slots), None)));
@@ -129,7 +150,7 @@ fn total(problem: &SlotProblem) -> f64 {
 fn placed_by(problem: &SlotProblem, layout: SlotLayout, runs: Option<Vec<Vec<bool>>>, policy: &Policy) -> Placing {
     let predicted = problem.evaluate(&layout).map(|plan| plan.factor * total(problem));
     let runs = runs.unwrap_or_else(|| anywhere(problem));
-    Placing { layout, predicted, runs, system: policy.system(), policy: policy.clone() }
+    Placing { layout, predicted, runs, system: policy.system(), policy: policy.clone(), together: None }
 }
 
 fn anywhere(problem: &SlotProblem) -> Vec<Vec<bool>> {
@@ -155,7 +176,7 @@ fn pinned(
     places: Vec<Vec<(DeviceId, f64)>>,
 ) -> Option<Placing> {
     let policy = Policy::with_drop("eager", DropPolicy::WindowDrop).ok()?;
-    Some(Placing { layout, predicted, runs: anywhere(problem), system: System::Pinned(places), policy })
+    Some(Placing { layout, predicted, runs: anywhere(problem), system: System::Pinned(places), policy, together: None })
 }
 
 /// Slot i of every device is model i's.
@@ -199,8 +220,10 @@ fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
 
 /// The mix at its own rates as it was placed.
 fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
-    let Placing { layout, predicted, runs, system, policy } = placing;
-    let slots = slots(&layout.0);
+    let Placing { layout, predicted, runs, system, policy, together } = placing;
+    let at_once = 1 + u32::from(together.is_some());
+    let once = slots(&layout.0);
+    let slots: Vec<(usize, usize)> = (0..at_once).flat_map(|_| once.iter().copied()).collect();
     let steps = |(device, at): &(usize, usize)| layout.0[*device][*at];
     let kind = |steps: u32| DeviceKind(steps - 1);
     let total: f64 = mix.models.iter().map(|model| model.rate).sum();
@@ -208,7 +231,13 @@ fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u6
     let whole = || Some(measured.problem.evaluate(&SlotLayout::whole(&measured.problem))?.factor);
     let factor = predicted.map(|rate| rate / total).or_else(whole).unwrap_or(1.0);
     let mut loads = Vec::new();
-    for (SlotModel { rate, slo, profiles }, runs) in measured.problem.models.iter().zip(runs) {
+    let predicted = together.is_some_and(|plan| plan != Plan::Alone);
+    for (index, (SlotModel { rate, slo, profiles }, runs)) in measured.problem.models.iter().zip(runs).enumerate() {
+        let beside: Vec<LatencyProfile> = match predicted {
+            true => profiles.iter().map(|_| measured.beside[index].clone()).collect(),
+            false => profiles.clone(),
+        };
+        let profiles = &beside;
         let known =
             profiles.iter().zip(1..).zip(runs).filter(|((profile, _), runs)| **runs && profile.latency(1) <= *slo);
         let known: Vec<_> = known.map(|((profile, steps), _)| (kind(steps), profile.clone())).collect();
@@ -220,14 +249,15 @@ fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u6
         options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| whole.clone().into());
         loads.push(Load { options, slo: *slo, arrivals: Arrivals::Poisson, rate: rate * factor, pace: Pace::steady() });
     }
-    let place = |slot: &(usize, usize)| SharedPlace {
+    let place = |(index, slot): (usize, &(usize, usize))| SharedPlace {
         device: slot.0 as u32,
         partition: slot.1 as u32,
         units: mix.units(steps(slot)),
+        lane: slot.1 as u32 * at_once + (index / once.len()) as u32,
     };
     let shared = SharedDevices {
         limits: mix.platform.limits(),
-        places: slots.iter().map(place).collect(),
+        places: slots.iter().enumerate().map(place).collect(),
         models: measured.models.clone(),
         length: LENGTH,
     };
@@ -252,6 +282,9 @@ impl fmt::Display for Contender {
             Contender::ByKnees => f.write_str("GSLICE, by knees"),
             Contender::Tuned => f.write_str("GSLICE, tuned"),
             Contender::GpuLets => f.write_str("gpu-lets"),
+            Contender::Together(policy, Plan::Alone) => write!(f, "two at once, planned as if alone, {policy}"),
+            Contender::Together(policy, Plan::Predicted) => write!(f, "two at once, {policy}"),
+            Contender::Together(policy, Plan::Tried) => write!(f, "one or two at once, {policy}"),
         }
     }
 }

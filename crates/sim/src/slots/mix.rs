@@ -67,6 +67,8 @@ pub struct MeasuredMix {
     pub models: Vec<EmulatedModel>,
     /// What is to be planned with.
     pub problem: SlotProblem,
+    /// By model: what batches take on a whole device beside half of the largest batch of another model, the one that they take longest beside.
+    pub beside: Vec<LatencyProfile>,
 }
 
 impl SlotMix {
@@ -120,7 +122,28 @@ impl SlotMix {
             measured.push(SlotModel { rate: *rate, slo, profiles: profiles.collect::<Result<_, ProfileError>>()? });
         }
         let (devices, steps) = (self.devices, self.steps);
-        Ok(MeasuredMix { models, problem: SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS } })
+        let largest: Vec<u32> = measured.iter().map(|model| model.profiles[steps as usize - 1].max_batch()).collect();
+        let beside = (0..models.len()).map(|index| self.beside(&models, index, &largest)).collect::<Result<_, _>>()?;
+        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS };
+        Ok(MeasuredMix { models, problem, beside })
+    }
+
+    /// What batches of a model take in the mean on a whole device beside half of the largest batch of each other model (of its own, if it is alone), at most.
+    fn beside(&self, models: &[EmulatedModel], index: usize, largest: &[u32]) -> Result<LatencyProfile, ProfileError> {
+        let units = self.units(self.steps);
+        let most = largest[index];
+        let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
+        sizes.push(most);
+        let point = |batch: u32| {
+            let others = (0..models.len()).filter(|other| *other != index || models.len() == 1);
+            let takes = others.map(|other| {
+                let clients = [(index, batch), (other, largest[other].div_ceil(2))];
+                let clients = clients.map(|(model, batch)| Client::new(&models[model], batch, 0, units));
+                closed_loop(self.platform.limits(), &[units], &clients, MEASURED).0[0].mean_ms()
+            });
+            (batch, Duration::from_millis_f64(takes.fold(0.0, f64::max)))
+        };
+        LatencyProfile::from_points(&sizes.into_iter().map(point).collect::<Vec<_>>())
     }
 
     /// By how many percent a batch takes longer than alone on a slot, at most, while the other models keep the slots beside it busy that are as large.

@@ -6,7 +6,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile};
 use downbeat_plan::SlotLayout;
 use downbeat_sim::device::{Architecture, EmulatedModel, Platform};
-use downbeat_sim::slots::{MixModel, SlotMix};
+use downbeat_sim::slots::{Contender, MixModel, Plan, SlotMix};
 use downbeat_sim::{Arrivals, Load, Pace, SharedDevices, SharedPlace, Simulation, System};
 
 fn load(profiles: DeviceProfiles, largest: u32, slo_ms: u64, rate: f64) -> Load {
@@ -60,7 +60,7 @@ fn busy(units: &[u32], planned: bool) -> f64 {
     let platform = Platform::V100_TENSORRT;
     let model = EmulatedModel::new(Architecture::Vgg19, platform);
     let points: Vec<_> = (1..=8).map(|batch| (batch, model.time_on(batch, 64, units[0]))).collect();
-    let place = |(partition, units): (u32, &u32)| SharedPlace { device: 0, partition, units: *units };
+    let place = |(partition, units): (u32, &u32)| SharedPlace { device: 0, partition, units: *units, lane: partition };
     let shared = SharedDevices {
         limits: platform.limits(),
         places: (0..).zip(units).map(place).collect(),
@@ -102,6 +102,23 @@ fn devices_are_cut_where_requests_are_too_few_for_batches_and_left_whole_where_b
     assert!(plan.layout.0.iter().any(|slots| slots.len() > 1) && plan.factor > 1.02 * whole.factor, "{}", plan.layout);
     let batched = mix(2, &[(Architecture::Vgg19, 60.0, 1.0)]).measure().unwrap();
     assert_eq!(batched.problem.choose().unwrap().layout, SlotLayout::whole(&batched.problem));
+}
+
+/// Abacus' prediction (§5) in Symphony's schedulable window (§3.1).
+#[test]
+fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_planned_with_what_they_take_together() {
+    let mut mix = mix(1, &[(Architecture::ResNet50, 8.0, 1.0), (Architecture::BertBase, 10.0, 1.0)]);
+    (mix.platform, mix.steps) = (Platform::A100_CUDNN, 9);
+    let measured = mix.measure().unwrap();
+    for (model, beside) in measured.problem.models.iter().zip(&measured.beside) {
+        let alone = model.profiles.last().unwrap();
+        assert!((1..=alone.max_batch()).all(|batch| beside.latency(batch) > alone.latency(batch)));
+    }
+    let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap().capacity;
+    let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
+    let (one, as_if_alone, two) =
+        (held(Contender::Whole("deferred".parse().unwrap())), together(Plan::Alone), together(Plan::Predicted));
+    assert!(two > 1.1 * one && two > 1.1 * as_if_alone, "{one} {as_if_alone} {two}");
 }
 
 #[test]

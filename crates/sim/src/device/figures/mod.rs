@@ -59,7 +59,7 @@ impl Default for FigureOptions {
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
 /// The figures: name, what it shows, how it is made.
-const NAMES: [(&str, &str, Maker); 43] = [
+const NAMES: [(&str, &str, Maker); 45] = [
     (
         "device-model",
         "The emulated devices beside the papers: what was fitted, what was not",
@@ -111,6 +111,8 @@ const NAMES: [(&str, &str, Maker); 43] = [
     ("abacus-terms", "Abacus' violations with one term of the device changed at a time", abacus::terms),
     ("slots", "Symphony on slots of devices beside whole devices, GSLICE and gpu-lets", slots::mixes),
     ("slots-random", "The same on random mixes", slots::random),
+    ("together", "Batches of Symphony side by side, planned with what they take beside another", slots::together),
+    ("together-random", "The same on random mixes", slots::together_random),
 ];
 
 impl Figure {

@@ -7,7 +7,7 @@ use downbeat_core::quantiles;
 use super::{DeviceFailure, Figure, FigureOptions, each, head};
 use crate::device::{Architecture, Platform};
 use crate::policy::Policy;
-use crate::slots::{Contender, Found, MixModel, SlotMix};
+use crate::slots::{Contender, Found, MixModel, Plan, SlotMix};
 
 /// Mixes of the random set.
 const RANDOM: u32 = 12;
@@ -49,9 +49,9 @@ fn found(
     Ok(all.chunks(contenders.len()).map(<[_]>::to_vec).collect())
 }
 
-pub(super) fn mixes(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+fn chosen() -> [SlotMix; 3] {
     use Architecture::{BertBase, InceptionV4, LinkNet, ResNet50, ResNet152, Vgg19};
-    let mixes = [
+    [
         mix(
             "V100, SLOs of 3 to 6 l(1)",
             Platform::V100_TENSORRT,
@@ -70,7 +70,11 @@ pub(super) fn mixes(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
             10,
             &[(Vgg19, 150.0, 0.5), (ResNet50, 100.0, 1.0)],
         ),
-    ];
+    ]
+}
+
+pub(super) fn mixes(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let mixes = chosen();
     let contenders = [
         Contender::Whole(policy("deferred")?),
         Contender::Whole(policy("adaptive")?),
@@ -92,6 +96,41 @@ pub(super) fn mixes(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     }
     let note = "Four emulated devices, cut in steps of a tenth (V100) or a ninth (A100) of their units; Poisson arrivals; held: at most 1% of each model's requests dropped or late.";
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
+}
+
+pub(super) fn together(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    side_by_side(&chosen(), options)
+}
+
+pub(super) fn together_random(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    side_by_side(&(1..=RANDOM).map(|number| SlotMix::draw(options.seed, number)).collect::<Vec<_>>(), options)
+}
+
+fn side_by_side(mixes: &[SlotMix], options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+    let deferred = policy("deferred")?;
+    let together = |plan| Contender::Together(deferred.clone(), plan);
+    let plans = [Plan::Alone, Plan::Predicted, Plan::Tried].map(together);
+    let contenders: Vec<_> = std::iter::once(Contender::Whole(deferred.clone())).chain(plans).collect();
+    let mut table = vec![head(
+        "mix | one at a time | two, planned as if alone | two, as predicted | one or two, as tried | to one",
+    )];
+    let mut ratios = vec![Vec::new(); 3];
+    for (mix, found) in mixes.iter().zip(found(mixes, &contenders, options)?) {
+        let held: Vec<f64> = found.iter().map(|found| found.as_ref().map_or(0.0, |found| found.capacity)).collect();
+        for (ratios, two) in ratios.iter_mut().zip(&held[1..]) {
+            ratios.push(two / held[0].max(f64::MIN_POSITIVE));
+        }
+        let numbers = held.iter().map(|held| format!("{held:.0}"));
+        let ratio = format!("{:.2}", held[3] / held[0]);
+        table.push(std::iter::once(mix.name.clone()).chain(numbers).chain([ratio]).collect());
+    }
+    let mut note = "Whole devices on which batches of the cluster scheduler run one at a time, or two side by side on all units; held requests a second of all models.".to_owned();
+    for (name, ratios) in ["Two as if alone", "Two as predicted", "One or two as tried"].iter().zip(ratios) {
+        if let Some([least, middle, most]) = quantiles(ratios, [0.0, 0.5, 1.0]) {
+            note += &format!("\n{name}, to one at a time: median {middle:.2}, least {least:.2}, most {most:.2}.");
+        }
+    }
+    Ok(Figure { note, table, ..Figure::default() })
 }
 
 pub(super) fn random(options: &FigureOptions) -> Result<Figure, DeviceFailure> {

@@ -177,6 +177,8 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
+        optional("device.predictor", path("FILE"), |d| &mut d.options.device.predictor, "requests run one at a time", "\"predictor.json\"")
+            .help("What predicts groups of operators for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
             .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")

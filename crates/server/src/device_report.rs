@@ -1,5 +1,6 @@
 //! What devices are divided into, and which model is where.
 
+use downbeat_core::device::GroupStats;
 use downbeat_engine::Executor;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,46 @@ pub struct DeviceReport {
     pub device: usize,
     /// What is on it.
     pub models: Vec<PlacedModel>,
+    /// Its models whose operators run in groups (the policy overlap); `None`: there are none.
+    pub groups: Option<GroupsReport>,
+}
+
+/// What the groups of operators of a device came to.
+#[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
+pub struct GroupsReport {
+    /// The mean absolute relative error of what predicts them, when it was tested; `None`: nothing does, and requests run one at a time.
+    pub mean_error: Option<f64>,
+    /// The models, by when they came.
+    pub models: Vec<GroupedModel>,
+    /// Groups that have begun.
+    pub groups: u64,
+    /// Of these, of several requests.
+    pub together: u64,
+    /// Groups that were decided in time, and did not suit any more when the device was free.
+    pub overtaken: u64,
+    /// What half of the last groups of several took, or less, of what was predicted.
+    pub expected: f64,
+    /// What 95% of them did: what a group is taken to need.
+    pub bound: f64,
+}
+
+/// A model whose operators run in groups.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct GroupedModel {
+    /// Model name.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// Why its requests run beside no other model's; `None`: they do.
+    pub alone: Option<String>,
+}
+
+impl GroupsReport {
+    /// Of models that are still to be named.
+    pub fn new(stats: GroupStats, mean_error: Option<f64>) -> Self {
+        let GroupStats { groups, together, overtaken, expected, bound } = stats;
+        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound }
+    }
 }
 
 /// A model version on a device.

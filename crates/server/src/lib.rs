@@ -21,6 +21,7 @@ pub mod error;
 pub mod extension;
 mod gpu_metrics;
 mod gpu_watch;
+pub mod group_predictor;
 pub mod group_profiler;
 pub mod grpc;
 pub mod host;

@@ -13,6 +13,7 @@ use crate::auto_profiler;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::Engines;
+use crate::group_predictor::GroupPredictor;
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -63,6 +64,8 @@ pub struct LoadContext {
     pub model_memory: Arc<ModelMemory>,
     /// What was measured at earlier starts.
     pub store: ProfileStore,
+    /// What predicts groups of operators.
+    pub predictor: Arc<GroupPredictor>,
     /// The server's clock.
     pub clock: Clock,
     /// What the runs of all models may take; `None`: nobody limits them.
@@ -90,6 +93,7 @@ impl LoadContext {
     ) -> Self {
         LoadContext {
             store: ProfileStore::new(options.profiling.cache_dir.clone()),
+            predictor: Arc::new(GroupPredictor::open(options.device.predictor.as_deref())),
             clock: driver.clock(),
             memory: memory::run_budget(&options).map(MemoryBudget::new),
             turns: LoadTurns::new(LONGEST_TURN),

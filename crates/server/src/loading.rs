@@ -1,10 +1,12 @@
 //! The way of one model version into service, by one policy, step by step.
 
 mod rehearsed;
+mod starting;
 
+use std::path::Path;
 use std::sync::Arc;
 
-use downbeat_core::device::{AutoInputs, ChosenPolicy, GuardOptions, PolicyName, SegmentProfile};
+use downbeat_core::device::{ChosenPolicy, PolicyName, SegmentProfile};
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_engine::{Cut, Lane, LoadOptions, Model, Part, Place, Share, graph_report};
 use downbeat_repository::ModelDefinition;
@@ -13,8 +15,9 @@ use parking_lot::MutexGuard;
 use crate::auto_model::AutoModel;
 use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use crate::device_budget::DeviceBudget;
-use crate::engines::{MOST_EXECUTORS, most_threads};
-use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, Padding, PolicyError, PolicyGuard};
+use crate::engines::most_threads;
+use crate::group_predictor::GroupMember;
+use crate::host::{self, HostedVersion, Padding, PolicyError};
 use crate::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load_turns::LONGEST_TURN;
 use crate::loaded_version::LoadedVersion;
@@ -43,6 +46,10 @@ pub struct Loading<'a> {
     policy: &'a ChosenPolicy,
     definition: ModelDefinition,
     version: String,
+    number: u64,
+    file: &'a Path,
+    /// Of a model whose operators run in groups with those of others, once it is loaded.
+    group: Option<GroupMember>,
     progress: &'a dyn LoadProgress,
     begin: Time,
     on_gpus: bool,
@@ -106,9 +113,17 @@ impl<'a> Loading<'a> {
         }
         let placed = context.placement.of(&definition, &on, !routed, context.driver.devices())?;
         let most = part.map_or_else(|| most_threads(options), |part| part.threads);
+        let group = (policy.name == PolicyName::OVERLAP).then_some(&context.predictor);
+        let group = group.filter(|group| group.known(name).is_some());
+        let cut = match policy.settings.cut() {
+            (_, false) if let Some(known) = group.and_then(|group| group.known(name)) => known.cut(),
+            (cut, _) => cut,
+        };
         let threads = match options.chosen_threads(name) {
             // As it was looked at.
             _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
+            // As its groups were sampled.
+            None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
             // What does not run on a GPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
@@ -117,14 +132,14 @@ impl<'a> Loading<'a> {
         options.check_dispatch(name, policy.name, definition.dispatch).map_err(refuses)?;
         let limit = options.models.get(name).and_then(|model| model.gpu_memory);
         let budget = DeviceBudget::before(&**engine, if on_gpus { &placed.devices } else { &[] }, limit);
-        let load = LoadOptions {
-            memory: context.memory.clone(),
-            ..LoadOptions::new(file.path, 1).with_cut(policy.settings.cut().0)
-        };
+        let load = LoadOptions { memory: context.memory.clone(), ..LoadOptions::new(file.path, 1).with_cut(cut) };
         let source = ModelSource::open(engine, turn, &context.store, part, &definition, load)?;
         let held = (!on_gpus).then(|| context.model_memory.begin(name));
         Ok(Loading {
             version: file.version.to_string(),
+            number: file.version,
+            file: file.path,
+            group: None,
             progress: file.progress,
             warmed: Default::default(),
             _gpu_turn: gpu_turn,
@@ -184,6 +199,7 @@ impl<'a> Loading<'a> {
         let segments = segments.unwrap_or_else(|| SegmentProfile::even(&profiled.profile, runnable.model.segments()));
         let model = runnable.model.clone();
         let auto = chosen.map(|chosen| Arc::new(self.auto_model(chosen, &segments)));
+        self.group = self.group(&*model, profiled.threads);
         let hosts = self.start(runnable, auto.clone(), &profiled, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
@@ -382,87 +398,6 @@ impl<'a> Loading<'a> {
             budget: self.context.options.profiling.budget,
         };
         measuring.segments(&subject, profile, lane)
-    }
-
-    /// Starts its lanes on its devices, and warms them up.
-    fn start(
-        &self,
-        Runnable { model, codec, padding, device: measured, lane }: Runnable,
-        auto: Option<Arc<AutoModel>>,
-        Profiled { profile, threads, .. }: &Profiled,
-        segments: SegmentProfile,
-    ) -> anyhow::Result<HostedVersion> {
-        let (context, definition) = (self.context, &self.definition);
-        let samples = warm_up::samples(definition, &codec)?;
-        let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
-        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
-        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
-        let id = context.driver.next_model();
-        let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
-            let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
-            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
-            Arc::new(PolicyGuard::new(options, context.clock, id, self.placed.home(), &hosts))
-        });
-        let setup = LaneSetup {
-            id,
-            name: &definition.name,
-            version: &self.version,
-            model: &model,
-            plan: codec.clone(),
-            segments,
-            profile: profile.clone(),
-            policy: self.policy,
-            guard,
-            auto,
-            queue_delay: definition.batching.max_queue_delay,
-            drop: self.drops(),
-            queue_bound: context.queue_bound(definition),
-            cores: self.cores(),
-            knee: self.knee(&*model, *threads, codec.max_batch),
-            metrics: &context.metrics.lanes,
-            memory: self.held.as_ref(),
-            hosts: &hosts,
-            partitions: &self.placed.partitions,
-            warm_up: warm_up::later(
-                self.source.engine.clone(),
-                definition.name.clone(),
-                &model,
-                &codec,
-                &samples,
-                limit,
-            ),
-        };
-        let mut warm_up = self.warm_up(&*model, &codec);
-        let mut count = 1;
-        let hosted = if self.routed {
-            // There are more lanes than one now.
-            warm_up.run = None;
-            host::start(setup, padding, |device, specs, lanes| {
-                count = lanes.len();
-                warm_up.lanes(&samples, device, specs, lanes)
-            })?
-        } else {
-            let is_warm = self.on_gpus && lane.is_some();
-            host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
-                // The one that was measured has run all sizes before.
-                device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
-                _ => warm_up.whole(&samples, device, lane),
-            })?
-        };
-        if self.routed || self.on_gpus {
-            warm_up.say(count);
-        }
-        Ok(hosted)
-    }
-
-    /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.
-    fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
-        match self.context.at_once(&self.definition) as usize {
-            _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
-            // Nobody said how many devices there are to be: there come to be more.
-            at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
-            at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices.len())),
-        }
     }
 
     /// Gives it a queue, where the scheduler makes its batches, and says that it is loaded.

@@ -236,6 +236,8 @@ with_defaults! {
         pub policy: PolicyName = PolicyName::EXCLUSIVE,
         /// Models with a policy and settings of their own. No model is in two.
         pub groups: Vec<DeviceGroup> = Vec::new(),
+        /// The file of what predicts groups of operators, for the policy overlap.
+        pub predictor: Option<PathBuf> = None,
         /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
         pub partitions: Vec<String> = Vec::new(),
         /// Who says on which of them a model runs.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::GroupDecision;
 use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::note::Note;
 use super::overlap::{GroupPart, OverlapModel};
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
@@ -103,7 +104,12 @@ impl Overlapped {
     fn launch(&mut self, turn: &mut Turn<'_>, part: GroupPart) {
         let Some(open) = self.requests.get(&part.request).copied() else { return };
         self.leave(open);
-        let (id, batch) = (turn.new_launch(), open.batch.unwrap_or_else(|| turn.new_batch()));
+        let id = turn.new_launch();
+        let batch = open.batch.unwrap_or_else(|| {
+            let batch = turn.new_batch();
+            turn.note(Note::New { batch, rows: open.rows, length: open.length });
+            batch
+        });
         self.requests.insert(part.request, Open { batch: Some(batch), runs: true, ..open });
         self.running = Some((id, part));
         turn.launch_in_group(Launch {

@@ -75,6 +75,7 @@ impl Device {
                         format!("{requests} took {took}, predicted {about}")
                     }
                     DeviceOutput::Free { model, .. } => format!("free of {}", model.unwrap().0),
+                    DeviceOutput::Note { note: Note::New { .. }, .. } => continue,
                     other => panic!("no part of it: {other:?}"),
                 });
             }

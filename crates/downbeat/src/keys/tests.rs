@@ -34,7 +34,7 @@ const GROUPS: &str = r#"
 #   mixes = { 4 = "4", 16 = "4,4,8" }
 #   max_running = 16
 #   ring_slots = 64
-# staged: where the model is cut (stages of about equal time, or cut_at: names of tensors), pairs of buffers, how old a batch may be that
+# staged, overlap: where the model is cut (stages of about equal time, or cut_at: names of tensors), pairs of buffers, how old a batch may be that
 # others join, and policies I, II and III: true, false or "auto".
 #   stages = 4
 #   buffer_pairs = 2

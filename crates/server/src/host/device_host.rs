@@ -23,6 +23,7 @@ use super::{answering, lane, own_launch};
 use crate::call::Call;
 use crate::clock::Clock;
 use crate::decision_log::LogFile;
+use crate::device_report::GroupsReport;
 use crate::driver::{DevicePool, QueuedCall};
 use crate::metrics::DeviceMetrics;
 use crate::reply;
@@ -139,7 +140,11 @@ impl DeviceHost {
         assert!(taken.is_ok(), "a policy that was checked can be had in a partition that there is");
         let lanes = inner.scheduler().lanes(model.id).to_vec();
         inner.put_lanes(&lanes, started);
+        let is_in_groups = model.group.is_some();
         inner.models.insert(model.id, Resident { model, running: 0 });
+        if is_in_groups {
+            inner.tell_groups(self.clock.now());
+        }
         inner.is_mixed = inner.has_both_kinds();
         Ok(())
     }
@@ -176,6 +181,9 @@ impl DeviceHost {
             let gone = inner.journal.apply(now, DeviceInput::Model(model.id, None));
             assert!(gone.is_ok(), "any model may go");
             let gone = (inner.models.remove(&model.id), inner.moves.remove(&model.id));
+            if model.group.is_some() {
+                inner.tell_groups(now);
+            }
             inner.is_mixed = inner.has_both_kinds();
             // Once more, as it may be the last time.
             self.tell_loads(inner, now);
@@ -460,6 +468,11 @@ impl DeviceHost {
     /// Items of a model that wait for a launch.
     pub(super) fn waiting(&self, model: &HostedModel) -> u32 {
         self.inner.lock().scheduler().stats(model.id).waiting
+    }
+
+    /// What the groups of operators of its models came to; `None`: none of them runs in groups.
+    pub(crate) fn groups(&self) -> Option<GroupsReport> {
+        self.inner.lock().groups()
     }
 
     /// Brings the gauges of a model up to date.

@@ -18,6 +18,7 @@ use super::moving::MoveReady;
 use super::preparation::Preparation;
 use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
+use crate::device_report::{GroupedModel, GroupsReport};
 
 /// What is decided about a device, and what about: all that its lock guards.
 pub struct DeviceState {
@@ -120,6 +121,31 @@ impl DeviceState {
     pub fn has_both_kinds(&self) -> bool {
         let mut own = self.models.keys().map(|model| !self.scheduler().lanes(*model).is_empty());
         own.next().is_some_and(|first| own.any(|other| other != first))
+    }
+
+    /// Tells the scheduler how groups of operators of the models that are here are made.
+    pub fn tell_groups(&mut self, now: Time) {
+        let members =
+            || self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
+        let Some((_, first)) = members().next() else { return };
+        let fitting = members().filter(|(_, group)| group.misfit.is_none());
+        let models: Vec<(ModelId, &str)> = fitting.map(|(model, _)| (model.id, &*model.name)).collect();
+        let settings = first.predictor.settings(&models);
+        self.tell(now, DeviceInput::Groups(settings));
+    }
+
+    /// What the groups of operators of the models that are here came to; `None`: no model runs in groups.
+    pub fn groups(&self) -> Option<GroupsReport> {
+        let members =
+            self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
+        let mut report: Option<GroupsReport> = None;
+        for (model, group) in members {
+            let mean_error = group.predictor.mean_error();
+            let report = report.get_or_insert_with(|| GroupsReport::new(self.scheduler().groups(), mean_error));
+            let (model, version) = (model.name.clone(), model.version.clone());
+            report.models.push(GroupedModel { model, version, alone: group.misfit.clone() });
+        }
+        report
     }
 
     pub fn scheduler(&self) -> &DeviceScheduler {

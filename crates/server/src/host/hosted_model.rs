@@ -14,6 +14,7 @@ use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use super::work_meter::WorkMeter;
 use crate::auto_model::AutoModel;
+use crate::group_predictor::GroupMember;
 use crate::model_health::ModelHealth;
 
 /// A model version on one device.
@@ -44,6 +45,8 @@ pub struct HostedModel {
     pub guard: Option<Arc<PolicyGuard>>,
     /// Hears of its launches, where `auto` was asked for.
     pub auto: Option<Arc<AutoModel>>,
+    /// Of a model whose operators run in groups with those of others.
+    pub group: Option<GroupMember>,
     pub health: Arc<ModelHealth>,
     /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.
     pub engines: Arc<EngineLanes>,

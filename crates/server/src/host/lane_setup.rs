@@ -24,6 +24,7 @@ use super::tensors::BatchTensors;
 use crate::auto_model::AutoModel;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
+use crate::group_predictor::GroupMember;
 use crate::model_health::ModelHealth;
 use crate::model_memory::{HeldMemory, MemoryPart};
 
@@ -63,6 +64,8 @@ pub struct LaneSetup<'a> {
     pub drop: bool,
     /// The most items that wait, each device.
     pub queue_bound: u32,
+    /// Of a model whose operators run in groups with those of others.
+    pub group: Option<GroupMember>,
     /// Cores that run its launches, where that is the CPU.
     pub cores: Option<u32>,
     /// Compute units beyond which a launch of it is hardly faster, where that is known.
@@ -181,6 +184,7 @@ impl<'a> Started<'a> {
             knee: setup.knee.map(|knee| knee.saturating_mul(own.len().max(1) as u32)),
             guard: setup.guard.clone(),
             auto: setup.auto.clone(),
+            group: setup.group.clone(),
             work: Default::default(),
             batch_control: OnceLock::new(),
             metrics: setup.metrics.lanes(setup.name, setup.version, device),

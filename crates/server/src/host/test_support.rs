@@ -88,6 +88,7 @@ impl Served {
             knee: None,
             guard: None,
             auto: None,
+            group: None,
             work: Default::default(),
             batch_control: OnceLock::new(),
             metrics: metrics.lanes.lanes("m", "1", 0),

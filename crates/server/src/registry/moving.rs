@@ -26,7 +26,8 @@ impl Registry {
             size: part.size.clone(),
             units: part.units,
         };
-        let device = |device| DeviceReport { device, models: Vec::new() };
+        let groups = |device: usize| self.driver.hosts().iter().find(|host| host.device == device)?.groups();
+        let device = |device| DeviceReport { device, models: Vec::new(), groups: groups(device) };
         let mut devices: Vec<DeviceReport> = (0..self.driver.devices()).map(device).collect();
         for (host, model) in self.serving.all().iter().flat_map(|served| subjects(served)) {
             let shares = self.shares.iter().find(|shares| shares.device() == host.device);

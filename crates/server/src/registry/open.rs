@@ -22,7 +22,7 @@ use crate::loader::Loader;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
-use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, RunLimits, ServerOptions, SharesBy};
+use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
@@ -158,7 +158,12 @@ fn with_devices(
 ) -> anyhow::Result<(Arc<ServerOptions>, usize)> {
     // Nobody says how many executors there are to be, but where models are.
     let named = placement::devices_named(options);
-    let asked = if options.devices == 0 && engines.gpus.is_empty() { named } else { options.devices };
+    let asked = match options.devices {
+        // Models run side by side on one.
+        0 if engines.gpus.is_empty() && options.device.policy == PolicyName::OVERLAP => named.max(1),
+        0 if engines.gpus.is_empty() => named,
+        devices => devices,
+    };
     anyhow::ensure!(
         named == 0 || !engines.gpus.is_empty() || !partitions.are_there(),
         "the CPU is divided ([device] partitions), where [models.NAME] partition says which part a model is on; leave [placement] and --plan out"

@@ -15,6 +15,7 @@ mod loading;
 #[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
+mod overlap;
 mod padding;
 mod partitions;
 mod placement;

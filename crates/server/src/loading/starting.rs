@@ -1,0 +1,107 @@
+//! What a version that is loaded is on its devices, and the lanes that it gets there.
+
+use std::sync::Arc;
+
+use downbeat_core::device::{AutoInputs, GuardOptions, PolicyName, SegmentProfile};
+use downbeat_engine::{Lane, Model};
+
+use super::{Loading, Runnable};
+use crate::auto_model::AutoModel;
+use crate::engines::MOST_EXECUTORS;
+use crate::group_predictor::GroupMember;
+use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, PolicyGuard};
+use crate::policy_choice::Profiled;
+use crate::warm_up;
+
+impl Loading<'_> {
+    /// What it is to the models whose operators run in groups, if it is one of them.
+    pub(super) fn group(&self, model: &dyn Model, threads: usize) -> Option<GroupMember> {
+        let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
+        let place = (&engine, threads, self.part.map(|part| &*part.size));
+        let file = (&*self.definition.name, self.number, self.file);
+        let is_one = self.policy.name == PolicyName::OVERLAP;
+        is_one.then(|| GroupMember::new(predictor, file, place, model.segments()))
+    }
+
+    /// Starts its lanes on its devices, and warms them up.
+    pub(super) fn start(
+        &self,
+        Runnable { model, codec, padding, device: measured, lane }: Runnable,
+        auto: Option<Arc<AutoModel>>,
+        Profiled { profile, threads, .. }: &Profiled,
+        segments: SegmentProfile,
+    ) -> anyhow::Result<HostedVersion> {
+        let (context, definition) = (self.context, &self.definition);
+        let samples = warm_up::samples(definition, &codec)?;
+        let limit = context.options.models.get(&definition.name).and_then(|model| model.gpu_memory);
+        let is_there = |host: &&Arc<DeviceHost>| self.placed.devices.contains(&host.device);
+        let hosts: Vec<_> = context.driver.hosts().iter().filter(is_there).cloned().collect();
+        let id = context.driver.next_model();
+        let guard = auto.as_ref().filter(|_| self.routed).map(|auto| {
+            let AutoInputs { profile, max_batch, launch, .. } = auto.chosen.inputs.clone();
+            let options = GuardOptions { profile, max_batch, launch, at_once: self.at_once(), drop: self.drops() };
+            Arc::new(PolicyGuard::new(options, context.clock, id, self.placed.home(), &hosts))
+        });
+        let setup = LaneSetup {
+            id,
+            name: &definition.name,
+            version: &self.version,
+            model: &model,
+            plan: codec.clone(),
+            segments,
+            profile: profile.clone(),
+            policy: self.policy,
+            guard,
+            auto,
+            queue_delay: definition.batching.max_queue_delay,
+            drop: self.drops(),
+            queue_bound: context.queue_bound(definition),
+            group: self.group.clone(),
+            cores: self.cores(),
+            knee: self.knee(&*model, *threads, codec.max_batch),
+            metrics: &context.metrics.lanes,
+            memory: self.held.as_ref(),
+            hosts: &hosts,
+            partitions: &self.placed.partitions,
+            warm_up: warm_up::later(
+                self.source.engine.clone(),
+                definition.name.clone(),
+                &model,
+                &codec,
+                &samples,
+                limit,
+            ),
+        };
+        let mut warm_up = self.warm_up(&*model, &codec);
+        let mut count = 1;
+        let hosted = if self.routed {
+            // There are more lanes than one now.
+            warm_up.run = None;
+            host::start(setup, padding, |device, specs, lanes| {
+                count = lanes.len();
+                warm_up.lanes(&samples, device, specs, lanes)
+            })?
+        } else {
+            let is_warm = self.on_gpus && lane.is_some();
+            host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
+                // The one that was measured has run all sizes before.
+                device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
+                _ => warm_up.whole(&samples, device, lane),
+            })?
+        };
+        if self.routed || self.on_gpus {
+            warm_up.say(count);
+        }
+        Ok(hosted)
+    }
+
+    /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.
+    fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
+        match self.context.at_once(&self.definition) as usize {
+            _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
+            // Nobody said how many devices there are to be: there come to be more.
+            at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
+            at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices.len())),
+        }
+    }
+}

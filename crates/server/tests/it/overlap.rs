@@ -1,0 +1,168 @@
+//! Models whose operators run in groups (the device policy overlap): side by side with a predictor that fits, one at a time with any other.
+
+use std::path::PathBuf;
+
+use downbeat_core::device::journal::{self, DeviceEvent};
+use downbeat_core::device::overlap::{Layer, LearnedPredictor, Mlp};
+use downbeat_core::device::{DeviceOutput, Note};
+use downbeat_engine::Engine;
+use downbeat_server::device_report::GroupsReport;
+use downbeat_server::options::ServerOptions;
+use downbeat_server::profile_store::ProfileStore;
+use downbeat_server::profiler::Threads;
+use downbeat_server::registry::Registry;
+use downbeat_server::service::Service;
+use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
+
+use crate::lanes::drained;
+use crate::serving::{Models, metric, ms, request};
+
+const OPERATORS: u16 = 4;
+
+/// Two models of 6 ms.
+fn models() -> Models {
+    let models = Models::new();
+    ["a", "b"].iter().for_each(|name| models.add(name, 1, (1.0, 5.0), 4, ""));
+    models
+}
+
+/// A predictor which says that all groups of these models take 6 ms.
+fn training(models: &Models, names: &[&str]) -> (Training, LearnedPredictor) {
+    let known = |name: &&str| PredictedModel {
+        name: (*name).to_owned(),
+        version: 1,
+        file: ProfileStore::file_key(&models.path().join(name).join("1/model.emulated.toml")).unwrap_or_default(),
+        segments: OPERATORS,
+        cuts: Vec::new(),
+        most_rows: 8,
+        longest: 0,
+    };
+    let known: Vec<PredictedModel> = names.iter().map(known).collect();
+    let layout = StoredPredictor::layout(&known, 2);
+    let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![6.0_f32.ln()] };
+    let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
+    let device = ProfileStore::place_key(&downbeat_engine::Emulated::new().info(), Threads::Chosen(1), None);
+    let (error, mean_error, samples, tested) = (0.2, 0.05, 80, 20);
+    let training = Training { device, threads: 1, models: known, error, mean_error, samples, tested };
+    (training, LearnedPredictor::new(layout, mlp).unwrap())
+}
+
+fn save(models: &Models, (training, predictor): (Training, LearnedPredictor)) -> PathBuf {
+    let path = models.path().join(".predictor.json");
+    StoredPredictor::new(training, predictor).unwrap().save(&path).unwrap();
+    path
+}
+
+async fn serve(models: &Models, predictor: Option<PathBuf>, change: impl FnOnce(&mut ServerOptions)) -> Registry {
+    models
+        .serve(|options| {
+            options.device.policy = "overlap".parse().unwrap();
+            options.device.predictor = predictor;
+            change(options);
+        })
+        .await
+}
+
+fn groups(registry: &Registry) -> GroupsReport {
+    registry.devices().unwrap().devices[0].groups.clone().unwrap()
+}
+
+/// Clients of both models, each of whom sends the next request when the one before is answered, and gives some up; how many were answered.
+async fn clients(registry: &Registry) -> u32 {
+    let client = |number: u64| {
+        let registry = registry.clone();
+        tokio::spawn(async move {
+            let name = if number.is_multiple_of(2) { "a" } else { "b" };
+            for round in 0..10 {
+                let answer = registry.infer(request(name, 1 + (number % 3) as i64, 4)).await.unwrap();
+                assert_eq!(answer.outputs[0].shape, [1 + (number % 3) as i64, 1]);
+                let _ = tokio::time::timeout(ms(3 * round), registry.infer(request(name, 1, 4))).await;
+            }
+            10
+        })
+    };
+    let clients: Vec<_> = (0..6).map(client).collect();
+    let mut answered = 0;
+    for client in clients {
+        answered += client.await.unwrap();
+    }
+    drained(registry).await;
+    answered
+}
+
+#[tokio::test]
+async fn operators_of_two_models_run_side_by_side_and_every_request_is_answered_once() {
+    let models = models();
+    let predictor = save(&models, training(&models, &["a", "b"]));
+    let folder = models.path().join(".decisions");
+    let registry = serve(&models, Some(predictor), |options| options.decision_log = Some(folder.clone())).await;
+    assert_eq!(clients(&registry).await, 60);
+    let report = groups(&registry);
+    assert!(report.together > 0 && report.together < report.groups, "{report:?}");
+    assert_eq!(report.mean_error, Some(0.05));
+    assert!(report.models.len() == 2 && report.models.iter().all(|model| model.alone.is_none()), "{report:?}");
+    assert_eq!(metric(&registry, "downbeat_operator_groups_total", "several"), report.together as f64);
+    assert!(metric(&registry, "downbeat_operator_group_seconds_total", "actual") > 0.0);
+    assert_eq!(metric(&registry, "downbeat_batch_events_total", "prepare_failed"), 0.0);
+    registry.close_decision_log();
+    let log = std::fs::read(folder.join("device-0.log")).unwrap();
+    assert_eq!(journal::replay(&log).unwrap().divergence, None);
+    let events = journal::read(&log).map(|record| record.unwrap().1.event);
+    let is_known = |event: &DeviceEvent| {
+        matches!(event, DeviceEvent::Decision(DeviceOutput::Note { note: Note::Group { predicted: Some(_), .. }, .. }))
+    };
+    assert_eq!(events.filter(is_known).count() as u64, report.groups, "what each was predicted to take, and took");
+}
+
+#[tokio::test]
+async fn without_a_predictor_that_fits_requests_run_one_at_a_time_and_it_says_why() {
+    let models = models();
+    let nan = || {
+        let path = save(&models, training(&models, &["a", "b"]));
+        let text = std::fs::read_to_string(&path).unwrap().replacen("\"weights\":[0.0", "\"weights\":[null", 1);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let elsewhere = || {
+        let (training, predictor) = training(&models, &["a", "b"]);
+        save(&models, (Training { device: "elsewhere".to_owned(), ..training }, predictor))
+    };
+    let cases: [(&str, &dyn Fn() -> Option<PathBuf>); 4] = [
+        ("no predictor was named ([device] predictor)", &|| None),
+        ("(a number that is NaN or infinite); train it again", &|| Some(nan())),
+        ("does not know the model", &|| Some(save(&models, training(&models, &["c", "d"])))),
+        ("was trained on elsewhere, and this is", &|| Some(elsewhere())),
+    ];
+    for (said, predictor) in cases {
+        let registry = serve(&models, predictor(), |_| {}).await;
+        assert_eq!(clients(&registry).await, 60);
+        let report = groups(&registry);
+        assert_eq!(report.together, 0, "{said}: {report:?}");
+        assert_eq!(report.models.len(), 2);
+        for model in &report.models {
+            let alone = model.alone.as_deref().unwrap_or_default();
+            assert!(alone.contains(said), "{alone}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_the_predictor_does_not_know_runs_alone_and_the_others_together() {
+    let models = models();
+    models.add("c", 1, (1.0, 5.0), 4, "");
+    let predictor = save(&models, training(&models, &["a", "b"]));
+    let registry = serve(&models, Some(predictor), |_| {}).await;
+    let other = tokio::spawn({
+        let registry = registry.clone();
+        async move {
+            for _ in 0..10 {
+                registry.infer(request("c", 1, 4)).await.unwrap();
+            }
+        }
+    });
+    assert_eq!(clients(&registry).await, 60);
+    other.await.unwrap();
+    let report = groups(&registry);
+    let alone: Vec<(&str, bool)> = report.models.iter().map(|m| (&*m.model, m.alone.is_some())).collect();
+    assert_eq!((alone, report.together > 0), (vec![("a", false), ("b", false), ("c", true)], true));
+}

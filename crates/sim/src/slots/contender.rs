@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use downbeat_core::cluster::{DropPolicy, ModelOptions};
-use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ProfileError};
+use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, ProfileError};
 use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
 use super::mix::{LENGTH, MeasuredMix, SlotMix};
@@ -31,7 +31,7 @@ pub enum Contender {
     Tuned,
     /// gpu-lets' greedy.
     GpuLets,
-    /// Whole devices under a policy of the cluster scheduler, each of which runs two batches at a time, side by side on all units.
+    /// Whole devices under a policy of the cluster scheduler, which run two batches at a time, side by side on all units.
     Together(Policy, Plan),
 }
 
@@ -42,8 +42,11 @@ pub enum Plan {
     Alone,
     /// What they are predicted to take beside another (Abacus §5), in the schedulable window (Symphony §3.1).
     Predicted,
-    /// That, or one at a time: as holds more in a trial with other arrivals.
+    /// Or one at a time; or only some of the models two at a time on some of the devices, without the one that has the least room beside the others, then without the next, and the rest one at
+    /// a time on the others: as holds most in a trial with other arrivals.
     Tried,
+    /// One at a time everywhere, with the models divided as in [`Plan::Tried`]: what of that is not running side by side.
+    Apart,
 }
 
 /// What came of it.
@@ -59,14 +62,16 @@ pub struct Found {
 
 /// How models are put on the slots of a layout.
 struct Placing {
+    /// The models on the slots.
+    problem: SlotProblem,
     layout: SlotLayout,
     predicted: Option<f64>,
     /// By model, by steps of a slot less one: whether it runs there.
     runs: Vec<Vec<bool>>,
     system: System,
     policy: Policy,
-    /// What two batches at a time on each slot are planned with; `None`: there is one at a time.
-    together: Option<Plan>,
+    /// Slots of a device are not parts of its units: each has all of them.
+    is_together: bool,
 }
 
 impl Contender {
@@ -87,7 +92,7 @@ impl Contender {
             let search = Search { precision, requests_per_model, high, low, ..Search::default() };
             Ok(search.capacity(&simulation)?.map_or(0.0, |capacity| capacity.rate))
         };
-        let mut placings = self.placings(measured);
+        let mut placings = self.placings(measured)?;
         let mut best = (0, 0.0);
         for (index, placing) in placings.iter().enumerate().filter(|_| placings.len() > 1) {
             let capacity = held(placing, requests / 2.0, 0.03, seed ^ TRIAL)?;
@@ -104,16 +109,11 @@ impl Contender {
     }
 
     /// The ways to place the models that it has to choose from; none if it finds no way.
-    fn placings(&self, measured: &MeasuredMix) -> Vec<Placing> {
+    fn placings(&self, measured: &MeasuredMix) -> Result<Vec<Placing>, ProfileError> {
         let problem = &measured.problem;
-        match self {
+        Ok(match self {
             Contender::Whole(policy) => vec![placed_by(problem, SlotLayout::whole(problem), None, policy)],
-            Contender::Together(policy, plan) => {
-                let placed =
-                    |together| Placing { together, ..placed_by(problem, SlotLayout::whole(problem), None, policy) };
-                let alone = (*plan == Plan::Tried).then(|| placed(None));
-                alone.into_iter().chain([placed(Some(*plan))]).collect()
-            }
+            Contender::Together(policy, plan) => together(measured, *plan, policy)?,
             Contender::Slots(policy) => {
                 let mut layouts = vec![(SlotLayout::whole(problem), None)];
                 layouts.extend((2..=4).map(|slots| (equal(problem, slots), None)));
@@ -133,7 +133,7 @@ impl Contender {
                 let placed = gpu_lets::place(problem);
                 placed.into_iter().filter_map(|(factor, placed)| by_gpu_lets(problem, factor, &placed)).collect()
             }
-        }
+        })
     }
 }
 
@@ -150,7 +150,45 @@ fn total(problem: &SlotProblem) -> f64 {
 fn placed_by(problem: &SlotProblem, layout: SlotLayout, runs: Option<Vec<Vec<bool>>>, policy: &Policy) -> Placing {
     let predicted = problem.evaluate(&layout).map(|plan| plan.factor * total(problem));
     let runs = runs.unwrap_or_else(|| anywhere(problem));
-    Placing { layout, predicted, runs, system: policy.system(), policy: policy.clone(), together: None }
+    let (problem, system, policy) = (problem.clone(), policy.system(), policy.clone());
+    Placing { problem, layout, predicted, runs, system, policy, is_together: false }
+}
+
+/// Two batches at a time on devices, so planned.
+fn together(measured: &MeasuredMix, plan: Plan, policy: &Policy) -> Result<Vec<Placing>, ProfileError> {
+    let placed = |problem: &SlotProblem, layout, runs| {
+        let is_together = true;
+        Placing { is_together, ..placed_by(problem, layout, runs, policy) }
+    };
+    let devices = measured.problem.devices as usize;
+    let mut paired: Vec<usize> = (0..measured.problem.models.len()).collect();
+    let all = measured.side_by_side(&paired, plan != Plan::Alone)?;
+    let two = placed(&all, equal(&all, 2), None);
+    if matches!(plan, Plan::Alone | Plan::Predicted) {
+        return Ok(vec![two]);
+    }
+    let mut placings = vec![placed(&all, SlotLayout::whole(&all), None)];
+    let slots = if plan == Plan::Apart { vec![1] } else { vec![1, 1] };
+    placings.extend((plan == Plan::Tried).then_some(two));
+    let mut problem = all;
+    while paired.len() > 1 {
+        let room = |model: &usize| {
+            let SlotModel { slo, profiles, .. } = &problem.models[*model];
+            slo.as_secs_f64() / profiles[0].latency(1).as_secs_f64()
+        };
+        let least = paired.iter().copied().min_by(|a, b| room(a).total_cmp(&room(b)));
+        paired.retain(|model| Some(*model) != least);
+        problem = measured.side_by_side(&paired, true)?;
+        let planned = if plan == Plan::Apart { measured.side_by_side(&paired, false)? } else { problem.clone() };
+        let has_room = |model: &usize| planned.models[*model].profiles[0].latency(1) <= planned.models[*model].slo;
+        for two in (1..devices).filter(|_| paired.iter().all(has_room)) {
+            let slots = |device| if device < two { slots.clone() } else { vec![2] };
+            let mut runs = anywhere(&planned);
+            paired.iter().for_each(|model| runs[*model][1] = false);
+            placings.push(placed(&planned, SlotLayout((0..devices).map(slots).collect()), Some(runs)));
+        }
+    }
+    Ok(placings)
 }
 
 fn anywhere(problem: &SlotProblem) -> Vec<Vec<bool>> {
@@ -176,7 +214,8 @@ fn pinned(
     places: Vec<Vec<(DeviceId, f64)>>,
 ) -> Option<Placing> {
     let policy = Policy::with_drop("eager", DropPolicy::WindowDrop).ok()?;
-    Some(Placing { layout, predicted, runs: anywhere(problem), system: System::Pinned(places), policy, together: None })
+    let (runs, system, problem) = (anywhere(problem), System::Pinned(places), problem.clone());
+    Some(Placing { problem, layout, predicted, runs, system, policy, is_together: false })
 }
 
 /// Slot i of every device is model i's.
@@ -220,24 +259,16 @@ fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
 
 /// The mix at its own rates as it was placed.
 fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
-    let Placing { layout, predicted, runs, system, policy, together } = placing;
-    let at_once = 1 + u32::from(together.is_some());
-    let once = slots(&layout.0);
-    let slots: Vec<(usize, usize)> = (0..at_once).flat_map(|_| once.iter().copied()).collect();
+    let Placing { problem, layout, predicted, runs, system, policy, is_together } = placing;
+    let slots = slots(&layout.0);
     let steps = |(device, at): &(usize, usize)| layout.0[*device][*at];
     let kind = |steps: u32| DeviceKind(steps - 1);
     let total: f64 = mix.models.iter().map(|model| model.rate).sum();
     // Who predicts nothing is searched from what whole devices should hold.
-    let whole = || Some(measured.problem.evaluate(&SlotLayout::whole(&measured.problem))?.factor);
+    let whole = || Some(problem.evaluate(&SlotLayout::whole(problem))?.factor);
     let factor = predicted.map(|rate| rate / total).or_else(whole).unwrap_or(1.0);
     let mut loads = Vec::new();
-    let predicted = together.is_some_and(|plan| plan != Plan::Alone);
-    for (index, (SlotModel { rate, slo, profiles }, runs)) in measured.problem.models.iter().zip(runs).enumerate() {
-        let beside: Vec<LatencyProfile> = match predicted {
-            true => profiles.iter().map(|_| measured.beside[index].clone()).collect(),
-            false => profiles.clone(),
-        };
-        let profiles = &beside;
+    for (SlotModel { rate, slo, profiles }, runs) in problem.models.iter().zip(runs) {
         let known =
             profiles.iter().zip(1..).zip(runs).filter(|((profile, _), runs)| **runs && profile.latency(1) <= *slo);
         let known: Vec<_> = known.map(|((profile, steps), _)| (kind(steps), profile.clone())).collect();
@@ -246,18 +277,20 @@ fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u6
         let mut options = ModelOptions::new(whole.clone(), policy.dispatch(*slo), policy.drop());
         options.max_batch = largest.min(whole.max_batch());
         // One that meets its SLO nowhere has all dropped.
-        options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| whole.clone().into());
+        let longest = profiles.first().unwrap_or(whole);
+        options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| longest.clone().into());
         loads.push(Load { options, slo: *slo, arrivals: Arrivals::Poisson, rate: rate * factor, pace: Pace::steady() });
     }
-    let place = |(index, slot): (usize, &(usize, usize))| SharedPlace {
+    // Batches side by side have lanes of their own on all units.
+    let place = |slot: &(usize, usize)| SharedPlace {
         device: slot.0 as u32,
-        partition: slot.1 as u32,
-        units: mix.units(steps(slot)),
-        lane: slot.1 as u32 * at_once + (index / once.len()) as u32,
+        partition: if *is_together { 0 } else { slot.1 as u32 },
+        units: mix.units(if *is_together { mix.steps } else { steps(slot) }),
+        lane: slot.1 as u32,
     };
     let shared = SharedDevices {
         limits: mix.platform.limits(),
-        places: slots.iter().enumerate().map(place).collect(),
+        places: slots.iter().map(place).collect(),
         models: measured.models.clone(),
         length: LENGTH,
     };
@@ -284,7 +317,8 @@ impl fmt::Display for Contender {
             Contender::GpuLets => f.write_str("gpu-lets"),
             Contender::Together(policy, Plan::Alone) => write!(f, "two at once, planned as if alone, {policy}"),
             Contender::Together(policy, Plan::Predicted) => write!(f, "two at once, {policy}"),
-            Contender::Together(policy, Plan::Tried) => write!(f, "one or two at once, {policy}"),
+            Contender::Together(policy, Plan::Tried) => write!(f, "one or two at once, as tried, {policy}"),
+            Contender::Together(policy, Plan::Apart) => write!(f, "one at once, models apart as tried, {policy}"),
         }
     }
 }

@@ -67,8 +67,8 @@ pub struct MeasuredMix {
     pub models: Vec<EmulatedModel>,
     /// What is to be planned with.
     pub problem: SlotProblem,
-    /// By model: what batches take on a whole device beside half of the largest batch of another model, the one that they take longest beside.
-    pub beside: Vec<LatencyProfile>,
+    /// By model, by the model beside it: what batches take in the mean on a whole device beside half of the largest batch of the other.
+    pub beside: Vec<Vec<LatencyProfile>>,
 }
 
 impl SlotMix {
@@ -128,22 +128,26 @@ impl SlotMix {
         Ok(MeasuredMix { models, problem, beside })
     }
 
-    /// What batches of a model take in the mean on a whole device beside half of the largest batch of each other model (of its own, if it is alone), at most.
-    fn beside(&self, models: &[EmulatedModel], index: usize, largest: &[u32]) -> Result<LatencyProfile, ProfileError> {
+    /// What batches of a model take in the mean on a whole device beside half of the largest batch of each model.
+    fn beside(
+        &self,
+        models: &[EmulatedModel],
+        index: usize,
+        largest: &[u32],
+    ) -> Result<Vec<LatencyProfile>, ProfileError> {
         let units = self.units(self.steps);
         let most = largest[index];
         let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
         sizes.push(most);
-        let point = |batch: u32| {
-            let others = (0..models.len()).filter(|other| *other != index || models.len() == 1);
-            let takes = others.map(|other| {
-                let clients = [(index, batch), (other, largest[other].div_ceil(2))];
-                let clients = clients.map(|(model, batch)| Client::new(&models[model], batch, 0, units));
-                closed_loop(self.platform.limits(), &[units], &clients, MEASURED).0[0].mean_ms()
-            });
-            (batch, Duration::from_millis_f64(takes.fold(0.0, f64::max)))
+        let point = |batch: u32, other: usize| {
+            let clients = [(index, batch), (other, largest[other].div_ceil(2))];
+            let clients = clients.map(|(model, batch)| Client::new(&models[model], batch, 0, units));
+            let (served, _) = closed_loop(self.platform.limits(), &[units], &clients, MEASURED);
+            (batch, Duration::from_millis_f64(served[0].mean_ms()))
         };
-        LatencyProfile::from_points(&sizes.into_iter().map(point).collect::<Vec<_>>())
+        let of =
+            |other| LatencyProfile::from_points(&sizes.iter().map(|batch| point(*batch, other)).collect::<Vec<_>>());
+        (0..models.len()).map(of).collect()
     }
 
     /// By how many percent a batch takes longer than alone on a slot, at most, while the other models keep the slots beside it busy that are as large.
@@ -165,6 +169,29 @@ impl SlotMix {
 }
 
 impl MeasuredMix {
+    /// The same models on devices of two steps, each of which runs one batch at a time (a slot of two steps) or two side by side on all units (two of one step). There some of the models
+    /// run, and a batch is planned with what it takes beside the one of them that it takes longest beside, or alone.
+    ///
+    /// # Errors
+    /// If a latency is zero, as no network's is.
+    pub fn side_by_side(&self, paired: &[usize], predicted: bool) -> Result<SlotProblem, ProfileError> {
+        let model = |(index, model): (usize, &SlotModel)| {
+            let alone = model.profiles.last().ok_or(ProfileError::Empty)?;
+            let longest = |batch| paired.iter().map(|other| self.beside[index][*other].latency(batch)).max();
+            let two = match (paired.contains(&index), predicted) {
+                (true, false) => alone.clone(),
+                (true, true) => {
+                    LatencyProfile::from_table((1..=alone.max_batch()).filter_map(longest).collect::<Vec<_>>())?
+                }
+                // It has no time there.
+                (false, _) => LatencyProfile::linear(Duration::ZERO, model.slo.saturating_mul(2), 1)?,
+            };
+            Ok(SlotModel { profiles: vec![two, alone.clone()], ..model.clone() })
+        };
+        let models = self.problem.models.iter().enumerate().map(model).collect::<Result<_, ProfileError>>()?;
+        Ok(SlotProblem { models, devices: self.problem.devices, steps: 2, most_slots: 2 })
+    }
+
     /// The knee of a model, in steps: of the throughput of the largest batch that its SLO allows twice over on the whole device.
     pub fn knee(&self, model: usize) -> u32 {
         let SlotModel { slo, profiles, .. } = &self.problem.models[model];

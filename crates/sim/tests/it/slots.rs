@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile};
-use downbeat_plan::SlotLayout;
+use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 use downbeat_sim::device::{Architecture, EmulatedModel, Platform};
 use downbeat_sim::slots::{Contender, MixModel, Plan, SlotMix};
 use downbeat_sim::{Arrivals, Load, Pace, SharedDevices, SharedPlace, Simulation, System};
@@ -112,13 +112,37 @@ fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_plann
     let measured = mix.measure().unwrap();
     for (model, beside) in measured.problem.models.iter().zip(&measured.beside) {
         let alone = model.profiles.last().unwrap();
-        assert!((1..=alone.max_batch()).all(|batch| beside.latency(batch) > alone.latency(batch)));
+        let longer = |beside: &LatencyProfile| (1..=alone.max_batch()).all(|b| beside.latency(b) > alone.latency(b));
+        assert!(beside.iter().all(longer), "beside either of them");
     }
     let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap().capacity;
     let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
     let (one, as_if_alone, two) =
         (held(Contender::Whole("deferred".parse().unwrap())), together(Plan::Alone), together(Plan::Predicted));
     assert!(two > 1.1 * one && two > 1.1 * as_if_alone, "{one} {as_if_alone} {two}");
+}
+
+/// Two A100s: BERT-large, VGG-19, BERT-base and U-Net.
+#[test]
+fn a_model_without_room_beside_others_runs_by_itself_on_devices_of_its_own() {
+    let mix = SlotMix::draw(9005, 6);
+    let measured = mix.measure().unwrap();
+    let problem = |paired: &[usize]| measured.side_by_side(paired, true).unwrap();
+    let fits = |problem: &SlotProblem, model: usize| {
+        let SlotModel { profiles, slo, .. } = &problem.models[model];
+        [0, 1].map(|slot| profiles[slot].latency(1) <= *slo)
+    };
+    let all = problem(&[0, 1, 2, 3]);
+    let without: Vec<usize> = (0..4).filter(|model| fits(&all, *model) == [false, true]).collect();
+    assert!(!without.is_empty() && without.len() < 4, "{without:?} have no room beside any other, but alone");
+    assert!((0..4).all(|model| fits(&problem(&[0]), model) == [model == 0, true]), "who is not paired runs alone only");
+    let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap();
+    let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
+    let one = held(Contender::Whole("deferred".parse().unwrap())).capacity;
+    let tried = together(Plan::Tried);
+    assert_eq!(together(Plan::Predicted).capacity, 0.0, "they are dropped where all run two at a time");
+    assert_eq!(tried.layout, SlotLayout(vec![vec![1, 1], vec![2]]));
+    assert!(tried.capacity > 1.1 * one, "{} to {one}", tried.capacity);
 }
 
 #[test]

@@ -109,23 +109,27 @@ pub(super) fn together_random(options: &FigureOptions) -> Result<Figure, DeviceF
 fn side_by_side(mixes: &[SlotMix], options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let deferred = policy("deferred")?;
     let together = |plan| Contender::Together(deferred.clone(), plan);
-    let plans = [Plan::Alone, Plan::Predicted, Plan::Tried].map(together);
+    let plans = [Plan::Alone, Plan::Predicted, Plan::Tried, Plan::Apart].map(together);
     let contenders: Vec<_> = std::iter::once(Contender::Whole(deferred.clone())).chain(plans).collect();
     let mut table = vec![head(
-        "mix | one at a time | two, planned as if alone | two, as predicted | one or two, as tried | to one",
+        "mix | one at a time | two, planned as if alone | two, as predicted | one or two, as tried | to one | one, models apart as tried | tried by | apart by",
     )];
-    let mut ratios = vec![Vec::new(); 3];
+    let mut ratios = vec![Vec::new(); 4];
     for (mix, found) in mixes.iter().zip(found(mixes, &contenders, options)?) {
         let held: Vec<f64> = found.iter().map(|found| found.as_ref().map_or(0.0, |found| found.capacity)).collect();
         for (ratios, two) in ratios.iter_mut().zip(&held[1..]) {
             ratios.push(two / held[0].max(f64::MIN_POSITIVE));
         }
-        let numbers = held.iter().map(|held| format!("{held:.0}"));
-        let ratio = format!("{:.2}", held[3] / held[0]);
-        table.push(std::iter::once(mix.name.clone()).chain(numbers).chain([ratio]).collect());
+        let number = |held: f64| format!("{held:.0}");
+        let layout = |index: usize| found[index].as_ref().map_or(String::new(), |found| found.layout.to_string());
+        let first = held[..4].iter().copied().map(number);
+        let rest = [format!("{:.2}", held[3] / held[0]), number(held[4]), layout(3), layout(4)];
+        table.push(std::iter::once(mix.name.clone()).chain(first).chain(rest).collect());
     }
-    let mut note = "Whole devices on which batches of the cluster scheduler run one at a time, or two side by side on all units; held requests a second of all models.".to_owned();
-    for (name, ratios) in ["Two as if alone", "Two as predicted", "One or two as tried"].iter().zip(ratios) {
+    let mut note = "Whole devices on which batches of the cluster scheduler run one at a time, or two side by side on all units; held requests a second of all models. By: a device with 2 runs one batch at a time of all models or of those left over, with 1+1 two, with 1 one of the models kept apart.".to_owned();
+    for (name, ratios) in
+        ["Two as if alone", "Two as predicted", "One or two as tried", "One, models apart as tried"].iter().zip(ratios)
+    {
         if let Some([least, middle, most]) = quantiles(ratios, [0.0, 0.5, 1.0]) {
             note += &format!("\n{name}, to one at a time: median {middle:.2}, least {least:.2}, most {most:.2}.");
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use downbeat_report::{Axis, Cloud, Page, Scale, Table, scatter};
+use downbeat_report::{Cloud, Page, Table, predictions};
 use serde::Serialize;
 
 /// Groups of one set of models.
@@ -86,16 +86,11 @@ impl GroupReport {
 
     /// The table and the picture as one HTML page.
     pub fn page(&self) -> String {
-        let points = self.points.iter().flatten();
-        let [low, high] = [f64::min, f64::max].map(|of| points.clone().map(|point| point.0).reduce(of).unwrap_or(1.0));
         let names: Vec<String> = (1..=self.points.len()).map(|count| format!("{count} at once")).collect();
         let clouds: Vec<Cloud<'_>> =
             names.iter().zip(&self.points).map(|(name, points)| Cloud { name, points }).collect();
-        let axis = |label| Axis { label, scale: Scale::Log };
         let about = "Each point is a group of the test. On the line predictions are right.";
-        let axes = [axis("milliseconds that it took"), axis("milliseconds predicted")];
-        let line = [(low, low), (high, high)];
-        let plot = scatter("Predicted against actual", about, &axes, &clouds, &line);
+        let plot = predictions(about, &clouds);
         Page::new(&self.title()).note(&self.summary()).plots(&[plot]).table("Mean absolute error", &self.table()).html()
     }
 }

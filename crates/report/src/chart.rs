@@ -221,24 +221,19 @@ pub struct Cloud<'a> {
     pub points: &'a [(f64, f64)],
 }
 
-/// Points over common axes, and a line to compare them with. Kinds are told apart by colour and shape.
-pub fn scatter(
-    title: &str,
-    description: &str,
-    [x, y]: &[Axis<'_>; 2],
-    clouds: &[Cloud<'_>],
-    line: &[(f64, f64)],
-) -> String {
-    let points = || clouds.iter().flat_map(|cloud| cloud.points).chain(line);
-    let x_range = Range::new(points().map(|p| p.0), x.scale);
-    let y_range = Range::new(points().map(|p| p.1), y.scale);
-    let mut out = begin(title, description);
-    axes(&mut out, &x_range, &y_range, x.label, y.label);
+/// What each of some tests took and what it was predicted to take, in milliseconds, and the line on which predictions are right. Kinds of tests are told apart
+/// by colour and shape.
+pub fn predictions(description: &str, clouds: &[Cloud<'_>]) -> String {
+    let points = || clouds.iter().flat_map(|cloud| cloud.points);
+    let [low, high] = [f64::min, f64::max].map(|of| points().map(|point| point.0).reduce(of).unwrap_or(1.0));
+    let line = [(low, low), (high, high)];
+    let x_range = Range::new(points().map(|p| p.0), Scale::Log);
+    let y_range = Range::new(points().chain(&line).map(|p| p.1), Scale::Log);
+    let mut out = begin("Predicted against actual", description);
+    axes(&mut out, &x_range, &y_range, "milliseconds that it took", "milliseconds predicted");
     let at = |point: &(f64, f64)| (x_at(&x_range, point.0), y_at(&y_range, point.1));
-    let line: Vec<String> = line.iter().map(at).map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
-    if !line.is_empty() {
-        put!(out, "<path class=\"grid\" fill=\"none\" d=\"M{}\"/>", line.join("L"));
-    }
+    let line = line.each_ref().map(at).map(|(x, y)| format!("{x:.1} {y:.1}")).join("L");
+    put!(out, "<path class=\"grid\" fill=\"none\" d=\"M{line}\"/>");
     let drawn = || clouds.iter().enumerate().filter(|(_, cloud)| !cloud.points.is_empty());
     for (i, cloud) in drawn() {
         let markers: String = cloud.points.iter().map(at).map(|(x, y)| marker(i, x, y)).collect();

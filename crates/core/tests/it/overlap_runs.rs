@@ -129,15 +129,39 @@ fn section_6_2_who_cannot_make_it_even_alone_is_given_up() {
 }
 
 #[test]
-fn equation_3_takes_off_what_still_runs() {
-    let mut overlap = measured(RIGHT, &[10, 20]);
-    overlap.handle_request(at(0), &request(1, 1, 20)).unwrap();
-    assert_eq!(group(&mut overlap).1, [(1, range(0, 20))]);
-    overlap.handle_request(at(5), &request(2, 0, 29)).unwrap();
-    let dropped = OverlapOutput::Drop { request: RequestId(2), reason: DeviceDrop::Hopeless };
-    assert_eq!(outputs(&mut overlap), [dropped], "15 of its 24 ms are another's");
-    overlap.handle_request(at(5), &request(3, 0, 30)).unwrap();
-    assert_eq!(outputs(&mut overlap), []);
+fn equation_3_takes_off_what_still_runs_whatever_the_predictor_is_off_by() {
+    // What groups took before mends a predictor that says half of it, or four times as much.
+    for off in [1.0, 0.5, 4.0] {
+        let mut overlap = measured(Biased { alone: off, together: off }, &[10, 20]);
+        overlap.handle_request(at(0), &request(1, 1, 20)).unwrap();
+        let (first, parts) = group(&mut overlap);
+        assert_eq!(parts, [(1, range(0, 20))]);
+        overlap.handle_request(at(5), &request(2, 0, 29)).unwrap();
+        let dropped = |id| OverlapOutput::Drop { request: RequestId(id), reason: DeviceDrop::Hopeless };
+        assert_eq!(outputs(&mut overlap), [dropped(2)], "15 of its 24 ms are another's: x{off}");
+        overlap.handle_request(at(5), &request(3, 0, 30)).unwrap();
+        assert_eq!(outputs(&mut overlap), [], "x{off}");
+        overlap.handle_cancel(at(6), RequestId(3));
+        // It takes longer than expected: from then on it may be done at any time.
+        overlap.handle_request(at(25), &request(4, 0, 34)).unwrap();
+        assert_eq!(outputs(&mut overlap), [dropped(4)], "x{off}");
+        overlap.handle_request(at(25), &request(5, 0, 35)).unwrap();
+        assert_eq!(outputs(&mut overlap), [], "x{off}");
+        complete(&mut overlap, &first, 0, 25);
+        assert_eq!(group(&mut overlap).1, [(5, range(0, 10))], "x{off}");
+    }
+}
+
+#[test]
+fn equation_3_a_group_that_is_done_before_its_time_is_followed_at_once() {
+    let mut overlap = overlap(Biased { alone: 2.0, together: 2.0 }, &[10, 20]);
+    overlap.handle_request(at(0), &request(1, 0, 90)).unwrap();
+    let (first, _) = group(&mut overlap);
+    overlap.handle_request(at(1), &request(2, 1, 90)).unwrap();
+    assert_eq!(outputs(&mut overlap), [], "planned for 20");
+    complete(&mut overlap, &first, 0, 10);
+    let (next, parts) = group(&mut overlap);
+    assert_eq!((parts, next.waited_for), (vec![(2, range(0, 20))], 0));
 }
 
 #[test]

@@ -84,21 +84,29 @@ mod tests {
         let with_length = SampledModel { lengths: vec![16, 64], ..model(1) };
         let sets = vec![vec![0], vec![1], vec![0, 1], vec![0, 1, 2]];
         let sampler = GroupSampler { models: vec![model(5), with_length, model(3)], sets, seed: 7 };
-        let mut ends_early = 0;
-        for index in 0..400 {
+        let (mut firsts, mut ends, mut done) = ([0; 5], [0; 6], [0; 4]);
+        for index in 0..2_000 {
             let (set, group) = sampler.group(index).unwrap();
             assert_eq!(sampler.group(index), Some((set, group.clone())));
             assert_eq!(group.iter().map(|part| part.model.0 as usize).collect::<Vec<_>>(), sampler.sets[set]);
             let of = |part: &GroupPart| &sampler.models[part.model.0 as usize];
-            assert!(group.iter().any(|part| part.operators.end == of(part).operators), "{group:?}");
-            ends_early += group.iter().filter(|part| part.operators.end < of(part).operators).count();
+            let is_done = |part: &&GroupPart| part.operators.end == of(part).operators;
+            assert!(group.iter().any(|part| is_done(&part)), "{group:?}");
+            done[group.iter().filter(is_done).count()] += 1;
             for part in &group {
                 assert!(part.operators.first < part.operators.end && part.operators.end <= of(part).operators);
+                if part.model.0 == 0 {
+                    firsts[usize::from(part.operators.first)] += 1;
+                    ends[usize::from(part.operators.end)] += 1;
+                }
                 assert!(of(part).rows.contains(&part.rows));
                 assert!(of(part).lengths.contains(&part.length) || part.length == 0 && of(part).lengths.is_empty());
             }
         }
-        assert!(ends_early > 50, "others stop anywhere: {ends_early}");
+        assert!(firsts[1..].iter().all(|count| *count > 50), "others go on anywhere: {firsts:?}");
+        assert!(firsts[0] > firsts[1..].iter().sum(), "newcomers begin with their first operator: {firsts:?}");
+        assert!(ends[1..].iter().all(|count| *count > 20) && ends[5] > ends[1..5].iter().sum(), "{ends:?}");
+        assert!(done[1] > 100 && done[2] > 100 && done[3] > 50, "one of them is done, or several: {done:?}");
         assert_eq!(GroupSampler { sets: Vec::new(), ..sampler }.group(3), None);
     }
 }

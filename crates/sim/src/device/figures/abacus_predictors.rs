@@ -1,8 +1,10 @@
 //! Abacus' figure 10: how far predictors are off.
 
+use downbeat_report::{Cloud, predictions};
+
 use super::abacus::{PLATFORM, samples_each};
 use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
-use crate::device::overlap_compared::{VECTORS, vectors};
+use crate::device::overlap_compared::{VECTORS, says, vectors};
 use crate::device::overlap_predictor::EPOCHS;
 use crate::device::{ABACUS_MODELS, ComparedPredictors, OverlapSample, mean_error, predict_linear, train_linear};
 
@@ -10,6 +12,9 @@ use crate::device::{ABACUS_MODELS, ComparedPredictors, OverlapSample, mean_error
 const TESTED: usize = 5;
 /// Pairs that are left out of training: every model is in one of them at least.
 const UNSEEN: [[usize; 2]; 4] = [[0, 4], [1, 6], [2, 3], [3, 5]];
+/// Points of the picture for pairs, triples and fours each.
+const DRAWN: usize = 1_000;
+
 fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
@@ -38,6 +43,12 @@ impl Groups {
 /// What a set is called, its groups, and what they take on average.
 fn begin(name: String, test: &[&OverlapSample]) -> Vec<String> {
     vec![name, test.len().to_string(), format!("{:.1}", mean(test.iter().map(|sample| sample.takes_ms)))]
+}
+
+/// What some groups of a test took and what the perceptron predicted, evenly taken, milliseconds.
+fn points(trained: &ComparedPredictors, test: &[&OverlapSample]) -> Vec<(f64, f64)> {
+    let step = test.len().div_ceil(DRAWN).max(1);
+    test.iter().step_by(step).map(|sample| (sample.takes_ms, says(&trained.mlp, &sample.features))).collect()
 }
 
 pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
@@ -83,14 +94,19 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let own = [mean(of_pairs.iter().map(|off| off[0])), mean(of_pairs.iter().map(|off| off[1]))];
     let numbers = all.off(&test).into_iter().chain(own).chain(without);
     table.push([begin("all pairs".to_owned(), &test), numbers.map(percent).collect()].concat());
-    for (name, groups, trained) in [("all triples", triples, of_triples), ("all fours", fours, of_fours)] {
+    let mut drawn = vec![("pairs", points(all, &test))];
+    for (name, groups, trained) in [("triples", triples, of_triples), ("fours", fours, of_fours)] {
         let test = groups.of(true);
-        table.push([begin(name.to_owned(), &test), trained.off(&test).map(percent).to_vec()].concat());
+        drawn.push((name, points(trained, &test)));
+        table.push([begin(format!("all {name}"), &test), trained.off(&test).map(percent).to_vec()].concat());
     }
     let note = format!(
         "Mean absolute error of what groups take, as a share of it, for the fifth of {} groups of each pair, triple and four that were not trained with. An MLP of three layers of 32, a linear regression and an SVM (Gaussian kernel, {VECTORS} of the samples) for all pairs, \
          the latter two for each, and all without four pairs; then the three for all triples and for all fours. The paper: MLP 5.7%, linear 30.1%, SVM 29.2%; a linear regression for each 23.5%, an SVM 21.5%; MLP of triples 4.9%, of fours 6.4%.",
         samples_each(options)
     );
-    Ok(Figure { note, table, ..Figure::default() })
+    let clouds: Vec<_> = drawn.iter().map(|(name, points)| Cloud { name, points }).collect();
+    let plots =
+        vec![predictions("Groups of the test, by the perceptron for all. On the line predictions are right.", &clouds)];
+    Ok(Figure { note, table, plots, ..Figure::default() })
 }

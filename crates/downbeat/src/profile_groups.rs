@@ -10,6 +10,7 @@ use downbeat_core::{Duration, median};
 use downbeat_report::note;
 use downbeat_server::clock::Clock;
 use downbeat_server::group_profiler::GroupLanes;
+use downbeat_server::options::Isolation;
 use downbeat_server::profile_store::ProfileStore;
 use downbeat_server::profiler::{Threads, few_sizes};
 use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
@@ -34,6 +35,9 @@ pub struct GroupFlags {
     /// Write the predictor
     #[arg(long, value_name = "FILE", requires = "co_run")]
     pub predictor: Option<PathBuf>,
+    /// What the models are kept apart from, as a server has it: none, or process (each runs in a process of its own)
+    #[arg(long, value_name = "ISOLATION", requires = "co_run", default_value = "none")]
+    pub isolation: Isolation,
     /// Most models that run at once [default: one a core, at least 2]
     #[arg(long, value_name = "N", requires = "co_run", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub at_once: Option<u8>,

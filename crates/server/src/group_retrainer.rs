@@ -126,3 +126,109 @@ fn is_above_noise(values: impl Iterator<Item = f64>, least: f64) -> bool {
     let scatter = (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0)).sqrt();
     mean > least && mean > ERRORS * scatter / count.sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use downbeat_core::device::overlap::{GroupPart, Layer, LearnedPredictor};
+    use downbeat_core::{Duration, ModelId};
+
+    use crate::options::DeviceOptions;
+    use crate::stored_predictor::{PredictedModel, Training};
+
+    /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side by side.
+    fn stored() -> StoredPredictor {
+        let model = |name: &str| PredictedModel {
+            name: name.to_owned(),
+            version: 1,
+            file: "f".to_owned(),
+            segments: 4,
+            cuts: Vec::new(),
+            most_rows: 8,
+            longest: 0,
+        };
+        let models = vec![model("a"), model("b")];
+        let layout = StoredPredictor::layout(&models, 2);
+        let mut weights = vec![0.0; layout.len()];
+        (weights[0], weights[1], weights[4], weights[8]) = (2_f32.ln(), 2_f32.ln(), 0.1, 0.1);
+        let layer = Layer { weights, biases: vec![0.0] };
+        let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
+        let (device, threads, samples, tested) = ("here".to_owned(), 1, 80, 20);
+        let training = Training { device, threads, models, error: 0.1, mean_error: 0.05, samples, tested };
+        StoredPredictor::new(training, LearnedPredictor::new(layout, mlp).unwrap()).unwrap()
+    }
+
+    fn draw(set: &[usize], rng: &mut Pcg64) -> Vec<GroupPart> {
+        random_group(set, rng, |_| 4, |_, rng| (rng.random_range(1..=8), 0))
+    }
+
+    /// Serves so many groups of both models that take `times` what is predicted, give or take 10%; what came of each training.
+    fn serve(predictor: &Arc<GroupPredictor>, groups: u64, times: f64) -> Vec<Judged> {
+        let (mut retrainer, mut rng) = (GroupRetrainer::new(predictor.clone()), Pcg64::seed_from_u64(1));
+        let (stored, mut judged) = (stored(), Vec::new());
+        for _ in 0..groups {
+            let group = draw(&[0, 1], &mut rng);
+            let predicted = says(stored.mlp(), &stored.features(&group).unwrap());
+            let took = Duration::from_millis_f64(predicted * times * rng.random_range(0.9..1.1));
+            predictor.serves(&group, took, |model| Some(if model == ModelId(0) { "a" } else { "b" }));
+            while let Some(came) = retrainer.step() {
+                judged.extend(came);
+            }
+        }
+        judged
+    }
+
+    fn predictor(is_heard: bool) -> (tempfile::TempDir, Arc<GroupPredictor>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("predictor.json");
+        stored().save(&path).unwrap();
+        let options = DeviceOptions { predictor: Some(path), ..DeviceOptions::default() };
+        (folder, Arc::new(GroupPredictor::open(&options, is_heard)))
+    }
+
+    #[test]
+    fn a_predictor_that_is_right_stays_as_it_is() {
+        let (_folder, predictor) = predictor(true);
+        let judged = serve(&predictor, 1_024, 1.0);
+        assert_eq!(judged.len(), 4);
+        assert!(judged.iter().all(|judged| !judged.adopted && judged.before < 0.06), "{judged:?}");
+        assert_eq!(*predictor.in_use().unwrap(), stored());
+        let report = predictor.retraining().unwrap();
+        assert_eq!((report.trainings, report.adopted, predictor.mean_error()), (4, 0, Some(0.05)));
+    }
+
+    #[test]
+    fn what_has_become_slow_side_by_side_is_learned_and_what_was_not_served_is_not_forgotten() {
+        let (folder, predictor) = predictor(true);
+        let judged = serve(&predictor, 1_024, 1.6);
+        assert!(judged[0].adopted && judged[0].before > 0.35 && judged[0].after < 0.15, "{judged:?}");
+        let (before, now) = (stored(), predictor.in_use().unwrap());
+        assert_eq!(predictor.mean_error(), Some(now.mean_error));
+        let mut rng = Pcg64::seed_from_u64(2);
+        for (set, times) in [(&[0, 1][..], 1.6), (&[0], 1.0), (&[1], 1.0)] {
+            let ratio = |_| {
+                let features = before.features(&draw(set, &mut rng)).unwrap();
+                says(now.mlp(), &features) / says(before.mlp(), &features)
+            };
+            let mean = (0..100).map(ratio).sum::<f64>() / 100.0;
+            assert!((mean / times - 1.0).abs() < 0.1, "{set:?}: {mean} in place of {times}");
+        }
+        assert_eq!(StoredPredictor::load(&folder.path().join("predictor.json")).unwrap(), before, "the file stays");
+    }
+
+    #[test]
+    fn where_there_is_no_time_for_it_nothing_is_heard() {
+        let (_folder, predictor) = predictor(false);
+        assert!(serve(&predictor, 512, 1.6).is_empty());
+        assert_eq!((predictor.retraining(), predictor.served.len()), (None, 0));
+    }
+
+    #[test]
+    fn noise_is_not_better() {
+        let noise = |mean: f64| (0..64).map(move |index| mean + if index % 2 == 0 { 0.2 } else { -0.2 });
+        assert!(!is_above_noise(noise(0.05), 0.0), "three standard errors are 0.075");
+        assert!(is_above_noise(noise(0.1), 0.0) && !is_above_noise(noise(0.1), 0.15));
+        assert!(!is_above_noise([f64::NAN; 9].into_iter(), 0.0) && !is_above_noise(std::iter::empty(), 0.0));
+    }
+}

@@ -110,9 +110,22 @@ impl GroupRetrainer {
         let adopted = is_better
             .then(|| stored.retrained(mlp.clone(), (error_below(&mlp, &held_out), after)))
             .and_then(|retrained| retrained.inspect_err(|reason| tracing::warn!(%reason, "a training failed")).ok());
-        let judged = Judged { served: self.served.served(), held_out: held_out.len(), before, after, adopted: adopted.is_some() };
+        let judged = Judged {
+            served: self.served.served(),
+            held_out: held_out.len(),
+            before,
+            after,
+            adopted: adopted.is_some(),
+        };
         let Judged { served, held_out, adopted: is_adopted, .. } = judged;
-        tracing::info!(served, held_out, before, after, adopted = is_adopted, "the predictor of groups was trained with what was served");
+        tracing::info!(
+            served,
+            held_out,
+            before,
+            after,
+            adopted = is_adopted,
+            "the predictor of groups was trained with what was served"
+        );
         self.predictor.judged(judged, adopted);
         judged
     }

@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use downbeat_core::Duration;
-use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
+use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;

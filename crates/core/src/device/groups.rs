@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::{Launch, Span};
 use super::overlap::{
-    GroupOrder, GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput, Predictor,
+    GroupOrder, GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput,
+    Predictor,
 };
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::resident::ResidentKey;

@@ -39,7 +39,10 @@ impl Device {
             let model_of = DeviceModel::new(Overlapped::new(options), profile.clone());
             device.scheduler.handle_model(at(0), ModelId(model), Some(model_of)).unwrap();
         }
-        device.scheduler.handle_groups(at(0), GroupSettings { predictor: Some(predictor()), error: 0.0, ..GroupSettings::default() });
+        device.scheduler.handle_groups(
+            at(0),
+            GroupSettings { predictor: Some(predictor()), error: 0.0, ..GroupSettings::default() },
+        );
         device
     }
 

@@ -138,7 +138,16 @@ fn side_by_side() -> (tempfile::TempDir, String) {
     let (folder, config) = repository();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let predictor = file("predictor.json");
-    let models = ["profile", "digits", "--co-run", "beside", "--isolation", "process", "--repository", folder.path().to_str().unwrap()];
+    let models = [
+        "profile",
+        "digits",
+        "--co-run",
+        "beside",
+        "--isolation",
+        "process",
+        "--repository",
+        folder.path().to_str().unwrap(),
+    ];
     let sampled = ["--engine", "rten", "--segments", "2", "--batch", "1", "--budget", "0.1", "--predictor", &predictor];
     let output = crate::command_line::run(&[&models[..], &sampled].concat());
     assert_eq!(output.status.code(), Some(0), "{}", crate::command_line::stderr(&output));

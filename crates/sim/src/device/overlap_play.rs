@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::overlap::{
-    GroupOrder, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput,
-};
+use downbeat_core::device::overlap::{GroupOrder, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput};
 use downbeat_core::device::{DeviceRequest, LaneId, SegmentRange, Span};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use rand_distr::Normal;
@@ -75,7 +73,8 @@ impl<'a> Play<'a> {
         let server = match groups {
             Some((order, at_once, worth, by)) => {
                 let (predictor, error) = by.predictor(&run.models, &models, run.platform.noise)?;
-                let queue_bound = if order == GroupOrder::Headroom { OverlapOptions::default().queue_bound } else { u32::MAX };
+                let queue_bound =
+                    if order == GroupOrder::Headroom { OverlapOptions::default().queue_bound } else { u32::MAX };
                 let options = OverlapOptions { order, at_once, worth, error, queue_bound, ..OverlapOptions::default() };
                 let mut overlap = Overlap::new(options, predictor);
                 for (model, emulated) in (0..).zip(&models) {

@@ -35,10 +35,7 @@ pub fn draw_samples(
 ) -> Result<Vec<GroupSample>, DeviceFailure> {
     let models = abacus_models(platform)?;
     if let Some(bad) = sets.iter().flatten().find(|model| **model >= models.len()) {
-        return Err(DeviceFailure(format!(
-            "there is no model {bad} of Abacus: they are 0 to {}",
-            models.len() - 1
-        )));
+        return Err(DeviceFailure(format!("there is no model {bad} of Abacus: they are 0 to {}", models.len() - 1)));
     }
     let layout = abacus_layout(sets.iter().map(Vec::len).max().unwrap_or(0));
     let of_set = |(set, of): &(usize, &Vec<usize>)| {

@@ -216,8 +216,7 @@ fn a_trained_predictor_says_how_far_it_is_off_and_serves_a_run() {
 
 #[test]
 fn a_line_is_found_where_there_is_one() {
-    let sample =
-        |x: f32, y: f32| GroupSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), set: 0 };
+    let sample = |x: f32, y: f32| GroupSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), set: 0 };
     let samples: Vec<_> = (0..40).map(|index| sample((index % 7) as f32, (index % 5) as f32)).collect();
     let line = train_linear(&samples.iter().collect::<Vec<_>>());
     assert!(mean_error(&samples, |x| predict_linear(&line, x)) < 1e-3, "{line:?}");

@@ -380,7 +380,8 @@ impl<P: Predictor> Overlap<P> {
     fn plan(&mut self, start: Time) -> Option<Planned> {
         loop {
             let (key, candidates) = self.candidates()?;
-            let (deadline, may_drop) = self.waiting.get(&key).map(|first| (first.request.deadline, first.model.drop))?;
+            let (deadline, may_drop) =
+                self.waiting.get(&key).map(|first| (first.request.deadline, first.model.drop))?;
             let mut headroom = deadline.since(start);
             if headroom == Duration::ZERO && may_drop {
                 self.give_up(key, DeviceDrop::Hopeless);
@@ -422,13 +423,7 @@ impl<P: Predictor> Overlap<P> {
             if !is_trial {
                 self.leave_out(&mut found);
             }
-            return Some(Planned {
-                parts: found.parts,
-                predicted: found.predicted,
-                deadline,
-                is_trial,
-                is_late,
-            });
+            return Some(Planned { parts: found.parts, predicted: found.predicted, deadline, is_trial, is_late });
         }
     }
 

@@ -12,9 +12,7 @@ use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
 use crate::arrivals::{Arrivals, random};
 use crate::device::oracle::play_group;
 use crate::device::overlap_samples::{abacus_models, emulated_group};
-use crate::device::{
-    ABACUS_MODELS, Architecture, Completed, ContendedDevice, EmulatedModel, OverlapInputs,
-};
+use crate::device::{ABACUS_MODELS, Architecture, Completed, ContendedDevice, EmulatedModel, OverlapInputs};
 
 /// Queries a second of the model beside ResNet152 in figure 3: half of the pairs' 100 (§7.3).
 const BESIDE: f64 = 50.0;

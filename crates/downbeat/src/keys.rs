@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use downbeat_core::Duration;
+use downbeat_core::device::overlap::GroupOrder;
 use downbeat_server::options::{
     BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
     MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
@@ -173,12 +174,14 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds; 0: none, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds, and what predicts operator groups is trained; 0: none, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
         optional("device.predictor", path("FILE"), |d| &mut d.options.device.predictor, "requests run one at a time", "\"predictor.json\"")
             .help("What predicts groups of operators for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
+        key("device.order", name("ORDER").of(GroupOrder::ALL.map(GroupOrder::name)), |d| &mut d.options.device.order)
+            .help("Which request of the device policy overlap is next: headroom (the least time left, and operators of others beside it), or to compare with, one request at a time: fcfs, sjf (what takes the least), edf"),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
             .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")

@@ -2,16 +2,17 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_engine::{Cut, LoadError, Search};
+use downbeat_engine::{Cut, ExecutorProgram, Isolated, LoadError, Search};
 use downbeat_report::{Html, Json, note, out};
 use downbeat_server::batch_codec::PROFILED_LENGTH;
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
-use downbeat_server::options::EngineChoice;
+use downbeat_server::options::{EngineChoice, Isolation};
 use downbeat_server::profile_store::{ProfileStore, StoredKnees, StoredOperators, StoredProfile};
 use downbeat_server::profiler::{self, Measurement};
 
@@ -200,7 +201,13 @@ fn load(
     let wanted = ModelWanted { repository: &repository, name, version, largest_batch, cut, threads };
     ProfiledModel::load(wanted, |format| match beside {
         Some(beside) if beside.format == format => Ok(beside.engine.clone()),
-        _ => engine_for(format, args.engine, &Search::from_env()),
+        _ => {
+            let engine = engine_for(format, args.engine, &Search::from_env())?;
+            Ok(match args.groups.isolation {
+                Isolation::None => engine,
+                Isolation::Process => Arc::new(Isolated::new(engine, threads, ExecutorProgram::default())?),
+            })
+        }
     })
 }
 

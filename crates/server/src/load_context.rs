@@ -93,7 +93,7 @@ impl LoadContext {
     ) -> Self {
         LoadContext {
             store: ProfileStore::new(options.profiling.cache_dir.clone()),
-            predictor: Arc::new(GroupPredictor::open(options.device.predictor.as_deref())),
+            predictor: driver.predictor().clone(),
             clock: driver.clock(),
             memory: memory::run_budget(&options).map(MemoryBudget::new),
             turns: LoadTurns::new(LONGEST_TURN),

@@ -10,6 +10,7 @@ use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
+use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;
@@ -238,6 +239,8 @@ with_defaults! {
         pub groups: Vec<DeviceGroup> = Vec::new(),
         /// The file of what predicts groups of operators, for the policy overlap.
         pub predictor: Option<PathBuf> = None,
+        /// In which order requests of the policy overlap run.
+        pub order: GroupOrder = GroupOrder::Headroom,
         /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
         pub partitions: Vec<String> = Vec::new(),
         /// Who says on which of them a model runs.

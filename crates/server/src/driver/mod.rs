@@ -28,6 +28,8 @@ use parking_lot::Mutex;
 use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
+use crate::group_predictor::GroupPredictor;
+use crate::group_retrainer::GroupRetrainer;
 use crate::host::DeviceHost;
 use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
@@ -58,6 +60,7 @@ pub struct Driver {
     next_request: AtomicU64,
     next_model: AtomicU32,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    predictor: Arc<GroupPredictor>,
     log: Option<Arc<DecisionLog>>,
 }
 
@@ -65,7 +68,7 @@ impl Driver {
     /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
     /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
-    /// What adaptive models do is rehearsed in [`ServerOptions::rehearsal_cpu`] of a core's time.
+    /// What adaptive models do is rehearsed, and what predicts groups of operators is trained with those that were served, in [`ServerOptions::rehearsal_cpu`] of a core's time.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -100,7 +103,8 @@ impl Driver {
             cluster.set_order(options.order.first());
         }
         let (next_request, next_model, threads) = Default::default();
-        let driver = Driver { cluster, next_request, next_model, threads, log };
+        let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
+        let driver = Driver { cluster, next_request, next_model, threads, predictor, log };
         driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
         let partitions = |(device, kinds): (usize, &Vec<DeviceKind>)| {
             let slot = move |(partition, kind)| (device, PartitionId(partition as u32), kind);
@@ -113,7 +117,8 @@ impl Driver {
         if rehearsal_cpu > 0.0 {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
             let kinds = planned_devices(kinds);
-            let work = move || rehearser.work(&cluster, &kinds, &metrics);
+            let retrainer = GroupRetrainer::new(driver.predictor.clone());
+            let work = move || rehearser.work(&cluster, &kinds, retrainer, &metrics);
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
         }
@@ -169,6 +174,11 @@ impl Driver {
     /// What the scheduler's queues do, and why.
     pub fn status(&self) -> SchedulerStatus {
         self.rehearser().status(&self.cluster)
+    }
+
+    /// What predicts groups of operators.
+    pub fn predictor(&self) -> &Arc<GroupPredictor> {
+        &self.predictor
     }
 
     /// The rehearsal of device policies.

@@ -175,6 +175,18 @@ impl DeviceHost {
         self.shares.get(partition.0 as usize).copied().unwrap_or_default()
     }
 
+    /// What predicts groups of operators is another.
+    pub fn tell_groups(&self) {
+        let mut actions = Actions::default();
+        {
+            let mut inner = self.inner.lock();
+            let now = self.clock.now();
+            inner.tell_groups(now);
+            self.settle(&mut inner, now, &mut actions);
+        }
+        self.carry_out(actions, None);
+    }
+
     /// Lets a model go; its threads end once their present launches are over.
     pub fn remove_model(&self, model: &HostedModel) {
         let ((_gone, ready), actions) = self.decide(model, |inner, now| {

@@ -8,6 +8,7 @@ mod engine_install;
 mod isolation;
 mod log_command;
 mod plan;
+mod plan_slots;
 mod profile;
 mod serve;
 mod simulate;

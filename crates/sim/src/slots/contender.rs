@@ -7,7 +7,7 @@ use downbeat_core::cluster::{DropPolicy, ModelOptions};
 use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ProfileError};
 use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
-use super::mix::{LENGTH, MeasuredMix, SlotMix};
+use super::mix::{LENGTH, MeasuredMix, Networks};
 use super::{gpu_lets, gslice};
 use crate::arrivals::{Arrivals, BadArrivals};
 use crate::capacity::Search;
@@ -53,7 +53,24 @@ pub struct Found {
     pub layout: SlotLayout,
     /// Requests a second that it should hold, of all models together, if requests came evenly; `None` of who does not say.
     pub predicted: Option<f64>,
+    /// By model, by steps of a slot less one: whether it runs on such slots, where it meets its SLO there.
+    pub runs: Vec<Vec<bool>>,
     /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no load is held.
+    pub capacity: f64,
+    /// What it was chosen from; nothing where there is no choice.
+    pub tried: Vec<Tried>,
+}
+
+/// A way to place the models in a trial.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tried {
+    /// How devices are cut.
+    pub layout: SlotLayout,
+    /// As [`Found::predicted`].
+    pub predicted: Option<f64>,
+    /// Whether models are kept from slots that cost them too much.
+    pub kept_off: bool,
+    /// As [`Found::capacity`], in the trial.
     pub capacity: f64,
 }
 
@@ -74,23 +91,20 @@ impl Contender {
     ///
     /// # Errors
     /// If an arrival process is none, or no profile can be made.
-    pub fn find(
-        &self,
-        mix: &SlotMix,
-        measured: &MeasuredMix,
-        requests: f64,
-        seed: u64,
-    ) -> Result<Option<Found>, BadMix> {
+    pub fn find(&self, measured: &MeasuredMix, requests: f64, seed: u64) -> Result<Option<Found>, BadMix> {
         let held = |placing: &Placing, requests: f64, precision: f64, seed: u64| -> Result<f64, BadMix> {
-            let simulation = simulation(mix, measured, placing, seed)?;
+            let simulation = simulation(measured, placing, seed)?;
             let (requests_per_model, high, low) = (requests, 1.0, 0.6);
             let search = Search { precision, requests_per_model, high, low, ..Search::default() };
             Ok(search.capacity(&simulation)?.map_or(0.0, |capacity| capacity.rate))
         };
         let mut placings = self.placings(measured);
-        let mut best = (0, 0.0);
+        let (mut best, mut tried) = ((0, 0.0), Vec::new());
         for (index, placing) in placings.iter().enumerate().filter(|_| placings.len() > 1) {
             let capacity = held(placing, requests / 2.0, 0.03, seed ^ TRIAL)?;
+            let Placing { layout, predicted, runs, .. } = placing;
+            let (layout, kept_off) = (layout.clone(), runs.iter().flatten().any(|runs| !runs));
+            tried.push(Tried { layout, predicted: *predicted, kept_off, capacity });
             if capacity > best.1 {
                 best = (index, capacity);
             }
@@ -100,7 +114,8 @@ impl Contender {
         }
         let placing = placings.swap_remove(best.0);
         let capacity = held(&placing, requests, 0.01, seed)?;
-        Ok(Some(Found { layout: placing.layout, predicted: placing.predicted, capacity }))
+        let Placing { layout, predicted, runs, .. } = placing;
+        Ok(Some(Found { layout, predicted, runs, capacity, tried }))
     }
 
     /// The ways to place the models that it has to choose from; none if it finds no way.
@@ -123,6 +138,7 @@ impl Contender {
                     layouts.push((plan.layout.clone(), None));
                     layouts.push((plan.layout, Some(plan.dearness.iter().map(cheap).collect())));
                 }
+                layouts.retain(|(layout, _)| !problem.alike || layout.is_alike());
                 layouts.into_iter().map(|(layout, runs)| placed_by(problem, layout, runs, policy)).collect()
             }
             Contender::ByKnees => {
@@ -218,26 +234,25 @@ fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
     (0..most).flat_map(of).collect()
 }
 
-/// The mix at its own rates as it was placed.
-fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
+/// The mix, as it was placed, at the rates that it is predicted to hold.
+fn simulation(measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
     let Placing { layout, predicted, runs, system, policy, together } = placing;
     let at_once = 1 + u32::from(together.is_some());
     let once = slots(&layout.0);
     let slots: Vec<(usize, usize)> = (0..at_once).flat_map(|_| once.iter().copied()).collect();
     let steps = |(device, at): &(usize, usize)| layout.0[*device][*at];
     let kind = |steps: u32| DeviceKind(steps - 1);
-    let total: f64 = mix.models.iter().map(|model| model.rate).sum();
     // Who predicts nothing is searched from what whole devices should hold.
     let whole = || Some(measured.problem.evaluate(&SlotLayout::whole(&measured.problem))?.factor);
-    let factor = predicted.map(|rate| rate / total).or_else(whole).unwrap_or(1.0);
+    let factor = predicted.map(|rate| rate / total(&measured.problem)).or_else(whole).unwrap_or(1.0);
     let mut loads = Vec::new();
-    let predicted = together.is_some_and(|plan| plan != Plan::Alone);
+    let networks = measured.networks.as_ref();
+    let beside = networks.filter(|_| together.is_some_and(|plan| plan != Plan::Alone)).map(|them| &them.beside);
     for (index, (SlotModel { rate, slo, profiles }, runs)) in measured.problem.models.iter().zip(runs).enumerate() {
-        let beside: Vec<LatencyProfile> = match predicted {
-            true => profiles.iter().map(|_| measured.beside[index].clone()).collect(),
-            false => profiles.clone(),
+        let profiles: Vec<LatencyProfile> = match beside {
+            Some(beside) => profiles.iter().map(|_| beside[index].clone()).collect(),
+            None => profiles.clone(),
         };
-        let profiles = &beside;
         let known =
             profiles.iter().zip(1..).zip(runs).filter(|((profile, _), runs)| **runs && profile.latency(1) <= *slo);
         let known: Vec<_> = known.map(|((profile, steps), _)| (kind(steps), profile.clone())).collect();
@@ -249,24 +264,22 @@ fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u6
         options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| whole.clone().into());
         loads.push(Load { options, slo: *slo, arrivals: Arrivals::Poisson, rate: rate * factor, pace: Pace::steady() });
     }
-    let place = |(index, slot): (usize, &(usize, usize))| SharedPlace {
-        device: slot.0 as u32,
-        partition: slot.1 as u32,
-        units: mix.units(steps(slot)),
-        lane: slot.1 as u32 * at_once + (index / once.len()) as u32,
-    };
-    let shared = SharedDevices {
-        limits: mix.platform.limits(),
-        places: slots.iter().enumerate().map(place).collect(),
-        models: measured.models.clone(),
-        length: LENGTH,
-    };
+    let shared = networks.map(|Networks { platform, models, .. }| {
+        let place = |(index, slot): (usize, &(usize, usize))| SharedPlace {
+            device: slot.0 as u32,
+            partition: slot.1 as u32,
+            units: platform.units * steps(slot) / measured.problem.steps,
+            lane: slot.1 as u32 * at_once + (index / once.len()) as u32,
+        };
+        let places = slots.iter().enumerate().map(place).collect();
+        Arc::new(SharedDevices { limits: platform.limits(), places, models: models.clone(), length: LENGTH })
+    });
     Ok(Simulation {
         system: system.clone(),
         loads,
         devices: slots.len() as u32,
         kinds: slots.iter().map(|slot| kind(steps(slot))).collect(),
-        shared: Some(Arc::new(shared)),
+        shared,
         warm_up: Duration::from_millis(500),
         span: Duration::from_millis(1_000),
         seed,

@@ -56,17 +56,26 @@ pub(super) const LENGTH: u32 = 64;
 /// The largest batch.
 const MOST_ITEMS: u32 = 64;
 /// Slots of a device, at most: each is a lane whose kernels one host issues.
-const MOST_SLOTS: u32 = 6;
+pub const MOST_SLOTS: u32 = 6;
 /// How long models are measured beside others.
 const MEASURED: Duration = Duration::from_millis(500);
 
 /// A mix as it was measured.
 #[derive(Clone, Debug)]
 pub struct MeasuredMix {
-    /// By model.
-    pub models: Vec<EmulatedModel>,
     /// What is to be planned with.
     pub problem: SlotProblem,
+    /// What runs; `None`: what the profiles are of is no emulated network, and batches take what these say, whatever runs beside them.
+    pub networks: Option<Networks>,
+}
+
+/// Networks on emulated devices.
+#[derive(Clone, Debug)]
+pub struct Networks {
+    /// The devices.
+    pub platform: Platform,
+    /// By model.
+    pub models: Vec<EmulatedModel>,
     /// By model: what batches take on a whole device beside half of the largest batch of another model, the one that they take longest beside.
     pub beside: Vec<LatencyProfile>,
 }
@@ -124,8 +133,8 @@ impl SlotMix {
         let (devices, steps) = (self.devices, self.steps);
         let largest: Vec<u32> = measured.iter().map(|model| model.profiles[steps as usize - 1].max_batch()).collect();
         let beside = (0..models.len()).map(|index| self.beside(&models, index, &largest)).collect::<Result<_, _>>()?;
-        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS };
-        Ok(MeasuredMix { models, problem, beside })
+        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS, alike: false };
+        Ok(MeasuredMix { problem, networks: Some(Networks { platform: self.platform, models, beside }) })
     }
 
     /// What batches of a model take in the mean on a whole device beside half of the largest batch of each other model (of its own, if it is alone), at most.

@@ -110,11 +110,11 @@ fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_plann
     let mut mix = mix(1, &[(Architecture::ResNet50, 8.0, 1.0), (Architecture::BertBase, 10.0, 1.0)]);
     (mix.platform, mix.steps) = (Platform::A100_CUDNN, 9);
     let measured = mix.measure().unwrap();
-    for (model, beside) in measured.problem.models.iter().zip(&measured.beside) {
+    for (model, beside) in measured.problem.models.iter().zip(&measured.networks.as_ref().unwrap().beside) {
         let alone = model.profiles.last().unwrap();
         assert!((1..=alone.max_batch()).all(|batch| beside.latency(batch) > alone.latency(batch)));
     }
-    let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap().capacity;
+    let held = |contender: Contender| contender.find(&measured, 40.0, 1).unwrap().unwrap().capacity;
     let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
     let (one, as_if_alone, two) =
         (held(Contender::Whole("deferred".parse().unwrap())), together(Plan::Alone), together(Plan::Predicted));

@@ -10,6 +10,7 @@ pub mod device_profiles;
 pub mod ids;
 pub mod profile;
 pub mod quantile;
+pub mod roles;
 pub mod tensor;
 pub mod time;
 

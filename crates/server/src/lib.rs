@@ -53,6 +53,7 @@ pub mod profile_store;
 pub mod profiler;
 mod queue;
 mod refiner;
+mod refusal;
 pub mod registry;
 mod reply;
 pub mod sampler;

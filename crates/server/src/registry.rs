@@ -87,6 +87,11 @@ impl Registry {
         &self.serving
     }
 
+    /// What each device is divided into; none: they are not.
+    pub fn parts(&self) -> &[downbeat_engine::Part] {
+        &self.loader.partitions().parts
+    }
+
     /// Who watches what threads do in engines.
     pub fn watchdog(&self) -> &Watchdog {
         &self.watchdog

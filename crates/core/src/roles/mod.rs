@@ -29,6 +29,7 @@
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
 mod backend_node;
+mod delay;
 mod epoch;
 mod frontend_node;
 mod link;
@@ -36,6 +37,7 @@ mod message;
 mod scheduler_node;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput, Member};
+pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
 pub use link::{Frame, Link};

@@ -316,6 +316,11 @@ fn left_after(left: Duration, spent: Duration) -> Duration {
 }
 
 impl<P> Message<P> {
+    /// Whether it may be large.
+    pub fn has_tensors(&self) -> bool {
+        matches!(self, Message::Inputs { .. } | Message::Answers(_))
+    }
+
     /// Takes what it has waited, or was on its way, off the budgets in it.
     pub fn spend(&mut self, spent: Duration) {
         match self {

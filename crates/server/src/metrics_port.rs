@@ -17,11 +17,14 @@ use crate::http::{Answers, HttpState, health_routes, serve_answers};
 use crate::service::Service;
 use crate::shared_memory::Client;
 
+/// Gives what is answered at `/metrics`.
+pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
+
 /// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,
-    metrics: Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>,
+    metrics: MetricsText,
     state: HttpState<S>,
 ) {
     let scrape = move || {

@@ -47,7 +47,7 @@ use waiting_table::{Event, WaitingTable};
 /// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
 /// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
 /// busy a batch may still start until the last moment.
-const WAKE_MARGIN: Duration = Duration::from_millis(5);
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How long the end waits for threads, which a run that does not end may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);

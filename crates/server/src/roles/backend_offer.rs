@@ -107,9 +107,9 @@ impl OfferMaker {
         let items = settings.max_batch.max(1);
         let full = FullBatch { items, takes: queue.least(items) };
         // What it is made of changes with every batch, and is a hint.
-        let before = self.last.iter().flat_map(|last| &last.models);
-        let same = before.into_iter().find(|before| before.model == *name && before.version == number);
         let fingerprint = self.fingerprint(definition, number, loaded);
+        let mut before = self.last.iter().flat_map(|last| &last.models);
+        let same = before.find(|before| before.model == *name && before.version == number);
         let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
         Some(OfferedModel {
             model: name.clone(),

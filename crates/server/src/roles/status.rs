@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use downbeat_core::roles::{Epoch, Hello, NodeId, Role};
 use parking_lot::Mutex;
-use prometheus::{IntCounter, IntGaugeVec};
 use serde::Serialize;
 
 use crate::metric_table::metric_table;

@@ -1,17 +1,16 @@
 //! A timer of the node's thread, finer than the runtime's milliseconds: silence of a few of them is what a scheduler is judged by.
 
-use std::os::fd::OwnedFd;
-
 use downbeat_core::Time;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Receiver;
 
 use crate::clock::Clock;
 
 /// A timer that goes off at a time of the server's clock.
 pub struct Timer {
     clock: Clock,
-    file: AsyncFd<OwnedFd>,
+    /// A timer is read like a pipe.
+    file: Receiver,
     at: Time,
 }
 
@@ -23,7 +22,7 @@ impl Timer {
     pub fn new(clock: Clock) -> std::io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let file = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Timer { clock, file: AsyncFd::new(file)?, at: Time::MAX })
+        Ok(Timer { clock, file: Receiver::from_file_unchecked(file.into())?, at: Time::MAX })
     }
 
     /// From now on it goes off at this time, and at no other.
@@ -39,7 +38,7 @@ impl Timer {
         // All zero: never.
         let value = Timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as i64 };
         let setting = Itimerspec { it_interval: zero, it_value: value };
-        rustix::time::timerfd_settime(self.file.get_ref(), TimerfdTimerFlags::empty(), &setting)?;
+        rustix::time::timerfd_settime(&self.file, TimerfdTimerFlags::empty(), &setting)?;
         self.at = at;
         Ok(())
     }
@@ -50,12 +49,14 @@ impl Timer {
     /// Of the operating system.
     pub async fn wait(&mut self) -> std::io::Result<()> {
         loop {
-            let mut ready = self.file.readable().await?;
-            let gone = |file: &AsyncFd<OwnedFd>| Ok(rustix::io::read(file.get_ref(), &mut [0; 8])?);
-            if let Ok(read) = ready.try_io(gone) {
-                read?;
-                self.at = Time::MAX;
-                return Ok(());
+            self.file.readable().await?;
+            match self.file.try_read(&mut [0; 8]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                read => {
+                    read?;
+                    self.at = Time::MAX;
+                    return Ok(());
+                }
             }
         }
     }

@@ -240,7 +240,9 @@ impl Outbox {
         while !self.pieces.is_empty() {
             let slices: smallvec::SmallVec<[IoSlice<'_>; 8]> =
                 self.pieces.iter().take(PIECES).map(|piece| IoSlice::new(piece)).collect();
-            match write(&slices) {
+            let written = write(&slices);
+            drop(slices);
+            match written {
                 Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
                 Ok(written) => self.take(written),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),

@@ -31,10 +31,14 @@
 mod backend_node;
 mod delay;
 mod epoch;
+mod expiries;
+mod following;
 mod frontend_node;
 mod link;
 mod links;
 mod message;
+mod numbered;
+mod queue_names;
 mod scheduler_node;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput, Member};

@@ -34,6 +34,7 @@ mod epoch;
 mod expiries;
 mod following;
 mod frontend_node;
+mod gathering;
 mod link;
 mod links;
 mod message;
@@ -41,10 +42,11 @@ mod numbered;
 mod queue_names;
 mod scheduler_node;
 
-pub use backend_node::{BackendNode, BackendOptions, BackendOutput, Member};
+pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
+pub use gathering::Member;
 pub use link::{Frame, Link, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{

@@ -21,6 +21,8 @@ mod overlap;
 mod overlap_runs;
 mod random_events;
 mod rehearsal;
+mod role_links;
+mod role_scenario;
 mod scenario;
 mod scenario_file;
 mod section_3_5;

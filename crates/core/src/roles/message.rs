@@ -238,7 +238,8 @@ pub enum Message<P> {
         /// What it stands for.
         key: QueueKey,
     },
-    /// Frontend to scheduler: these requests wait with me.
+    /// Frontend to scheduler: these requests wait with me. One that the scheduler has waiting already stays as it is; one that it has in a batch is in none any more, and
+    /// waits again.
     Requests(Vec<HandedIn>),
     /// Frontend to scheduler: their clients have gone.
     Cancel(Vec<u64>),
@@ -248,7 +249,8 @@ pub enum Message<P> {
     Models(Vec<ServedModel>),
     /// Scheduler to all: I lead.
     Leads(Epoch),
-    /// Scheduler to scheduler: the highest epoch that I have heard of, and whether it is mine.
+    /// Scheduler to scheduler: the highest epoch that I have heard of, and whether it is mine. Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow
+    /// (`leads` is false): the least epoch that it would follow is above this one.
     Standing {
         /// The highest that it has heard of.
         epoch: Epoch,
@@ -297,6 +299,62 @@ pub enum Message<P> {
         /// Answered, cancelled, or somebody else's.
         gone: Vec<u64>,
     },
+    /// Backend to frontend: these came too late for their batch, or nothing was done with them: they are not run here.
+    Release {
+        /// The batch that claimed them.
+        batch: BatchKey,
+        /// The frontend's numbers.
+        numbers: Vec<u64>,
+    },
     /// Backend to frontend: what came of requests.
     Answers(Vec<(u64, Outcome<P>)>),
+}
+
+/// What is left of a budget after this; of one without an end, all.
+fn left_after(left: Duration, spent: Duration) -> Duration {
+    if left == Duration::MAX { left } else { left.saturating_sub(spent) }
+}
+
+impl<P> Message<P> {
+    /// Whether it may be large.
+    pub fn has_tensors(&self) -> bool {
+        matches!(self, Message::Inputs { .. } | Message::Answers(_))
+    }
+
+    /// Takes what it has waited, or was on its way, off the budgets in it.
+    pub fn spend(&mut self, spent: Duration) {
+        match self {
+            Message::Requests(requests) => {
+                for request in requests {
+                    request.left = left_after(request.left, spent);
+                    request.queue_left = left_after(request.queue_left, spent);
+                }
+            }
+            Message::Plan(plan) => plan.starts_in = left_after(plan.starts_in, spent),
+            Message::UnderWay(running) => {
+                for batch in running {
+                    batch.ends_in = left_after(batch.ends_in, spent);
+                }
+            }
+            Message::Inputs { granted, .. } => {
+                for (_, left, _) in granted {
+                    *left = left_after(*left, spent);
+                }
+            }
+            Message::Queue { .. }
+            | Message::Cancel(_)
+            | Message::Refused(_)
+            | Message::Models(_)
+            | Message::Leads(_)
+            | Message::Standing { .. }
+            | Message::Meet { .. }
+            | Message::Offer(_)
+            | Message::Delays(_)
+            | Message::Completed { .. }
+            | Message::Leave
+            | Message::Claim { .. }
+            | Message::Release { .. }
+            | Message::Answers(_) => {}
+        }
+    }
 }

@@ -29,16 +29,26 @@
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
 mod backend_node;
+mod delay;
 mod epoch;
+mod expiries;
+mod following;
 mod frontend_node;
+mod gathering;
 mod link;
+mod links;
 mod message;
+mod numbered;
+mod queue_names;
 mod scheduler_node;
 
-pub use backend_node::{BackendNode, BackendOptions, BackendOutput, Member};
+pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
+pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
-pub use link::{Frame, Link};
+pub use gathering::Member;
+pub use link::{Frame, Link, LinkTiming, MOST_UNACKED};
+pub use links::{LinkEvent, Links};
 pub use message::{
     BatchKey, Delays, HandedIn, Hello, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias,
     QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,

@@ -255,6 +255,10 @@ impl Machine for BackendRole {
         }
     }
 
+    fn report(&self) {
+        self.board.measured(self.node.links());
+    }
+
     fn poll_timeout(&self) -> Option<Time> {
         self.node.poll_timeout().map(|(at, _)| at)
     }

@@ -43,6 +43,9 @@ pub trait Machine: 'static {
     /// What the loop is to do next; the rest it does itself.
     fn poll_step(&mut self, now: Time) -> Option<Step>;
 
+    /// Says what its links are like, from time to time.
+    fn report(&self);
+
     /// When to call [`Machine::handle_timeout`].
     fn poll_timeout(&self) -> Option<Time>;
 }

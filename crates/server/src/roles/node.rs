@@ -36,6 +36,8 @@ const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 /// Most connections that have not said who they are.
 const MOST_STRANGERS: usize = 64;
+/// How often it is said what links are like.
+const REPORTS_EVERY: Duration = Duration::from_secs(1);
 /// How often a frontend is tried that is not there.
 const TRIES: u32 = 8;
 
@@ -141,15 +143,21 @@ impl<M: Machine> Node<M> {
         }
         let mut timer = Timer::new(self.clock)?;
         let mut come = Vec::with_capacity(EVENTS);
+        let mut reports = tokio::time::interval(REPORTS_EVERY);
         loop {
             tokio::select! {
+                _ = reports.tick() => self.inner.borrow().machine.report(),
                 () = self.woken.notified() => {}
                 count = events.recv_many(&mut come, EVENTS) => {
                     if count == 0 {
                         return Ok(());
                     }
                 }
-                gone_off = timer.wait() => gone_off?,
+                gone_off = timer.wait() => {
+                    gone_off?;
+                    // What has come is taken in before anybody is taken for silent.
+                    tokio::task::yield_now().await;
+                }
             }
             let now = self.clock.now();
             let is_over = crate::reply::together(|| self.turn(now, &mut come));

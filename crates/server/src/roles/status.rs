@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_core::roles::{Epoch, Hello, NodeId, Role};
+use downbeat_core::Duration;
+use downbeat_core::roles::{Epoch, Hello, Links, NodeId, Role};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -17,6 +18,8 @@ metric_table! {
         leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
         leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
+        round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
+            "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
         lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
     }
 }
@@ -35,6 +38,12 @@ pub struct PeerStatus {
     pub rank: Option<u32>,
     /// Where others connect to it; empty: nowhere.
     pub address: String,
+    /// What a message to it and its answer take, as measured lately: a high percentile, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<f64>,
+    /// The most that a message to it or from it takes, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub one_way_us: Option<f64>,
 }
 
 /// What a process knows of its cluster.
@@ -110,7 +119,7 @@ impl StatusBoard {
         };
         let (node, role) = (shown(peer.node), role_name(peer.role));
         tracing::info!(peer = %peer.name, role, %node, "connected");
-        let status = PeerStatus { node, name: peer.name.clone(), role, rank, address: peer.address.clone() };
+        let status = PeerStatus { node, name: peer.name.clone(), role, rank, address: peer.address.clone(), round_trip_us: None, one_way_us: None };
         if self.status.lock().peers.insert(peer.node, status).is_none() {
             self.table.peers.with_label_values(&[role]).inc();
         }
@@ -122,6 +131,20 @@ impl StatusBoard {
             tracing::info!(peer = %gone.name, role = gone.role, node = %gone.node, "lost");
             self.table.peers.with_label_values(&[gone.role]).dec();
             self.table.lost.inc();
+        }
+    }
+
+    /// What messages to those that are connected take.
+    pub fn measured<P: Clone>(&self, links: &Links<P>) {
+        let us = |duration: Option<Duration>| Some(duration?.as_secs_f64() * 1e6);
+        let known = &mut *self.status.lock();
+        for (node, peer) in &mut known.peers {
+            (peer.round_trip_us, peer.one_way_us) = (us(links.round_trip(*node)), us(links.one_way(*node)));
+        }
+        for role in ["frontend", "scheduler", "backend"] {
+            let its = known.peers.values().filter(|peer| peer.role == role).filter_map(|peer| peer.round_trip_us);
+            let longest = its.reduce(f64::max);
+            self.table.round_trip.with_label_values(&[role]).set(longest.map_or(0.0, |us| us / 1e6));
         }
     }
 

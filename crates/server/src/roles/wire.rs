@@ -79,7 +79,10 @@ pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hell
     }
     let mut body = vec![0; length.into()];
     reader.read_exact(&mut body).await?;
-    postcard::from_bytes(&body).map_err(WireError::Garbled)
+    let hello: Hello = postcard::from_bytes(&body).map_err(WireError::Garbled)?;
+    // People read them in logs.
+    let is_proper = |text: &str| text.chars().all(|c| !c.is_control());
+    if is_proper(&hello.name) && is_proper(&hello.address) { Ok(hello) } else { Err(WireError::Foreign) }
 }
 
 /// Reads a frame, with at most `most` bytes of tensors; `scratch` is for its head.
@@ -187,12 +190,6 @@ impl Outbox {
         self.bytes
     }
 
-    /// Puts bytes in.
-    pub fn put(&mut self, bytes: &[u8]) {
-        self.tail.extend_from_slice(bytes);
-        self.bytes += bytes.len();
-    }
-
     /// Puts a frame in.
     ///
     /// # Errors
@@ -266,3 +263,6 @@ impl Outbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,6 +101,11 @@ impl<P: Clone> SchedulerNode<P> {
         self.lead.as_ref().map_or(0, Lead::requests)
     }
 
+    /// What messages take, for metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
     /// A wire to somebody is there.
     pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
         let heartbeat = match peer.role {

@@ -23,6 +23,7 @@ mod random_events;
 mod rehearsal;
 mod role_links;
 mod role_scenario;
+mod role_texts;
 mod scenario;
 mod scenario_file;
 mod section_3_5;

@@ -25,7 +25,7 @@ metric_table! {
 }
 
 /// Somebody that the process is connected to.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PeerStatus {
     /// Its number, drawn when it started.
     pub node: String,
@@ -47,7 +47,7 @@ pub struct PeerStatus {
 }
 
 /// What a process knows of its cluster.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ClusterStatus {
     /// The process's own number.
     pub node: String,

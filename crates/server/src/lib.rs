@@ -58,7 +58,7 @@ mod refiner;
 mod refusal;
 pub mod registry;
 mod reply;
-mod roles;
+pub mod roles;
 pub mod sampler;
 mod segment_profiler;
 mod serve;

@@ -27,5 +27,25 @@ mod tensors;
 mod timer;
 mod wire;
 
+use downbeat_core::roles::Message;
+
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
 pub use status::{ClusterStatus, StatusBoard};
+
+/// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
+/// anything.
+pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {
+    if wire::read_greeting(&mut bytes).await.is_err() {
+        return 0;
+    }
+    let (mut scratch, mut frames) = (Vec::new(), 0);
+    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, most).await {
+        frames += 1;
+        for message in frame.messages {
+            if let Message::Models(models) = message {
+                models.iter().for_each(|model| drop(definition::Definition::decode(&model.definition)));
+            }
+        }
+    }
+    frames
+}

@@ -19,7 +19,7 @@ const LARGEST_HEAD: u32 = 64 << 20;
 /// Bytes of tensors up to which they are copied behind their head, so that they are written with it.
 const COPIED: usize = 4 << 10;
 /// Most bytes that memory is taken for before any of them has come.
-const AT_ONCE: u64 = 64 << 20;
+const AT_ONCE: u64 = 1 << 20;
 /// Pieces that are written at once.
 const PIECES: usize = 64;
 

@@ -252,6 +252,18 @@ fn what_is_said_in_one_round_shares_a_frame() {
 }
 
 #[test]
+fn a_frame_that_was_sent_before_the_peer_had_heard_of_the_link_brings_nothing_up() {
+    let mut world = World::new();
+    world.connect(0);
+    world.send();
+    world.connect(1);
+    world.deliver(0);
+    assert!(!world.sides[1].is_up, "it may be of an earlier link");
+    world.calm(1);
+    assert!(world.sides[1].is_up);
+}
+
+#[test]
 fn a_lost_frame_is_sent_again_first_one_message_alone() {
     let mut world = up();
     let now = world.now;

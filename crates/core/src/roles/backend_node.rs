@@ -8,10 +8,9 @@ use super::following::{Claimed, Following};
 use super::gathering::{Batch, Member};
 use super::link::{Frame, LinkTiming};
 use super::links::{LinkEvent, Links};
-use super::message::{
-    BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role, Running,
-};
+use super::message::{BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role};
 use super::queue_names::HeardNames;
+use super::under_way::UnderWay;
 use crate::time::{Duration, Time};
 
 /// Batches that it has at most: what is planned beyond that is not run.
@@ -87,9 +86,7 @@ pub struct BackendNode<P> {
     links: Links<P>,
     following: Following,
     offer: Offer,
-    batches: BTreeMap<BatchKey, Batch<P>>,
-    /// By slot, those that it has, in the order of their plans: first those that run or wait in its queue, then those that are not complete.
-    slots: Vec<VecDeque<BatchKey>>,
+    under_way: UnderWay<P>,
     /// By scheduler.
     names: BTreeMap<NodeId, HeardNames>,
     met: BTreeMap<NodeId, Met>,
@@ -111,8 +108,7 @@ impl<P: Clone> BackendNode<P> {
             links: Links::new(node),
             following: Following::new(),
             offer: Offer::default(),
-            batches: BTreeMap::new(),
-            slots: Vec::new(),
+            under_way: UnderWay::new(),
             names: BTreeMap::new(),
             met: BTreeMap::new(),
             fetches: FetchEstimate::new(1_000, SPAN),
@@ -137,7 +133,7 @@ impl<P: Clone> BackendNode<P> {
 
     /// Batches that it has.
     pub fn batches(&self) -> usize {
-        self.batches.len()
+        self.under_way.len()
     }
 
     /// Plans of schedulers that it does not obey any more, so far.
@@ -176,9 +172,7 @@ impl<P: Clone> BackendNode<P> {
     /// What it has from now on.
     pub fn handle_offer(&mut self, now: Time, offer: Offer) {
         self.offer = offer;
-        if self.slots.len() < self.offer.slots.len() {
-            self.slots.resize_with(self.offer.slots.len(), VecDeque::new);
-        }
+        self.under_way.set_slots(self.offer.slots.len());
         let offer = self.offer.clone();
         self.tell_leader(now, Message::Offer(offer));
         self.settle(now);
@@ -193,7 +187,7 @@ impl<P: Clone> BackendNode<P> {
         ran: Option<(u32, Duration)>,
         outcomes: Vec<(RequestKey, Outcome<P>)>,
     ) {
-        let Some(done) = self.batches.get_mut(&batch).filter(|batch| batch.is_running()) else { return };
+        let Some(done) = self.under_way.get_mut(batch).filter(|batch| batch.is_running()) else { return };
         let (missed, slot) = (done.missed(), done.slot as usize);
         let mut answers: BTreeMap<NodeId, Vec<(u64, Outcome<P>)>> = BTreeMap::new();
         for (request, outcome) in outcomes {
@@ -225,7 +219,7 @@ impl<P: Clone> BackendNode<P> {
     pub fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
-        for slot in 0..self.slots.len() {
+        for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
         if self.delays_at <= now {
@@ -243,7 +237,7 @@ impl<P: Clone> BackendNode<P> {
         if let Some((peer, frame)) = self.links.poll_frame(now) {
             return Some(BackendOutput::Send(peer, frame));
         }
-        let has_nothing = self.is_draining && self.batches.is_empty() && self.links.is_acknowledged();
+        let has_nothing = self.is_draining && self.under_way.len() == 0 && self.links.is_acknowledged();
         if has_nothing && !self.is_drained {
             self.is_drained = true;
             return Some(BackendOutput::Drained);
@@ -253,11 +247,7 @@ impl<P: Clone> BackendNode<P> {
 
     /// When to call [`BackendNode::handle_timeout`], and why.
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        let first = |slot: &VecDeque<BatchKey>| {
-            let first = self.batches.get(slot.front()?)?;
-            (!first.is_running()).then_some((first.gather_until, "inputs that have not come"))
-        };
-        let gathers = self.slots.iter().filter_map(first).min();
+        let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
         let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
         [self.links.poll_timeout(), gathers, delays].into_iter().flatten().min()
     }
@@ -307,7 +297,7 @@ impl<P: Clone> BackendNode<P> {
             Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
             Claimed::Followed => {
                 self.outputs.push_back(BackendOutput::Leader(from, epoch));
-                let under_way = self.under_way(now);
+                let under_way = self.under_way.running(now);
                 self.links.say(now, from, Message::UnderWay(under_way));
                 self.links.say(now, from, Message::Offer(self.offer.clone()));
                 if self.is_draining {
@@ -317,21 +307,6 @@ impl<P: Clone> BackendNode<P> {
                 self.tell_delays(now);
             }
         }
-    }
-
-    /// All batches, slot by slot, with when they will be done if each takes what it was planned with.
-    fn under_way(&self, now: Time) -> Vec<Running> {
-        let mut running = Vec::new();
-        for (slot, batches) in (0..).zip(&self.slots) {
-            let mut free_at = now;
-            for key in batches {
-                let Some(batch) = self.batches.get(key) else { continue };
-                let begins = batch.began.unwrap_or(free_at);
-                free_at = (begins + batch.expected).max(now);
-                running.push(Running { batch: *key, slot, ends_in: free_at.since(now) });
-            }
-        }
-        running
     }
 
     fn handle_meet(&mut self, frontend: NodeId, address: String) {
@@ -354,27 +329,22 @@ impl<P: Clone> BackendNode<P> {
             self.refused_plans += 1;
             return;
         }
-        if self.batches.contains_key(&plan.batch) {
+        if self.under_way.contains(plan.batch) {
             return;
         }
         let queue = self.names.get(&from).and_then(|names| names.get(plan.queue)).cloned();
-        let has_room = !self.is_draining && self.batches.len() < MOST_BATCHES;
-        let slot = self.slots.get_mut(plan.slot as usize).filter(|_| has_room);
-        let (Some(queue), Some(slot)) = (queue, slot) else {
+        let has_room = !self.is_draining && self.under_way.len() < MOST_BATCHES;
+        let (key, slot) = (plan.batch, plan.slot as usize);
+        let Some(queue) = queue.filter(|_| has_room && slot < self.under_way.slots()) else {
             let Plan { batch, members, .. } = plan;
             self.tell_leader(now, Message::Completed { batch, ran: None, missed: members });
             return;
         };
-        slot.push_back(plan.batch);
-        let (key, slot) = (plan.batch, plan.slot as usize);
         let model = self.offer.models.iter().find(|model| model.model == queue.model && model.version == queue.version);
         let bytes = model.map_or(0, |model| model.item_bytes);
-        let frontends: Vec<NodeId> = {
-            let batch = Batch::new(plan, queue, bytes, now + self.options.fetch_within);
-            let frontends = batch.frontends();
-            self.batches.insert(key, batch);
-            frontends
-        };
+        let batch = Batch::new(plan, queue, bytes, now + self.options.fetch_within);
+        let frontends = batch.frontends();
+        self.under_way.insert(key, batch);
         for frontend in frontends {
             self.claim(now, key, frontend);
         }
@@ -384,7 +354,7 @@ impl<P: Clone> BackendNode<P> {
     /// Asks a frontend for its members of a batch, or for a connection.
     fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
         if self.links.is_up(frontend) {
-            if let Some(batch) = self.batches.get_mut(&key) {
+            if let Some(batch) = self.under_way.get_mut(key) {
                 let numbers = batch.ask(now, frontend);
                 if !numbers.is_empty() {
                     self.links.say(now, frontend, Message::Claim { batch: key, numbers });
@@ -393,7 +363,7 @@ impl<P: Clone> BackendNode<P> {
             return;
         }
         let Some(met) = self.met.get_mut(&frontend) else {
-            if let Some(batch) = self.batches.get_mut(&key) {
+            if let Some(batch) = self.under_way.get_mut(key) {
                 batch.handle_lost(frontend);
             }
             return;
@@ -408,7 +378,7 @@ impl<P: Clone> BackendNode<P> {
         if let Some(met) = self.met.get_mut(&frontend) {
             met.asked = None;
         }
-        for key in self.batches.keys().copied().collect::<Vec<_>>() {
+        for key in self.under_way.keys() {
             self.claim(now, key, frontend);
         }
     }
@@ -422,7 +392,7 @@ impl<P: Clone> BackendNode<P> {
         gone: Vec<u64>,
     ) {
         let mut late = Vec::new();
-        let Some(batch) = self.batches.get_mut(&key) else {
+        let Some(batch) = self.under_way.get_mut(key) else {
             late.extend(granted.into_iter().map(|(number, ..)| number));
             self.release(now, from, key, late);
             return;
@@ -457,26 +427,16 @@ impl<P: Clone> BackendNode<P> {
         if let Some(met) = self.met.get_mut(&peer) {
             met.asked = None;
         }
-        for batch in self.batches.values_mut() {
-            batch.handle_lost(peer);
-        }
-        for slot in 0..self.slots.len() {
+        self.under_way.handle_lost(peer);
+        for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
     }
 
-    /// Begins those of a slot's batches whose turn it is: in order, each once all its inputs are there; the first one also without those that are late.
+    /// Begins those of a slot's batches whose turn it is.
     fn start(&mut self, now: Time, slot: usize) {
-        loop {
-            let Some(batches) = self.slots.get(slot) else { return };
-            let is_waiting = |key: &&BatchKey| self.batches.get(key).is_some_and(|batch| !batch.is_running());
-            let Some((place, key)) = batches.iter().enumerate().find(|(_, key)| is_waiting(key)) else { return };
-            let key = *key;
-            let Some(batch) = self.batches.get_mut(&key) else { return };
-            if !batch.is_complete() && (place > 0 || now < batch.gather_until) {
-                return;
-            }
-            let members = batch.run(if place == 0 { Some(now) } else { None });
+        while let Some((key, members)) = self.under_way.start(now, slot) {
+            let Some(batch) = self.under_way.get_mut(key) else { return };
             if members.is_empty() {
                 let missed = batch.missed();
                 self.complete(now, key, None, missed);
@@ -488,17 +448,10 @@ impl<P: Clone> BackendNode<P> {
     }
 
     /// A batch is done.
-    fn complete(&mut self, now: Time, key: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
-        let Some(batch) = self.batches.remove(&key) else { return };
-        if let Some(slot) = self.slots.get_mut(batch.slot as usize) {
-            slot.retain(|other| *other != key);
-            if let Some(next) =
-                slot.front().and_then(|next| self.batches.get_mut(next)).filter(|next| next.is_running())
-            {
-                next.began.get_or_insert(now);
-            }
+    fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
+        if self.under_way.remove(now, batch).is_some() {
+            self.tell_leader(now, Message::Completed { batch, ran, missed });
         }
-        self.tell_leader(now, Message::Completed { batch: key, ran, missed });
     }
 
     /// Tells the leader what messages take, if that is not what it was told.

@@ -3,38 +3,17 @@
 use std::collections::VecDeque;
 
 use super::epoch::Epoch;
-use super::expiries::Expiries;
 use super::following::{Claimed, Following};
 use super::link::{Frame, LinkTiming};
 use super::links::{LinkEvent, Links};
-use super::message::{
-    BatchKey, HandedIn, Hello, Message, NodeId, Outcome, QueueAlias, QueueKey, Refusal, Role, ServedModel,
-};
-use super::numbered::Numbered;
-use super::queue_names::GivenNames;
+use super::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use super::open_requests::{NewRequest, OpenRequests, Place};
 use crate::time::{Duration, Time};
 
 /// Requests that one message has at most.
 const A_MESSAGE: usize = 512;
 /// How often a request may come back that nobody has run.
 const MOST_RETURNS: u8 = 16;
-
-/// A request of a client.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NewRequest<P> {
-    /// Whose queue it joins.
-    pub queue: QueueKey,
-    /// Its tensors.
-    pub payload: P,
-    /// When it has to be answered; `Time::MAX`: at any time.
-    pub deadline: Time,
-    /// When it has waited in a queue for too long; `Time::MAX`: never.
-    pub queue_expiry: Time,
-    /// Priority level, 0 the highest.
-    pub level: u32,
-    /// Items.
-    pub size: u32,
-}
 
 /// What becomes of a request: said once of each.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,44 +66,6 @@ pub struct FrontendOptions {
     pub tries: u8,
 }
 
-/// Where a request is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
-    /// Here: nobody leads, or it is about to be handed in.
-    Here,
-    /// The leader has been handed it.
-    HandedIn,
-    /// A batch of this backend has it.
-    Claimed(NodeId, BatchKey),
-}
-
-#[derive(Debug)]
-struct Open<P> {
-    queue: QueueAlias,
-    payload: P,
-    deadline: Time,
-    queue_expiry: Time,
-    level: u32,
-    size: u32,
-    place: Place,
-    /// Backends that had it and were lost.
-    tried: u8,
-    /// How often it came back and nobody had run it.
-    returned: u8,
-    /// It is among the expiries.
-    is_watched: bool,
-}
-
-impl<P> Open<P> {
-    /// As it is handed in.
-    fn handed_in(&self, number: u64, now: Time) -> HandedIn {
-        let left = |at: Time| if at == Time::MAX { Duration::MAX } else { at.since(now) };
-        let (left, queue_left) = (left(self.deadline), left(self.queue_expiry));
-        let Open { queue, level, size, tried, .. } = *self;
-        HandedIn { number, queue, left, queue_left, level, size, tried }
-    }
-}
-
 /// Why a request is not where it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Back {
@@ -148,9 +89,7 @@ pub struct FrontendNode<P> {
     options: FrontendOptions,
     links: Links<P>,
     following: Following,
-    requests: Numbered<Open<P>>,
-    names: GivenNames,
-    expiries: Expiries,
+    requests: OpenRequests<P>,
     /// To be handed in to the leader.
     to_hand_in: Vec<u64>,
     /// To be taken back from the leader.
@@ -167,9 +106,7 @@ impl<P: Clone> FrontendNode<P> {
             options,
             links: Links::new(node),
             following: Following::new(),
-            requests: Numbered::new(),
-            names: GivenNames::new(),
-            expiries: Expiries::new(),
+            requests: OpenRequests::new(),
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
             models: Vec::new(),
@@ -222,12 +159,7 @@ impl<P: Clone> FrontendNode<P> {
 
     /// A client asks; gives the number that [`FrontendOutput::End`] will name.
     pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
-        let NewRequest { queue, payload, deadline, queue_expiry, level, size } = request;
-        let queue = self.names.take(queue);
-        let (tried, returned, is_watched) = (0, 0, false);
-        let place = Place::Here;
-        let open = Open { queue, payload, deadline, queue_expiry, level, size, place, tried, returned, is_watched };
-        let number = self.requests.push(open);
+        let number = self.requests.add(request);
         self.wait(now, number);
         number
     }
@@ -241,7 +173,7 @@ impl<P: Clone> FrontendNode<P> {
     pub fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
-        while let Some(numbers) = self.expiries.pop(now) {
+        while let Some(numbers) = self.requests.expired(now) {
             for number in numbers {
                 self.expire(now, number);
             }
@@ -262,7 +194,7 @@ impl<P: Clone> FrontendNode<P> {
 
     /// When to call [`FrontendNode::handle_timeout`], and why.
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
-        let expiry = self.expiries.next().map(|at| (at, "a deadline"));
+        let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
         [self.links.poll_timeout(), expiry].into_iter().flatten().min()
     }
 
@@ -320,16 +252,8 @@ impl<P: Clone> FrontendNode<P> {
             Claimed::Known => {}
             Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
             Claimed::Followed => {
-                self.names.handle_new_link();
                 self.to_cancel.clear();
-                let waits =
-                    |(number, open): (u64, &Open<P>)| (!matches!(open.place, Place::Claimed(..))).then_some(number);
-                self.to_hand_in = self.requests.iter().filter_map(waits).collect();
-                for number in &self.to_hand_in {
-                    if let Some(open) = self.requests.get_mut(*number) {
-                        open.place = Place::Here;
-                    }
-                }
+                self.to_hand_in = self.requests.withdraw();
                 let handed_in = self.to_hand_in.len() as u64;
                 self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
             }
@@ -359,8 +283,7 @@ impl<P: Clone> FrontendNode<P> {
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
                 Some((Place::Here | Place::HandedIn, open)) if batch.epoch >= self.following.epoch() => {
                     open.place = Place::Claimed(from, batch);
-                    let left = open.handed_in(number, now).left;
-                    granted.push((number, left, open.payload.clone()));
+                    granted.push((number, open.left(now), open.payload.clone()));
                 }
                 _ => gone.push(number),
             }
@@ -374,35 +297,28 @@ impl<P: Clone> FrontendNode<P> {
         if self.following.handle_lost(peer) {
             self.to_hand_in.clear();
             self.to_cancel.clear();
-            let waits = |(number, open): (u64, &Open<P>)| (!matches!(open.place, Place::Claimed(..))).then_some(number);
-            for number in self.requests.iter().filter_map(waits).collect::<Vec<_>>() {
-                if let Some(open) = self.requests.get_mut(number) {
-                    open.place = Place::Here;
-                }
+            for number in self.requests.withdraw() {
                 self.wait(now, number);
             }
         }
-        let had = |(number, open): (u64, &Open<P>)| {
-            matches!(open.place, Place::Claimed(backend, _) if backend == peer).then_some(number)
-        };
-        for number in self.requests.iter().filter_map(had).collect::<Vec<_>>() {
+        for number in self.requests.claimed_by(peer) {
             self.take_back(now, number, Back::PerhapsRun);
         }
     }
 
     /// Whoever had a request has it no more: it waits again, or has had its chances.
     fn take_back(&mut self, now: Time, number: u64, back: Back) {
-        let tries = self.options.tries;
-        let Some(open) = self.requests.get_mut(number) else { return };
-        open.place = Place::Here;
-        let key = self.names.key(open.queue);
+        let Some(open) = self.requests.get(number) else { return };
+        let key = self.requests.queue(open);
         let may_repeat = |(model, version, may_repeat): &(String, u64, bool)| {
             *may_repeat && key.is_some_and(|key| key.model == *model && key.version == *version)
         };
         let has_chances = match back {
             Back::NotRun => open.returned < MOST_RETURNS,
-            Back::PerhapsRun => open.tried < tries && self.models.iter().any(may_repeat),
+            Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
         };
+        let Some(open) = self.requests.get_mut(number) else { return };
+        open.place = Place::Here;
         match back {
             Back::NotRun => open.returned = open.returned.saturating_add(1),
             Back::PerhapsRun => open.tried = open.tried.saturating_add(1),
@@ -418,40 +334,28 @@ impl<P: Clone> FrontendNode<P> {
 
     /// A request is here, and is to be handed in.
     fn wait(&mut self, now: Time, number: u64) {
-        let has_leader = self.following.leader().is_some();
-        let Some(open) = self.requests.get_mut(number) else { return };
-        if has_leader {
+        let Some(deadline) = self.requests.get(number).map(|open| open.deadline) else { return };
+        if self.following.leader().is_some() {
             self.to_hand_in.push(number);
-        } else if open.deadline <= now {
+        } else if deadline <= now {
             self.end(number, RequestEnd::TooLate);
             return;
         }
-        if !open.is_watched && open.deadline < Time::MAX {
-            open.is_watched = true;
-            self.expiries.insert(open.deadline, number);
-        }
-        // Those that have ended stay among the expiries.
-        if self.expiries.len() > 4 * self.requests.len() + 1024 {
-            self.expiries.retain(|number| self.requests.get(number).is_some());
-        }
+        self.requests.watch(deadline, number);
     }
 
     /// A request's deadline has passed, or its grace.
     fn expire(&mut self, now: Time, number: u64) {
-        let has_leader = self.following.leader().is_some();
         // Whatever the leader says, or its loss, is here by then.
-        let grace = self.options.lost_after;
-        let Some(open) = self.requests.get_mut(number) else { return };
-        open.is_watched = false;
+        let grace = if self.following.leader().is_some() { self.options.lost_after } else { Duration::ZERO };
+        let Some(open) = self.requests.get(number) else { return };
+        let last = open.deadline + grace;
         if matches!(open.place, Place::Claimed(..)) {
-            return;
-        }
-        let last = if has_leader { open.deadline + grace } else { open.deadline };
-        if last <= now {
+            // Whoever runs it answers, or is lost.
+        } else if last <= now {
             self.end(number, RequestEnd::TooLate);
         } else {
-            open.is_watched = true;
-            self.expiries.insert(last, number);
+            self.requests.watch(last, number);
         }
     }
 
@@ -464,7 +368,6 @@ impl<P: Clone> FrontendNode<P> {
     /// Forgets a request, and has the leader forget it; whether it was open.
     fn remove(&mut self, number: u64) -> bool {
         let Some(open) = self.requests.remove(number) else { return false };
-        self.names.give_back(open.queue);
         if open.place == Place::HandedIn {
             self.to_cancel.push(number);
         }
@@ -481,13 +384,10 @@ impl<P: Clone> FrontendNode<P> {
         for numbers in new.chunks(A_MESSAGE) {
             let mut handed_in = Vec::with_capacity(numbers.len());
             for number in numbers {
-                let Some(open) = self.requests.get_mut(*number).filter(|open| open.place == Place::Here) else {
-                    continue;
-                };
-                open.place = Place::HandedIn;
-                handed_in.push(open.handed_in(*number, now));
-                if let Some(key) = self.names.tell(open.queue) {
-                    self.links.say(now, leader, Message::Queue { alias: open.queue, key });
+                let Some((request, key)) = self.requests.hand_in(now, *number) else { continue };
+                handed_in.push(request);
+                if let Some(key) = key {
+                    self.links.say(now, leader, Message::Queue { alias: request.queue, key });
                 }
             }
             if !handed_in.is_empty() {

@@ -125,12 +125,17 @@ impl<P> Batch<P> {
         self.members.get_mut(place).map(|(_, place)| place)
     }
 
-    /// A member's inputs are there. False: nobody waits for them.
+    /// A member's inputs are there. False: nobody waits for them, or had them before.
     pub fn handle_input(&mut self, request: RequestKey, member: Member<P>) -> bool {
-        let Some(place) = self.find(request).filter(|place| matches!(place, Place::Asked)) else { return false };
-        *place = Place::Here(member);
-        self.expected_inputs -= 1;
-        true
+        match self.find(request) {
+            Some(place @ Place::Asked) => {
+                *place = Place::Here(member);
+                self.expected_inputs -= 1;
+                true
+            }
+            Some(Place::Here(_) | Place::Runs) => true,
+            Some(Place::Unasked | Place::Missed | Place::Done) | None => false,
+        }
     }
 
     /// A member is not to be had.

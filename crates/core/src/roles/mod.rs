@@ -42,15 +42,17 @@ mod link;
 mod links;
 mod message;
 mod numbered;
+mod open_requests;
 mod queue_names;
 mod scheduler_node;
 mod served_models;
+mod under_way;
 mod waiting;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
-pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, NewRequest, RequestEnd};
+pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};
 pub use gathering::Member;
 pub use link::{Frame, Link, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
@@ -58,4 +60,5 @@ pub use message::{
     BatchKey, Delays, HandedIn, Hello, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias,
     QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
+pub use open_requests::NewRequest;
 pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

@@ -46,8 +46,8 @@ mod open_requests;
 mod queue_names;
 mod scheduler_node;
 mod served_models;
-mod waiting;
 mod under_way;
+mod waiting;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use delay::{DelayEstimate, FetchEstimate, Least};

@@ -123,7 +123,7 @@ impl OfferMaker {
             levels: settings.levels.clone(),
             at_once: settings.max_in_flight,
             item_bytes: loaded.codec.item_bytes(PROFILED_LENGTH).map_or(u64::MAX, |bytes| bytes as u64),
-            may_repeat: definition.parameter(RUN_ONCE) != Some("true"),
+            may_repeat: definition.parameter(RUN_ONCE).is_none_or(|said| said.trim() != "true"),
             shape: key.to_vec(),
             profiles,
         })

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -82,11 +83,18 @@ pub fn start<M: Machine>(
     let (sender, events) = mpsc::unbounded_channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let run = move || {
-        let local = LocalSet::new();
-        let outcome = local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await });
-        if let Err(error) = outcome {
-            tracing::error!(%error, "the node has ended");
-        }
+        let node = || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
+        };
+        let reason = match std::panic::catch_unwind(AssertUnwindSafe(node)) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it ended in a panic: this is a defect".to_owned(),
+        };
+        // Nobody would answer any more; the others go on without this process, and whoever started it may start another.
+        tracing::error!(%reason, "the thread of the node has ended, and so does the process");
+        downbeat_engine::process::end(1)
     };
     Ok((sender, std::thread::Builder::new().name("node".to_owned()).spawn(run)?))
 }

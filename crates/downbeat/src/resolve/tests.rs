@@ -334,7 +334,9 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
             "passed over, as nothing here corresponds to them: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses them)"
         ]
     );
-    let refused = |more: &str| resolve(&flags(&[&given[..], &[more]].concat()), Process::Server, folder.path()).unwrap_err().to_string();
+    let refused = |more: &str| {
+        resolve(&flags(&[&given[..], &[more]].concat()), Process::Server, folder.path()).unwrap_err().to_string()
+    };
     assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
     for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
         assert!(refused(closes).contains("would leave open what it is to close"), "{closes}");

@@ -115,7 +115,10 @@ impl Cluster {
         drop(free);
         let list = addresses.join(",");
         let scheduler = |rank: usize| {
-            Member::start("scheduler", &["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]])
+            Member::start(
+                "scheduler",
+                &["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]],
+            )
         };
         let repository = digits();
         let models = repository.path().to_str().unwrap();

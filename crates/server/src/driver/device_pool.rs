@@ -40,7 +40,14 @@ pub struct SlotDone {
 impl DevicePool {
     pub fn new(clock: Clock, hosts: Vec<Arc<DeviceHost>>, rehearser: Arc<Rehearser>) -> Self {
         let in_service = hosts.iter().map(|host| host.device).collect();
-        DevicePool { clock, hosts, slots: RwLock::default(), rehearser, in_service: Mutex::new(in_service), granted_from_afar: OnceLock::new() }
+        DevicePool {
+            clock,
+            hosts,
+            slots: RwLock::default(),
+            rehearser,
+            in_service: Mutex::new(in_service),
+            granted_from_afar: OnceLock::new(),
+        }
     }
 
     /// What the scheduler calls `slot`. Panics if there is none.

@@ -165,9 +165,9 @@ fn is_like(last: &Offer, now: &Offer) -> bool {
         a.0 == b.0 && a.1.max_batch() == b.1.max_batch() && !(1..=a.1.max_batch()).any(differs)
     };
     let same = |(a, b): (&OfferedModel, &OfferedModel)| {
-        without(a) == without(b) && a.profiles.len() == b.profiles.len() && a.profiles.iter().zip(&b.profiles).all(close)
+        without(a) == without(b)
+            && a.profiles.len() == b.profiles.len()
+            && a.profiles.iter().zip(&b.profiles).all(close)
     };
-    last.slots == now.slots
-        && last.models.len() == now.models.len()
-        && last.models.iter().zip(&now.models).all(same)
+    last.slots == now.slots && last.models.len() == now.models.len() && last.models.iter().zip(&now.models).all(same)
 }

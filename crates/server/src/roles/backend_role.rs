@@ -129,7 +129,9 @@ impl BackendRole {
             rows = rows.saturating_add(admitted.rows);
             let its = loaded.codec.shape_key(&admitted);
             if rows > loaded.codec.max_batch || its[..] != shape[..] {
-                let reason = format!("the batch of model '{name}' has members that do not go together: this is a defect of its scheduler");
+                let reason = format!(
+                    "the batch of model '{name}' has members that do not go together: this is a defect of its scheduler"
+                );
                 reply.send(Err(ServiceError::Internal(reason)));
                 continue;
             }
@@ -169,7 +171,8 @@ impl BackendRole {
                 *outcome = Some(answer);
             }
         }
-        let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost))) {
+        let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
+        {
             Ok(outputs) => Outcome::Outputs(outputs.into_iter().collect()),
             Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
         };
@@ -179,11 +182,7 @@ impl BackendRole {
 }
 
 /// Checks a member's tensors as those of a client.
-fn admit(
-    loaded: &LoadedVersion,
-    name: &str,
-    payload: Tensors,
-) -> Result<crate::batch_codec::Admitted, ServiceError> {
+fn admit(loaded: &LoadedVersion, name: &str, payload: Tensors) -> Result<crate::batch_codec::Admitted, ServiceError> {
     let tensor = |(binding, part): (&downbeat_repository::TensorBinding, crate::batch_codec::OutputPart)| InferTensor {
         name: binding.client.name.clone(),
         datatype: binding.datatype(),

@@ -97,7 +97,11 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
         RequestEnd::Ran(Outcome::Outputs(outputs)) => return Ok(outputs),
         RequestEnd::Ran(Outcome::Failed { code, message }) => {
             let error = ServiceError::of_code(code, message);
-            let reason = if matches!(error, ServiceError::DeadlineExceeded(_)) { Unanswered::RunEnded } else { Unanswered::Engine };
+            let reason = if matches!(error, ServiceError::DeadlineExceeded(_)) {
+                Unanswered::RunEnded
+            } else {
+                Unanswered::Engine
+            };
             (reason, error)
         }
         RequestEnd::Refused(Refusal::Rejected(reject)) => refusal::rejected(model, &reject, call.deadline_is_slo, full),

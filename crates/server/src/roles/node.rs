@@ -195,7 +195,8 @@ impl<M: Machine> Node<M> {
                 Step::End => return true,
             }
         }
-        let broken: Vec<NodeId> = inner.wires.iter_mut().filter_map(|(peer, wire)| (!wire.flush()).then_some(*peer)).collect();
+        let broken: Vec<NodeId> =
+            inner.wires.iter_mut().filter_map(|(peer, wire)| (!wire.flush()).then_some(*peer)).collect();
         for peer in broken {
             self.end(inner, peer);
         }
@@ -288,15 +289,17 @@ impl<M: Machine> Node<M> {
         let (number, closed, writes) = {
             let inner = &mut *self.inner.borrow_mut();
             if peer.node == self.identity.node || inner.wires.contains_key(&peer.node) {
-                return Some(format!("{:?} is connected already: what calls itself that again is not taken", peer.node));
+                return Some(format!(
+                    "{:?} is connected already: what calls itself that again is not taken",
+                    peer.node
+                ));
             }
             let (closed, writes) = (Rc::new(Notify::new()), Rc::new(Notify::new()));
             let number = inner.next_wire;
             inner.next_wire += 1;
             let (half, outbox) = (Rc::new(writer), Outbox::default());
             spawn_local(self.clone().write_rest(peer.node, number, half.clone(), writes.clone()));
-            let wire =
-                Wire { number, outbox, half, is_full: false, writes: writes.clone(), closed: closed.clone() };
+            let wire = Wire { number, outbox, half, is_full: false, writes: writes.clone(), closed: closed.clone() };
             inner.wires.insert(peer.node, wire);
             inner.machine.handle_connected(self.clock.now(), peer);
             (number, closed, writes)
@@ -365,7 +368,10 @@ impl<M: Machine> Node<M> {
                     }
                 }
                 Ok((peer, _)) => {
-                    self.inner.borrow_mut().complaints.say(&address, &format!("there is a {:?}, and no scheduler", peer.role));
+                    self.inner
+                        .borrow_mut()
+                        .complaints
+                        .say(&address, &format!("there is a {:?}, and no scheduler", peer.role));
                 }
                 Err(error) => {
                     tracing::debug!(%address, %error, "not connected");
@@ -398,7 +404,10 @@ impl<M: Machine> Node<M> {
             }
             tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
         }
-        self.inner.borrow_mut().complaints.say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
+        self.inner
+            .borrow_mut()
+            .complaints
+            .say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
     }
 
     async fn dial(&self, address: &str) -> Result<(Hello, (BufReader<OwnedReadHalf>, OwnedWriteHalf)), WireError> {

@@ -86,7 +86,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let models = Arc::new(RemoteModels::default());
     let shared = (models, metrics, board);
     let (node, of_machine) = (identity.node, shared.clone());
-    let machine = FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
+    let machine =
+        FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
     let dial = cluster.schedulers.clone();
     let setup = Setup { identity, listener: Some(listener), dial, clock, most_bytes: budget.limit() };
     let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;

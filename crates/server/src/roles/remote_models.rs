@@ -88,7 +88,9 @@ impl RemoteModels {
                     let fresh = RemoteModel { versions: BTreeMap::new(), input_bytes };
                     now.entry(model).or_insert(fresh).versions.insert(version, read);
                 }
-                Err(reason) => tracing::error!(%model, version, %reason, "what a backend says of the model cannot be read"),
+                Err(reason) => {
+                    tracing::error!(%model, version, %reason, "what a backend says of the model cannot be read")
+                }
             }
         }
         let names: Vec<&String> = now.keys().filter(|name| !before.contains_key(*name)).collect();

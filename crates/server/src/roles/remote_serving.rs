@@ -106,7 +106,8 @@ impl RemoteServing {
         let mut ticket = Ticket { serving: self, version, number, arrival, end: None };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
-            let message = format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
+            let message =
+                format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
             return Err(ServiceError::QueueFull { message, retry_after: RETRY_AFTER });
         }
         if self.events.send(FrontendEvent::Request(number, request, call)).is_err() {
@@ -119,7 +120,9 @@ impl RemoteServing {
 
 /// What a frontend does not know, and who does.
 fn elsewhere<T>(what: &str) -> Result<T, ServiceError> {
-    Err(ServiceError::Unimplemented(format!("{what}: a frontend has no models of its own; ask the backend that serves the model (GET /v2/cluster)")))
+    Err(ServiceError::Unimplemented(format!(
+        "{what}: a frontend has no models of its own; ask the backend that serves the model (GET /v2/cluster)"
+    )))
 }
 
 impl Service for RemoteServing {

@@ -98,7 +98,12 @@ impl StatusBoard {
     ///
     /// # Errors
     /// If it has such metrics already: a defect.
-    pub fn new(node: NodeId, name: &str, role: Role, registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
+    pub fn new(
+        node: NodeId,
+        name: &str,
+        role: Role,
+        registry: &prometheus::Registry,
+    ) -> Result<Self, prometheus::Error> {
         let status =
             ClusterStatus { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
         let table = Arc::new(Table::register(registry)?);
@@ -119,7 +124,15 @@ impl StatusBoard {
         };
         let (node, role) = (shown(peer.node), role_name(peer.role));
         tracing::info!(peer = %peer.name, role, %node, "connected");
-        let status = PeerStatus { node, name: peer.name.clone(), role, rank, address: peer.address.clone(), round_trip_us: None, one_way_us: None };
+        let status = PeerStatus {
+            node,
+            name: peer.name.clone(),
+            role,
+            rank,
+            address: peer.address.clone(),
+            round_trip_us: None,
+            one_way_us: None,
+        };
         if self.status.lock().peers.insert(peer.node, status).is_none() {
             self.table.peers.with_label_values(&[role]).inc();
         }

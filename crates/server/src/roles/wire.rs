@@ -33,7 +33,9 @@ pub enum WireError {
     #[error("it does not speak Downbeat's protocol of roles")]
     Foreign,
     /// It is of another version.
-    #[error("it speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere")]
+    #[error(
+        "it speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere"
+    )]
     Protocol(u16),
     /// More than anybody may send.
     #[error("it announces {announced} bytes, and at most {most} are taken")]
@@ -229,10 +231,7 @@ impl Outbox {
     ///
     /// # Errors
     /// Of `write`.
-    pub fn write(
-        &mut self,
-        mut write: impl FnMut(&[IoSlice<'_>]) -> std::io::Result<usize>,
-    ) -> std::io::Result<bool> {
+    pub fn write(&mut self, mut write: impl FnMut(&[IoSlice<'_>]) -> std::io::Result<usize>) -> std::io::Result<bool> {
         self.close_tail();
         while !self.pieces.is_empty() {
             let slices: smallvec::SmallVec<[IoSlice<'_>; 8]> =

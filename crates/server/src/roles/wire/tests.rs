@@ -6,8 +6,9 @@ use super::*;
 use crate::batch_codec::OutputPart;
 
 fn tensors_of(sizes: &[usize]) -> Tensors {
-    let part = |(place, size): (usize, &usize)| {
-        OutputPart { shape: vec![1, *size as i64], data: vec![place as u8 + 1; *size].into() }
+    let part = |(place, size): (usize, &usize)| OutputPart {
+        shape: vec![1, *size as i64],
+        data: vec![place as u8 + 1; *size].into(),
     };
     sizes.iter().enumerate().map(part).collect()
 }

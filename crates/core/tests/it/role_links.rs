@@ -157,7 +157,7 @@ impl World {
             6..=8 => (0..pick % 7).for_each(|_| self.sides[side].say(self.now)),
             9..=11 => self.pass(Duration::from_micros(pick as u64 % 3_000)),
             12 | 13 => self.connect(side),
-            14 if pick % 5 == 0 => {
+            14 if pick.is_multiple_of(5) => {
                 let peer = NodeId(self.sides[side].peer);
                 self.sides[side].links.handle_disconnected(peer);
                 self.sides[side].judge();
@@ -335,6 +335,17 @@ fn a_silent_peer_is_lost_and_its_wire_to_be_closed() {
     assert!(world.now.since(start) >= Duration::from_millis(19));
     assert_eq!(world.sides[0].links.poll_event(), Some(LinkEvent::Lost { peer: NodeId(2), close: true }));
     assert_eq!(world.sides[0].links.poll_event(), None);
+}
+
+#[test]
+fn whoever_was_stopped_listens_once_more_before_it_takes_others_for_silent() {
+    let mut world = up();
+    world.pass(Duration::from_millis(1_000));
+    assert!(world.sides[0].is_up, "it was itself that stood still");
+    world.pass(Duration::from_millis(9));
+    assert!(world.sides[0].is_up);
+    world.pass(Duration::from_millis(1_000));
+    assert!(!world.sides[0].is_up, "it was late again, and had heard nothing");
 }
 
 #[test]

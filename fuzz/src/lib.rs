@@ -34,7 +34,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 12] = {
+pub const TARGETS: [Target; 13] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -50,7 +50,8 @@ pub const TARGETS: [Target; 12] = {
         calibration,
         world,
         workload,
-        profile_cache
+        profile_cache,
+        role_frames
     ]
 };
 
@@ -220,4 +221,10 @@ fn read_latencies(profile: &LatencyProfile) {
         let _ = Time::ZERO + profile.latency(batch);
         let _ = profile.largest_within(profile.latency(batch));
     }
+}
+
+/// What a frontend, a scheduler or a backend says to another, from its first byte.
+pub fn role_frames(data: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
+    runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
 }

@@ -1,6 +1,7 @@
 //! Every option of `downbeat serve`, each once: its key in `downbeat.toml`, its flag, how it is written, where it goes, and what it is for. The
 //! command line, the reader of files, `docs/configuration.md` and `examples/downbeat.toml` are made of this.
 
+use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 use downbeat_core::Duration;
@@ -24,7 +25,7 @@ type Group = (&'static str, fn() -> Vec<Key<Draft>>);
 
 /// The options of the server. What stands later wins over what stands before, of one source.
 pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
-    let groups: [Group; 10] = [
+    let groups: [Group; 11] = [
         ("", repositories),
         ("Ports", ports),
         ("Engine", engine),
@@ -35,6 +36,7 @@ pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
         ("Connections", connections),
         ("Operation", operation),
         ("Autoscaling", autoscaling),
+        ("Cluster", cluster),
     ];
     groups.into_iter().flat_map(|(heading, keys)| keys().into_iter().map(move |key| Key { heading, ..key })).collect()
 });
@@ -366,6 +368,47 @@ fn autoscaling() -> Vec<Key<Draft>> {
             .help("Most devices that are advised")
             .unless("no bound", "8"),
     ]
+}
+
+fn cluster() -> Vec<Key<Draft>> {
+    vec![
+        key("cluster.schedulers", list(parsed("HOST:PORT", host_and_port, String::clone)), |d| &mut d.options.cluster.schedulers)
+            .flag("schedulers", "The schedulers of the cluster, in the order in which they lead, the same everywhere")
+            .unless("none: a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
+        key("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank)
+            .flag("rank", "A scheduler's own place among --schedulers, from 0"),
+        optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
+            "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
+            .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),
+        optional("cluster.advertise", parsed("HOST:PORT", host_and_port, String::clone), |d| &mut d.options.cluster.advertise,
+            "the address that it connects to schedulers from", "\"frontend-1:8004\"")
+            .flag("advertise", "Where backends reach a frontend, if that is another address than schedulers see"),
+        optional("cluster.name", name("NAME"), |d| &mut d.options.cluster.name, "its role and a number", "\"frontend-1\"")
+            .flag("node-name", "What the process is called in the others' logs and GET /v2/cluster"),
+        key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)
+            .flag("heartbeat-ms", "Longest silence between schedulers"),
+        key("cluster.takeover_after_ms", millis(), |d| &mut d.options.cluster.takeover_after)
+            .flag("takeover-after-ms", "Silence of the scheduler that leads after which the next one does; the end of its connection is silence at once"),
+        key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
+            .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection is silence at once"),
+        key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
+            .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
+        key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
+            .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
+    ]
+}
+
+/// `HOST:PORT`, as it is written.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match parts.and_then(|(_, port)| port.parse::<u16>().ok()) {
+        Some(1..) => Ok(text.to_owned()),
+        _ => Err(format!("'{text}' is not HOST:PORT, such as scheduler-1:8003")),
+    }
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("'{text}' is not ADDRESS:PORT, such as 0.0.0.0:8003"))
 }
 
 /// The options of one model: `[models.NAME]`.

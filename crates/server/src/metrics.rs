@@ -142,6 +142,11 @@ impl Metrics {
         Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
+    /// Where others register theirs.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     /// Those of the rehearsal.
     pub fn rehearsal(&self) -> RehearsalMetrics {
         RehearsalMetrics {

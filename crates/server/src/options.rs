@@ -14,6 +14,8 @@ use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 use downbeat_repository::named;
+
+use crate::cluster_options::ClusterOptions;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
 /// What the server is called unless it is told otherwise.
@@ -43,6 +45,8 @@ macro_rules! with_defaults {
         }
     };
 }
+
+pub(crate) use with_defaults;
 
 with_defaults! {
     /// Everything the server can be told.
@@ -154,6 +158,8 @@ with_defaults! {
         pub profiling: ProfilingOptions = ProfilingOptions::default(),
         /// When devices are advised to be added or given back; `None`: no advice.
         pub autoscale: Option<AutoscaleOptions> = Some(AutoscaleOptions::default()),
+        /// Of a process that is part of a cluster.
+        pub cluster: ClusterOptions = ClusterOptions::default(),
         /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
         pub decision_log: Option<PathBuf> = None,
         /// What the server says about itself.

@@ -16,7 +16,7 @@ mod execution;
 pub mod experiment;
 mod feed;
 mod judgement;
-mod network;
+pub mod network;
 mod pace;
 pub mod parallel;
 pub mod policy;

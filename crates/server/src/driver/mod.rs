@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
-use downbeat_core::{DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
@@ -37,7 +37,7 @@ use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::watchdog::Watchdog;
-pub use device_pool::DevicePool;
+pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
 pub use device_rehearser::DeviceEvents;
 use device_rehearser::DeviceRehearser;
 pub use queued_call::QueuedCall;
@@ -49,7 +49,7 @@ use waiting_table::{Event, WaitingTable};
 /// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
 /// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
 /// busy a batch may still start until the last moment.
-const WAKE_MARGIN: Duration = Duration::from_millis(5);
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How long the end waits for threads, which a run that does not end may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
@@ -202,6 +202,37 @@ impl Driver {
             host.map_or(1, |host| host.slots(on.partition))
         };
         self.policies().serves(model, versions.filter_map(its).collect(), slots);
+    }
+
+    /// From now on slots are granted by [`Driver::grant`], and `hears` is told when they are done. Nothing may be submitted then.
+    pub fn is_granted_from_afar(&self, hears: HearsOfSlots) {
+        let was_free = self.cluster.handler().granted_from_afar.set(hears).is_ok();
+        assert!(was_free, "a device has one scheduler");
+    }
+
+    /// Gives a slot a batch that a scheduler elsewhere has made. The slot has none, and [`runs`](Self::runs) its model.
+    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>) {
+        let (host, lane) = self.cluster.handler().slot(slot);
+        host.grant(lane, batch, jobs, self.clock().now());
+    }
+
+    /// By slot: the device and the partition that it is on.
+    pub fn slots(&self) -> Vec<(usize, usize)> {
+        let slots = self.cluster.handler().slots.read();
+        slots.iter().map(|(host, lane)| (host.device, host.slot_partition(*lane).0 as usize)).collect()
+    }
+
+    /// Whether a slot is there and in service, and runs a version.
+    pub fn runs(&self, slot: DeviceId, loaded: &LoadedVersion) -> bool {
+        let pool = self.cluster.handler();
+        let slot = pool.slots.read().get(slot.0 as usize).cloned();
+        let Some((host, lane)) = slot.filter(|(host, _)| pool.is_in_service(host.device)) else { return false };
+        let partition = host.slot_partition(lane);
+        let is_placed = |(_, queue): &(_, Arc<Queue>)| {
+            queue.placed.devices.contains(&host.device) && queue.placed.partitions.contains(&partition)
+        };
+        loaded.hosts.on_device(host.device).is_some_and(|model| model.lost().is_none())
+            && loaded.queues().first().is_some_and(is_placed)
     }
 
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {

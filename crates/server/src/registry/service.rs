@@ -16,6 +16,7 @@ use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
+use crate::roles::{ClusterStatus, StatusBoard};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
 
@@ -210,7 +211,15 @@ impl Service for Registry {
         finish(async move { this.move_model(&name, partition).await }).await
     }
 
+    fn cluster(&self) -> Option<ClusterStatus> {
+        self.cluster.get().map(StatusBoard::status)
+    }
+
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        if self.cluster.get().is_some() {
+            let reason = "a backend answers requests of its cluster's frontends only: ask one of those";
+            return Err(ServiceError::Unimplemented(reason.to_owned()));
+        }
         match self.serving.enter(&request.model_name) {
             Some(served) => self.serving.infer(&served, request).await,
             None => Err(self.why_not_served(&request.model_name)),

@@ -17,6 +17,7 @@ mod device_measured;
 mod device_runs;
 mod experiments;
 mod measuring;
+mod network;
 mod pace;
 mod random;
 mod runs;

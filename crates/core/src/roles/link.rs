@@ -16,8 +16,10 @@ const IN_FLIGHT: usize = 4096;
 pub const MOST_UNACKED: usize = 16_384;
 /// How long an acknowledgement waits for a frame that goes there anyway.
 const ACK_WITHIN: Duration = Duration::from_micros(500);
-/// The least time after which messages are sent again.
+/// The least time after which a message is sent again.
 const RESEND_AFTER: Duration = Duration::from_millis(2);
+/// The same of one that has tensors, whose way may be long because it is large.
+const RESEND_TENSORS_AFTER: Duration = Duration::from_millis(25);
 /// The time until they are sent again doubles so often while nothing is heard.
 const MOST_DOUBLINGS: u32 = 6;
 /// How long what was measured counts.
@@ -53,6 +55,12 @@ pub struct LinkTiming {
     pub lost_after: Duration,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    ToBeSent,
+    Sent(Duration),
+}
+
 /// What a frame was.
 #[derive(Debug)]
 pub(super) enum Heard<P> {
@@ -74,8 +82,8 @@ pub(super) enum Heard<P> {
 /// Each side has a session, and learns the other's from any frame: the greatest counts. Messages are taken only from a frame that names both sessions as this side knows them; so it was sent after the
 /// peer had heard of this very link, and nothing of an earlier one is ever taken for one of this. That is also when the link is up. A greater session of a peer that was up ends the link.
 ///
-/// Messages are numbered. The receiver takes the next one and nothing else, and says how many it has had; what it has not had after a while is sent again from there (go-back-N), first one message
-/// alone, so that a peer that only stands still is not flooded.
+/// Messages are numbered. The receiver takes the next one and nothing else, and says how many it has had. If it does not for a while, the first that it has not had is sent again, alone. If that is what
+/// it answers, the others were lost too, and are sent again (go-back-N); if not, it only stood still, and they are on their way.
 #[derive(Debug)]
 pub struct Link<P> {
     timing: LinkTiming,
@@ -90,8 +98,8 @@ pub struct Link<P> {
     sent: usize,
     /// The number after the greatest that was ever sent.
     sent_to: u64,
-    /// How many may be on their way.
-    window: usize,
+    /// The first one is sent again, or was at that time, and until the peer says something about it nothing else is.
+    probe: Option<Probe>,
     /// When an acknowledgement came, or the first of these was sent.
     progress: Time,
     doublings: u32,
@@ -127,7 +135,7 @@ impl<P: Clone> Link<P> {
             base: 0,
             sent: 0,
             sent_to: 0,
-            window: IN_FLIGHT,
+            probe: None,
             progress: now,
             doublings: 0,
             received: 0,
@@ -202,7 +210,7 @@ impl<P: Clone> Link<P> {
         self.is_up = true;
         self.heard_at = now;
         self.measure(now, &frame);
-        self.handle_ack(now, frame.ack);
+        self.handle_ack(now, frame.ack, frame.echo.map(|(sent, _)| sent));
         let had = self.received.checked_sub(frame.first).and_then(|had| usize::try_from(had).ok());
         let mut messages = std::mem::take(&mut frame.messages);
         if !messages.is_empty() {
@@ -245,7 +253,7 @@ impl<P: Clone> Link<P> {
         Duration::from_nanos(u64::try_from(more.max(0)).unwrap_or(u64::MAX)) + Duration::from_nanos(fastest)
     }
 
-    fn handle_ack(&mut self, now: Time, ack: u64) {
+    fn handle_ack(&mut self, now: Time, ack: u64, of: Option<Duration>) {
         if ack > self.sent_to {
             return;
         }
@@ -253,15 +261,18 @@ impl<P: Clone> Link<P> {
         if acked > 0 {
             self.unacked.drain(..acked.min(self.unacked.len()));
             self.base = ack;
-            self.sent = self.sent.saturating_sub(acked);
-            (self.progress, self.doublings, self.window) = (now, 0, IN_FLIGHT);
+            let were_lost = matches!(self.probe, Some(Probe::Sent(at)) if of.is_some_and(|of| of >= at));
+            self.sent = if were_lost { 0 } else { self.sent.saturating_sub(acked) };
+            (self.progress, self.doublings, self.probe) = (now, 0, None);
         }
     }
 
     /// When messages are sent again.
     fn resend_at(&self) -> Option<Time> {
         let round_trip = self.round_trip.high().unwrap_or_default();
-        let after = (round_trip.saturating_mul(2) + ACK_WITHIN).max(RESEND_AFTER);
+        let has_tensors = self.unacked.front().is_some_and(|(_, message)| message.has_tensors());
+        let least = if has_tensors { RESEND_TENSORS_AFTER } else { RESEND_AFTER };
+        let after = (round_trip.saturating_mul(2) + ACK_WITHIN).max(least);
         (self.sent > 0).then(|| self.progress + after.saturating_mul(1 << self.doublings))
     }
 
@@ -282,16 +293,26 @@ impl<P: Clone> Link<P> {
     /// Does what is due but for the peer's loss.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if self.resend_at().is_some_and(|at| at <= now) {
-            (self.sent, self.window, self.progress) = (0, 1, now);
+            (self.probe, self.progress) = (Some(Probe::ToBeSent), now);
             self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
         }
         self.is_urgent |= self.owed.is_some_and(|since| since + ACK_WITHIN <= now);
         self.is_urgent |= self.sent_at + self.timing.heartbeat <= now;
     }
 
+    /// Messages that are to be sent: from which on, and how many.
+    fn next(&self) -> (usize, usize) {
+        match self.probe {
+            _ if !self.is_up => (0, 0),
+            Some(Probe::ToBeSent) => (0, self.unacked.len().min(1)),
+            Some(Probe::Sent(_)) => (self.sent, 0),
+            None => (self.sent, self.unacked.len().min(IN_FLIGHT).saturating_sub(self.sent).min(FRAME)),
+        }
+    }
+
     /// Whether there is a frame to be sent.
     pub(super) fn has_frame(&self) -> bool {
-        self.is_urgent || (self.is_up && self.sent < self.unacked.len().min(self.window))
+        self.is_urgent || self.next().1 > 0
     }
 
     /// The next frame, if there is one.
@@ -299,21 +320,23 @@ impl<P: Clone> Link<P> {
         if !self.has_frame() {
             return None;
         }
-        let first = self.base + self.sent as u64;
-        let mut messages = Vec::new();
-        if self.is_up {
-            let end = self.unacked.len().min(self.window).min(self.sent.saturating_add(FRAME));
-            if self.sent == 0 && end > 0 {
-                self.progress = now;
-            }
-            messages.extend(self.unacked.range(self.sent.min(end)..end).map(|(said, message)| {
-                let mut message = message.clone();
-                message.spend(now.since(*said));
-                message
-            }));
-            self.sent += messages.len();
+        let (place, count) = self.next();
+        let message = |(said, message): &(Time, Message<P>)| {
+            let mut message = message.clone();
+            message.spend(now.since(*said));
+            message
+        };
+        let messages: Vec<Message<P>> = self.unacked.iter().skip(place).take(count).map(message).collect();
+        if count > 0 && place == 0 {
+            self.progress = now;
+        }
+        if self.probe == Some(Probe::ToBeSent) {
+            self.probe = Some(Probe::Sent(since_start(now)));
+        } else {
+            self.sent += count;
             self.sent_to = self.sent_to.max(self.base + self.sent as u64);
         }
+        let first = self.base + place as u64;
         (self.is_urgent, self.owed, self.sent_at) = (false, None, now);
         Some(Frame {
             from,

@@ -87,11 +87,13 @@ struct World {
     sides: [Side; 2],
     /// Frames on their way, to whom.
     wire: VecDeque<(usize, Frame<P>)>,
+    /// Messages in frames so far.
+    sent: usize,
 }
 
 impl World {
     fn new() -> Self {
-        World { now: Time::ZERO, sides: [Side::new(1, 2), Side::new(2, 1)], wire: VecDeque::new() }
+        World { now: Time::ZERO, sides: [Side::new(1, 2), Side::new(2, 1)], wire: VecDeque::new(), sent: 0 }
     }
 
     fn connect(&mut self, side: usize) {
@@ -104,6 +106,7 @@ impl World {
         for side in 0..2 {
             while let Some((to, frame)) = self.sides[side].links.poll_frame(self.now) {
                 assert_eq!(to, NodeId(self.sides[side].peer));
+                self.sent += frame.messages.len();
                 self.wire.push_back((1 - side, frame));
             }
         }
@@ -249,6 +252,18 @@ fn what_is_said_in_one_round_shares_a_frame() {
 }
 
 #[test]
+fn a_frame_that_was_sent_before_the_peer_had_heard_of_the_link_brings_nothing_up() {
+    let mut world = World::new();
+    world.connect(0);
+    world.send();
+    world.connect(1);
+    world.deliver(0);
+    assert!(!world.sides[1].is_up, "it may be of an earlier link");
+    world.calm(1);
+    assert!(world.sides[1].is_up);
+}
+
+#[test]
 fn a_lost_frame_is_sent_again_first_one_message_alone() {
     let mut world = up();
     let now = world.now;
@@ -264,6 +279,21 @@ fn a_lost_frame_is_sent_again_first_one_message_alone() {
     assert_eq!(again.iter().sum::<usize>(), 1, "{again:?}");
     world.calm(4);
     assert_eq!(world.sides[1].heard, Some((1, 3)));
+}
+
+#[test]
+fn a_peer_that_only_stood_still_gets_one_message_twice() {
+    let mut world = up();
+    let now = world.now;
+    // Three frames.
+    (0..300).for_each(|_| world.sides[0].say(now));
+    for _ in 0..14 {
+        world.pass(Duration::from_micros(500));
+        world.send();
+    }
+    world.calm(20);
+    assert_eq!(world.sides[1].heard, Some((1, 300)));
+    assert!((301..=302).contains(&world.sent), "{}", world.sent);
 }
 
 #[test]

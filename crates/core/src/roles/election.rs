@@ -29,6 +29,8 @@ const ASK_AGAIN: u64 = 10;
 pub(super) struct Election {
     rank: u32,
     takeover_after: Duration,
+    /// How long a leader that is only heard of may take to get here.
+    first_wait: Duration,
     epochs_are_allotted: bool,
     /// The highest epoch that it has heard of.
     heard: Epoch,
@@ -82,10 +84,13 @@ impl Election {
         Election {
             rank,
             takeover_after,
+            first_wait,
             epochs_are_allotted,
             heard: Epoch::NONE,
             state: State::Spare,
-            leader_heard: now + wait,
+            leader_heard: now
+                + first_wait
+                + takeover_after.saturating_mul(if schedulers > 1 { rank.into() } else { 0 }),
             leader_is_up: false,
             others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
             listens_again: false,
@@ -147,7 +152,7 @@ impl Election {
         if epoch > self.heard {
             self.heard = epoch;
             self.leader_is_up = leads;
-            self.leader_was_heard(now);
+            self.leader_was_heard(if leads { now } else { now + self.first_wait });
             self.count_change(now);
             self.state = State::Spare;
             self.events.push_back(ElectionEvent::StandsBy(epoch));

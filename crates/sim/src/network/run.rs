@@ -562,13 +562,6 @@ impl<'a> NetworkRun<'a> {
     /// Looks whether everything has ended, and nobody keeps anything.
     fn look(&mut self) {
         let late = self.now > Time::ZERO + self.scenario.span + ENDS_WITHIN;
-        if late && std::env::var("DBG").is_ok() {
-            for p in &self.processes {
-                if !p.is_dead() {
-                    eprintln!("== {} {:?} {:#?}", p.hello.name, p.hello.node, p.machine);
-                }
-            }
-        }
         let is_done = |process: &Process| process.keeps() == 0;
         let leads = |process: &Process| matches!(&process.machine, Machine::Scheduler(node) if node.leads().is_some());
         let is_quiet = self.judge.open() == 0 && self.processes.iter().all(is_done);

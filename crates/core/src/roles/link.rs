@@ -85,7 +85,7 @@ pub(super) enum Heard<P> {
 /// Messages are numbered. The receiver takes the next one and nothing else, and says how many it has had. If it does not for a while, the first that it has not had is sent again, alone. If that is what
 /// it answers, the others were lost too, and are sent again (go-back-N); if not, it only stood still, and they are on their way.
 #[derive(Debug)]
-pub struct Link<P> {
+pub(super) struct Link<P> {
     timing: LinkTiming,
     mine: u64,
     /// 0: not heard of.
@@ -152,7 +152,7 @@ impl<P: Clone> Link<P> {
     }
 
     /// When it says something though there is nothing to say, and when it is over.
-    pub(super) fn timing(&self) -> LinkTiming {
+    pub fn timing(&self) -> LinkTiming {
         self.timing
     }
 
@@ -186,11 +186,11 @@ impl<P: Clone> Link<P> {
     }
 
     /// Has a frame sent at once.
-    pub(super) fn hurry(&mut self) {
+    pub fn hurry(&mut self) {
         self.is_urgent = true;
     }
 
-    pub(super) fn handle_frame(&mut self, now: Time, mut frame: Frame<P>) -> Heard<P> {
+    pub fn handle_frame(&mut self, now: Time, mut frame: Frame<P>) -> Heard<P> {
         if frame.session == 0 || frame.session < self.theirs {
             return Heard::Nothing;
         }
@@ -277,12 +277,12 @@ impl<P: Clone> Link<P> {
     }
 
     /// When the peer is lost unless something comes.
-    pub(super) fn lost_at(&self) -> Time {
+    pub fn lost_at(&self) -> Time {
         self.heard_at + self.timing.lost_after
     }
 
     /// When something is to be done, and what.
-    pub(super) fn due(&self) -> (Time, &'static str) {
+    pub fn due(&self) -> (Time, &'static str) {
         let ack = self.owed.map_or(Time::MAX, |since| since + ACK_WITHIN);
         let resend = self.resend_at().unwrap_or(Time::MAX);
         let heartbeat = self.sent_at + self.timing.heartbeat;
@@ -291,7 +291,7 @@ impl<P: Clone> Link<P> {
     }
 
     /// Does what is due but for the peer's loss.
-    pub(super) fn handle_timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Time) {
         if self.resend_at().is_some_and(|at| at <= now) {
             (self.probe, self.progress) = (Some(Probe::ToBeSent), now);
             self.doublings = (self.doublings + 1).min(MOST_DOUBLINGS);
@@ -311,12 +311,12 @@ impl<P: Clone> Link<P> {
     }
 
     /// Whether there is a frame to be sent.
-    pub(super) fn has_frame(&self) -> bool {
+    pub fn has_frame(&self) -> bool {
         self.is_urgent || self.next().1 > 0
     }
 
     /// The next frame, if there is one.
-    pub(super) fn frame(&mut self, from: NodeId, now: Time) -> Option<Frame<P>> {
+    pub fn frame(&mut self, from: NodeId, now: Time) -> Option<Frame<P>> {
         if !self.has_frame() {
             return None;
         }

@@ -38,7 +38,7 @@ struct Peer<P> {
 /// Call the `handle_*`, then take all events, say what follows, and take all frames; at [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are taken, so
 /// that what is said in between shares them. Frames that have come are to be handled before timeouts that are due as well, or peers are taken for silent that were not.
 ///
-/// Bounds: 4096 links; for each, [`super::link::MOST_UNACKED`] messages. A peer that has not acknowledged that many is lost.
+/// Bounds: 4096 links; for each, [`MOST_UNACKED`](super::MOST_UNACKED) messages. A peer that has not acknowledged that many is lost.
 #[derive(Debug)]
 pub struct Links<P> {
     node: NodeId,
@@ -195,12 +195,12 @@ impl<P: Clone> Links<P> {
         Some(&self.peers.get(&peer)?.hello)
     }
 
-    /// [`Link::one_way`] of a peer.
+    /// The time that a message without tensors took from a peer, a high percentile; `None` before there was one.
     pub fn one_way(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.one_way()
     }
 
-    /// [`Link::round_trip`] of a peer.
+    /// The time to a peer and back, a high percentile; `None` before there was one.
     pub fn round_trip(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.round_trip()
     }

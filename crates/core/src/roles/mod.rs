@@ -15,7 +15,7 @@
 //!
 //! **Time** does not travel. What travels is what is left of a budget, and nobody adds to it on the way; instants are each node's own.
 //!
-//! **Links.** Between two nodes there is a [`Link`], which brings messages in order and once, or says that the other is lost. So no machine behind it sees a message
+//! **Links.** Between two nodes there is a link ([`Links`]), which brings messages in order and once, or says that the other is lost. So no machine behind it sees a message
 //! that is doubled or out of order, and each has to cope with a peer that is gone, and with one that comes anew.
 //!
 //! **Epochs.** Who leads has an [`Epoch`]. Backends and frontends follow the highest that they have heard of, and do nothing that a lower one asks for.
@@ -54,7 +54,7 @@ pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};
 pub use gathering::Member;
-pub use link::{Frame, Link, LinkTiming, MOST_UNACKED};
+pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
 pub use message::{
     BatchKey, Delays, HandedIn, Hello, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias,

@@ -157,7 +157,7 @@ impl World {
             6..=8 => (0..pick % 7).for_each(|_| self.sides[side].say(self.now)),
             9..=11 => self.pass(Duration::from_micros(pick as u64 % 3_000)),
             12 | 13 => self.connect(side),
-            14 if pick % 5 == 0 => {
+            14 if pick.is_multiple_of(5) => {
                 let peer = NodeId(self.sides[side].peer);
                 self.sides[side].links.handle_disconnected(peer);
                 self.sides[side].judge();

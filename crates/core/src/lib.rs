@@ -11,6 +11,7 @@ pub mod ids;
 pub mod profile;
 pub mod quantile;
 pub mod roles;
+pub mod shape_guess;
 pub mod tensor;
 pub mod time;
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use downbeat_core::profile::ProfileError;
+use downbeat_core::shape_guess::{guessed_profile, nearest_shape};
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_protocol::inference as pb;
@@ -305,8 +305,7 @@ impl Serving {
         let Some((_, first)) = known.first() else {
             return Err(ServiceError::Internal(format!("model '{}' has no queue", loaded.name)));
         };
-        let profile = guessed_profile(&known, &key, slo)
-            .map_err(|error| ServiceError::Internal(format!("no latency profile for this shape: {error}")))?;
+        let profile = guessed_profiles(&known, &key, slo);
         let queue = self.driver.add_queue(&definition.name, first.options_beside(&profile), &first.placed, profile);
         match loaded.insert_queue(key, queue.clone()) {
             Ok(()) => Ok(queue),
@@ -334,31 +333,11 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
     format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
-/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known.
-fn guessed_profile(
-    known: &[(ShapeKey, Arc<Queue>)],
-    key: &ShapeKey,
-    slo: Option<Duration>,
-) -> Result<Vec<LatencyProfile>, ProfileError> {
-    let elements = |key: &ShapeKey| key.iter().map(|d| (*d).max(1) as f64).product::<f64>();
-    let distance = |other: &ShapeKey| (elements(other) / elements(key)).ln().abs();
-    let nearest = known.iter().min_by(|(a, _), (b, _)| distance(a).total_cmp(&distance(b)));
-    let Some((nearest, queue)) = nearest else {
-        return Err(ProfileError::Empty);
-    };
-    let scaled = |profile: LatencyProfile| {
-        let mut scale = elements(key) / elements(nearest);
-        // A guess must not keep a shape from ever being tried.
-        if let Some(slo) = slo {
-            scale = scale.min(0.5 * slo.as_secs_f64() / profile.latency(1).as_secs_f64());
-        }
-        LatencyProfile::from_table(
-            (1..=profile.max_batch())
-                .map(|b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1)))
-                .collect(),
-        )
-    };
-    queue.profiles().into_iter().map(scaled).collect()
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known; empty if none is.
+fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
+    let nearest = nearest_shape(known.iter().map(|(key, queue)| (key.as_slice(), queue)), key);
+    let Some((queue, scale)) = nearest else { return Vec::new() };
+    queue.profiles().iter().map(|profile| guessed_profile(profile, scale, slo)).collect()
 }
 
 /// Positions of the outputs that a request asks for, in its order; `None`: all.

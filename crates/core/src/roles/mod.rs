@@ -29,12 +29,15 @@
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
 mod backend_node;
+mod cluster_map;
 mod delay;
+mod election;
 mod epoch;
 mod expiries;
 mod following;
 mod frontend_node;
 mod gathering;
+mod lead;
 mod link;
 mod links;
 mod message;
@@ -42,7 +45,9 @@ mod numbered;
 mod open_requests;
 mod queue_names;
 mod scheduler_node;
+mod served_models;
 mod under_way;
+mod waiting;
 
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use delay::{DelayEstimate, FetchEstimate, Least};

@@ -1,0 +1,258 @@
+//! Who leads: what one scheduler knows of the others, and when it takes over.
+//!
+//! All have the same list. The one that leads is heard by the others each heartbeat; when it is silent for `takeover_after`, the live spare of the lowest rank
+//! takes the next epoch. A spare waits one `takeover_after` more for each live one before it, so that they do not all take over at once; should two do so all the
+//! same, because they cannot hear each other, their epochs differ in rank, and everybody obeys the lower one.
+//!
+//! Whoever was itself stopped for a while cannot say that the others were silent: it begins to listen anew. Leads that change one after another, as when two
+//! schedulers cannot hear each other and a third hears both, make everyone more patient, up to a second.
+
+use std::collections::VecDeque;
+
+use super::epoch::Epoch;
+use crate::time::{Duration, Time};
+
+/// Leads that may change within [`CALM`] before patience grows.
+const TOLERATED_CHANGES: u32 = 3;
+
+/// After so long without a change of lead patience is what it was.
+const CALM: Duration = Duration::from_millis(2_000);
+
+/// The most that a takeover waits because of earlier ones.
+const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
+
+/// How long a store that had no epoch is left alone, in `takeover_after`.
+const ASK_AGAIN: u64 = 10;
+
+/// What one scheduler knows of who leads.
+#[derive(Debug)]
+pub(super) struct Election {
+    rank: u32,
+    takeover_after: Duration,
+    /// How long a leader that is only heard of may take to get here.
+    first_wait: Duration,
+    epochs_are_allotted: bool,
+    /// The highest epoch that it has heard of.
+    heard: Epoch,
+    state: State,
+    /// When the leader was heard last: of `heard`, or since when there is none.
+    leader_heard: Time,
+    /// The node that leads as `heard` is here and says so.
+    leader_is_up: bool,
+    /// By rank: when another was heard last; `None`: it is not there.
+    others: Vec<Option<Time>>,
+    /// It was late to notice that the leader is silent, and listens once more.
+    listens_again: bool,
+    /// Changes of the lead without a calm between them, and the last.
+    changes: u32,
+    changed_at: Time,
+    events: VecDeque<ElectionEvent>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Spare,
+    /// It has asked the store for an epoch, or will again then.
+    Asking {
+        again: Option<Time>,
+    },
+    Leads(Epoch),
+}
+
+/// What an election comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ElectionEvent {
+    /// This one leads.
+    Leads(Epoch),
+    /// Another one does, or did.
+    StandsBy(Epoch),
+    /// The store is to be asked for an epoch above this.
+    WantEpoch(u64),
+}
+
+impl Election {
+    /// Of the scheduler of this rank among `schedulers`. A leader is waited for until `first_wait`, and a time for each rank before this one.
+    pub fn new(
+        (rank, schedulers): (u32, u32),
+        takeover_after: Duration,
+        epochs_are_allotted: bool,
+        first_wait: Duration,
+        now: Time,
+    ) -> Self {
+        let wait =
+            if schedulers > 1 { first_wait + takeover_after.saturating_mul(rank.into()) } else { Duration::ZERO };
+        Election {
+            rank,
+            takeover_after,
+            first_wait,
+            epochs_are_allotted,
+            heard: Epoch::NONE,
+            state: State::Spare,
+            leader_heard: now
+                + first_wait
+                + takeover_after.saturating_mul(if schedulers > 1 { rank.into() } else { 0 }),
+            leader_is_up: false,
+            others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
+            listens_again: false,
+            changes: 0,
+            changed_at: now,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The epoch in which it leads.
+    pub fn leads(&self) -> Option<Epoch> {
+        match self.state {
+            State::Leads(epoch) => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// What it tells the others: the highest epoch that it has heard of, and whether it is its own.
+    pub fn standing(&self) -> (Epoch, bool) {
+        (self.heard, self.leads().is_some())
+    }
+
+    /// Another scheduler was heard, whatever it said.
+    pub fn handle_heard(&mut self, now: Time, rank: u32) {
+        if let Some(Some(at)) = self.others.get_mut(rank as usize) {
+            *at = now;
+        }
+        if self.leader_is_up && rank == self.heard.rank {
+            self.leader_was_heard(now);
+        }
+    }
+
+    /// Another scheduler is there.
+    pub fn handle_up(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = Some(now);
+        }
+        if rank == self.heard.rank {
+            // It may be another process of that rank: it says where it stands.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// Another scheduler is not there any more.
+    pub fn handle_lost(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = None;
+        }
+        if rank == self.heard.rank && std::mem::take(&mut self.leader_is_up) {
+            // That is as good as silence.
+            let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
+            self.leader_heard = self.leader_heard.min(silent_since);
+        }
+    }
+
+    /// Somebody has heard of an epoch; `scheduler`: the rank of the scheduler that says so, and whether it leads in it.
+    pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
+        let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+        if epoch > self.heard {
+            self.heard = epoch;
+            self.leader_is_up = leads;
+            self.leader_was_heard(if leads { now } else { now + self.first_wait });
+            self.count_change(now);
+            self.state = State::Spare;
+            self.events.push_back(ElectionEvent::StandsBy(epoch));
+        } else if epoch == self.heard && leads {
+            self.leader_is_up = true;
+            self.leader_was_heard(now);
+        } else if scheduler.is_some_and(|(rank, _)| rank == self.heard.rank) {
+            // Who led as `heard` says that it no longer does: it is another process now.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// The store's answer.
+    pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
+        if self.state != (State::Asking { again: None }) {
+            return;
+        }
+        match number {
+            Some(number) if number > self.heard.number => self.lead(now, number),
+            _ => self.state = State::Asking { again: Some(now + self.takeover_after.saturating_mul(ASK_AGAIN)) },
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let Some(due) = self.poll_timeout().filter(|due| *due <= now) else { return };
+        if now.since(due).saturating_mul(2) > self.takeover_after && !self.listens_again {
+            // It was itself stopped, or too slow: what others said meanwhile may be still to be read.
+            self.listens_again = true;
+            self.leader_heard = now;
+            return;
+        }
+        if self.epochs_are_allotted {
+            self.state = State::Asking { again: None };
+            self.events.push_back(ElectionEvent::WantEpoch(self.heard.number));
+        } else {
+            self.lead(now, self.heard.number.saturating_add(1));
+        }
+    }
+
+    /// What came of it.
+    pub fn poll_event(&mut self) -> Option<ElectionEvent> {
+        self.events.pop_front()
+    }
+
+    /// When it takes over, or asks to, if nobody is heard before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        match self.state {
+            State::Leads(_) | State::Asking { again: None } => None,
+            State::Asking { again } => again,
+            State::Spare => {
+                let turns = 1 + self.live_before();
+                Some(self.leader_heard + self.takeover_after.saturating_mul(turns) + self.patience())
+            }
+        }
+    }
+
+    /// Spares of lower rank that have been heard since the leader was.
+    fn live_before(&self) -> u64 {
+        let live = |(rank, heard): (u32, &Option<Time>)| {
+            rank != self.heard.rank && heard.is_some_and(|heard| heard >= self.leader_heard)
+        };
+        (0..self.rank).zip(&self.others).filter(|other| live(*other)).count() as u64
+    }
+
+    /// What a takeover waits for because leads have changed too often.
+    fn patience(&self) -> Duration {
+        match self.changes.saturating_sub(TOLERATED_CHANGES) {
+            0 => Duration::ZERO,
+            more => self.takeover_after.saturating_mul(1 << more.min(20)).min(MOST_PATIENCE),
+        }
+    }
+
+    fn count_change(&mut self, now: Time) {
+        self.changes = if now.since(self.changed_at) > CALM { 1 } else { self.changes.saturating_add(1) };
+        self.changed_at = now;
+    }
+
+    fn lead(&mut self, now: Time, number: u64) {
+        let epoch = Epoch { number, rank: self.rank };
+        if epoch <= self.heard {
+            // The last number there is: nobody can follow it.
+            self.leader_heard = now;
+            return;
+        }
+        self.heard = epoch;
+        self.leader_is_up = false;
+        self.count_change(now);
+        self.state = State::Leads(epoch);
+        self.events.push_back(ElectionEvent::Leads(epoch));
+    }
+
+    fn leader_was_heard(&mut self, now: Time) {
+        self.leader_heard = now;
+        self.listens_again = false;
+        if let State::Asking { .. } = self.state {
+            self.state = State::Spare;
+        }
+    }
+}
+
+/// More schedulers than anybody has.
+pub(super) const MOST_SCHEDULERS: u32 = 1024;

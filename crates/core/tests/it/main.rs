@@ -23,6 +23,7 @@ mod random_events;
 mod rehearsal;
 mod role_links;
 mod role_nonsense;
+mod role_planner;
 mod role_random;
 mod role_scenario;
 mod role_texts;

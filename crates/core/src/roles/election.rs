@@ -41,6 +41,9 @@ pub(super) struct Election {
     leader_is_up: bool,
     /// By rank: when another was heard last; `None`: it is not there.
     others: Vec<Option<Time>>,
+    /// When it was called last, and when it came back from having stood still so long that others may have given it up.
+    awake: Time,
+    back: Option<Time>,
     /// It was late to notice that the leader is silent, and listens once more.
     listens_again: bool,
     /// Changes of the lead without a calm between them, and the last.
@@ -91,11 +94,21 @@ impl Election {
             leader_heard: now + first_wait + turn,
             leader_is_up: false,
             others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
+            awake: now,
+            back: None,
             listens_again: false,
             changes: 0,
             changed_at: now,
             events: VecDeque::new(),
         }
+    }
+
+    /// It is called, whatever for; to be said before what follows from it.
+    pub fn handle_awake(&mut self, now: Time) {
+        if now.since(self.awake).saturating_mul(2) > self.first_wait {
+            self.back = Some(now);
+        }
+        self.awake = now;
     }
 
     /// The epoch in which it leads.
@@ -138,6 +151,11 @@ impl Election {
             *other = None;
         }
         if rank == self.heard.rank && std::mem::take(&mut self.leader_is_up) {
+            if self.back.is_some_and(|back| now < back + self.first_wait) {
+                // It is this one that was silent, and the leader that has given it up.
+                self.leader_heard = now + self.first_wait;
+                return;
+            }
             // That is as good as silence.
             let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
             self.leader_heard = self.leader_heard.min(silent_since);
@@ -336,6 +354,17 @@ mod tests {
         election.handle_timeout(ms(1_000));
         assert_eq!(election.poll_event(), None, "what the leader said meanwhile may be still to be read");
         assert_eq!(pass(&mut election, 1_000, &[]), (1_003, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    /// Whoever leads has given it up because it was silent: that its connection has ended says nothing about the leader.
+    #[test]
+    fn who_was_stopped_itself_does_not_take_the_end_of_a_connection_for_the_leaders_silence() {
+        let mut election = spare(1, false);
+        election.handle_awake(ms(100));
+        election.handle_awake(ms(1_000));
+        election.handle_lost(ms(1_000), 0);
+        let (at, event) = pass(&mut election, 1_000, &[]);
+        assert_eq!((at, event), (1_053, Some(ElectionEvent::Leads(epoch(2, 1)))));
     }
 
     #[test]

@@ -111,6 +111,8 @@ pub(super) struct Link<P> {
     is_urgent: bool,
     sent_at: Time,
     heard_at: Time,
+    /// It was given more time, and has not been heard since.
+    is_forgiven: bool,
     echo: Option<(Duration, Time)>,
     round_trip: DelayEstimate,
     least_round_trip: Least<Duration>,
@@ -143,6 +145,7 @@ impl<P: Clone> Link<P> {
             is_urgent: true,
             sent_at: now,
             heard_at: now,
+            is_forgiven: false,
             echo: None,
             round_trip: DelayEstimate::new(100, SPAN, now),
             least_round_trip: Least::new(SPAN, now),
@@ -208,7 +211,7 @@ impl<P: Clone> Link<P> {
         }
         let is_first = !self.is_up;
         self.is_up = true;
-        self.heard_at = now;
+        (self.heard_at, self.is_forgiven) = (now, false);
         self.measure(now, &frame);
         self.handle_ack(now, frame.ack, frame.echo.map(|(sent, _)| sent));
         let had = self.received.checked_sub(frame.first).and_then(|had| usize::try_from(had).ok());
@@ -288,6 +291,15 @@ impl<P: Clone> Link<P> {
         let heartbeat = self.sent_at + self.timing.heartbeat;
         let dues = [(ack, "acknowledgement"), (resend, "messages again"), (heartbeat, "heartbeat")];
         dues.into_iter().fold((self.lost_at(), "a silent peer"), |least, due| if due.0 < least.0 { due } else { least })
+    }
+
+    /// This side was late by so much, and what the peer has said meanwhile may be still to be read: half of the time until it is lost is left to it, once.
+    pub fn forgive(&mut self, now: Time, late: Duration) {
+        let half = Duration::from_nanos(self.timing.lost_after.as_nanos() / 2);
+        if late > half && !self.is_forgiven {
+            self.is_forgiven = true;
+            self.heard_at = self.heard_at.max(now - half);
+        }
     }
 
     /// Does what is due but for the peer's loss.

@@ -134,6 +134,10 @@ impl<P: Clone> Links<P> {
         if now < self.alarm.0 {
             return;
         }
+        let late = now.since(self.alarm.0);
+        for peer in self.peers.values_mut() {
+            peer.link.forgive(now, late);
+        }
         let is_lost = |(_, peer): &(&NodeId, &Peer<P>)| peer.link.lost_at() <= now;
         let lost: Vec<NodeId> = self.peers.iter().filter(is_lost).map(|(peer, _)| *peer).collect();
         for peer in lost {

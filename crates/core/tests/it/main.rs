@@ -22,6 +22,7 @@ mod overlap_runs;
 mod random_events;
 mod rehearsal;
 mod role_links;
+mod role_nonsense;
 mod role_random;
 mod role_scenario;
 mod role_texts;

@@ -338,6 +338,17 @@ fn a_silent_peer_is_lost_and_its_wire_to_be_closed() {
 }
 
 #[test]
+fn whoever_was_stopped_listens_once_more_before_it_takes_others_for_silent() {
+    let mut world = up();
+    world.pass(Duration::from_millis(1_000));
+    assert!(world.sides[0].is_up, "it was itself that stood still");
+    world.pass(Duration::from_millis(9));
+    assert!(world.sides[0].is_up);
+    world.pass(Duration::from_millis(1_000));
+    assert!(!world.sides[0].is_up, "it was late again, and had heard nothing");
+}
+
+#[test]
 fn a_peer_that_takes_nothing_is_lost_once() {
     let mut world = up();
     let now = world.now;

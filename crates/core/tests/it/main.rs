@@ -29,6 +29,7 @@ mod role_scenario;
 mod role_texts;
 mod scenario;
 mod scenario_file;
+mod scheduler_node;
 mod section_3_5;
 mod section_4_2;
 mod shards;

@@ -36,6 +36,7 @@ mod share_report;
 mod simulate;
 mod simulate_auto;
 mod simulate_device;
+mod simulate_network;
 mod simulate_random;
 mod slice_command;
 mod slice_report;

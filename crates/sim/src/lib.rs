@@ -17,6 +17,7 @@ pub mod experiment;
 mod feed;
 mod judgement;
 pub mod network;
+mod numbers;
 mod pace;
 pub mod parallel;
 pub mod policy;

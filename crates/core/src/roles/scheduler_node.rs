@@ -108,6 +108,7 @@ impl<P: Clone> SchedulerNode<P> {
 
     /// A wire to somebody is there.
     pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.election.handle_awake(now);
         let heartbeat = match peer.role {
             Role::Scheduler { .. } => self.options.heartbeat,
             Role::Frontend | Role::Backend => self.options.peer_heartbeat,
@@ -118,12 +119,14 @@ impl<P: Clone> SchedulerNode<P> {
 
     /// The wire to somebody has ended.
     pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.election.handle_awake(now);
         self.links.handle_disconnected(peer);
         self.attend(now);
     }
 
     /// A frame has come.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.election.handle_awake(now);
         if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
             self.election.handle_heard(now, *rank);
         }
@@ -139,6 +142,7 @@ impl<P: Clone> SchedulerNode<P> {
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.election.handle_awake(now);
         self.links.handle_timeout(now);
         self.attend(now);
         self.election.handle_timeout(now);

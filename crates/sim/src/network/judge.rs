@@ -28,8 +28,8 @@ struct Asked {
     runs: u32,
     /// Where it runs, and since when.
     running: Vec<(NodeId, BatchKey, Time)>,
-    /// The batch that its inputs were sent to last, and what was left then.
-    inputs: Option<(BatchKey, Duration)>,
+    /// The batches that its inputs were sent to, and what was left then at most.
+    inputs: Vec<(BatchKey, Duration)>,
 }
 
 /// Looks at what processes do, all by one time, and says which rules are broken:
@@ -98,7 +98,7 @@ impl NetworkJudge {
 
     /// A client asks.
     pub fn asked(&mut self, now: Time, request: RequestKey, deadline: Time, input: u64, may_repeat: bool) {
-        let (running, inputs) = (Vec::new(), None);
+        let (running, inputs) = (Vec::new(), Vec::new());
         let asked = Asked { at: now, deadline, input, may_repeat, is_over: false, runs: 0, running, inputs };
         self.open.insert(request);
         if self.requests.insert(request, asked).is_some() {
@@ -159,8 +159,10 @@ impl NetworkJudge {
                         let request = RequestKey { frontend: frame.from, number: *number };
                         self.check_left(now, request, *left);
                         if let Some(asked) = self.requests.get_mut(&request) {
-                            let before = asked.inputs.filter(|(to, _)| to == batch).map(|(_, left)| left);
-                            asked.inputs = Some((*batch, before.map_or(*left, |before| before.max(*left))));
+                            match asked.inputs.iter_mut().find(|(to, _)| to == batch) {
+                                Some((_, before)) => *before = (*before).max(*left),
+                                None => asked.inputs.push((*batch, *left)),
+                            }
                         }
                     }
                 }
@@ -212,7 +214,7 @@ impl NetworkJudge {
         };
         asked.runs += 1;
         self.repeated += u64::from(asked.runs > 1);
-        let said = asked.inputs.filter(|(to, _)| *to == batch).map(|(_, left)| left);
+        let said = asked.inputs.iter().find(|(to, _)| *to == batch).map(|(_, left)| *left);
         let left = if member.deadline == Time::MAX { Duration::MAX } else { member.deadline.since(local) };
         let is_wrong_input = asked.input != member.payload;
         let is_second = asked.runs > 1 && !asked.may_repeat;

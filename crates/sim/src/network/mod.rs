@@ -17,6 +17,7 @@
 mod delay;
 mod events;
 
+mod file;
 mod judge;
 mod outcome;
 mod process;
@@ -27,6 +28,7 @@ mod wires;
 
 pub use delay::{Delay, Network, UnknownDelay};
 
+pub use file::{BadNetwork, NetworkFile};
 pub use judge::{Broken, NetworkJudge};
-pub use outcome::{NetworkOutcome, NetworkResults};
+pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
 pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};

@@ -56,66 +56,28 @@ impl NetworkOutcome {
         good + late + failed + refused + too_late + lost + cancelled + died
     }
 
-    /// Adds the counts of another run. The first broken rule stays.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &NetworkOutcome) {
-        let counts = |of: &NetworkOutcome| {
-            [
-                of.requests,
-                of.good,
-                of.late,
-                of.failed,
-                of.refused,
-                of.too_late,
-                of.lost,
-                of.cancelled,
-                of.died,
-                of.unserved,
-                of.repeated,
-                of.leads,
-                of.batches,
-                of.frames,
-                of.faults,
-            ]
-        };
-        let sums: Vec<u64> = counts(self).iter().zip(counts(other)).map(|(a, b)| a + b).collect();
-        if let [
-            requests,
-            good,
-            late,
-            failed,
-            refused,
-            too_late,
-            lost,
-            cancelled,
-            died,
-            unserved,
-            repeated,
-            leads,
-            batches,
-            frames,
-            faults,
-        ] = sums[..]
-        {
-            *self = NetworkOutcome {
-                seed: self.seed,
-                requests,
-                good,
-                late,
-                failed,
-                refused,
-                too_late,
-                lost,
-                cancelled,
-                died,
-                unserved,
-                repeated,
-                leads,
-                batches,
-                frames,
-                faults,
-                gaps: std::mem::take(&mut self.gaps),
-                broken: self.broken.take().or_else(|| other.broken.clone()),
-            };
+        let NetworkOutcome { requests, good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
+        let NetworkOutcome { unserved, repeated, leads, batches, frames, faults, .. } = self;
+        for (sum, more) in [
+            (requests, other.requests),
+            (good, other.good),
+            (late, other.late),
+            (failed, other.failed),
+            (refused, other.refused),
+            (too_late, other.too_late),
+            (lost, other.lost),
+            (cancelled, other.cancelled),
+            (died, other.died),
+            (unserved, other.unserved),
+            (repeated, other.repeated),
+            (leads, other.leads),
+            (batches, other.batches),
+            (frames, other.frames),
+            (faults, other.faults),
+        ] {
+            *sum += more;
         }
     }
 }
@@ -173,6 +135,69 @@ impl fmt::Display for NetworkResults {
             if let Some(Broken { at, rule, what }) = &run.broken {
                 writeln!(f, "seed {}: broken after {} ms: {rule}: {what}", run.seed, ms(at.since(Time::ZERO)))?;
             }
+        }
+        Ok(())
+    }
+}
+
+/// What came of networks that were drawn from seeds one after another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SeedResults {
+    /// The first seed.
+    pub first: u64,
+    /// How many.
+    pub runs: u64,
+    /// Requests that each was to get, about.
+    pub requests_each: u64,
+    /// Seeds with which a rule was broken, and which.
+    pub broken: Vec<(u64, Broken)>,
+    /// The counts of all runs.
+    pub sum: NetworkOutcome,
+}
+
+impl SeedResults {
+    /// Of seeds from this one on.
+    pub fn new(first: u64, requests_each: u64) -> Self {
+        let sum = NetworkOutcome { seed: first, ..NetworkOutcome::default() };
+        SeedResults { first, runs: 0, requests_each, broken: Vec::new(), sum }
+    }
+
+    /// Adds a run.
+    pub fn add(&mut self, outcome: &NetworkOutcome) {
+        self.runs += 1;
+        self.sum.add(outcome);
+        self.broken.extend(outcome.broken.iter().map(|broken| (outcome.seed, broken.clone())));
+    }
+}
+
+impl fmt::Display for SeedResults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SeedResults { first, runs, requests_each, broken, sum } = self;
+        let end = first + runs;
+        writeln!(
+            f,
+            "seeds {first}..{end} of {requests_each} requests: rules were broken with {} of {runs}\n",
+            broken.len()
+        )?;
+        let counts = [
+            ("requests", sum.requests),
+            ("answered in time", sum.good),
+            ("answered late", sum.late),
+            ("failed by the model", sum.failed),
+            ("refused", sum.refused),
+            ("too late", sum.too_late),
+            ("lost with a backend", sum.lost),
+            ("cancelled", sum.cancelled),
+            ("died with their frontend", sum.died),
+            ("run again", sum.repeated),
+            ("faults", sum.faults),
+            ("leads", sum.leads),
+            ("batches", sum.batches),
+            ("frames", sum.frames),
+        ];
+        writeln!(f, "{}", Table::of(counts).text("what", |(what, _)| *what).number("count", |(_, count)| *count))?;
+        for (seed, Broken { at, rule, what }) in broken {
+            writeln!(f, "seed {seed}: after {} ms: {rule}: {what}", ms(at.since(Time::ZERO)))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::arrivals::random;
 /// Most seconds in which clients come.
 const LONGEST_S: f64 = 4.0;
 /// Fewest.
-const SHORTEST_S: f64 = 0.15;
+const SHORTEST_S: f64 = 0.3;
 
 fn micros(rng: &mut Pcg64, range: std::ops::Range<u64>) -> Duration {
     Duration::from_micros(rng.random_range(range))

@@ -536,6 +536,7 @@ impl<'a> NetworkRun<'a> {
         if !std::mem::replace(&mut self.processes[at].is_paused, false) {
             return;
         }
+        self.processes[at].wakes_at = Time::MAX;
         for inbound in std::mem::take(&mut self.processes[at].inbox) {
             self.comes(at, inbound);
         }

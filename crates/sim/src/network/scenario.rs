@@ -187,6 +187,32 @@ pub enum Fault {
     },
 }
 
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let again =
+            |after: &Option<Duration>| after.map_or(String::new(), |after| format!(", begins anew after {after}"));
+        match self {
+            Fault::Kill { host, restart_after, silently } => {
+                let how = if *silently { "ends with its machine" } else { "is killed" };
+                write!(f, "{host} {how}{}", again(restart_after))
+            }
+            Fault::Pause { host, lasts } => write!(f, "{host} is stopped for {lasts}"),
+            Fault::Slow { host, lasts, by } => write!(f, "{host} hears everything {by} later for {lasts}"),
+            Fault::Cut { hosts, lasts, one_way } => {
+                let hosts: Vec<String> = hosts.iter().map(Host::to_string).collect();
+                let how = if *one_way { "are not heard by" } else { "are cut off from" };
+                write!(f, "{} {how} the others for {lasts}", hosts.join(", "))
+            }
+            Fault::Lossy { loss, lasts } => write!(f, "{}% of the frames are lost for {lasts}", loss * 100.0),
+            Fault::Drain { backend, restart_after } => {
+                write!(f, "{} is drained{}", Host::Backend(*backend), again(restart_after))
+            }
+            Fault::Join { backend } => write!(f, "{} joins", Host::Backend(*backend)),
+            Fault::StoreAway { lasts } => write!(f, "the store is away for {lasts}"),
+        }
+    }
+}
+
 /// What a run of a network is made of.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NetworkScenario {

@@ -18,6 +18,7 @@ mod device_runs;
 mod experiments;
 mod measuring;
 mod network;
+mod network_judge;
 mod pace;
 mod random;
 mod runs;
